@@ -1,0 +1,1 @@
+//! The node agent: pod sync, volumes, cgroups, status and the kubelet API.

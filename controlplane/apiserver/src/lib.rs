@@ -1,0 +1,1 @@
+//! The Kubernetes API over HTTP: authentication, authorization, admission, storage, watch, discovery.

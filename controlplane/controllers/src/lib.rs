@@ -1,0 +1,1 @@
+//! Deployment, ReplicaSet, garbage, namespace and service-account controllers, as API clients.

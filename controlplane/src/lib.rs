@@ -1,0 +1,1 @@
+//! The control plane in one process: store, apiserver, controllers and scheduler.

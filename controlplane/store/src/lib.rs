@@ -1,0 +1,1 @@
+//! Versioned keyed bytes with compare-and-swap and watch; knows no kind.

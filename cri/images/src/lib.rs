@@ -1,0 +1,1 @@
+//! Container images: references, registries, content, unpacking and layers.

@@ -1,0 +1,1 @@
+//! The container runtime: sandboxes, containers, streaming and the CRI service.

@@ -1,0 +1,1 @@
+//! Tests and benches that run the built binary as a user would.

@@ -1,0 +1,14 @@
+//! The wire: CRI v1 and the shim's protocol, generated from the .proto files. Nothing here is
+//! written by hand.
+#![allow(missing_docs, unreachable_pub, reason = "generated; the .proto files carry the meaning")]
+#![allow(clippy::all, clippy::struct_excessive_bools, clippy::too_many_lines, clippy::too_many_arguments)]
+
+/// CRI v1 (`runtime.v1`): messages, servers and clients of RuntimeService and ImageService.
+pub mod cri {
+    tonic::include_proto!("runtime.v1");
+}
+
+/// The shim's protocol, version 1.
+pub mod shim {
+    tonic::include_proto!("coracle.shim.v1");
+}
