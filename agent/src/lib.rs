@@ -1,1 +1,20 @@
 //! The node agent: pod sync, volumes, cgroups, status and the kubelet API.
+//!
+//! Start reading at [`run`]: it wires the parts and waits. [`source`] says what is wanted here (the API
+//! server's pods of this node, or the remembered set while there is no API server), [`pod`] makes it so
+//! with one task per pod, [`runtime`] is all that pod sync asks of a container runtime.
+//!
+//! Invariants: the API is known only as a `kube::Client`; containers are touched only through
+//! [`runtime::Runtime`] and networks only through `coracle_cni`; stopping the agent stops no pod.
+
+pub mod cgroup;
+pub mod node;
+pub mod pod;
+pub mod runtime;
+pub mod server;
+pub mod source;
+pub mod volume;
+
+mod run;
+
+pub use run::{AgentConfig, Error, run};

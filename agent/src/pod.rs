@@ -1,0 +1,1 @@
+//! Pods on this node: one task each, level-triggered, newest wish wins.

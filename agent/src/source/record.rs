@@ -1,0 +1,95 @@
+//! Small JSON records that survive a power cut: temporary name, fsync, rename, fsync of the directory; written
+//! only when the content changed. A torn record is set aside, never a reason not to start.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Writes a record with mode 0600, if it differs from what is there.
+pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+    let content = serde_json::to_vec(value)?;
+    if fs::read(path).is_ok_and(|now| now == content) {
+        return Ok(());
+    }
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(dir)?;
+    let temporary = path.with_extension("tmp");
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    file.write_all(&content)?;
+    file.sync_data()?;
+    fs::rename(&temporary, path)?;
+    File::open(dir)?.sync_all()
+}
+
+/// Reads a record; one that cannot be understood is renamed to `*.bad` with a warning.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    let content = fs::read(path).ok()?;
+    match serde_json::from_slice(&content) {
+        Ok(value) => Some(value),
+        Err(error) => {
+            tracing::warn!(%error, path = %path.display(), "setting an unreadable record aside");
+            let _ = fs::rename(path, path.with_extension("bad"));
+            None
+        }
+    }
+}
+
+/// Removes a record; the absent is removed.
+pub(crate) fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(%error, path = %path.display(), "cannot remove a record");
+        }
+        _ => {}
+    }
+}
+
+/// The records in a directory, half-written and set-aside ones left out.
+pub(crate) fn list(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|e| e == "json"))
+        .collect();
+    paths.sort();
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_back_and_a_torn_one_is_set_aside() {
+        let dir = tempdir();
+        let path = dir.join("a.json");
+        write(&path, &vec![1, 2]).unwrap();
+        assert_eq!(read::<Vec<i32>>(&path), Some(vec![1, 2]));
+        fs::write(&path, b"[1,").unwrap();
+        assert_eq!(read::<Vec<i32>>(&path), None);
+        assert!(list(&dir).is_empty() && dir.join("a.bad").exists());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn an_unchanged_record_is_not_written_again() {
+        let dir = tempdir();
+        let path = dir.join("a.json");
+        write(&path, &"x").unwrap();
+        let before = fs::metadata(&path).unwrap().modified().unwrap();
+        write(&path, &"x").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), before);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    fn tempdir() -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("coracle-record-{}", uuid::Uuid::new_v4()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+}

@@ -1,0 +1,111 @@
+//! Config maps and secrets for pods: from the API server, or, while it cannot be reached, the values that
+//! were last used here, kept on disk with mode 0600.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::{Api, Client};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::record;
+
+/// Looks config maps and secrets up; cheap to clone.
+#[derive(Clone)]
+pub struct Values {
+    client: Client,
+    dir: Arc<PathBuf>,
+}
+
+/// Why a value is not to be had now; trying again later may help.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server refused or could not be reached, and no remembered copy is there.
+    #[error("cannot get {kind} {namespace}/{name}")]
+    Get {
+        /// `ConfigMap` or `Secret`.
+        kind: &'static str,
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// What the API client said.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+impl Values {
+    /// Remembers copies under `dir`.
+    #[must_use]
+    pub fn new(client: Client, dir: &Path) -> Self {
+        Self { client, dir: Arc::new(dir.to_path_buf()) }
+    }
+
+    /// The config map, or `None` when the API server says that there is none.
+    ///
+    /// # Errors
+    /// When the API server cannot tell and nothing is remembered.
+    pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Option<ConfigMap>, Error> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        self.get(&api, "ConfigMap", (namespace, name)).await
+    }
+
+    /// The secret, or `None` when the API server says that there is none.
+    ///
+    /// # Errors
+    /// When the API server cannot tell and nothing is remembered.
+    pub async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Secret>, Error> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
+        self.get(&api, "Secret", (namespace, name)).await
+    }
+
+    async fn get<K>(
+        &self,
+        api: &Api<K>,
+        kind: &'static str,
+        (namespace, name): (&str, &str),
+    ) -> Result<Option<K>, Error>
+    where
+        K: Clone + DeserializeOwned + Serialize + std::fmt::Debug,
+    {
+        // Names of objects have no slash and no underscore, so the file name is unambiguous.
+        let path = self.dir.join(format!("{kind}_{namespace}_{name}.json"));
+        match api.get_opt(name).await {
+            Ok(Some(found)) => {
+                if let Err(error) = record::write(&path, &found) {
+                    tracing::warn!(%error, path = %path.display(), "cannot remember a value");
+                }
+                Ok(Some(found))
+            }
+            Ok(None) => {
+                record::remove(&path);
+                Ok(None)
+            }
+            Err(error) => match record::read(&path) {
+                Some(remembered) => Ok(Some(remembered)),
+                None => Err(Error::Get {
+                    kind,
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                    source: Box::new(error),
+                }),
+            },
+        }
+    }
+
+    /// Forgets the copies that no remembered pod refers to any more; `keep` is `(kind, namespace, name)`.
+    pub fn retain(&self, keep: &std::collections::HashSet<(&'static str, String, String)>) {
+        let names: std::collections::HashSet<String> = keep
+            .iter()
+            .map(|(kind, namespace, name)| format!("{kind}_{namespace}_{name}.json"))
+            .collect();
+        for path in record::list(&self.dir) {
+            let known = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| names.contains(n));
+            if !known {
+                record::remove(&path);
+            }
+        }
+    }
+}
