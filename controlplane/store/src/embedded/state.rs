@@ -1,0 +1,139 @@
+//! What the embedded store holds in memory: the revision, the recent commits, the watchers, the
+//! volatile entries and when they expire.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::mpsc;
+
+use crate::{Commit, Entry, Error, Watch};
+
+/// Expiries are rounded up to this, so that many of them cost one wake-up.
+const EXPIRY_STEP: Duration = Duration::from_secs(60);
+
+pub(super) struct State {
+    /// The newest published commit.
+    revision: u64,
+    /// Revisions up to here may be handed out before the disk must be asked for more.
+    pub(super) reserved: u64,
+    /// Commits after this one are in `recent`.
+    compacted: u64,
+    recent: VecDeque<Arc<Commit>>,
+    history: usize,
+    watchers: Vec<(String, mpsc::UnboundedSender<Arc<Commit>>)>,
+    volatile: BTreeMap<Arc<str>, Entry>,
+    expiries: BTreeMap<Instant, HashMap<Arc<str>, u64>>,
+    started: Instant,
+}
+
+impl State {
+    pub(super) fn new(revision: u64, reserved: u64, history: usize) -> Self {
+        Self {
+            revision,
+            reserved,
+            compacted: revision,
+            recent: VecDeque::new(),
+            history,
+            watchers: Vec::new(),
+            volatile: BTreeMap::new(),
+            expiries: BTreeMap::new(),
+            started: Instant::now(),
+        }
+    }
+
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub(super) fn volatile(&self, key: &str) -> Option<Entry> {
+        self.volatile.get(key).cloned()
+    }
+
+    pub(super) fn volatile_from(&self, start: &str, prefix: &str) -> Vec<Entry> {
+        let from = (std::ops::Bound::Included(start), std::ops::Bound::Unbounded);
+        let range = self.volatile.range::<str, _>(from);
+        range.take_while(|(key, _)| key.starts_with(prefix)).map(|(_, entry)| entry.clone()).collect()
+    }
+
+    pub(super) fn apply_volatile(&mut self, commit: &Commit, ttl: Option<Duration>) {
+        let Some(value) = commit.value.clone() else {
+            self.volatile.remove(&commit.key);
+            return;
+        };
+        let (key, created, modified) = (commit.key.clone(), commit.created, commit.revision);
+        self.volatile.insert(key.clone(), Entry { key: key.clone(), value, created, modified });
+        if let Some(ttl) = ttl {
+            self.expiries.entry(self.expiry(Instant::now() + ttl)).or_default().insert(key, modified);
+        }
+    }
+
+    /// When the next entry expires.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.expiries.first_key_value().map(|(at, _)| *at)
+    }
+
+    /// Takes the entries that are due out of the plan: those that were not changed since.
+    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<(Arc<str>, u64)> {
+        let mut due = Vec::new();
+        while let Some(first) = self.expiries.first_entry()
+            && *first.key() <= now
+        {
+            due.extend(first.remove());
+        }
+        due.retain(|(key, revision)| self.volatile.get(key).is_some_and(|entry| entry.modified == *revision));
+        due
+    }
+
+    /// Makes a commit known: to the history and to everybody who watches.
+    pub(super) fn publish(&mut self, commit: Arc<Commit>) {
+        self.revision = commit.revision;
+        self.watchers.retain(|(prefix, sender)| {
+            if commit.key.starts_with(prefix.as_str()) {
+                sender.send(commit.clone()).is_ok()
+            } else {
+                !sender.is_closed()
+            }
+        });
+        self.recent.push_back(commit);
+        if self.recent.len() > self.history
+            && let Some(oldest) = self.recent.pop_front()
+        {
+            self.compacted = oldest.revision;
+        }
+    }
+
+    pub(super) fn watch(&mut self, prefix: &str, after: u64) -> Result<Watch, Error> {
+        if after < self.compacted {
+            return Err(Error::Compacted { oldest: self.compacted });
+        }
+        if after > self.revision {
+            return Err(Error::Future { asked: after, newest: self.revision });
+        }
+        let (sender, commits) = mpsc::unbounded_channel();
+        for commit in self.recent.iter().filter(|c| c.revision > after && c.key.starts_with(prefix)) {
+            let _ = sender.send(commit.clone());
+        }
+        self.watchers.push((prefix.to_owned(), sender));
+        Ok(Watch { commits })
+    }
+
+    pub(super) fn compact(&mut self, revision: u64) -> Result<(), Error> {
+        if revision > self.revision {
+            return Err(Error::Future { asked: revision, newest: self.revision });
+        }
+        while self.recent.front().is_some_and(|commit| commit.revision <= revision) {
+            self.recent.pop_front();
+        }
+        self.compacted = self.compacted.max(revision);
+        Ok(())
+    }
+
+    /// The first whole step since the start that is not before `at`.
+    fn expiry(&self, at: Instant) -> Instant {
+        let steps = at.duration_since(self.started).as_secs() / EXPIRY_STEP.as_secs() + 1;
+        self.started + Duration::from_secs(steps * EXPIRY_STEP.as_secs())
+    }
+}

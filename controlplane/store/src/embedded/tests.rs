@@ -1,0 +1,121 @@
+//! The suite on the embedded store, and what only it promises.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Embedded, EmbeddedOptions, RESERVED};
+use crate::{
+    Error, Expect, Range, Store, Tier,
+    suite::{self, put},
+};
+
+fn open(path: &std::path::Path) -> Embedded {
+    Embedded::open(path, &EmbeddedOptions::default()).unwrap()
+}
+
+#[tokio::test]
+async fn passes_the_suite() {
+    let root = tempfile::tempdir().unwrap();
+    let count = std::sync::atomic::AtomicU32::new(0);
+    suite::all(async || {
+        let n = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Arc::new(open(&root.path().join(n.to_string()))) as Arc<dyn Store>
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn durable_entries_outlive_the_process_volatile_ones_do_not_and_revisions_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let durable = store.write(put("/d", Expect::Absent, "kept", Tier::Durable)).await.unwrap();
+    let tier = Tier::Volatile { ttl: None };
+    let mut last = store.write(put("/v", Expect::Absent, "lost", tier)).await.unwrap();
+    for n in 0..100 {
+        last = store.write(put("/v", Expect::Revision(last), &n.to_string(), tier)).await.unwrap();
+    }
+    drop(store);
+    let store = open(dir.path());
+    assert!(store.revision().await.unwrap() > last);
+    let page = store.list(Range::default()).await.unwrap();
+    assert_eq!(page.entries.len(), 1);
+    assert_eq!(page.entries[0].modified, durable);
+    assert!(matches!(store.watch("", last).await, Err(Error::Compacted { .. })));
+}
+
+#[tokio::test]
+async fn revisions_stay_reserved_when_volatile_writes_use_up_a_block() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let start = store.revision().await.unwrap();
+    let tier = Tier::Volatile { ttl: None };
+    let mut last = store.write(put("/v", Expect::Absent, "", tier)).await.unwrap();
+    while last <= start + RESERVED + 10 {
+        last = store.write(put("/v", Expect::Revision(last), "", tier)).await.unwrap();
+    }
+    drop(store);
+    assert!(open(dir.path()).revision().await.unwrap() > last);
+}
+
+#[tokio::test]
+async fn a_copy_taken_under_load_opens_with_every_acknowledged_write() {
+    let (dir, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = open(dir.path());
+    let mut acknowledged = Vec::new();
+    for n in 0..200 {
+        let key = format!("/k/{n:04}");
+        store.write(put(&key, Expect::Absent, &"x".repeat(1500), Tier::Durable)).await.unwrap();
+        acknowledged.push(key);
+    }
+    let target = copy.path().join("store");
+    let status = std::process::Command::new("cp").arg("-a").arg(dir.path()).arg(&target).status().unwrap();
+    assert!(status.success());
+    let page = open(&target).list(Range::default()).await.unwrap();
+    let keys: Vec<_> = page.entries.iter().map(|entry| entry.key.to_string()).collect();
+    assert_eq!(keys, acknowledged);
+}
+
+#[tokio::test]
+async fn a_second_opener_is_told_that_the_store_is_in_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let _held = open(dir.path());
+    let Err(error) = Embedded::open(dir.path(), &EmbeddedOptions::default()) else { panic!("opened twice") };
+    assert!(matches!(error, Error::Locked { .. }));
+    assert!(error.to_string().contains("in use by another process"));
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_one_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    std::fs::write(dir.path().join("version"), b"not a store").unwrap();
+    let Err(error) = Embedded::open(dir.path(), &EmbeddedOptions::default()) else { panic!("opened") };
+    assert!(matches!(error, Error::Corrupt { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_made_is_one_clear_error() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let Err(error) = Embedded::open(&file.path().join("store"), &EmbeddedOptions::default()) else {
+        panic!("opened")
+    };
+    assert!(matches!(error, Error::Open { .. }));
+}
+
+#[test]
+fn entries_expire_unless_they_changed_since() {
+    let mut state = super::state::State::new(1, 100, 10);
+    let commit = |revision, key: &str| crate::Commit {
+        revision,
+        key: key.into(),
+        value: Some(bytes::Bytes::new()),
+        created: 2,
+    };
+    let ttl = Some(Duration::from_secs(5));
+    state.apply_volatile(&commit(2, "/old"), ttl);
+    state.apply_volatile(&commit(3, "/renewed"), ttl);
+    state.apply_volatile(&commit(4, "/renewed"), None);
+    let at = state.next_expiry().unwrap();
+    assert!(state.take_expired(at - Duration::from_secs(1)).is_empty());
+    assert_eq!(state.take_expired(at), [("/old".into(), 2)]);
+    assert_eq!(state.next_expiry(), None);
+}

@@ -1,0 +1,60 @@
+//! What can go wrong in a store, each as one sentence.
+
+use std::path::PathBuf;
+
+/// A failed store operation.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The write's expectation did not hold.
+    #[error("the entry is at revision {found:?}, which is not what the write expects")]
+    Conflict {
+        /// The entry's current revision; `None` when there is no such entry.
+        found: Option<u64>,
+    },
+    /// The watch asks for commits that are forgotten.
+    #[error("revisions up to {oldest} are compacted")]
+    Compacted {
+        /// Commits after this revision are still known.
+        oldest: u64,
+    },
+    /// The watch asks for a revision that does not exist yet.
+    #[error("revision {asked} lies in the future, the newest is {newest}")]
+    Future {
+        /// The revision asked for.
+        asked: u64,
+        /// The newest revision.
+        newest: u64,
+    },
+    /// Another process has the store open.
+    #[error("the store at {path} is in use by another process")]
+    Locked {
+        /// The store's directory.
+        path: PathBuf,
+    },
+    /// A file of the store cannot be understood.
+    #[error("the store at {path} is damaged and cannot be opened: {detail}")]
+    Corrupt {
+        /// The store's directory.
+        path: PathBuf,
+        /// What the engine found.
+        detail: String,
+    },
+    /// The directory cannot be read or written.
+    #[error("cannot open the store at {path}")]
+    Open {
+        /// The store's directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The disk failed under a running store, which takes no further writes.
+    #[error("the store cannot write to its disk: {detail}")]
+    Disk {
+        /// What the engine said.
+        detail: String,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+}
