@@ -1,1 +1,26 @@
 //! Container images: references, registries, content, unpacking and layers.
+//!
+//! Owns everything under `<root>/images`: one small record per image (`manifests/`), one unpacked directory per
+//! layer (`layers/`), and the workshop where layers are unpacked before they are trusted (`partial/`).
+//! Start reading at [`Images`]; a pull is `pull.rs`, the way of one layer is `layers.rs` → `unpack.rs`.
+//!
+//! Invariants:
+//! - Compressed layers are never stored: they are unpacked while they download, and both digests (of the blob and
+//!   of the tar inside) are verified before the one rename that makes a layer exist.
+//! - A layer directory under `layers/` is whole and on disk (`syncfs` comes before the rename); nothing else is
+//!   ever handed out. Layers do not depend on each other, so images share them by diff id.
+//! - No path of a layer is resolved outside of its directory: all of `unpack/root.rs` is relative to one
+//!   descriptor, by `openat2(RESOLVE_IN_ROOT)`.
+//! - Knows nothing of pods, containers, CRI or Kubernetes.
+
+mod error;
+mod image;
+mod images;
+mod pull;
+mod reference;
+
+pub use error::{Error, ErrorKind};
+pub use image::{Auth, Image, PullProgress, Usage};
+pub use images::{Held, Images, ImagesConfig, Limits, Platform};
+pub use pull::ProgressFn;
+pub use reference::{InvalidReference, Reference};
