@@ -1,0 +1,42 @@
+//! Network namespaces by path: opening one, and doing a thing inside it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CloneFlags, setns};
+
+use crate::error::Error;
+
+/// An open network namespace: it lives at least as long as this value.
+pub(crate) struct Netns {
+    file: File,
+    path: PathBuf,
+}
+
+impl Netns {
+    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
+        let file = File::open(path).map_err(|source| Error::Namespace { path: path.to_owned(), source })?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// The descriptor that a netlink message names the namespace by.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Runs `work` inside the namespace, on a thread that is thrown away afterwards: a pool's thread
+    /// that could not return to its own namespace would poison whatever runs on it next.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> Result<T, Error> {
+        let failed = |source| Error::Namespace { path: self.path.clone(), source };
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                setns(&self.file, CloneFlags::CLONE_NEWNET)?;
+                work()
+            });
+            inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
+        })
+        .map_err(failed)
+    }
+}

@@ -1,0 +1,35 @@
+//! The kernel parameters that a pod network needs. Written only when they differ, because writing
+//! some of them has side effects (`ip_forward` resets per-interface settings).
+
+use std::path::Path;
+
+use ipnetwork::IpNetwork;
+
+use crate::error::Error;
+
+/// Lets the node route between pods and the world, for each family in use.
+pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
+    if cidrs.iter().any(IpNetwork::is_ipv4) {
+        ensure("/proc/sys/net/ipv4/ip_forward", "1")?;
+    }
+    if cidrs.iter().any(IpNetwork::is_ipv6) {
+        ensure("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+    }
+    Ok(())
+}
+
+/// Lets 127.0.0.1 of the node reach host ports: such packets leave by the bridge with a loopback
+/// source until they are masqueraded.
+pub(crate) fn route_localnet(bridge: &str) -> Result<(), Error> {
+    ensure(&format!("/proc/sys/net/ipv4/conf/{bridge}/route_localnet"), "1")
+}
+
+fn ensure(path: &str, value: &str) -> Result<(), Error> {
+    let path = Path::new(path);
+    let failed = |action| move |source| Error::File { action, path: path.to_owned(), source };
+    let now = std::fs::read_to_string(path).map_err(failed("read"))?;
+    if now.trim() == value {
+        return Ok(());
+    }
+    std::fs::write(path, value).map_err(failed("write"))
+}

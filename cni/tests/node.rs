@@ -1,0 +1,224 @@
+//! A node of its own in a network namespace of its own: judged by the kernel's truth (`ip`, `nft`,
+//! real connections), as root.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test may wait and panic"
+)]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use coracle_cni::{Attachment, Live, Network, NetworkConfig, PortMapping, Protocol};
+use nix::sched::{CloneFlags, unshare};
+
+/// Runs the test on a thread in a fresh network namespace, which goes with the thread.
+fn on_a_node(test: impl AsyncFnOnce(Node) + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        run("ip", &["link", "set", "lo", "up"]);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let network = open(dir.path()).await;
+            network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+            test(Node { network, dir }).await;
+        });
+    });
+    thread.join().unwrap();
+}
+
+struct Node {
+    network: Network,
+    dir: tempfile::TempDir,
+}
+
+async fn open(dir: &Path) -> Network {
+    let config = NetworkConfig {
+        conf_dir: None,
+        state_dir: dir.to_owned(),
+        bridge: "coracle0".into(),
+        table: "coracle".into(),
+        mtu: None,
+    };
+    Network::open(config).await.unwrap()
+}
+
+/// A thread in a network namespace, which stands for a sandbox and answers on a port.
+struct Sandbox {
+    netns: PathBuf,
+    stop: mpsc::Sender<()>,
+    serve: mpsc::Sender<u16>,
+}
+
+impl Sandbox {
+    fn new() -> Self {
+        let (tell, told) = mpsc::channel();
+        let (stop, stopped) = mpsc::channel();
+        let (serve, served) = mpsc::channel::<u16>();
+        std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let tid = nix::unistd::gettid();
+            tell.send(PathBuf::from(format!("/proc/self/task/{tid}/ns/net"))).unwrap();
+            if let Ok(port) = served.recv() {
+                let listener = TcpListener::bind(("0.0.0.0", port)).unwrap();
+                std::thread::spawn(move || {
+                    for mut peer in listener.incoming().flatten() {
+                        let from = peer.peer_addr().unwrap().ip().to_string();
+                        peer.write_all(from.as_bytes()).ok();
+                    }
+                });
+            }
+            stopped.recv().ok();
+        });
+        Self { netns: told.recv().unwrap(), stop, serve }
+    }
+
+    fn serve(&self, port: u16) {
+        self.serve.send(port).unwrap();
+    }
+}
+
+fn attachment(id: &str, sandbox: &Sandbox, ports: Vec<PortMapping>) -> Attachment {
+    Attachment {
+        id: id.into(),
+        netns: sandbox.netns.clone(),
+        ifname: "eth0".into(),
+        pod_namespace: "default".into(),
+        pod_name: id.into(),
+        pod_uid: id.into(),
+        ports,
+    }
+}
+
+fn port(host_port: u16, container_port: u16) -> PortMapping {
+    PortMapping { host_ip: None, host_port, container_port, protocol: Protocol::Tcp }
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What the server at `to` says of who called it.
+fn caller_seen_by(to: SocketAddr) -> std::io::Result<String> {
+    for _ in 0..50 {
+        if let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_secs(1)) {
+            let mut text = String::new();
+            stream.read_to_string(&mut text)?;
+            return Ok(text);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Err(std::io::ErrorKind::TimedOut.into())
+}
+
+fn usleep_until(mut done: impl FnMut() -> bool) {
+    for _ in 0..200 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("waited two seconds in vain");
+}
+
+#[test]
+fn a_pod_is_reached_from_the_node_and_by_its_host_port() {
+    on_a_node(async |node| {
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        let got = node.network.add(&attachment("aaaa", &a, vec![port(8080, 80)])).await.unwrap();
+        assert_eq!(got.addresses[0].to_string(), "10.99.0.2/24");
+        assert_eq!(got.gateways, ["10.99.0.1".parse::<IpAddr>().unwrap()]);
+        node.network.add(&attachment("bbbb", &b, vec![])).await.unwrap();
+        a.serve(80);
+        assert_eq!(caller_seen_by("10.99.0.2:80".parse().unwrap()).unwrap(), "10.99.0.1");
+        assert_eq!(caller_seen_by("127.0.0.1:8080".parse().unwrap()).unwrap(), "10.99.0.1");
+        assert_eq!(caller_seen_by("10.99.0.1:8080".parse().unwrap()).unwrap(), "10.99.0.1");
+        let listing = run("nft", &["list", "table", "inet", "coracle"]);
+        assert!(listing.contains("tcp . 8080 : 10.99.0.2 . 80"), "{listing}");
+        drop((a.stop, b.stop));
+    });
+}
+
+#[test]
+fn what_was_added_is_gone_after_del_and_the_address_is_free() {
+    on_a_node(async |node| {
+        let a = Sandbox::new();
+        let before = run("ip", &["-o", "link"]).lines().count();
+        node.network.add(&attachment("aaaa", &a, vec![port(8080, 80)])).await.unwrap();
+        node.network.del("aaaa").await.unwrap();
+        node.network.del("aaaa").await.unwrap();
+        assert_eq!(run("ip", &["-o", "link"]).lines().count(), before);
+        assert!(!run("nft", &["list", "ruleset"]).contains("8080"));
+        assert_eq!(std::fs::read_dir(node.dir.path().join("networks/coracle")).unwrap().count(), 0);
+    });
+}
+
+#[test]
+fn a_crash_leaks_nothing_after_reconciling() {
+    on_a_node(async |node| {
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        node.network.add(&attachment("aaaa", &a, vec![])).await.unwrap();
+        node.network.add(&attachment("bbbb", &b, vec![port(81, 81)])).await.unwrap();
+        std::fs::remove_file(node.dir.path().join("networks/coracle/10.99.0.2")).unwrap();
+        std::fs::write(node.dir.path().join("networks/coracle/10.99.0.77"), "stranger\neth0").unwrap();
+        run("nft", &["flush", "ruleset"]);
+
+        let again = open(node.dir.path()).await;
+        again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        again.reconcile(&[Live { id: "aaaa".into(), netns: a.netns.clone() }]).await.unwrap();
+        let mut held: Vec<_> = std::fs::read_dir(node.dir.path().join("networks/coracle"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        held.sort();
+        assert_eq!(held, ["10.99.0.2"]);
+        usleep_until(|| !run("ip", &["-o", "link"]).contains("vethbbbb"));
+        assert!(run("ip", &["-o", "link"]).contains("vethaaaa"));
+        a.serve(80);
+        assert_eq!(caller_seen_by("10.99.0.2:80".parse().unwrap()).unwrap(), "10.99.0.1");
+    });
+}
+
+#[test]
+fn a_host_port_is_given_once_and_a_foreign_interface_is_left_alone() {
+    on_a_node(async |node| {
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        node.network.add(&attachment("aaaa", &a, vec![port(8080, 80)])).await.unwrap();
+        let error = node.network.add(&attachment("bbbb", &b, vec![port(8080, 81)])).await.unwrap_err();
+        assert_eq!(error.to_string(), "host port 8080/tcp is taken by sandbox aaaa");
+        assert!(!run("ip", &["-o", "link"]).contains("vethbbbb"));
+
+        run("ip", &["link", "add", "foreign0", "type", "veth", "peer", "name", "foreign1"]);
+        let config = NetworkConfig {
+            conf_dir: None,
+            state_dir: node.dir.path().join("second"),
+            bridge: "foreign0".into(),
+            table: "second".into(),
+            mtu: None,
+        };
+        let second = Network::open(config).await.unwrap();
+        let error = second.set_pod_cidrs(vec!["10.98.0.0/24".parse().unwrap()]).await.unwrap_err();
+        assert_eq!(error.to_string(), "an interface named foreign0 exists and is not a bridge");
+        assert!(second.ready().is_err());
+    });
+}
+
+#[test]
+fn removing_the_network_leaves_the_machine_as_it_was() {
+    on_a_node(async |node| {
+        let a = Sandbox::new();
+        node.network.add(&attachment("aaaa", &a, vec![port(8080, 80)])).await.unwrap();
+        node.network.remove().await.unwrap();
+        assert_eq!(run("ip", &["-o", "link"]).lines().count(), 1);
+        assert_eq!(run("nft", &["list", "ruleset"]), "");
+    });
+}
