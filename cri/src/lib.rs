@@ -1,1 +1,33 @@
 //! The container runtime: sandboxes, containers, streaming and the CRI service.
+//!
+//! Owns what runs on the node: every pod sandbox (a shim process, see `shim_client`), the containers
+//! in it, their records, logs, streams and statistics. Start reading at [`Runtime`], which implements
+//! both CRI services; each call has a file of its own under `server/`.
+//!
+//! Invariants:
+//! - knows CRI and the OCI, never a Kubernetes kind;
+//! - never calls the container library: that happens only in the shim's forked creators;
+//! - record first, side effect second: whatever instruction the process dies at, [`Runtime::open`]
+//!   finds every sandbox and container again or undoes the half-made;
+//! - errors become gRPC codes in `server/status.rs` and nowhere else;
+//! - idle does nothing: no timers, no polling, no writes.
+
+mod cgroup;
+mod container;
+mod error;
+mod events;
+mod host;
+mod lock;
+mod records;
+mod recover;
+mod runtime;
+mod sandbox;
+mod server;
+pub mod shim_client;
+mod stream;
+mod table;
+mod undo;
+
+pub use error::Error;
+pub use runtime::{Runtime, RuntimeConfig};
+pub use stream::{BoxBody, serve as serve_streams};

@@ -1,0 +1,212 @@
+//! Control groups on v1, hybrid and v2: find, list, kill, remove. Limits are set by the shim's
+//! creator; pods' groups belong to the agent.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::error::Error;
+
+/// How often a group that is being killed is looked at, and how long in all.
+const KILL_STEP: Duration = Duration::from_millis(5);
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// The mounted hierarchies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cgroups {
+    /// v1: mount point by controller. Empty on a pure v2 machine.
+    v1: BTreeMap<String, PathBuf>,
+    /// The v2 mount, when it has the controllers.
+    v2: Option<PathBuf>,
+}
+
+// === impl Cgroups ===
+
+impl Cgroups {
+    /// Looks at what is mounted.
+    pub(crate) fn open() -> Result<Self, Error> {
+        let path = "/proc/self/mountinfo";
+        let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+        Ok(Self::parse(&text))
+    }
+
+    fn parse(mountinfo: &str) -> Self {
+        let mut v1 = BTreeMap::new();
+        let mut v2 = None;
+        for line in mountinfo.lines() {
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let Some(mount) = left.split(' ').nth(4) else { continue };
+            let mut right = right.split(' ');
+            match (right.next(), right.nth(1)) {
+                (Some("cgroup2"), _) => v2 = Some(PathBuf::from(mount)),
+                (Some("cgroup"), Some(options)) => {
+                    for option in options.split(',').filter(|option| is_controller(option)) {
+                        v1.insert(option.to_owned(), PathBuf::from(mount));
+                    }
+                }
+                _ => {}
+            }
+        }
+        if !v1.is_empty() {
+            v2 = None;
+        }
+        Self { v1, v2 }
+    }
+
+    /// Whether the machine has the unified hierarchy alone.
+    pub(crate) fn unified(&self) -> bool {
+        self.v1.is_empty()
+    }
+
+    /// Whether a controller can limit anything here.
+    pub(crate) fn has(&self, controller: &str) -> bool {
+        match &self.v2 {
+            None => self.v1.contains_key(controller),
+            Some(mount) => std::fs::read_to_string(mount.join("cgroup.controllers"))
+                .is_ok_and(|list| list.split_whitespace().any(|name| name == controller)),
+        }
+    }
+
+    /// The file `name` of a group, in the hierarchy of `controller`.
+    pub(crate) fn file(&self, controller: &str, group: &str, name: &str) -> Option<PathBuf> {
+        let mount = match &self.v2 {
+            Some(mount) => mount,
+            None => self.v1.get(controller)?,
+        };
+        Some(below(mount, group).join(name))
+    }
+
+    /// The directories that `group` is or would be.
+    fn dirs(&self, group: &str) -> Vec<PathBuf> {
+        let mut mounts: Vec<&PathBuf> = self.v1.values().chain(&self.v2).collect();
+        mounts.dedup();
+        mounts.into_iter().map(|mount| below(mount, group)).collect()
+    }
+
+    /// The processes of a group and of all below it.
+    pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
+        let mut pids = Vec::new();
+        for dir in self.dirs(group) {
+            for dir in tree(&dir) {
+                let text = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+                pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+            }
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        pids
+    }
+
+    /// Kills all processes of a group and waits until they are gone. True when none is left.
+    pub(crate) async fn kill(&self, group: &str) -> bool {
+        let mut waited = Duration::ZERO;
+        loop {
+            let pids = self.processes(group);
+            if pids.is_empty() {
+                return true;
+            }
+            if waited >= KILL_LIMIT {
+                return false;
+            }
+            for pid in pids {
+                // Gone meanwhile is what we want.
+                let _gone = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+            tokio::time::sleep(KILL_STEP).await;
+            waited += KILL_STEP;
+        }
+    }
+
+    /// Removes a group and all below it. An absent one is a success.
+    pub(crate) fn remove(&self, group: &str) -> Result<(), Error> {
+        for dir in self.dirs(group) {
+            for dir in tree(&dir).into_iter().rev() {
+                match std::fs::remove_dir(&dir) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => {
+                        return Err(Error::file("remove cgroup", dir)(error));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_controller(option: &str) -> bool {
+    matches!(
+        option,
+        "cpu"
+            | "cpuacct"
+            | "cpuset"
+            | "memory"
+            | "devices"
+            | "freezer"
+            | "blkio"
+            | "pids"
+            | "net_cls"
+            | "net_prio"
+            | "perf_event"
+            | "hugetlb"
+            | "rdma"
+            | "misc"
+    )
+}
+
+fn below(mount: &Path, group: &str) -> PathBuf {
+    mount.join(group.trim_start_matches('/'))
+}
+
+/// A directory and all below it, parents first. Nothing when it is absent.
+fn tree(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut todo = vec![dir.to_owned()];
+    while let Some(dir) = todo.pop() {
+        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
+        found.push(dir);
+        todo.extend(
+            entries
+                .flatten()
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .map(|entry| entry.path()),
+        );
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hybrid_counts_as_v1() {
+        let found = Cgroups::parse(
+            "1 0 0:1 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
+             2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+             3 1 0:3 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
+             4 1 0:4 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n",
+        );
+        assert!(!found.unified());
+        assert!(found.has("cpuacct"));
+        assert!(!found.has("memory"));
+        assert_eq!(
+            found.file("cpu", "/a/b", "cpu.shares"),
+            Some(PathBuf::from("/sys/fs/cgroup/cpu/a/b/cpu.shares"))
+        );
+        assert_eq!(found.dirs("/a"), [PathBuf::from("/sys/fs/cgroup/cpu/a")]);
+    }
+
+    #[test]
+    fn one_unified_mount_is_v2() {
+        let found = Cgroups::parse("2 1 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n");
+        assert!(found.unified());
+        assert_eq!(
+            found.file("memory", "/a", "memory.current"),
+            Some(PathBuf::from("/sys/fs/cgroup/a/memory.current"))
+        );
+    }
+}

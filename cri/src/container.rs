@@ -1,0 +1,191 @@
+//! A container: its state, and what is worked out from its configuration.
+//!
+//! ```text
+//!   CreateContainer ──► Creating ──► Created ──StartContainer──► Running ──┐
+//!                          │            └─────── stopped ──────► Exited ◄──┘ exit, kill, or its shim died
+//!                          └─ failed, cancelled or found after a crash: undone     └──► removed
+//! ```
+
+mod args;
+mod capabilities;
+pub(crate) mod devices;
+mod mounts;
+pub(crate) mod oci_spec;
+mod resources;
+mod seccomp;
+pub(crate) mod signal;
+pub(crate) mod user;
+
+use std::path::PathBuf;
+
+use coracle_images::Held;
+use coracle_proto::cri;
+use tokio::sync::watch;
+
+use crate::records::{ContainerPhase, ContainerRecord, ExitRecord};
+
+/// A container that is in the table.
+#[derive(Debug)]
+pub(crate) struct Container {
+    pub(crate) id: String,
+    /// Immutable but for `phase` and `pid`, which `state` holds.
+    pub(crate) record: ContainerRecord,
+    state: watch::Sender<ContainerState>,
+    /// Held while a creation or start is under way, and by whoever records an exit: a container that
+    /// ends at once is still started before it is stopped.
+    pub(crate) starting: tokio::sync::Mutex<()>,
+    /// Held by remove.
+    pub(crate) removing: tokio::sync::Mutex<()>,
+    /// Keeps the image's layers; none when the image was lost.
+    pub(crate) held: Option<Held>,
+}
+
+/// What a container is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ContainerState {
+    pub(crate) phase: ContainerPhase,
+    pub(crate) pid: i32,
+}
+
+// === impl Container ===
+
+impl Container {
+    pub(crate) fn new(record: ContainerRecord, held: Option<Held>) -> Self {
+        let state = ContainerState { phase: record.phase.clone(), pid: record.pid };
+        Self {
+            id: record.id.clone(),
+            record,
+            state: watch::Sender::new(state),
+            starting: tokio::sync::Mutex::default(),
+            removing: tokio::sync::Mutex::default(),
+            held,
+        }
+    }
+
+    pub(crate) fn phase(&self) -> ContainerPhase {
+        self.state.borrow().phase.clone()
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.state.borrow().pid
+    }
+
+    /// What there is to remember now.
+    pub(crate) fn record_now(&self) -> ContainerRecord {
+        let state = self.state.borrow().clone();
+        ContainerRecord { phase: state.phase, pid: state.pid, ..self.record.clone() }
+    }
+
+    pub(crate) fn created(&self, pid: i32) {
+        self.state.send_replace(ContainerState { phase: ContainerPhase::Created, pid });
+    }
+
+    pub(crate) fn started(&self, started_at: i64) {
+        self.state.send_modify(|state| state.phase = ContainerPhase::Running { started_at });
+    }
+
+    /// Notes the end. False when it had ended before.
+    pub(crate) fn exited(&self, exit: ExitRecord) -> bool {
+        self.state.send_if_modified(|state| {
+            if matches!(state.phase, ContainerPhase::Exited(_)) {
+                return false;
+            }
+            state.phase = ContainerPhase::Exited(exit);
+            true
+        })
+    }
+
+    /// Waits until it has ended. Cancel safe.
+    pub(crate) async fn wait_exited(&self) {
+        let mut state = self.state.subscribe();
+        // The sender is ours and lives as long as we do.
+        let _closed = state.wait_for(|state| matches!(state.phase, ContainerPhase::Exited(_))).await;
+    }
+
+    /// When it started; 0 before it did.
+    pub(crate) fn started_at(&self) -> i64 {
+        match &self.state.borrow().phase {
+            ContainerPhase::Running { started_at } => *started_at,
+            ContainerPhase::Exited(exit) => exit.started_at,
+            ContainerPhase::Creating | ContainerPhase::Created => 0,
+        }
+    }
+
+    /// Whether clients may see it.
+    pub(crate) fn visible(&self) -> bool {
+        self.state.borrow().phase != ContainerPhase::Creating
+    }
+
+    fn cri_state(&self) -> cri::ContainerState {
+        match self.state.borrow().phase {
+            ContainerPhase::Creating | ContainerPhase::Created => cri::ContainerState::ContainerCreated,
+            ContainerPhase::Running { .. } => cri::ContainerState::ContainerRunning,
+            ContainerPhase::Exited(_) => cri::ContainerState::ContainerExited,
+        }
+    }
+
+    pub(crate) fn item(&self) -> cri::Container {
+        let config = &self.record.config;
+        cri::Container {
+            id: self.id.clone(),
+            pod_sandbox_id: self.record.sandbox_id.clone(),
+            metadata: config.metadata.clone(),
+            image: config.image.clone(),
+            image_ref: self.record.image_id.clone(),
+            state: self.cri_state().into(),
+            created_at: self.record.created_at,
+            labels: config.labels.clone(),
+            annotations: config.annotations.clone(),
+            image_id: self.record.image_id.clone(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> cri::ContainerStatus {
+        let ContainerRecord { config, image_id, log_path, created_at, uid, gid, groups, .. } = &self.record;
+        let exit = match self.phase() {
+            ContainerPhase::Exited(exit) => Some(exit),
+            _ => None,
+        };
+        let resources = config.linux.as_ref().and_then(|linux| linux.resources.clone());
+        cri::ContainerStatus {
+            id: self.id.clone(),
+            metadata: config.metadata.clone(),
+            state: self.cri_state().into(),
+            created_at: *created_at,
+            started_at: self.started_at(),
+            finished_at: exit.as_ref().map_or(0, |exit| exit.finished_at),
+            exit_code: exit.as_ref().map_or(0, |exit| exit.code),
+            reason: exit.as_ref().map(|exit| exit.reason.clone()).unwrap_or_default(),
+            message: exit.map(|exit| exit.message).unwrap_or_default(),
+            image: config.image.clone(),
+            image_ref: image_id.clone(),
+            image_id: image_id.clone(),
+            labels: config.labels.clone(),
+            annotations: config.annotations.clone(),
+            mounts: config.mounts.clone(),
+            log_path: log_path.clone(),
+            resources: resources.map(|linux| cri::ContainerResources { linux: Some(linux), windows: None }),
+            user: Some(cri::ContainerUser {
+                linux: Some(cri::LinuxContainerUser {
+                    uid: *uid,
+                    gid: *gid,
+                    supplemental_groups: groups.clone(),
+                }),
+            }),
+            stop_signal: signal::to_cri(self.record.stop_signal).into(),
+        }
+    }
+}
+
+/// The name that no two containers may have at once.
+pub(crate) fn name(metadata: &cri::ContainerMetadata, sandbox_id: &str) -> String {
+    format!("{}_{}_{}", metadata.name, metadata.attempt, sandbox_id)
+}
+
+/// Where a container's output goes; empty when nowhere.
+pub(crate) fn log_path(config: &cri::ContainerConfig, sandbox: &cri::PodSandboxConfig) -> String {
+    if config.log_path.is_empty() || sandbox.log_directory.is_empty() {
+        return String::new();
+    }
+    PathBuf::from(&sandbox.log_directory).join(&config.log_path).to_string_lossy().into_owned()
+}

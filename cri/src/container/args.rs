@@ -1,0 +1,101 @@
+//! What a container runs: command, environment, directory. Pure.
+
+use coracle_images::Image;
+use coracle_proto::cri::ContainerConfig;
+
+const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The command line: the config's command replaces the image's entrypoint and with it the image's
+/// arguments; the config's arguments replace the image's. Empty when neither says anything.
+pub(super) fn args(config: &ContainerConfig, image: &Image) -> Vec<String> {
+    let (command, args) = match (config.command.is_empty(), config.args.is_empty()) {
+        (false, _) => (config.command.as_slice(), config.args.as_slice()),
+        (true, false) => (image.entrypoint(), config.args.as_slice()),
+        (true, true) => (image.entrypoint(), image.cmd()),
+    };
+    // Some builders write an entrypoint of one empty string for "none".
+    let command = if command == [String::new()] { &[] } else { command };
+    command.iter().chain(args).cloned().collect()
+}
+
+/// The environment: the image's, then the config's over it, with a search path in any case.
+pub(super) fn env(config: &ContainerConfig, image: &Image, hostname: &str) -> Vec<String> {
+    let mut env = Vec::new();
+    if config.tty {
+        put(&mut env, "TERM=xterm".to_owned());
+    }
+    if !hostname.is_empty() {
+        put(&mut env, format!("HOSTNAME={hostname}"));
+    }
+    for entry in image.env() {
+        put(&mut env, entry.clone());
+    }
+    for entry in &config.envs {
+        put(&mut env, format!("{}={}", entry.key, String::from_utf8_lossy(&entry.value)));
+    }
+    if !env.iter().any(|entry| entry.starts_with("PATH=")) {
+        env.push(PATH.to_owned());
+    }
+    env
+}
+
+/// Adds an entry, in the place of one with the same key.
+fn put(env: &mut Vec<String>, entry: String) {
+    let key = entry.split('=').next().unwrap_or_default();
+    let same = env.iter().position(|old| old.split('=').next() == Some(key));
+    match same {
+        Some(place) => env[place] = entry,
+        None => env.push(entry),
+    }
+}
+
+/// The working directory, the root by default.
+pub(super) fn cwd(config: &ContainerConfig, image: &Image) -> String {
+    [config.working_dir.as_str(), image.working_dir()]
+        .into_iter()
+        .find(|dir| !dir.is_empty())
+        .map_or_else(|| "/".to_owned(), absolute)
+}
+
+fn absolute(dir: &str) -> String {
+    if dir.starts_with('/') { dir.to_owned() } else { format!("/{dir}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::container::oci_spec::tests::image;
+
+    fn strings(list: &[&str]) -> Vec<String> {
+        list.iter().map(|text| (*text).to_owned()).collect()
+    }
+
+    #[test]
+    fn command_and_arguments_replace_the_image_as_kubernetes_says() {
+        let image = image(&["entry"], &["default"], &[]);
+        let cases: [(&[&str], &[&str], &[&str]); 4] = [
+            (&[], &[], &["entry", "default"]),
+            (&[], &["mine"], &["entry", "mine"]),
+            (&["run"], &[], &["run"]),
+            (&["run"], &["mine"], &["run", "mine"]),
+        ];
+        for (command, arguments, expected) in cases {
+            let config =
+                ContainerConfig { command: strings(command), args: strings(arguments), ..Default::default() };
+            assert_eq!(args(&config, &image), strings(expected));
+        }
+    }
+
+    #[test]
+    fn the_config_overrides_the_images_environment_in_place() {
+        let image = image(&[], &[], &["A=1", "PATH=/bin"]);
+        let value = coracle_proto::cri::KeyValue { key: "A".into(), value: b"2=x".to_vec() };
+        let config = ContainerConfig { envs: vec![value], ..Default::default() };
+        assert_eq!(env(&config, &image, "h"), strings(&["HOSTNAME=h", "A=2=x", "PATH=/bin"]));
+    }
+
+    #[test]
+    fn there_is_always_a_search_path() {
+        assert_eq!(env(&ContainerConfig::default(), &image(&[], &[], &[]), ""), [PATH]);
+    }
+}

@@ -1,0 +1,132 @@
+//! Device nodes of the host that a container gets: those asked for, or all when privileged.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use coracle_proto::cri;
+use nix::sys::stat::{major, minor};
+use oci_spec::runtime::{LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType};
+
+use crate::error::Error;
+
+/// Directories below `/dev` that are the container's own, or that hold no nodes of devices.
+const OWN: [&str; 6] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts"];
+
+/// A node and what the container may do with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) device: LinuxDevice,
+    pub(crate) access: String,
+}
+
+// === impl Node ===
+
+impl Node {
+    /// The rule that lets the container use it.
+    pub(crate) fn rule(&self) -> LinuxDeviceCgroup {
+        let mut rule = rule(true, &self.access);
+        rule.set_typ(Some(self.device.typ()));
+        rule.set_major(Some(self.device.major()));
+        rule.set_minor(Some(self.device.minor()));
+        rule
+    }
+}
+
+/// A rule for all devices.
+pub(crate) fn rule(allow: bool, access: &str) -> LinuxDeviceCgroup {
+    let mut rule = LinuxDeviceCgroup::default();
+    rule.set_allow(allow);
+    rule.set_typ(Some(LinuxDeviceType::A));
+    rule.set_access(Some(access.to_owned()));
+    rule
+}
+
+/// The nodes that `devices` ask for. A directory means all that lies in it.
+pub(crate) fn requested(devices: &[cri::Device]) -> Result<Vec<Node>, Error> {
+    let mut nodes = Vec::new();
+    for device in devices {
+        let host = Path::new(&device.host_path);
+        let inside = if device.container_path.is_empty() { host } else { Path::new(&device.container_path) };
+        let access = if device.permissions.is_empty() { "rwm" } else { &device.permissions };
+        let real = host.canonicalize().map_err(Error::file("find device", host))?;
+        let before = nodes.len();
+        walk(&real, inside, &[], &mut |host, inside| nodes.extend(node(host, inside, access)));
+        if nodes.len() == before && !real.is_dir() {
+            return Err(Error::invalid("devices", format!("{} is no device", host.display())));
+        }
+    }
+    Ok(nodes)
+}
+
+/// Every node of the host.
+pub(crate) fn all() -> Vec<Node> {
+    let mut nodes = Vec::new();
+    walk(Path::new("/dev"), Path::new("/dev"), &OWN, &mut |host, inside| {
+        // The container's console is its own.
+        if inside != Path::new("/dev/console") {
+            nodes.extend(node(host, inside, "rwm"));
+        }
+    });
+    nodes
+}
+
+fn walk(host: &Path, inside: &Path, skip: &[&str], found: &mut impl FnMut(&Path, &Path)) {
+    let mut todo: Vec<(PathBuf, PathBuf)> = vec![(host.to_owned(), inside.to_owned())];
+    while let Some((host, inside)) = todo.pop() {
+        let Ok(metadata) = std::fs::symlink_metadata(&host) else { continue };
+        if !metadata.is_dir() {
+            found(&host, &inside);
+            continue;
+        }
+        let Ok(entries) = std::fs::read_dir(&host) else { continue };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            if !skip.iter().any(|skipped| name == *skipped) {
+                todo.push((host.join(&name), inside.join(&name)));
+            }
+        }
+    }
+}
+
+fn node(host: &Path, inside: &Path, access: &str) -> Option<Node> {
+    let metadata = std::fs::symlink_metadata(host).ok()?;
+    let kind = metadata.file_type();
+    let typ = if kind.is_char_device() {
+        LinuxDeviceType::C
+    } else if kind.is_block_device() {
+        LinuxDeviceType::B
+    } else {
+        return None;
+    };
+    let mut device = LinuxDevice::default();
+    device.set_path(inside.to_owned());
+    device.set_typ(typ);
+    device.set_major(i64::try_from(major(metadata.rdev())).ok()?);
+    device.set_minor(i64::try_from(minor(metadata.rdev())).ok()?);
+    device.set_file_mode(Some(metadata.mode() & 0o7777));
+    device.set_uid(Some(metadata.uid()));
+    device.set_gid(Some(metadata.gid()));
+    Some(Node { device, access: access.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_found_and_a_file_is_refused() {
+        let null = cri::Device {
+            host_path: "/dev/null".into(),
+            container_path: "/dev/nix".into(),
+            permissions: "r".into(),
+        };
+        let nodes = requested(&[null]).expect("null");
+        assert_eq!((nodes[0].device.major(), nodes[0].device.minor()), (1, 3));
+        assert_eq!(nodes[0].device.path(), Path::new("/dev/nix"));
+        assert_eq!(nodes[0].access, "r");
+        let file = cri::Device { host_path: "/etc/passwd".into(), ..Default::default() };
+        assert!(requested(&[file]).is_err());
+        let absent = cri::Device { host_path: "/dev/absent".into(), ..Default::default() };
+        assert!(requested(&[absent]).is_err());
+    }
+}

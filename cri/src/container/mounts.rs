@@ -1,0 +1,107 @@
+//! What a container sees mounted: the kernel's file systems, the pod's files, the request's volumes.
+//! Pure.
+
+use std::path::Path;
+
+use coracle_proto::cri::{self, MountPropagation, NamespaceMode};
+use oci_spec::runtime::Mount;
+
+use super::oci_spec::Facts;
+
+/// Root propagation and mounts of a container.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Mounts {
+    pub(super) list: Vec<Mount>,
+    /// What the root must allow for the widest of the volumes: `private`, `slave` or `shared`.
+    pub(super) propagation: &'static str,
+}
+
+/// All mounts, the request's over ours where both name a place, shallow ones first.
+pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
+    let volumes = &facts.config.mounts;
+    let mut list = kernel(facts);
+    list.extend(pod_files(facts));
+    list.retain(|mount| !volumes.iter().any(|volume| clean(&volume.container_path) == *mount.destination()));
+    let mut wanted: Vec<Mount> = volumes.iter().map(volume).collect();
+    wanted.sort_by_key(|mount| mount.destination().components().count());
+    list.extend(wanted);
+    Mounts { list, propagation: propagation(volumes) }
+}
+
+fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
+    let access = if facts.privileged() { "rw" } else { "ro" };
+    let shm = if facts.own_ipc() { facts.sandbox.shm_dir.as_path() } else { Path::new("/dev/shm") };
+    vec![
+        mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
+        mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+        mount(
+            "/dev/pts",
+            "devpts",
+            "devpts",
+            &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
+        ),
+        mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", access]),
+        mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
+        bind("/dev/shm", shm, &["rbind", "rprivate", "nosuid", "noexec", "nodev"]),
+    ]
+}
+
+/// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of the pod.
+fn pod_files(facts: &Facts<'_>) -> Vec<Mount> {
+    let read_only = facts.security().is_some_and(|security| security.readonly_rootfs);
+    let access = if read_only { "ro" } else { "rw" };
+    [("/etc/hosts", "hosts"), ("/etc/hostname", "hostname"), ("/etc/resolv.conf", "resolv.conf")]
+        .map(|(inside, name)| bind(inside, &facts.sandbox.dir.join(name), &["rbind", "rprivate", access]))
+        .into()
+}
+
+fn volume(volume: &cri::Mount) -> Mount {
+    let spread = match volume.propagation() {
+        MountPropagation::PropagationPrivate => "rprivate",
+        MountPropagation::PropagationHostToContainer => "rslave",
+        MountPropagation::PropagationBidirectional => "rshared",
+    };
+    let access = match (volume.readonly, volume.recursive_read_only) {
+        (_, true) => "rro",
+        (true, false) => "ro",
+        (false, false) => "rw",
+    };
+    let mut options = vec!["rbind", spread, access];
+    options.extend(volume.mount_options.iter().map(String::as_str));
+    bind(&clean(&volume.container_path).to_string_lossy(), Path::new(&volume.host_path), &options)
+}
+
+fn propagation(volumes: &[cri::Mount]) -> &'static str {
+    let widest = volumes.iter().map(|volume| volume.propagation).max().unwrap_or_default();
+    match MountPropagation::try_from(widest) {
+        Ok(MountPropagation::PropagationBidirectional) => "shared",
+        Ok(MountPropagation::PropagationHostToContainer) => "slave",
+        Ok(MountPropagation::PropagationPrivate) | Err(_) => "private",
+    }
+}
+
+/// The path without `.` and double slashes. `..` stays: the mount refuses it.
+fn clean(path: &str) -> std::path::PathBuf {
+    Path::new("/").join(path).components().collect()
+}
+
+fn mount(destination: &str, kind: &str, source: &str, options: &[&str]) -> Mount {
+    let mut mount = Mount::default();
+    mount.set_destination(destination.into());
+    mount.set_typ(Some(kind.to_owned()));
+    mount.set_source(Some(source.into()));
+    mount.set_options(Some(options.iter().map(|option| (*option).to_owned()).collect()));
+    mount
+}
+
+fn bind(destination: &str, source: &Path, options: &[&str]) -> Mount {
+    mount(destination, "bind", &source.to_string_lossy(), options)
+}
+
+impl Facts<'_> {
+    fn own_ipc(&self) -> bool {
+        let options = crate::sandbox::namespaces::options(self.sandbox.config);
+        options.ipc() != NamespaceMode::Node
+    }
+}

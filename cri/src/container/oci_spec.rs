@@ -1,0 +1,218 @@
+//! A container's OCI runtime spec from its CRI configuration, its image and what this machine allows.
+//! Pure: everything that must be looked up is in [`Facts`].
+
+use std::path::{Path, PathBuf};
+
+use coracle_images::Image;
+use coracle_proto::cri::security_profile::ProfileType;
+use coracle_proto::cri::{ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, PodSandboxConfig};
+use oci_spec::runtime::{
+    Capabilities, Capability, Linux, LinuxCapabilities, LinuxNamespace, LinuxNamespaceType, LinuxSeccomp,
+    Process, Root, Spec, User as OciUser,
+};
+
+use super::devices::{self, Node};
+use super::user::User;
+use super::{args, capabilities, mounts, resources, seccomp};
+use crate::error::Error;
+use crate::host::Host;
+use crate::sandbox::namespaces;
+
+/// Everything that a spec is made of.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts<'a> {
+    pub(crate) config: &'a ContainerConfig,
+    pub(crate) image: &'a Image,
+    pub(crate) host: &'a Host,
+    pub(crate) user: &'a User,
+    pub(crate) sandbox: SandboxFacts<'a>,
+    /// Where the root file system will be mounted.
+    pub(crate) rootfs: &'a Path,
+    /// The container's cgroup.
+    pub(crate) cgroup: &'a str,
+    /// The device nodes to make.
+    pub(crate) devices: &'a [Node],
+    /// The profile file of a `Localhost` seccomp profile.
+    pub(crate) seccomp_file: Option<LinuxSeccomp>,
+}
+
+/// What a spec takes from the sandbox.
+#[derive(Debug, Clone)]
+pub(crate) struct SandboxFacts<'a> {
+    pub(crate) config: &'a PodSandboxConfig,
+    pub(crate) hostname: &'a str,
+    /// Where its `hosts`, `hostname` and `resolv.conf` are.
+    pub(crate) dir: PathBuf,
+    pub(crate) shm_dir: PathBuf,
+    /// Whose namespaces are the pod's.
+    pub(crate) shim_pid: i32,
+    /// Whose pid namespace is the pod's, or 0.
+    pub(crate) init_pid: i32,
+    /// Whose pid namespace is asked for by `TARGET`, or 0.
+    pub(crate) target_pid: i32,
+}
+
+// === impl Facts ===
+
+impl Facts<'_> {
+    pub(super) fn security(&self) -> Option<&LinuxContainerSecurityContext> {
+        self.config.linux.as_ref()?.security_context.as_ref()
+    }
+
+    pub(super) fn privileged(&self) -> bool {
+        self.security().is_some_and(|security| security.privileged)
+    }
+}
+
+/// Works the spec out.
+pub(crate) fn oci_spec(facts: &Facts<'_>) -> Result<Spec, Error> {
+    let caps = capabilities::sets(
+        facts.security().and_then(|security| security.capabilities.as_ref()),
+        facts.privileged(),
+        &facts.host.capabilities,
+    )
+    .map_err(|why| Error::invalid("capabilities", why))?;
+    let mounts = mounts::mounts(facts);
+    let mut root = Root::default();
+    root.set_path(facts.rootfs.to_owned());
+    root.set_readonly(Some(facts.security().is_some_and(|security| security.readonly_rootfs)));
+    let mut spec = Spec::default();
+    spec.set_root(Some(root));
+    spec.set_hostname(None);
+    spec.set_process(Some(process(facts, &caps)?));
+    spec.set_linux(Some(linux(facts, &caps.kept, mounts.propagation)?));
+    spec.set_mounts(Some(mounts.list));
+    Ok(spec)
+}
+
+fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Error> {
+    let Facts { config, image, host, user, .. } = facts;
+    let args = args::args(config, image);
+    if args.is_empty() {
+        return Err(Error::invalid("command", "neither the request nor the image has one"));
+    }
+    let mut process = Process::default();
+    process.set_terminal(Some(config.tty));
+    process.set_args(Some(args));
+    process.set_env(Some(args::env(config, image, facts.sandbox.hostname)));
+    process.set_cwd(args::cwd(config, image).into());
+    process.set_user(oci_user(user));
+    process.set_capabilities(Some(oci_capabilities(caps)));
+    process.set_rlimits(None);
+    // The container library fails to load a seccomp profile when this is `false` rather than absent.
+    let no_new_privileges = facts.security().is_some_and(|security| security.no_new_privs);
+    process.set_no_new_privileges(no_new_privileges.then_some(true));
+    let wish =
+        config.linux.as_ref().and_then(|linux| linux.resources.as_ref()).map(|limits| limits.oom_score_adj);
+    process.set_oom_score_adj(wish.map(|wish| host.oom_score(wish)));
+    Ok(process)
+}
+
+fn oci_user(user: &User) -> OciUser {
+    let mut oci = OciUser::default();
+    oci.set_uid(user.uid);
+    oci.set_gid(user.gid);
+    oci.set_additional_gids(Some(user.groups.clone()));
+    oci
+}
+
+fn oci_capabilities(sets: &capabilities::Sets) -> LinuxCapabilities {
+    let typed = |names: &[String]| -> Capabilities {
+        names.iter().filter_map(|name| name.trim_start_matches("CAP_").parse::<Capability>().ok()).collect()
+    };
+    let mut capabilities = LinuxCapabilities::default();
+    capabilities.set_bounding(Some(typed(&sets.kept)));
+    capabilities.set_permitted(Some(typed(&sets.kept)));
+    capabilities.set_effective(Some(typed(&sets.kept)));
+    capabilities.set_inheritable(Some(typed(&sets.ambient)));
+    capabilities.set_ambient(Some(typed(&sets.ambient)));
+    capabilities
+}
+
+fn linux(facts: &Facts<'_>, kept: &[String], propagation: &str) -> Result<Linux, Error> {
+    let mut linux = Linux::default();
+    linux.set_namespaces(Some(namespaces_of(facts)));
+    linux.set_cgroups_path(Some(facts.cgroup.into()));
+    linux.set_rootfs_propagation(Some(propagation.to_owned()));
+    linux.set_devices(Some(facts.devices.iter().map(|node| node.device.clone()).collect()));
+    linux.set_resources(Some(limits(facts)));
+    linux.set_seccomp(seccomp_of(facts, kept)?);
+    let (masked, read_only) = match facts.security() {
+        Some(security) if !security.privileged => {
+            (security.masked_paths.clone(), security.readonly_paths.clone())
+        }
+        _ => (Vec::new(), Vec::new()),
+    };
+    linux.set_masked_paths(Some(masked));
+    linux.set_readonly_paths(Some(read_only));
+    Ok(linux)
+}
+
+fn limits(facts: &Facts<'_>) -> oci_spec::runtime::LinuxResources {
+    let request = facts.config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    let mut resources = resources::limits(request, facts.host.hugetlb);
+    let rules = if facts.privileged() {
+        vec![devices::rule(true, "rwm")]
+    } else {
+        std::iter::once(devices::rule(false, "rwm")).chain(facts.devices.iter().map(Node::rule)).collect()
+    };
+    resources.set_devices(Some(rules));
+    resources
+}
+
+/// Joins the pod's namespaces, makes those of the container's own, and leaves the node's alone.
+fn namespaces_of(facts: &Facts<'_>) -> Vec<LinuxNamespace> {
+    let sandbox = &facts.sandbox;
+    let of_shim = |name: &str| Some(PathBuf::from(format!("/proc/{}/ns/{name}", sandbox.shim_pid)));
+    let of_pid = |pid: i32| Some(PathBuf::from(format!("/proc/{pid}/ns/pid")));
+    let mut list = vec![namespace(LinuxNamespaceType::Mount, None)];
+    if namespaces::own_network(sandbox.config) {
+        list.push(namespace(LinuxNamespaceType::Network, of_shim("net")));
+        list.push(namespace(LinuxNamespaceType::Uts, of_shim("uts")));
+    }
+    if namespaces::own_ipc(sandbox.config) {
+        list.push(namespace(LinuxNamespaceType::Ipc, of_shim("ipc")));
+    }
+    let options = facts.security().and_then(|security| security.namespace_options.as_ref());
+    match options.map_or(NamespaceMode::Pod, |options| options.pid()) {
+        NamespaceMode::Node => {}
+        NamespaceMode::Target => list.push(namespace(LinuxNamespaceType::Pid, of_pid(sandbox.target_pid))),
+        NamespaceMode::Pod if sandbox.init_pid > 0 => {
+            list.push(namespace(LinuxNamespaceType::Pid, of_pid(sandbox.init_pid)));
+        }
+        NamespaceMode::Pod | NamespaceMode::Container => list.push(namespace(LinuxNamespaceType::Pid, None)),
+    }
+    if facts.host.unified {
+        list.push(namespace(LinuxNamespaceType::Cgroup, None));
+    }
+    list
+}
+
+fn namespace(typ: LinuxNamespaceType, path: Option<PathBuf>) -> LinuxNamespace {
+    let mut namespace = LinuxNamespace::default();
+    namespace.set_typ(typ);
+    namespace.set_path(path);
+    namespace
+}
+
+fn seccomp_of(facts: &Facts<'_>, kept: &[String]) -> Result<Option<LinuxSeccomp>, Error> {
+    if facts.privileged() {
+        return Ok(None);
+    }
+    let Some(profile) = facts.security().and_then(|security| security.seccomp.as_ref()) else {
+        return Ok(None);
+    };
+    match profile.profile_type() {
+        ProfileType::Unconfined => Ok(None),
+        ProfileType::RuntimeDefault => seccomp::default_profile(kept)
+            .map(Some)
+            .map_err(|error| Error::invalid("seccomp", error.to_string())),
+        ProfileType::Localhost => match &facts.seccomp_file {
+            Some(profile) => Ok(Some(profile.clone())),
+            None => Err(Error::invalid("seccomp", "the profile was not read")),
+        },
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,197 @@
+//! Specs as data: a configuration in, the interesting part of the spec out.
+
+use std::sync::Arc;
+
+use coracle_proto::cri;
+use oci_spec::image::{ConfigBuilder, ImageConfigurationBuilder, RootFsBuilder};
+use serde_json::{Value, json};
+
+use super::*;
+
+/// An image with an entrypoint, arguments and an environment.
+pub(in crate::container) fn image(entrypoint: &[&str], cmd: &[&str], env: &[&str]) -> Image {
+    let strings = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
+    let config = ConfigBuilder::default()
+        .entrypoint(strings(entrypoint))
+        .cmd(strings(cmd))
+        .env(strings(env))
+        .build()
+        .expect("config");
+    let rootfs =
+        RootFsBuilder::default().typ("layers").diff_ids(Vec::<String>::new()).build().expect("rootfs");
+    let config = ImageConfigurationBuilder::default()
+        .config(config)
+        .rootfs(rootfs)
+        .build()
+        .expect("image configuration");
+    Image {
+        id: "sha256:0".into(),
+        tags: Vec::new(),
+        digests: Vec::new(),
+        size: 0,
+        config: Arc::new(config),
+        layers: Vec::new(),
+        pinned: false,
+    }
+}
+
+fn host() -> Host {
+    Host {
+        capabilities: vec!["CAP_CHOWN".into(), "CAP_KILL".into(), "CAP_SYS_ADMIN".into()],
+        oom_floor: Some(0),
+        unified: false,
+        hugetlb: false,
+        hostname: "node".into(),
+    }
+}
+
+fn spec_of(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> Value {
+    let facts = Facts {
+        config,
+        image: &image(&["run"], &[], &[]),
+        host: &host(),
+        user: &User::default(),
+        sandbox: SandboxFacts {
+            config: sandbox,
+            hostname: "pod",
+            dir: "/s".into(),
+            shm_dir: "/s/shm".into(),
+            shim_pid: 42,
+            init_pid: 0,
+            target_pid: 7,
+        },
+        rootfs: Path::new("/c/rootfs"),
+        cgroup: "/kubepods/pod1/c",
+        devices: &[],
+        seccomp_file: None,
+    };
+    serde_json::to_value(oci_spec(&facts).expect("spec")).expect("json")
+}
+
+fn secured(security: LinuxContainerSecurityContext) -> ContainerConfig {
+    let linux = cri::LinuxContainerConfig { resources: None, security_context: Some(security) };
+    ContainerConfig { linux: Some(linux), ..Default::default() }
+}
+
+fn networked(network: NamespaceMode, ipc: NamespaceMode) -> PodSandboxConfig {
+    let mut options = cri::NamespaceOption::default();
+    options.set_network(network);
+    options.set_ipc(ipc);
+    let security =
+        cri::LinuxSandboxSecurityContext { namespace_options: Some(options), ..Default::default() };
+    let linux = cri::LinuxPodSandboxConfig { security_context: Some(security), ..Default::default() };
+    PodSandboxConfig { linux: Some(linux), ..Default::default() }
+}
+
+fn mount_at<'a>(spec: &'a Value, destination: &str) -> &'a Value {
+    let mounts = spec["mounts"].as_array().expect("mounts");
+    let mut found = mounts.iter().filter(|mount| mount["destination"] == destination);
+    let mount = found.next().expect("a mount there");
+    assert!(found.next().is_none(), "two mounts at {destination}");
+    mount
+}
+
+#[test]
+fn a_plain_container_joins_the_pod_and_owns_its_processes() {
+    let spec = spec_of(&ContainerConfig::default(), &PodSandboxConfig::default());
+    assert_eq!(
+        spec["linux"]["namespaces"],
+        json!([
+            {"type": "mount"},
+            {"type": "network", "path": "/proc/42/ns/net"},
+            {"type": "uts", "path": "/proc/42/ns/uts"},
+            {"type": "ipc", "path": "/proc/42/ns/ipc"},
+            {"type": "pid"},
+        ])
+    );
+    assert_eq!(spec["process"]["args"], json!(["run"]));
+    assert_eq!(spec["process"]["capabilities"]["effective"], json!(["CAP_CHOWN", "CAP_KILL"]));
+    assert!(spec["process"].get("noNewPrivileges").is_none());
+    assert!(spec.get("hostname").is_none());
+    assert!(spec["linux"].get("seccomp").is_none());
+    assert_eq!(spec["linux"]["cgroupsPath"], "/kubepods/pod1/c");
+    assert_eq!(spec["linux"]["resources"]["devices"][0]["allow"], false);
+    assert_eq!(mount_at(&spec, "/dev/shm")["source"], "/s/shm");
+    assert_eq!(mount_at(&spec, "/etc/hosts")["source"], "/s/hosts");
+}
+
+#[test]
+fn the_nodes_namespaces_are_left_alone() {
+    let spec = spec_of(&ContainerConfig::default(), &networked(NamespaceMode::Node, NamespaceMode::Node));
+    assert_eq!(spec["linux"]["namespaces"], json!([{"type": "mount"}, {"type": "pid"}]));
+    assert_eq!(mount_at(&spec, "/dev/shm")["source"], "/dev/shm");
+}
+
+#[test]
+fn a_target_gives_its_pid_namespace() {
+    let mut options = cri::NamespaceOption::default();
+    options.set_pid(NamespaceMode::Target);
+    let security = LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
+    let spec = spec_of(&secured(security), &PodSandboxConfig::default());
+    assert_eq!(spec["linux"]["namespaces"][4], json!({"type": "pid", "path": "/proc/7/ns/pid"}));
+}
+
+#[test]
+fn privileged_means_all_of_ours_and_nothing_hidden() {
+    let profile = cri::SecurityProfile::default();
+    let spec = spec_of(
+        &secured(LinuxContainerSecurityContext {
+            privileged: true,
+            seccomp: Some(profile),
+            masked_paths: vec!["/proc/kcore".into()],
+            ..Default::default()
+        }),
+        &PodSandboxConfig::default(),
+    );
+    assert_eq!(
+        spec["process"]["capabilities"]["bounding"],
+        json!(["CAP_CHOWN", "CAP_KILL", "CAP_SYS_ADMIN"])
+    );
+    assert_eq!(spec["linux"]["maskedPaths"], json!([]));
+    assert!(spec["linux"].get("seccomp").is_none());
+    assert_eq!(spec["linux"]["resources"]["devices"][0]["allow"], true);
+    let options = mount_at(&spec, "/sys")["options"].as_array().expect("options");
+    assert!(options.contains(&json!("rw")));
+}
+
+#[test]
+fn a_profile_is_loaded_unless_unconfined() {
+    let mut profile = cri::SecurityProfile::default();
+    let context = |profile: &cri::SecurityProfile| {
+        secured(LinuxContainerSecurityContext { seccomp: Some(profile.clone()), ..Default::default() })
+    };
+    let spec = spec_of(&context(&profile), &PodSandboxConfig::default());
+    assert_eq!(spec["linux"]["seccomp"]["defaultAction"], "SCMP_ACT_ERRNO");
+    profile.set_profile_type(ProfileType::Unconfined);
+    let spec = spec_of(&context(&profile), &PodSandboxConfig::default());
+    assert!(spec["linux"].get("seccomp").is_none());
+}
+
+#[test]
+fn volumes_replace_our_mounts_and_the_widest_sets_the_root() {
+    let mut shared = cri::Mount {
+        container_path: "/data//x/".into(),
+        host_path: "/h".into(),
+        readonly: true,
+        ..Default::default()
+    };
+    shared.set_propagation(cri::MountPropagation::PropagationHostToContainer);
+    let hosts =
+        cri::Mount { container_path: "/etc/hosts".into(), host_path: "/mine".into(), ..Default::default() };
+    let config = ContainerConfig { mounts: vec![shared, hosts], ..Default::default() };
+    let spec = spec_of(&config, &PodSandboxConfig::default());
+    assert_eq!(mount_at(&spec, "/etc/hosts")["source"], "/mine");
+    assert_eq!(mount_at(&spec, "/data/x")["options"], json!(["rbind", "rslave", "ro"]));
+    assert_eq!(spec["linux"]["rootfsPropagation"], "slave");
+}
+
+#[test]
+fn scores_are_clamped_to_what_we_may_set() {
+    for (wish, expected) in [(-998, 0), (0, 0), (1000, 1000), (2000, 1000)] {
+        let resources = cri::LinuxContainerResources { oom_score_adj: wish, ..Default::default() };
+        let linux = cri::LinuxContainerConfig { resources: Some(resources), security_context: None };
+        let config = ContainerConfig { linux: Some(linux), ..Default::default() };
+        let spec = spec_of(&config, &PodSandboxConfig::default());
+        assert_eq!(spec["process"]["oomScoreAdj"], expected);
+    }
+}

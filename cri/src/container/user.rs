@@ -1,0 +1,212 @@
+//! Who a container's process is: user, group and further groups, by number or by the image's own
+//! `/etc/passwd` and `/etc/group`.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use coracle_proto::cri::{LinuxContainerSecurityContext, SupplementalGroupsPolicy};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::sys::stat::Mode;
+
+/// Account files longer than this are not read further.
+const LIMIT: u64 = 4 << 20;
+
+/// A resolved user.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct User {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// All groups, the primary one first.
+    pub(crate) groups: Vec<u32>,
+}
+
+/// An image's account files.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Accounts {
+    passwd: String,
+    group: String,
+}
+
+// === impl Accounts ===
+
+impl Accounts {
+    /// Reads them from unpacked layers, topmost first. What is absent is empty.
+    pub(crate) fn read(layers: &[PathBuf]) -> Self {
+        Self { passwd: topmost(layers, "etc/passwd"), group: topmost(layers, "etc/group") }
+    }
+
+    fn user(&self, matches: impl Fn(&str, u32) -> bool) -> Option<(String, u32, u32)> {
+        self.passwd.lines().find_map(|line| {
+            let mut fields = line.split(':');
+            let (name, uid, gid) =
+                (fields.next()?, fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+            matches(name, uid).then(|| (name.to_owned(), uid, gid))
+        })
+    }
+
+    fn groups(&self) -> impl Iterator<Item = (&str, u32, &str)> {
+        self.group.lines().filter_map(|line| {
+            let mut fields = line.split(':');
+            Some((fields.next()?, fields.nth(1)?.parse().ok()?, fields.next().unwrap_or_default()))
+        })
+    }
+
+    /// Resolves who the process is. The request's user beats the image's, a user's own group goes
+    /// with it unless another is named.
+    pub(crate) fn resolve(
+        &self,
+        security: Option<&LinuxContainerSecurityContext>,
+        image_user: &str,
+    ) -> Result<User, String> {
+        let none = LinuxContainerSecurityContext::default();
+        let security = security.unwrap_or(&none);
+        let text = match (&security.run_as_user, security.run_as_username.as_str()) {
+            (Some(uid), _) => uid.value.to_string(),
+            (None, "") => String::new(),
+            (None, name) => name.to_owned(),
+        };
+        if text.is_empty() && security.run_as_group.is_some() {
+            return Err("run_as_group is set without a user".to_owned());
+        }
+        let (user, group) = if text.is_empty() {
+            let (user, group) = image_user.split_once(':').unwrap_or((image_user, ""));
+            (user.to_owned(), group.to_owned())
+        } else {
+            (text, String::new())
+        };
+        let (name, uid, own_group) = self.find_user(&user)?;
+        let gid = match &security.run_as_group {
+            Some(gid) => id(gid.value)?,
+            None if group.is_empty() => own_group,
+            None => self.find_group(&group)?,
+        };
+        let mut groups = vec![gid];
+        if security.supplemental_groups_policy() == SupplementalGroupsPolicy::Merge && !name.is_empty() {
+            groups.extend(self.groups().filter(|(_, _, members)| has(members, &name)).map(|(_, gid, _)| gid));
+        }
+        for gid in &security.supplemental_groups {
+            groups.push(id(*gid)?);
+        }
+        let mut seen = std::collections::HashSet::new();
+        groups.retain(|gid| seen.insert(*gid));
+        Ok(User { uid, gid, groups })
+    }
+
+    /// Name, uid and gid of a user given by number or name; root when nothing is given.
+    fn find_user(&self, user: &str) -> Result<(String, u32, u32), String> {
+        let user = if user.is_empty() { "0" } else { user };
+        if let Ok(number) = user.parse::<i64>() {
+            let uid = id(number)?;
+            let known = self.user(|_, other| other == uid);
+            return Ok(known.unwrap_or((String::new(), uid, 0)));
+        }
+        self.user(|name, _| name == user).ok_or_else(|| format!("the image has no user {user:?}"))
+    }
+
+    fn find_group(&self, group: &str) -> Result<u32, String> {
+        if let Ok(number) = group.parse::<i64>() {
+            return id(number);
+        }
+        let found = self.groups().find(|(name, _, _)| *name == group).map(|(_, gid, _)| gid);
+        found.ok_or_else(|| format!("the image has no group {group:?}"))
+    }
+}
+
+fn has(members: &str, name: &str) -> bool {
+    members.split(',').any(|member| member.trim() == name)
+}
+
+fn id(number: i64) -> Result<u32, String> {
+    u32::try_from(number).map_err(|_range| format!("id {number} is out of range"))
+}
+
+/// The text of `path` as an overlay of `layers` would show it; empty when absent.
+fn topmost(layers: &[PathBuf], path: &str) -> String {
+    for layer in layers {
+        match within(layer, path) {
+            Ok(text) => return text,
+            Err(Errno::ENOENT) => {}
+            // A whiteout (a 0:0 device: ENXIO) or a parent that is none hides what lies below.
+            Err(_) => return String::new(),
+        }
+    }
+    String::new()
+}
+
+/// Reads a file below `root`, whose symbolic links cannot lead out of it.
+fn within(root: &Path, path: &str) -> Result<String, Errno> {
+    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    let file = std::fs::File::from(openat2(&root, path, how)?);
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err(Errno::EINVAL);
+    }
+    let mut bytes = Vec::new();
+    file.take(LIMIT).read_to_end(&mut bytes).map_err(|_unreadable| Errno::EIO)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::cri::Int64Value;
+
+    use super::*;
+
+    fn accounts() -> Accounts {
+        Accounts {
+            passwd: "root:x:0:0::/root:/bin/sh\nwww-data:x:33:33::/:/bin/sh\nalice:x:1000:1001::/:/bin/sh\n"
+                .into(),
+            group: "root:x:0:\nwww-data:x:33:\naudio:x:29:alice,bob\nextra:x:50000:alice\n".into(),
+        }
+    }
+
+    fn number(value: i64) -> Option<Int64Value> {
+        Some(Int64Value { value })
+    }
+
+    fn user(uid: u32, gid: u32, groups: &[u32]) -> Result<User, String> {
+        Ok(User { uid, gid, groups: groups.to_vec() })
+    }
+
+    #[test]
+    fn users_of_the_image_by_name_and_number() {
+        let accounts = accounts();
+        assert_eq!(accounts.resolve(None, ""), user(0, 0, &[0]));
+        assert_eq!(accounts.resolve(None, "alice"), user(1000, 1001, &[1001, 29, 50000]));
+        assert_eq!(accounts.resolve(None, "1003:1004"), user(1003, 1004, &[1004]));
+        assert_eq!(accounts.resolve(None, "www-data:1004"), user(33, 1004, &[1004]));
+        assert_eq!(accounts.resolve(None, "alice:audio"), user(1000, 29, &[29, 50000]));
+        assert!(accounts.resolve(None, "nobody").is_err());
+    }
+
+    #[test]
+    fn the_request_beats_the_image() {
+        let accounts = accounts();
+        let mut security = LinuxContainerSecurityContext { run_as_user: number(1000), ..Default::default() };
+        assert_eq!(accounts.resolve(Some(&security), "www-data:33"), user(1000, 1001, &[1001, 29, 50000]));
+        security.run_as_group = number(7);
+        security.supplemental_groups = vec![8, 29];
+        assert_eq!(accounts.resolve(Some(&security), ""), user(1000, 7, &[7, 29, 50000, 8]));
+        security.set_supplemental_groups_policy(SupplementalGroupsPolicy::Strict);
+        assert_eq!(accounts.resolve(Some(&security), ""), user(1000, 7, &[7, 8, 29]));
+        security.run_as_user = None;
+        assert!(accounts.resolve(Some(&security), "").is_err(), "a group without a user");
+    }
+
+    #[test]
+    fn account_files_are_read_topmost_first_and_never_from_outside() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (top, low) = (dir.path().join("top"), dir.path().join("low"));
+        std::fs::create_dir_all(top.join("etc")).expect("directory");
+        std::fs::create_dir_all(low.join("etc")).expect("directory");
+        std::fs::write(low.join("etc/passwd"), "low:x:1:1::/:").expect("write");
+        let layers = [top.clone(), low.clone()];
+        assert_eq!(topmost(&layers, "etc/passwd"), "low:x:1:1::/:");
+        std::fs::write(dir.path().join("secret"), "out").expect("write");
+        std::os::unix::fs::symlink("../../secret", top.join("etc/passwd")).expect("link");
+        assert_ne!(topmost(&layers, "etc/passwd"), "out");
+    }
+}

@@ -1,0 +1,156 @@
+//! Why a call failed, in the words that the caller sees.
+
+use std::path::PathBuf;
+
+use crate::shim_client;
+
+/// A failed call of the runtime.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is no such object.
+    #[error("{what} {id:?} not found")]
+    NotFound {
+        /// The kind of object.
+        what: &'static str,
+        /// The id that was asked for.
+        id: String,
+    },
+    /// The request lacks something or contradicts itself.
+    #[error("{field}: {why}")]
+    Invalid {
+        /// The field of the request.
+        field: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The object is not in a state that allows the call.
+    #[error("{what} {id:?} is {state}")]
+    WrongState {
+        /// The kind of object.
+        what: &'static str,
+        /// Its id.
+        id: String,
+        /// The state that it is in.
+        state: &'static str,
+    },
+    /// The name belongs to another object.
+    #[error("name {name:?} is reserved for {id:?}")]
+    NameTaken {
+        /// The name that was asked for.
+        name: String,
+        /// Who has it.
+        id: String,
+    },
+    /// Not there yet, or not on this machine.
+    #[error("{0} is not supported")]
+    Unsupported(&'static str),
+    /// The command of an exec did not end in time.
+    #[error("command {command:?} timed out after {seconds} s")]
+    Timeout {
+        /// The command.
+        command: String,
+        /// The limit.
+        seconds: i64,
+    },
+    /// The image store refused.
+    #[error("image {reference:?}")]
+    Image {
+        /// The image that was asked for.
+        reference: String,
+        /// Why.
+        #[source]
+        source: coracle_images::Error,
+    },
+    /// The pod could not be connected.
+    #[error("network of sandbox {id:?}")]
+    Network {
+        /// The sandbox.
+        id: String,
+        /// Why.
+        #[source]
+        source: coracle_cni::Error,
+    },
+    /// The shim refused or is gone.
+    #[error("{doing}")]
+    Shim {
+        /// What was asked of it.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        source: shim_client::Error,
+    },
+    /// A file could not be read or written.
+    #[error("{doing} {}", path.display())]
+    File {
+        /// What was tried.
+        doing: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file holds what it must not.
+    #[error("{doing} {}", path.display())]
+    Format {
+        /// What was tried.
+        doing: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The gRPC server ended.
+    #[error("serve CRI")]
+    Serve(#[source] tonic::transport::Error),
+    /// The kernel refused something that has no path.
+    #[error("{doing}")]
+    Kernel {
+        /// What was tried.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+// === impl Error ===
+
+impl Error {
+    pub(crate) fn invalid(field: &'static str, why: impl Into<String>) -> Self {
+        Self::Invalid { field, why: why.into() }
+    }
+
+    pub(crate) fn no_sandbox(id: &str) -> Self {
+        Self::NotFound { what: "pod sandbox", id: id.to_owned() }
+    }
+
+    pub(crate) fn no_container(id: &str) -> Self {
+        Self::NotFound { what: "container", id: id.to_owned() }
+    }
+
+    /// For `map_err` on file operations.
+    pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { doing, path, source }
+    }
+
+    /// For `map_err` on shim calls.
+    pub(crate) fn shim(doing: &'static str) -> impl FnOnce(shim_client::Error) -> Self {
+        move |source| Self::Shim { doing, source }
+    }
+
+    /// The whole chain of causes, outermost first.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}

@@ -1,0 +1,311 @@
+//! Durable records, one small JSON file an object, under the state directory (a tmpfs on a node, gone
+//! with the boot as what it describes is). Written to a temporary name and renamed, so that a reader
+//! sees the old or the new one. Fields are only ever added.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use coracle_proto::cri;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use crate::error::Error;
+use crate::runtime::RuntimeConfig;
+
+const VERSION: u32 = 1;
+const FILE: &str = "record.json";
+
+/// How far a sandbox has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum SandboxPhase {
+    /// Being made: undone when found after a restart.
+    Creating,
+    /// Its shim runs.
+    Ready,
+    /// Stopped, or its shim died.
+    NotReady,
+}
+
+/// What is remembered of a sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct SandboxRecord {
+    pub(crate) version: u32,
+    pub(crate) id: String,
+    pub(crate) phase: SandboxPhase,
+    pub(crate) runtime_handler: String,
+    pub(crate) created_at: i64,
+    #[serde(with = "message")]
+    pub(crate) config: cri::PodSandboxConfig,
+    /// The pod's addresses, the first one first.
+    #[serde(default)]
+    pub(crate) addresses: Vec<String>,
+}
+
+/// How far a container has come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum ContainerPhase {
+    /// Being made: undone when found after a restart.
+    Creating,
+    /// Waits to be started.
+    Created,
+    /// Runs.
+    #[serde(rename_all = "camelCase")]
+    Running { started_at: i64 },
+    /// Ended.
+    Exited(ExitRecord),
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ExitRecord {
+    pub(crate) started_at: i64,
+    pub(crate) finished_at: i64,
+    pub(crate) code: i32,
+    /// `Completed`, `Error`, `OOMKilled`, …
+    pub(crate) reason: String,
+    #[serde(default)]
+    pub(crate) message: String,
+}
+
+/// What is remembered of a container.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ContainerRecord {
+    pub(crate) version: u32,
+    pub(crate) id: String,
+    pub(crate) sandbox_id: String,
+    pub(crate) phase: ContainerPhase,
+    pub(crate) created_at: i64,
+    #[serde(with = "message")]
+    pub(crate) config: cri::ContainerConfig,
+    pub(crate) image_id: String,
+    pub(crate) log_path: String,
+    pub(crate) cgroup: String,
+    pub(crate) stop_signal: i32,
+    pub(crate) uid: i64,
+    pub(crate) gid: i64,
+    #[serde(default)]
+    pub(crate) groups: Vec<i64>,
+    /// Pid of its first process, 0 before it was created.
+    #[serde(default)]
+    pub(crate) pid: i32,
+}
+
+/// The directories of all records.
+#[derive(Debug, Clone)]
+pub(crate) struct Records {
+    sandboxes: PathBuf,
+    containers: PathBuf,
+    layers: PathBuf,
+}
+
+/// All records of one kind, as found.
+#[derive(Debug)]
+pub(crate) struct Found<T> {
+    pub(crate) readable: Vec<T>,
+    /// Ids of directories without a record that can be read.
+    pub(crate) lost: Vec<String>,
+}
+
+// === impl Records ===
+
+impl Records {
+    /// Makes the directories.
+    pub(crate) fn open(config: &RuntimeConfig) -> Result<Self, Error> {
+        let records = Self {
+            sandboxes: config.state.join("sandboxes"),
+            containers: config.state.join("containers"),
+            layers: config.root.join("containers"),
+        };
+        for dir in [&records.sandboxes, &records.containers, &records.layers] {
+            std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
+        }
+        Ok(records)
+    }
+
+    pub(crate) fn sandbox_dir(&self, id: &str) -> PathBuf {
+        self.sandboxes.join(id)
+    }
+
+    /// A container's bundle.
+    pub(crate) fn container_dir(&self, id: &str) -> PathBuf {
+        self.containers.join(id)
+    }
+
+    /// Where a container's writable layer is.
+    pub(crate) fn layer_dir(&self, id: &str) -> PathBuf {
+        self.layers.join(id)
+    }
+
+    pub(crate) fn write_sandbox(&self, record: &SandboxRecord) -> Result<(), Error> {
+        write(&self.sandbox_dir(&record.id), record)
+    }
+
+    pub(crate) fn write_container(&self, record: &ContainerRecord) -> Result<(), Error> {
+        write(&self.container_dir(&record.id), record)
+    }
+
+    pub(crate) fn remove_sandbox(&self, id: &str) -> Result<(), Error> {
+        remove(&self.sandbox_dir(id))
+    }
+
+    /// Removes a container's layer, then its bundle and record, so that a crash between the two is
+    /// found again.
+    pub(crate) fn remove_container(&self, id: &str) -> Result<(), Error> {
+        remove(&self.layer_dir(id))?;
+        remove(&self.container_dir(id))
+    }
+
+    pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
+        load(&self.sandboxes)
+    }
+
+    pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
+        load(&self.containers)
+    }
+
+    /// Ids of the writable layers that are there.
+    pub(crate) fn layers(&self) -> Result<Vec<String>, Error> {
+        names(&self.layers)
+    }
+}
+
+impl SandboxRecord {
+    pub(crate) fn new(
+        id: &str,
+        config: cri::PodSandboxConfig,
+        runtime_handler: String,
+        created_at: i64,
+    ) -> Self {
+        Self {
+            version: VERSION,
+            id: id.to_owned(),
+            phase: SandboxPhase::Creating,
+            runtime_handler,
+            created_at,
+            config,
+            addresses: Vec::new(),
+        }
+    }
+}
+
+impl ContainerRecord {
+    pub(crate) const VERSION: u32 = VERSION;
+}
+
+/// Writes `bytes` so that a reader sees the old file or the new one.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let temporary = path.with_extension("new");
+    std::fs::write(&temporary, bytes).map_err(Error::file("write", &temporary))?;
+    std::fs::rename(&temporary, path).map_err(Error::file("rename into", path))
+}
+
+fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
+    let path = dir.join(FILE);
+    let bytes = serde_json::to_vec(record).map_err(|source| Error::Format {
+        doing: "encode",
+        path: path.clone(),
+        source,
+    })?;
+    match replace(&path, &bytes) {
+        Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
+            replace(&path, &bytes)
+        }
+        other => other,
+    }
+}
+
+fn remove(dir: &Path) -> Result<(), Error> {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::file("remove", dir)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn names(dir: &Path) -> Result<Vec<String>, Error> {
+    let entries = std::fs::read_dir(dir).map_err(Error::file("list", dir))?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
+}
+
+fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
+    let mut found = Found { readable: Vec::new(), lost: Vec::new() };
+    for id in names(dir)? {
+        let path = dir.join(&id).join(FILE);
+        let record = std::fs::read(&path).map_err(Error::file("read", &path)).and_then(|bytes| {
+            serde_json::from_slice(&bytes).map_err(|source| Error::Format {
+                doing: "decode",
+                path: path.clone(),
+                source,
+            })
+        });
+        match record {
+            Ok(record) => found.readable.push(record),
+            Err(error) => {
+                warn!(id, error = error.chain(), "set a record aside that cannot be read");
+                found.lost.push(id);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A protobuf message inside a record: base64 of its wire form, which old and new versions read alike.
+mod message {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+    use prost::Message;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<T: Message, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(value.encode_to_vec()))
+    }
+
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: Message + Default,
+        D: Deserializer<'de>,
+    {
+        let text = String::deserialize(deserializer)?;
+        let bytes = STANDARD.decode(text).map_err(Error::custom)?;
+        T::decode(bytes.as_slice()).map_err(Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(dir: &Path) -> Records {
+        let config = RuntimeConfig { root: dir.join("root"), state: dir.join("state"), ..Default::default() };
+        Records::open(&config).expect("directories")
+    }
+
+    #[test]
+    fn a_record_comes_back_as_it_was_and_a_torn_one_is_reported() {
+        let dir = tempfile::tempdir().expect("directory");
+        let records = records(dir.path());
+        let config = cri::PodSandboxConfig { hostname: "h".into(), ..Default::default() };
+        let record = SandboxRecord::new("a", config, String::new(), 7);
+        records.write_sandbox(&record).expect("write");
+        std::fs::create_dir(records.sandbox_dir("torn")).expect("directory");
+        std::fs::write(records.sandbox_dir("torn").join(FILE), "{").expect("write");
+        let found = records.sandboxes().expect("load");
+        assert_eq!(found.readable, [record]);
+        assert_eq!(found.lost, ["torn"]);
+    }
+
+    #[test]
+    fn removing_the_absent_succeeds() {
+        let dir = tempfile::tempdir().expect("directory");
+        let records = records(dir.path());
+        records.remove_sandbox("x").expect("remove");
+        records.remove_container("x").expect("remove");
+    }
+}

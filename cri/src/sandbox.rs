@@ -1,0 +1,171 @@
+//! A pod sandbox: its state, and what is worked out from its configuration.
+//!
+//! ```text
+//!   RunPodSandbox ──► (Creating) ──► Ready ──StopPodSandbox, or its shim died──► NotReady ──► removed
+//!                         └─ failed, cancelled or found after a crash: undone
+//! ```
+
+pub(crate) mod files;
+pub(crate) mod filter;
+pub(crate) mod namespaces;
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use coracle_proto::{cri, shim};
+use tokio::sync::oneshot;
+
+use crate::error::Error;
+use crate::lock::locked;
+use crate::records::{SandboxPhase, SandboxRecord};
+use crate::shim_client::Shim;
+
+/// A sandbox that was made completely.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    pub(crate) id: String,
+    /// Immutable but for `phase`, which [`SandboxState`] holds.
+    pub(crate) record: SandboxRecord,
+    state: Mutex<SandboxState>,
+    /// Held by stop and remove, so that two of them do not cross.
+    pub(crate) ending: tokio::sync::Mutex<()>,
+    /// Execs that somebody waits for.
+    execs: Mutex<HashMap<String, oneshot::Sender<shim::Exit>>>,
+}
+
+/// What holds in each state.
+#[derive(Debug, Clone)]
+pub(crate) enum SandboxState {
+    /// The shim lives and holds the namespaces.
+    Ready(Live),
+    /// Nothing of it runs; its record and its containers' remain until it is removed.
+    NotReady,
+}
+
+/// A sandbox's shim.
+#[derive(Debug, Clone)]
+pub(crate) struct Live {
+    pub(crate) shim: Shim,
+    /// Pid of the pod's init when the pod shares a pid namespace, else 0.
+    pub(crate) init_pid: i32,
+}
+
+// === impl Sandbox ===
+
+impl Sandbox {
+    pub(crate) fn new(record: SandboxRecord, state: SandboxState) -> Self {
+        Self {
+            id: record.id.clone(),
+            record,
+            state: Mutex::new(state),
+            ending: tokio::sync::Mutex::default(),
+            execs: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn config(&self) -> &cri::PodSandboxConfig {
+        &self.record.config
+    }
+
+    pub(crate) fn live(&self) -> Option<Live> {
+        match &*locked(&self.state) {
+            SandboxState::Ready(live) => Some(live.clone()),
+            SandboxState::NotReady => None,
+        }
+    }
+
+    /// The shim, or the reason why there is none.
+    pub(crate) fn shim(&self) -> Result<Shim, Error> {
+        self.live().map(|live| live.shim).ok_or_else(|| Error::WrongState {
+            what: "pod sandbox",
+            id: self.id.clone(),
+            state: "not ready",
+        })
+    }
+
+    /// Leaves `Ready`. Returns what it had if it was still there: one caller alone gets it.
+    pub(crate) fn leave_ready(&self) -> Option<Live> {
+        match std::mem::replace(&mut *locked(&self.state), SandboxState::NotReady) {
+            SandboxState::Ready(live) => Some(live),
+            SandboxState::NotReady => None,
+        }
+    }
+
+    pub(crate) fn record_now(&self) -> SandboxRecord {
+        let phase = if self.live().is_some() { SandboxPhase::Ready } else { SandboxPhase::NotReady };
+        SandboxRecord { phase, ..self.record.clone() }
+    }
+
+    /// Prepares to learn how an exec ends, before it is started.
+    pub(crate) fn expect_exec(&self, exec_id: &str) -> oneshot::Receiver<shim::Exit> {
+        let (sender, receiver) = oneshot::channel();
+        locked(&self.execs).insert(exec_id.to_owned(), sender);
+        receiver
+    }
+
+    /// Tells whoever waits. Nobody does for an exec of an earlier agent.
+    pub(crate) fn exec_exited(&self, exec_id: &str, exit: shim::Exit) {
+        if let Some(sender) = locked(&self.execs).remove(exec_id) {
+            // The waiter may have given up.
+            let _abandoned = sender.send(exit);
+        }
+    }
+
+    /// Forgets an exec that was never started or is no longer waited for.
+    pub(crate) fn forget_exec(&self, exec_id: &str) {
+        locked(&self.execs).remove(exec_id);
+    }
+
+    /// Wakes all who wait for an exec: no exit will come any more.
+    pub(crate) fn forget_all_execs(&self) {
+        locked(&self.execs).clear();
+    }
+
+    fn cri_state(&self) -> cri::PodSandboxState {
+        match *locked(&self.state) {
+            SandboxState::Ready(_) => cri::PodSandboxState::SandboxReady,
+            SandboxState::NotReady => cri::PodSandboxState::SandboxNotready,
+        }
+    }
+
+    pub(crate) fn item(&self) -> cri::PodSandbox {
+        let config = self.config();
+        cri::PodSandbox {
+            id: self.id.clone(),
+            metadata: config.metadata.clone(),
+            state: self.cri_state().into(),
+            created_at: self.record.created_at,
+            labels: config.labels.clone(),
+            annotations: config.annotations.clone(),
+            runtime_handler: self.record.runtime_handler.clone(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> cri::PodSandboxStatus {
+        let config = self.config();
+        let options = namespaces::options(config);
+        let mut addresses = self.record.addresses.iter().cloned();
+        let network = cri::PodSandboxNetworkStatus {
+            ip: addresses.next().unwrap_or_default(),
+            additional_ips: addresses.map(|ip| cri::PodIp { ip }).collect(),
+        };
+        cri::PodSandboxStatus {
+            id: self.id.clone(),
+            metadata: config.metadata.clone(),
+            state: self.cri_state().into(),
+            created_at: self.record.created_at,
+            network: Some(network),
+            linux: Some(cri::LinuxPodSandboxStatus {
+                namespaces: Some(cri::Namespace { options: Some(options) }),
+            }),
+            labels: config.labels.clone(),
+            annotations: config.annotations.clone(),
+            runtime_handler: self.record.runtime_handler.clone(),
+        }
+    }
+}
+
+/// The name that no two sandboxes may have at once.
+pub(crate) fn name(metadata: &cri::PodSandboxMetadata) -> String {
+    format!("{}_{}_{}_{}", metadata.name, metadata.namespace, metadata.uid, metadata.attempt)
+}

@@ -1,0 +1,82 @@
+//! Which sandboxes and containers a list request means. Pure.
+
+use std::collections::HashMap;
+
+use coracle_proto::cri;
+
+/// Whether `labels` has all that `selector` asks for.
+pub(crate) fn selected(labels: &HashMap<String, String>, selector: &HashMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+}
+
+/// Whether an id is the one asked for, or begins with what was asked for; nothing asked matches all.
+pub(crate) fn named(id: &str, asked: &str) -> bool {
+    id.starts_with(asked)
+}
+
+/// Whether the filter lets a sandbox through.
+pub(crate) fn sandbox(item: &cri::PodSandbox, filter: Option<&cri::PodSandboxFilter>) -> bool {
+    filter.is_none_or(|filter| {
+        named(&item.id, &filter.id)
+            && filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
+            && selected(&item.labels, &filter.label_selector)
+    })
+}
+
+/// Whether the filter lets a container through.
+pub(crate) fn container(item: &cri::Container, filter: Option<&cri::ContainerFilter>) -> bool {
+    filter.is_none_or(|filter| {
+        named(&item.id, &filter.id)
+            && named(&item.pod_sandbox_id, &filter.pod_sandbox_id)
+            && filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
+            && selected(&item.labels, &filter.label_selector)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn all_parts_of_a_filter_must_match() {
+        let item = cri::Container {
+            id: "c0ffee".into(),
+            pod_sandbox_id: "beef".into(),
+            state: cri::ContainerState::ContainerRunning.into(),
+            labels: labels(&[("a", "1"), ("b", "2")]),
+            ..Default::default()
+        };
+        let running = cri::ContainerStateValue { state: cri::ContainerState::ContainerRunning.into() };
+        let exited = cri::ContainerStateValue { state: cri::ContainerState::ContainerExited.into() };
+        let cases: [(cri::ContainerFilter, bool); 7] = [
+            (cri::ContainerFilter::default(), true),
+            (cri::ContainerFilter { id: "c0f".into(), ..Default::default() }, true),
+            (cri::ContainerFilter { id: "d".into(), ..Default::default() }, false),
+            (
+                cri::ContainerFilter {
+                    pod_sandbox_id: "beef".into(),
+                    state: Some(running),
+                    ..Default::default()
+                },
+                true,
+            ),
+            (cri::ContainerFilter { state: Some(exited), ..Default::default() }, false),
+            (cri::ContainerFilter { label_selector: labels(&[("a", "1")]), ..Default::default() }, true),
+            (
+                cri::ContainerFilter {
+                    label_selector: labels(&[("a", "1"), ("c", "")]),
+                    ..Default::default()
+                },
+                false,
+            ),
+        ];
+        for (filter, expected) in cases {
+            assert_eq!(container(&item, Some(&filter)), expected, "{filter:?}");
+        }
+        assert!(container(&item, None));
+    }
+}

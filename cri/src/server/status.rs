@@ -1,0 +1,61 @@
+//! The only map from our errors to gRPC codes, and the shapes of answers.
+
+use std::pin::Pin;
+
+use futures::Stream;
+use tonic::{Code, Response, Status};
+
+use crate::error::Error;
+use crate::shim_client::ErrorKind;
+
+/// What a service method returns.
+pub(crate) type Answer<T> = Result<Response<T>, Status>;
+
+/// What a streaming method's answer streams.
+pub(crate) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Wraps a result for the wire.
+pub(crate) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
+    result.map(Response::new).map_err(|error| Status::from(&error))
+}
+
+impl From<&Error> for Status {
+    fn from(error: &Error) -> Self {
+        Status::new(code(error), error.chain())
+    }
+}
+
+fn code(error: &Error) -> Code {
+    match error {
+        Error::NotFound { .. } => Code::NotFound,
+        Error::Invalid { .. } => Code::InvalidArgument,
+        Error::WrongState { .. } => Code::FailedPrecondition,
+        Error::NameTaken { .. } => Code::AlreadyExists,
+        Error::Unsupported(_) => Code::Unimplemented,
+        Error::Timeout { .. } => Code::DeadlineExceeded,
+        Error::Shim { source, .. } => shim_code(source.kind),
+        Error::Image { .. } => Code::Unknown,
+        Error::Network { .. }
+        | Error::File { .. }
+        | Error::Format { .. }
+        | Error::Serve(_)
+        | Error::Kernel { .. } => Code::Unknown,
+    }
+}
+
+fn shim_code(kind: ErrorKind) -> Code {
+    match kind {
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::AlreadyExists => Code::AlreadyExists,
+        ErrorKind::Invalid => Code::InvalidArgument,
+        ErrorKind::WrongState => Code::FailedPrecondition,
+        ErrorKind::Unsupported => Code::Unimplemented,
+        ErrorKind::Gone => Code::Unavailable,
+        ErrorKind::Internal
+        | ErrorKind::CommandNotFound
+        | ErrorKind::CommandNotExecutable
+        | ErrorKind::ConnectionRefused
+        | ErrorKind::Spawn
+        | ErrorKind::Protocol => Code::Unknown,
+    }
+}

@@ -1,0 +1,114 @@
+//! What a multi-step creation has done so far, and how to take it back: on failure in reverse order,
+//! and also when the caller went away in the middle.
+
+use std::sync::{Arc, Weak};
+
+use tracing::warn;
+
+use crate::error::Error;
+use crate::lock::locked;
+use crate::runtime::Inner;
+use crate::shim_client::Shim;
+
+/// One step that was taken, or is about to be: all of these succeed on the absent.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// A reserved name.
+    Name(String),
+    /// A sandbox's directory with its record.
+    SandboxRecord(String),
+    /// A sandbox's shim.
+    Shim(Shim),
+    /// A sandbox's network.
+    Network(String),
+    /// A container in the table.
+    Container(String),
+    /// A container's directories with its record.
+    ContainerRecord(String),
+    /// A container of a shim.
+    ShimContainer(Shim, String),
+    /// A cgroup.
+    Cgroup(String),
+}
+
+/// The steps taken. Dropped without [`Undo::keep`], it takes them back in a task of its own.
+#[derive(Debug)]
+pub(crate) struct Undo {
+    inner: Weak<Inner>,
+    steps: Vec<Step>,
+}
+
+// === impl Undo ===
+
+impl Undo {
+    pub(crate) fn new(inner: &Arc<Inner>) -> Self {
+        Self { inner: Arc::downgrade(inner), steps: Vec::new() }
+    }
+
+    pub(crate) fn push(&mut self, step: Step) {
+        self.steps.push(step);
+    }
+
+    /// The creation is complete: nothing is taken back.
+    pub(crate) fn keep(mut self) {
+        self.steps.clear();
+    }
+
+    /// Takes all steps back, to the end, whatever fails.
+    pub(crate) async fn run(mut self) {
+        take_back(self.inner.upgrade(), std::mem::take(&mut self.steps)).await;
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if self.steps.is_empty() {
+            return;
+        }
+        let steps = std::mem::take(&mut self.steps);
+        let inner = self.inner.upgrade();
+        if let Ok(handle) = tokio::runtime::Handle::try_current() {
+            handle.spawn(take_back(inner, steps));
+        }
+    }
+}
+
+async fn take_back(inner: Option<Arc<Inner>>, steps: Vec<Step>) {
+    let Some(inner) = inner else { return };
+    for step in steps.into_iter().rev() {
+        let text = format!("{step:?}");
+        if let Err(error) = step.take_back(&inner).await {
+            warn!(step = text, error = error.chain(), "could not take a step back");
+        }
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    async fn take_back(self, inner: &Inner) -> Result<(), Error> {
+        match self {
+            Self::Name(name) => {
+                locked(&inner.names).remove(&name);
+                Ok(())
+            }
+            Self::SandboxRecord(id) => inner.records.remove_sandbox(&id),
+            Self::Shim(shim) => shim.shutdown().await.map_err(Error::shim("shut the shim down")),
+            Self::Network(id) => {
+                inner.network.del(&id).await.map_err(|source| Error::Network { id: id.clone(), source })
+            }
+            Self::Container(id) => {
+                inner.containers.remove(&id);
+                Ok(())
+            }
+            Self::ContainerRecord(id) => inner.records.remove_container(&id),
+            Self::ShimContainer(shim, id) => {
+                shim.delete(&id).await.map_err(Error::shim("delete the container"))
+            }
+            Self::Cgroup(group) => {
+                inner.cgroups.kill(&group).await;
+                inner.cgroups.remove(&group)
+            }
+        }
+    }
+}
