@@ -1,0 +1,84 @@
+//! Why a call to a shim failed.
+
+use coracle_proto::shim;
+
+/// A failed call: what kind of failure, and the whole chain of causes in words.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    /// What a caller can act on.
+    pub kind: ErrorKind,
+    /// The causes, outermost first, joined by ": ".
+    pub message: String,
+}
+
+/// The kinds of failure that callers tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// The kernel, or the container library, refused.
+    Internal,
+    /// No such container or exec.
+    NotFound,
+    /// The id is taken.
+    AlreadyExists,
+    /// The request makes no sense.
+    Invalid,
+    /// The container or exec is not in a state that allows the call.
+    WrongState,
+    /// The command does not exist in the container: exit code 127.
+    CommandNotFound,
+    /// The command exists but cannot be executed: exit code 126.
+    CommandNotExecutable,
+    /// Nobody listens on the port.
+    ConnectionRefused,
+    /// This shim, perhaps of an earlier version, cannot do that.
+    Unsupported,
+    /// The shim could not be started.
+    Spawn,
+    /// The connection ended, or there is no shim.
+    Gone,
+    /// The shim answered with what it must not.
+    Protocol,
+}
+
+// === impl Error ===
+
+impl Error {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    pub(super) fn invalid(doing: &str, error: &dyn std::error::Error) -> Self {
+        Self::new(ErrorKind::Invalid, format!("{doing}: {error}"))
+    }
+
+    pub(super) fn protocol(message: &str) -> Self {
+        Self::new(ErrorKind::Protocol, message)
+    }
+
+    pub(super) fn gone() -> Self {
+        Self::new(ErrorKind::Gone, "the connection to the shim has ended")
+    }
+
+    pub(super) fn unexpected(reply: &shim::reply::Result) -> Self {
+        Self::new(ErrorKind::Protocol, format!("unexpected reply: {reply:?}"))
+    }
+}
+
+impl From<shim::Error> for Error {
+    fn from(error: shim::Error) -> Self {
+        use shim::error::Kind;
+        let kind = match error.kind() {
+            Kind::Internal => ErrorKind::Internal,
+            Kind::NotFound => ErrorKind::NotFound,
+            Kind::AlreadyExists => ErrorKind::AlreadyExists,
+            Kind::Invalid => ErrorKind::Invalid,
+            Kind::WrongState => ErrorKind::WrongState,
+            Kind::CommandNotFound => ErrorKind::CommandNotFound,
+            Kind::CommandNotExecutable => ErrorKind::CommandNotExecutable,
+            Kind::ConnectionRefused => ErrorKind::ConnectionRefused,
+            Kind::Unsupported => ErrorKind::Unsupported,
+        };
+        Self { kind, message: error.message }
+    }
+}

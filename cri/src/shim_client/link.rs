@@ -1,0 +1,138 @@
+//! One connection's traffic: requests out, replies to whom they belong, events to their queue.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use coracle_proto::shim::{self, packet, reply, request};
+use prost::Message as _;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::error::Error;
+use super::socket::Socket;
+
+type Answer = (reply::Result, Vec<OwnedFd>);
+
+/// The connection; dropping it closes the socket.
+#[derive(Debug)]
+pub(super) struct Link {
+    shared: Arc<Shared>,
+    reader: tokio::task::AbortHandle,
+    open: watch::Receiver<bool>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    socket: Socket,
+    waiting: Mutex<Waiting>,
+}
+
+/// Who waits for which reply. `None` for the map once the connection has ended, so that no caller
+/// can start to wait for a reply that cannot come.
+#[derive(Debug)]
+struct Waiting {
+    next: u64,
+    calls: Option<HashMap<u64, oneshot::Sender<Answer>>>,
+}
+
+// === impl Link ===
+
+impl Link {
+    pub(super) fn open(socket: Socket, events: mpsc::UnboundedSender<shim::Event>) -> Self {
+        let waiting = Waiting { next: 1, calls: Some(HashMap::new()) };
+        let shared = Arc::new(Shared { socket, waiting: Mutex::new(waiting) });
+        let (closed, open) = watch::channel(true);
+        let reader = tokio::spawn(read(Arc::clone(&shared), events, closed)).abort_handle();
+        Self { shared, reader, open }
+    }
+
+    /// Waits until the connection has ended.
+    pub(super) async fn closed(&self) {
+        let mut open = self.open.clone();
+        // An error means that the reader is gone: ended all the same.
+        let _ = open.wait_for(|open| !open).await;
+    }
+
+    /// A caller that gives up leaves nothing behind but the late reply, whose descriptors are
+    /// closed on arrival.
+    pub(super) async fn call(&self, call: request::Call, fds: Vec<OwnedFd>) -> Result<Answer, Error> {
+        let (sender, receiver) = oneshot::channel();
+        let id = self.shared.register(sender)?;
+        let request = shim::Request { call: Some(call) };
+        let packet = shim::Packet { id, body: Some(packet::Body::Request(request)) };
+        if let Err(error) = self.shared.socket.send(&packet.encode_to_vec(), &fds).await {
+            self.shared.forget(id);
+            return Err(match error.raw_os_error() {
+                Some(libc::EMSGSIZE) => Error::invalid("send to the shim", &error),
+                _ => Error::gone(),
+            });
+        }
+        drop(fds);
+        receiver.await.map_err(|_closed| Error::gone())
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn register(&self, sender: oneshot::Sender<Answer>) -> Result<u64, Error> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = waiting.next;
+        waiting.next += 1;
+        match waiting.calls.as_mut() {
+            Some(calls) => calls.insert(id, sender),
+            None => return Err(Error::gone()),
+        };
+        Ok(id)
+    }
+
+    fn forget(&self, id: u64) -> Option<oneshot::Sender<Answer>> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.calls.as_mut().and_then(|calls| calls.remove(&id))
+    }
+
+    fn end(&self) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.calls = None;
+    }
+}
+
+async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, closed: watch::Sender<bool>) {
+    loop {
+        let (bytes, fds) = match shared.socket.receive().await {
+            Ok(Some(received)) => received,
+            Ok(None) => break,
+            Err(error) => {
+                tracing::debug!(%error, "the connection to a shim ended");
+                break;
+            }
+        };
+        let packet = match shim::Packet::decode(bytes.as_slice()) {
+            Ok(packet) => packet,
+            Err(error) => {
+                tracing::warn!(%error, "a shim sent what cannot be read");
+                break;
+            }
+        };
+        match packet.body {
+            Some(packet::Body::Reply(shim::Reply { result: Some(result) })) => {
+                if let Some(sender) = shared.forget(packet.id) {
+                    // The caller may have given up meanwhile.
+                    let _ = sender.send((result, fds));
+                }
+            }
+            // A receiver that was dropped wants no events.
+            Some(packet::Body::Event(event)) => drop(events.send(event)),
+            // From a later version: nothing that we asked for.
+            _ => {}
+        }
+    }
+    shared.end();
+    let _ = closed.send(false);
+}

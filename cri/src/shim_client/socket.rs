@@ -1,0 +1,109 @@
+//! A SEQPACKET socket under tokio: one datagram a packet, file descriptors beside it.
+#![allow(unsafe_code, reason = "takes ownership of the descriptors that the kernel hands over")]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use nix::cmsg_space;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect,
+    getsockopt, recvmsg, sendmsg, setsockopt, socket, sockopt,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::error::{Error, ErrorKind};
+
+/// Most descriptors in one packet; the protocol never sends more than three.
+const MAX_FDS: usize = 8;
+
+/// Room for one packet: no message of the protocol comes near it.
+const BUFFER: usize = 1 << 20;
+
+#[derive(Debug)]
+pub(super) struct Socket {
+    fd: AsyncFd<OwnedFd>,
+}
+
+// === impl Socket ===
+
+impl Socket {
+    /// Connects at once: a listening socket of the local kernel never makes us wait, except when
+    /// its backlog is full, and that is an error like any other.
+    pub(super) fn connect(path: &Path) -> Result<Self, Error> {
+        let gone = |doing: &str, errno: Errno| {
+            Error::new(ErrorKind::Gone, format!("{doing} the shim at {}: {errno}", path.display()))
+        };
+        let fd = socket(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
+            None,
+        )
+        .map_err(|errno| gone("make a socket for", errno))?;
+        // A long list of layers may pass the default; refusal only keeps the default.
+        let _ = setsockopt(&fd, sockopt::SndBuf, &BUFFER);
+        let address = UnixAddr::new(path).map_err(|errno| gone("name", errno))?;
+        connect(fd.as_raw_fd(), &address).map_err(|errno| gone("connect to", errno))?;
+        let fd = AsyncFd::new(fd)
+            .map_err(|error| Error::new(ErrorKind::Internal, format!("register a socket: {error}")))?;
+        Ok(Self { fd })
+    }
+
+    pub(super) fn peer_pid(&self) -> Result<i32, Error> {
+        getsockopt(self.fd.get_ref(), sockopt::PeerCredentials)
+            .map(|credentials| credentials.pid())
+            .map_err(|errno| Error::new(ErrorKind::Gone, format!("ask for the shim's pid: {errno}")))
+    }
+
+    pub(super) async fn send(&self, packet: &[u8], fds: &[OwnedFd]) -> std::io::Result<()> {
+        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&raw)];
+        let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
+        self.fd
+            .async_io(Interest::WRITABLE, |fd| {
+                let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+                sendmsg::<()>(fd.as_raw_fd(), &[IoSlice::new(packet)], control, flags, None)?;
+                Ok(())
+            })
+            .await
+    }
+
+    /// The next packet; `None` when the other side closed.
+    pub(super) async fn receive(&self) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+        self.fd.async_io(Interest::READABLE, receive_now).await
+    }
+}
+
+fn receive_now(fd: &OwnedFd) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let length = waiting(fd)?;
+    let mut buffer = vec![0_u8; length.max(1)];
+    let mut control = cmsg_space!([RawFd; MAX_FDS]);
+    let mut slices = [IoSliceMut::new(&mut buffer)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(fd.as_raw_fd(), &mut slices, Some(&mut control), flags)?;
+    let bytes = message.bytes;
+    let mut fds = Vec::new();
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = part {
+            // SAFETY: the kernel has just made these descriptors for us, and nobody else knows them.
+            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    if bytes == 0 {
+        return Ok(None);
+    }
+    buffer.truncate(bytes);
+    Ok(Some((buffer, fds)))
+}
+
+/// The length of the first packet in the queue, 0 at the end.
+fn waiting(fd: &OwnedFd) -> std::io::Result<usize> {
+    let mut none = [];
+    let mut slices = [IoSliceMut::new(&mut none)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+    let message = recvmsg::<()>(fd.as_raw_fd(), &mut slices, None, flags)?;
+    Ok(message.bytes.min(BUFFER))
+}
