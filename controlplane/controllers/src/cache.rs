@@ -1,0 +1,354 @@
+//! What is known of one kind, fed by one watch and by our own writes.
+//!
+//! A write's answer goes into the cache at once ([`Cache::written`], [`Cache::removed`]), so the next plan is
+//! never made from a state older than the last write: this is what upstream needs expectations for. Resource
+//! versions of one kind rise along its watch, which makes the two sources easy to merge: the higher one wins, and
+//! an answer that the watch has already passed is not news.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::watcher::Event;
+use tokio::sync::watch;
+
+use crate::object::{Key, Object, controller_of};
+
+/// Told of every change, while the cache is locked: it may queue keys and look into caches of owners (pods'
+/// handlers into replica sets, services and deployments), never into the cache it listens to or further down.
+type Handler<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
+
+/// An object before and after; at least one is there.
+pub(crate) struct Change<'a, K> {
+    pub(crate) old: Option<&'a Arc<K>>,
+    pub(crate) new: Option<&'a Arc<K>>,
+}
+
+impl<'a, K> Change<'a, K> {
+    /// The object as it is, or as it last was.
+    pub(crate) fn latest(&self) -> Option<&'a Arc<K>> {
+        self.new.or(self.old)
+    }
+}
+
+/// The objects of one kind.
+pub(crate) struct Cache<K> {
+    state: Mutex<State<K>>,
+    synced: watch::Sender<bool>,
+}
+
+struct State<K> {
+    objects: BTreeMap<Key, Arc<K>>,
+    /// Names by namespace and controller's uid (empty for orphans).
+    owned: HashMap<(String, String), BTreeSet<String>>,
+    /// The highest version that the watch has brought.
+    progress: u64,
+    /// Objects that we removed and whose removal the watch has not brought yet.
+    tombstones: HashSet<String>,
+    relist: Option<Relist<K>>,
+    handlers: Vec<Handler<K>>,
+}
+
+/// A list that is under way.
+struct Relist<K> {
+    found: BTreeMap<Key, K>,
+    /// Written since the list began: the list may be older or newer.
+    written: BTreeSet<Key>,
+}
+
+/// An object whose existence only the server can tell (see [`Cache::apply`]).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Doubtful {
+    pub(crate) key: Key,
+    pub(crate) uid: String,
+}
+
+fn version(meta: &ObjectMeta) -> u64 {
+    meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+impl<K: Object> Cache<K> {
+    /// An empty cache.
+    pub(crate) fn new() -> Self {
+        let state = State {
+            objects: BTreeMap::new(),
+            owned: HashMap::new(),
+            progress: 0,
+            tombstones: HashSet::new(),
+            relist: None,
+            handlers: Vec::new(),
+        };
+        Self { state: Mutex::new(state), synced: watch::Sender::new(false) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<K>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has `handler` told of every later change.
+    pub(crate) fn on_change(&self, handler: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
+        self.lock().handlers.push(Box::new(handler));
+    }
+
+    /// Returns once the first list is complete.
+    pub(crate) async fn synced(&self) {
+        // The sender lives in self, so this cannot fail.
+        drop(self.synced.subscribe().wait_for(|synced| *synced).await);
+    }
+
+    /// The object with this key.
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<K>> {
+        self.lock().objects.get(key).cloned()
+    }
+
+    /// All objects.
+    pub(crate) fn all(&self) -> Vec<Arc<K>> {
+        self.lock().objects.values().cloned().collect()
+    }
+
+    /// The objects of one namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<Arc<K>> {
+        let state = self.lock();
+        let range = state.objects.range(Key::new(namespace, "")..);
+        range.take_while(|(key, _)| key.namespace == namespace).map(|(_, object)| object.clone()).collect()
+    }
+
+    /// The objects of one namespace that this controller owns; an empty uid asks for those that none owns.
+    pub(crate) fn owned_by(&self, namespace: &str, uid: &str) -> Vec<Arc<K>> {
+        let state = self.lock();
+        let names = state.owned.get(&(namespace.to_owned(), uid.to_owned()));
+        names
+            .into_iter()
+            .flatten()
+            .filter_map(|name| state.objects.get(&Key::new(namespace, name)).cloned())
+            .collect()
+    }
+
+    /// Takes in the answer of a write.
+    pub(crate) fn written(&self, mut object: K) -> Arc<K> {
+        object.slim();
+        let object = Arc::new(object);
+        let mut state = self.lock();
+        let (key, version) = (object.key(), version(object.meta()));
+        let passed = state.relist.is_none() && state.progress >= version;
+        if version != 0 && !passed && state.insert(object.clone()) && let Some(relist) = &mut state.relist {
+            relist.written.insert(key);
+        }
+        object
+    }
+
+    /// Takes in that the server has removed this object on our request, at once.
+    pub(crate) fn removed(&self, key: &Key, uid: &str) {
+        let mut state = self.lock();
+        if state.objects.get(key).is_some_and(|known| known.uid() == uid) {
+            state.tombstones.insert(uid.to_owned());
+            state.remove(key);
+        }
+    }
+
+    /// Takes in that an object is gone, without waiting for the watch to say so too.
+    pub(crate) fn forget(&self, doubtful: &Doubtful) {
+        let mut state = self.lock();
+        if state.objects.get(&doubtful.key).is_some_and(|known| known.uid() == doubtful.uid) {
+            state.remove(&doubtful.key);
+        }
+    }
+
+    /// Takes in what the watch brings. Objects that were written while a list ran and are not in it are
+    /// returned: the list may be older than the write, or the object gone again. Ask the server, then `forget`.
+    pub(crate) fn apply(&self, event: Event<K>) -> Vec<Doubtful> {
+        let mut state = self.lock();
+        match event {
+            Event::Apply(object) => state.seen(object),
+            Event::Delete(object) => state.gone(&object),
+            Event::Init => state.relist = Some(Relist { found: BTreeMap::new(), written: BTreeSet::new() }),
+            Event::InitApply(mut object) => {
+                object.slim();
+                if let Some(relist) = &mut state.relist {
+                    relist.found.insert(object.key(), object);
+                }
+            }
+            Event::InitDone => {
+                let doubtful = state.listed();
+                drop(state);
+                self.synced.send_replace(true);
+                return doubtful;
+            }
+        }
+        Vec::new()
+    }
+}
+
+// === impl State ===
+
+impl<K: Object> State<K> {
+    fn seen(&mut self, mut object: K) {
+        self.progress = self.progress.max(version(object.meta()));
+        if !self.tombstones.contains(object.uid()) {
+            object.slim();
+            self.insert(Arc::new(object));
+        }
+    }
+
+    fn gone(&mut self, object: &K) {
+        self.progress = self.progress.max(version(object.meta()));
+        self.tombstones.remove(object.uid());
+        let key = object.key();
+        if self.objects.get(&key).is_some_and(|known| known.uid() == object.uid()) {
+            self.remove(&key);
+        }
+    }
+
+    fn listed(&mut self) -> Vec<Doubtful> {
+        let Some(relist) = self.relist.take() else { return Vec::new() };
+        let uids: HashSet<String> = relist.found.values().map(|object| object.uid().to_owned()).collect();
+        self.tombstones.retain(|uid| uids.contains(uid));
+        let missing: Vec<Key> =
+            self.objects.keys().filter(|key| !relist.found.contains_key(*key)).cloned().collect();
+        let mut doubtful = Vec::new();
+        for key in missing {
+            if let (true, Some(object)) = (relist.written.contains(&key), self.objects.get(&key)) {
+                doubtful.push(Doubtful { uid: object.uid().to_owned(), key });
+            } else {
+                self.remove(&key);
+            }
+        }
+        for object in relist.found.into_values() {
+            self.seen(object);
+        }
+        doubtful
+    }
+
+    /// Keeps the object unless a newer or equal one is known; says whether it was kept.
+    fn insert(&mut self, object: Arc<K>) -> bool {
+        let key = object.key();
+        let newer = version(object.meta());
+        if newer != 0 && self.objects.get(&key).is_some_and(|known| version(known.meta()) >= newer) {
+            return false;
+        }
+        let old = self.objects.insert(key, object.clone());
+        if let Some(old) = &old {
+            self.unindex(old);
+        }
+        self.owned.entry(index(&*object)).or_default().insert(object.name().to_owned());
+        self.tell(&Change { old: old.as_ref(), new: Some(&object) });
+        true
+    }
+
+    fn remove(&mut self, key: &Key) {
+        if let Some(old) = self.objects.remove(key) {
+            self.unindex(&old);
+            self.tell(&Change { old: Some(&old), new: None });
+        }
+    }
+
+    fn unindex(&mut self, object: &Arc<K>) {
+        let place = index(&**object);
+        if let Some(names) = self.owned.get_mut(&place) {
+            names.remove(object.name());
+            if names.is_empty() {
+                self.owned.remove(&place);
+            }
+        }
+    }
+
+    fn tell(&self, change: &Change<'_, K>) {
+        self.handlers.iter().for_each(|handler| handler(change));
+    }
+}
+
+fn index<K: Object>(object: &K) -> (String, String) {
+    let owner = controller_of(object.meta()).map(|owner| owner.uid.clone()).unwrap_or_default();
+    (object.namespace().to_owned(), owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::Resource;
+
+    use crate::object::Pod;
+
+    fn pod(name: &str, uid: &str, version: u64) -> Pod {
+        let metadata = ObjectMeta {
+            name: Some(name.into()),
+            namespace: Some("n".into()),
+            uid: Some(uid.into()),
+            resource_version: Some(version.to_string()),
+            ..ObjectMeta::default()
+        };
+        Pod { metadata, ..Pod::default() }
+    }
+
+    fn names(cache: &Cache<Pod>) -> Vec<String> {
+        cache.all().iter().map(|pod| format!("{}@{}", pod.uid(), version(pod.meta()))).collect()
+    }
+
+    #[test]
+    fn a_write_is_seen_before_the_watch_brings_it_and_only_once() {
+        let cache = Cache::new();
+        let told = Arc::new(Mutex::new(0));
+        let count = told.clone();
+        cache.on_change(move |_| *count.lock().unwrap() += 1);
+        cache.written(pod("a", "1", 5));
+        assert_eq!(names(&cache), ["1@5"]);
+        cache.apply(Event::Apply(pod("a", "1", 5)));
+        assert_eq!(*told.lock().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_late_answer_does_not_bring_back_what_the_watch_has_seen_go() {
+        let cache = Cache::new();
+        cache.apply(Event::Apply(pod("a", "1", 5)));
+        cache.apply(Event::Delete(pod("a", "1", 6)));
+        cache.written(pod("a", "1", 5));
+        assert!(names(&cache).is_empty());
+    }
+
+    #[test]
+    fn an_older_event_does_not_undo_a_write_or_a_removal() {
+        let cache = Cache::new();
+        cache.apply(Event::Apply(pod("a", "1", 3)));
+        cache.written(pod("a", "1", 7));
+        cache.apply(Event::Apply(pod("a", "1", 6)));
+        assert_eq!(names(&cache), ["1@7"]);
+        cache.removed(&Key::new("n", "a"), "1");
+        cache.apply(Event::Apply(pod("a", "1", 7)));
+        assert!(names(&cache).is_empty());
+        cache.apply(Event::Delete(pod("a", "1", 8)));
+        cache.apply(Event::Apply(pod("a", "2", 9)));
+        assert_eq!(names(&cache), ["2@9"]);
+    }
+
+    #[test]
+    fn a_new_list_drops_what_is_not_in_it_and_doubts_what_was_written_meanwhile() {
+        let cache = Cache::new();
+        cache.apply(Event::Apply(pod("a", "1", 3)));
+        cache.apply(Event::Init);
+        cache.written(pod("b", "2", 9));
+        cache.apply(Event::InitApply(pod("c", "3", 4)));
+        let doubtful = cache.apply(Event::InitDone);
+        assert_eq!(names(&cache), ["2@9", "3@4"]);
+        assert_eq!(doubtful, [Doubtful { key: Key::new("n", "b"), uid: "2".into() }]);
+        cache.forget(&doubtful[0]);
+        assert_eq!(names(&cache), ["3@4"]);
+    }
+
+    #[test]
+    fn objects_are_found_by_their_controller() {
+        let cache = Cache::new();
+        let mut owned = pod("a", "1", 1);
+        owned.metadata.owner_references =
+            Some(vec![crate::object::ReplicaSet { metadata: pod("rs", "9", 1).metadata, ..Default::default() }
+                .controller_reference()]);
+        cache.apply(Event::Apply(owned.clone()));
+        cache.apply(Event::Apply(pod("b", "2", 2)));
+        assert_eq!(cache.owned_by("n", "9").len(), 1);
+        assert_eq!(cache.owned_by("n", "").len(), 1);
+        owned.metadata.owner_references = None;
+        owned.metadata.resource_version = Some("4".into());
+        cache.apply(Event::Apply(owned));
+        assert_eq!(cache.owned_by("n", "9").len(), 0);
+        assert_eq!(cache.owned_by("n", "").len(), 2);
+    }
+}

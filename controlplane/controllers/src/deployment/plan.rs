@@ -1,0 +1,232 @@
+//! A deployment, its replica sets and whether old pods still run → what to do.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::DeploymentStatus;
+use kube::core::{Selector, SelectorExt};
+
+use super::condition::{Conditions, PROGRESSING, condition};
+use super::revision::{self, History, REVISION};
+use super::rolling::{self, Bounds, Size};
+use super::status;
+use crate::object::{Deployment, Object, ReplicaSet, controller_of};
+
+/// All that the plan depends on.
+pub(crate) struct Snapshot<'a> {
+    pub(crate) deployment: &'a Deployment,
+    pub(crate) selector: &'a Selector,
+    /// The sets that the deployment controls, and those of its namespace that nobody controls.
+    pub(crate) sets: Vec<Arc<ReplicaSet>>,
+    /// The uids of sets that have pods which are not at their end (being deleted counts as running).
+    pub(crate) running: Vec<String>,
+    pub(crate) now: Timestamp,
+}
+
+/// What to do, in this order.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) release: Vec<Arc<ReplicaSet>>,
+    pub(crate) adopt: Vec<Arc<ReplicaSet>>,
+    pub(crate) create: Option<NewSet>,
+    pub(crate) update: Vec<Update>,
+    pub(crate) delete: Vec<Arc<ReplicaSet>>,
+    /// The revision to write on the deployment.
+    pub(crate) revision: Option<String>,
+    /// The status to write, if it differs.
+    pub(crate) status: Option<DeploymentStatus>,
+    /// When to look again though nothing has changed.
+    pub(crate) again: Option<Duration>,
+}
+
+/// A replica set to make.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NewSet {
+    pub(crate) hash: String,
+    pub(crate) replicas: i32,
+    pub(crate) annotations: BTreeMap<String, String>,
+}
+
+/// A change to a replica set.
+#[derive(Debug)]
+pub(crate) struct Update {
+    pub(crate) set: Arc<ReplicaSet>,
+    pub(crate) replicas: Option<i32>,
+    pub(crate) min_ready_seconds: Option<i32>,
+    pub(crate) annotations: BTreeMap<String, String>,
+}
+
+/// Decides what to do.
+pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
+    let Snapshot { deployment, selector, sets, running, now } = snapshot;
+    let mut plan = Plan::default();
+    let own = sort_out(deployment, selector, sets, &mut plan);
+    if !plan.adopt.is_empty() || !plan.release.is_empty() {
+        // What is adopted counts once it is: the next look is at once.
+        return plan;
+    }
+    let history = History::of(deployment, own);
+    let conditions = paused_or_resumed(deployment, now);
+    let paused = deployment.spec.paused == Some(true);
+    if deployment.deleting() {
+        plan.show(deployment, status::counts(deployment, &history, conditions, now));
+    } else if paused || rolling::is_rescaled(deployment, &history) {
+        plan.sync_new(deployment, &history);
+        plan.resize(deployment, rolling::rescale(deployment, &history));
+        if paused {
+            plan.delete = revision::to_clean(deployment, &history);
+        }
+        plan.show(deployment, status::counts(deployment, &history, conditions, now));
+    } else {
+        let conditions = plan.roll(deployment, &history, &running, (conditions, now));
+        let (status, again) = status::rollout(deployment, &history, conditions, now);
+        if status::is_complete(deployment, &status) && plan.update.is_empty() && plan.create.is_none() {
+            plan.delete = revision::to_clean(deployment, &history);
+        }
+        plan.again = again;
+        plan.show(deployment, status);
+    }
+    plan
+}
+
+/// Own sets that fit are returned, misfits released, fitting orphans adopted.
+fn sort_out(
+    deployment: &Deployment,
+    selector: &Selector,
+    sets: Vec<Arc<ReplicaSet>>,
+    plan: &mut Plan,
+) -> Vec<Arc<ReplicaSet>> {
+    let mut own = Vec::new();
+    for set in sets {
+        let fits = selector.matches(&set.metadata.labels.clone().unwrap_or_default());
+        match (controller_of(&set.metadata).is_some(), fits) {
+            (true, true) => own.push(set),
+            (true, false) if !deployment.deleting() && !set.deleting() => plan.release.push(set),
+            (false, true) if !deployment.deleting() && !set.deleting() => plan.adopt.push(set),
+            (true | false, _) => {}
+        }
+    }
+    own
+}
+
+/// The conditions so far, with what pausing or resuming makes of the progress.
+fn paused_or_resumed(deployment: &Deployment, now: Timestamp) -> Conditions {
+    let mut conditions = Conditions(deployment.status.conditions.clone().unwrap_or_default());
+    let reason = conditions.reason(PROGRESSING);
+    if status::deadline(deployment).is_none() || reason == Some("ProgressDeadlineExceeded") {
+        return conditions;
+    }
+    let (paused, was) = (deployment.spec.paused == Some(true), reason == Some("DeploymentPaused"));
+    if paused && !was {
+        let message = "Deployment is paused".to_owned();
+        conditions.set(condition(PROGRESSING, "Unknown", "DeploymentPaused", message, now));
+    } else if !paused && was {
+        let message = "Deployment is resumed".to_owned();
+        conditions.set(condition(PROGRESSING, "Unknown", "DeploymentResumed", message, now));
+    }
+    conditions
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// One step of the way to the new template.
+    fn roll(
+        &mut self,
+        deployment: &Deployment,
+        history: &History,
+        running: &[String],
+        (mut conditions, now): (Conditions, Timestamp),
+    ) -> Conditions {
+        if rolling::recreates(deployment) {
+            self.resize(deployment, rolling::empty_old(history));
+            let old_runs = history.old.iter().any(|set| running.iter().any(|uid| uid == set.uid()));
+            if !self.update.is_empty() || old_runs {
+                return conditions;
+            }
+        }
+        let size = rolling::new_size(deployment, history);
+        match &history.new {
+            None => self.make_new(deployment, history, size),
+            Some(new) => {
+                self.sync_new(deployment, history);
+                if conditions.get(PROGRESSING).is_none() && status::deadline(deployment).is_some() {
+                    let message = format!("Found new replica set \"{}\"", new.name());
+                    conditions.set(condition(PROGRESSING, "True", "FoundNewReplicaSet", message, now));
+                }
+                self.resize(deployment, vec![Size { set: new.clone(), to: size }]);
+                let grown = size != rolling::size(new);
+                if !grown && !rolling::recreates(deployment) {
+                    self.resize(deployment, rolling::shrink_old(deployment, history));
+                }
+            }
+        }
+        conditions
+    }
+
+    fn make_new(&mut self, deployment: &Deployment, history: &History, replicas: i32) {
+        let bounds = Bounds::of(deployment);
+        let next = history.next_revision();
+        let mut annotations = revision::first_annotations(deployment, next);
+        annotations.extend(revision::size_annotations(None, bounds.desired, bounds.most()));
+        let hash = deployment.spec.template.hash(deployment.status.collision_count);
+        self.create = Some(NewSet { hash, replicas, annotations });
+        self.set_revision(deployment, next.to_string());
+    }
+
+    /// Brings annotations of the new set and the deployment's revision up to date.
+    fn sync_new(&mut self, deployment: &Deployment, history: &History) {
+        let Some(new) = &history.new else { return };
+        let next = history.next_revision();
+        let annotations = revision::missing_annotations(deployment, new, next);
+        let wanted = deployment.spec.min_ready_seconds.unwrap_or_default();
+        let min_ready_seconds = (new.spec.min_ready_seconds.unwrap_or_default() != wanted).then_some(wanted);
+        if !annotations.is_empty() || min_ready_seconds.is_some() {
+            let update = self.update_of(new);
+            update.annotations.extend(annotations);
+            update.min_ready_seconds = min_ready_seconds;
+        }
+        self.set_revision(deployment, revision::revision(new).max(next).to_string());
+    }
+
+    fn set_revision(&mut self, deployment: &Deployment, revision: String) {
+        if revision::annotation(deployment, REVISION) != Some(&revision) {
+            self.revision = Some(revision);
+        }
+    }
+
+    fn resize(&mut self, deployment: &Deployment, sizes: Vec<Size>) {
+        let bounds = Bounds::of(deployment);
+        for Size { set, to } in sizes {
+            let annotations = revision::size_annotations(Some(&set), bounds.desired, bounds.most());
+            let replicas = (rolling::size(&set) != to).then_some(to);
+            if replicas.is_some() || !annotations.is_empty() {
+                let update = self.update_of(&set);
+                update.replicas = replicas;
+                update.annotations.extend(annotations);
+            }
+        }
+    }
+
+    fn update_of(&mut self, set: &Arc<ReplicaSet>) -> &mut Update {
+        let place = self.update.iter().position(|update| update.set.uid() == set.uid());
+        let place = place.unwrap_or_else(|| {
+            self.update.push(Update {
+                set: set.clone(),
+                replicas: None,
+                min_ready_seconds: None,
+                annotations: BTreeMap::new(),
+            });
+            self.update.len() - 1
+        });
+        &mut self.update[place]
+    }
+
+    fn show(&mut self, deployment: &Deployment, status: DeploymentStatus) {
+        if !status::same(&status, &deployment.status) {
+            self.status = Some(status);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A deployment's replica sets as its history: which one is new, what revision each is, what is written on them.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::object::{Deployment, Object, ReplicaSet};
+
+pub(crate) const REVISION: &str = "deployment.kubernetes.io/revision";
+pub(crate) const REVISION_HISTORY: &str = "deployment.kubernetes.io/revision-history";
+pub(crate) const DESIRED_REPLICAS: &str = "deployment.kubernetes.io/desired-replicas";
+pub(crate) const MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas";
+
+/// Annotations of a deployment that are not for its replica sets.
+const OWN: [&str; 6] = [
+    "kubectl.kubernetes.io/last-applied-configuration",
+    REVISION,
+    REVISION_HISTORY,
+    DESIRED_REPLICAS,
+    MAX_REPLICAS,
+    "deprecated.deployment.rollback.to",
+];
+
+/// The replica sets of a deployment, oldest first.
+pub(crate) struct History {
+    pub(crate) new: Option<Arc<ReplicaSet>>,
+    pub(crate) old: Vec<Arc<ReplicaSet>>,
+}
+
+impl History {
+    /// Splits the sets into the one with the deployment's template (the oldest, if there are several) and others.
+    pub(crate) fn of(deployment: &Deployment, mut sets: Vec<Arc<ReplicaSet>>) -> Self {
+        sets.sort_by(|one, other| by_age(one, other));
+        let place = sets.iter().position(|set| set.spec.template.same(&deployment.spec.template));
+        let new = place.map(|place| sets.remove(place));
+        Self { new, old: sets }
+    }
+
+    /// All sets.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<ReplicaSet>> {
+        self.old.iter().chain(&self.new)
+    }
+
+    /// The revision that the new set should have: one more than any old set's.
+    pub(crate) fn next_revision(&self) -> i64 {
+        self.old.iter().map(|set| revision(set)).max().unwrap_or_default() + 1
+    }
+}
+
+/// Older first.
+pub(crate) fn by_age(one: &ReplicaSet, other: &ReplicaSet) -> Ordering {
+    (&one.metadata.creation_timestamp, one.name()).cmp(&(&other.metadata.creation_timestamp, other.name()))
+}
+
+/// What the annotation of this name says.
+pub(crate) fn annotation<'a, K: Object>(object: &'a K, name: &str) -> Option<&'a str> {
+    object.meta().annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+/// A number in an annotation.
+pub(crate) fn number<K: Object>(object: &K, name: &str) -> Option<i32> {
+    annotation(object, name)?.parse().ok()
+}
+
+/// The set's revision; 0 if it has none.
+pub(crate) fn revision(set: &ReplicaSet) -> i64 {
+    annotation(set, REVISION).and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+/// The annotations that a new set is made with, its size's aside.
+pub(crate) fn first_annotations(deployment: &Deployment, revision: i64) -> BTreeMap<String, String> {
+    let mut annotations = inherited(deployment);
+    annotations.insert(REVISION.to_owned(), revision.to_string());
+    annotations
+}
+
+fn inherited(deployment: &Deployment) -> BTreeMap<String, String> {
+    let all = deployment.metadata.annotations.iter().flatten();
+    all.filter(|(name, _)| !OWN.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect()
+}
+
+/// The annotations that the new set lacks. A set that becomes the new one again remembers its former revisions.
+pub(crate) fn missing_annotations(
+    deployment: &Deployment,
+    set: &ReplicaSet,
+    next: i64,
+) -> BTreeMap<String, String> {
+    let mut missing = inherited(deployment);
+    missing.retain(|name, value| annotation(set, name) != Some(value));
+    let before = revision(set);
+    if before < next {
+        missing.insert(REVISION.to_owned(), next.to_string());
+        if before > 0 {
+            let mut history: Vec<&str> =
+                annotation(set, REVISION_HISTORY).iter().flat_map(|text| text.split(',')).collect();
+            let before = before.to_string();
+            history.push(&before);
+            missing.insert(REVISION_HISTORY.to_owned(), history.join(","));
+        }
+    }
+    missing
+}
+
+/// The annotations that tell a set's part of the whole, where they differ from what is written.
+pub(crate) fn size_annotations(set: Option<&ReplicaSet>, desired: i32, max: i32) -> BTreeMap<String, String> {
+    [(DESIRED_REPLICAS, desired), (MAX_REPLICAS, max)]
+        .into_iter()
+        .filter(|(name, value)| set.and_then(|set| number(set, name)) != Some(*value))
+        .map(|(name, value)| (name.to_owned(), value.to_string()))
+        .collect()
+}
+
+/// The old sets beyond the limit that can go, oldest revision first.
+pub(crate) fn to_clean(deployment: &Deployment, history: &History) -> Vec<Arc<ReplicaSet>> {
+    let Some(limit) = deployment.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()) else {
+        return Vec::new();
+    };
+    let mut sets: Vec<_> = history.old.iter().filter(|set| !set.deleting()).cloned().collect();
+    let excess = sets.len().saturating_sub(limit);
+    sets.sort_by(|one, other| revision(one).cmp(&revision(other)).then_with(|| by_age(one, other)));
+    sets.truncate(excess);
+    sets.retain(|set| {
+        set.status.replicas == 0
+            && set.spec.replicas == Some(0)
+            && set.metadata.generation <= set.status.observed_generation
+    });
+    sets
+}

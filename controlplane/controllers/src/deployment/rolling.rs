@@ -1,0 +1,207 @@
+//! How many pods each replica set of a deployment should have. Numbers only.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::revision::{DESIRED_REPLICAS, History, MAX_REPLICAS, by_age, number};
+use crate::object::{Deployment, Object, ReplicaSet};
+
+/// A set and the size that it should have.
+pub(crate) struct Size {
+    pub(crate) set: Arc<ReplicaSet>,
+    pub(crate) to: i32,
+}
+
+/// The bounds of a rolling update, in pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    pub(crate) desired: i32,
+    pub(crate) surge: i32,
+    pub(crate) unavailable: i32,
+}
+
+/// How many pods the deployment wants.
+pub(crate) fn desired(deployment: &Deployment) -> i32 {
+    deployment.spec.replicas.unwrap_or(1)
+}
+
+/// How many pods this set is asked for.
+pub(crate) fn size(set: &ReplicaSet) -> i32 {
+    set.spec.replicas.unwrap_or(1)
+}
+
+/// How many pods of this set are available.
+pub(crate) fn available(set: &ReplicaSet) -> i32 {
+    set.status.available_replicas.unwrap_or_default()
+}
+
+/// Whether pods are replaced all at once.
+pub(crate) fn recreates(deployment: &Deployment) -> bool {
+    deployment.spec.strategy.as_ref().and_then(|strategy| strategy.type_.as_deref()) == Some("Recreate")
+}
+
+impl Bounds {
+    /// The deployment's bounds. Surge is rounded up, unavailability down; if both come to nothing, one pod may be
+    /// unavailable, or the update could never begin.
+    pub(crate) fn of(deployment: &Deployment) -> Self {
+        let desired = desired(deployment);
+        if recreates(deployment) {
+            return Self { desired, surge: 0, unavailable: 0 };
+        }
+        let rolling = deployment.spec.strategy.as_ref().and_then(|strategy| strategy.rolling_update.as_ref());
+        let surge = share(rolling.and_then(|rolling| rolling.max_surge.as_ref()), desired, 99);
+        let mut unavailable = share(rolling.and_then(|rolling| rolling.max_unavailable.as_ref()), desired, 0);
+        if surge == 0 && unavailable == 0 {
+            unavailable = 1;
+        }
+        let unavailable = unavailable.min(desired);
+        Self { desired, surge, unavailable }
+    }
+
+    /// The most pods that there may be.
+    pub(crate) fn most(self) -> i32 {
+        self.desired + self.surge
+    }
+
+    /// The fewest pods that must be available.
+    pub(crate) fn fewest(self) -> i32 {
+        self.desired - self.unavailable
+    }
+}
+
+/// A number or a percentage of `whole`; `round` hundredths are added before dividing. Absent is a quarter.
+fn share(value: Option<&IntOrString>, whole: i32, round: i32) -> i32 {
+    let percent = match value {
+        Some(IntOrString::Int(number)) => return *number,
+        Some(IntOrString::String(text)) => {
+            text.strip_suffix('%').and_then(|number| number.parse().ok()).unwrap_or_default()
+        }
+        None => 25,
+    };
+    whole.saturating_mul(percent).saturating_add(round) / 100
+}
+
+/// The size of the new set now: as much as the surge leaves room for.
+pub(crate) fn new_size(deployment: &Deployment, history: &History) -> i32 {
+    let bounds = Bounds::of(deployment);
+    let own = history.new.as_deref().map(size).unwrap_or_default();
+    if recreates(deployment) || own > bounds.desired {
+        return bounds.desired;
+    }
+    let total: i32 = history.all().map(|set| size(set)).sum();
+    let room = (bounds.most() - total).max(0);
+    own + room.min(bounds.desired - own)
+}
+
+/// Smaller old sets: first what is not available anyway, then as many as availability allows. Empty: no change.
+pub(crate) fn shrink_old(deployment: &Deployment, history: &History) -> Vec<Size> {
+    let bounds = Bounds::of(deployment);
+    let Some(new) = history.new.as_deref() else { return Vec::new() };
+    let total: i32 = history.all().map(|set| size(set)).sum();
+    let new_unavailable = size(new) - available(new);
+    let mut allowed = total - bounds.fewest() - new_unavailable;
+    if allowed <= 0 {
+        return Vec::new();
+    }
+    let mut sizes: Vec<Size> =
+        history.old.iter().map(|set| Size { set: set.clone(), to: size(set) }).filter(|size| size.to > 0).collect();
+    for target in &mut sizes {
+        let gone = allowed.min(target.to - available(&target.set)).max(0);
+        target.to -= gone;
+        allowed -= gone;
+    }
+    let in_service: i32 = history.all().map(|set| available(set)).sum();
+    let mut spare = (in_service - bounds.fewest()).max(0);
+    for target in &mut sizes {
+        let gone = spare.min(target.to);
+        target.to -= gone;
+        spare -= gone;
+    }
+    sizes.retain(|target| target.to != size(&target.set));
+    sizes
+}
+
+/// Whether the deployment's size was changed since its sets were last sized.
+pub(crate) fn is_rescaled(deployment: &Deployment, history: &History) -> bool {
+    let wanted = desired(deployment);
+    let mut active = history.all().filter(|set| size(set) > 0);
+    active.any(|set| number(&**set, DESIRED_REPLICAS).is_some_and(|written| written != wanted))
+}
+
+/// New sizes after the deployment's size was changed, in the middle of an update too: in proportion, so that the
+/// update's risk stays what it was.
+pub(crate) fn rescale(deployment: &Deployment, history: &History) -> Vec<Size> {
+    let bounds = Bounds::of(deployment);
+    let active: Vec<_> = history.all().filter(|set| size(set) > 0).cloned().collect();
+    let only = match active.as_slice() {
+        [] => history.new.clone().or_else(|| history.old.last().cloned()),
+        [only] => Some(only.clone()),
+        _ => None,
+    };
+    if let Some(only) = only {
+        return vec![Size { to: bounds.desired, set: only }];
+    }
+    if history.new.as_deref().is_some_and(|new| is_saturated(new, bounds.desired)) {
+        let old = history.old.iter().filter(|set| size(set) > 0);
+        return old.map(|set| Size { set: set.clone(), to: 0 }).collect();
+    }
+    if recreates(deployment) {
+        return Vec::new();
+    }
+    proportional(deployment, bounds, active)
+}
+
+fn is_saturated(new: &ReplicaSet, desired: i32) -> bool {
+    size(new) == desired && number(new, DESIRED_REPLICAS) == Some(desired) && available(new) == desired
+}
+
+fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<ReplicaSet>>) -> Vec<Size> {
+    let total: i32 = active.iter().map(|set| size(set)).sum();
+    let allowed = if bounds.desired > 0 { bounds.most() } else { 0 };
+    let change = allowed - total;
+    // The larger set first; of equals the newer one grows and the older one shrinks first.
+    active.sort_by(|one, other| by_age(one, other));
+    if change > 0 {
+        active.reverse();
+    }
+    active.sort_by_key(|set| Reverse(size(set)));
+    let mut done = 0;
+    let mut sizes = Vec::new();
+    for set in active {
+        let part = fraction(deployment, bounds, &set);
+        let left = change - done;
+        let part = match change {
+            1.. => part.clamp(0, left.max(0)),
+            0 => 0,
+            _ => part.clamp(left.min(0), 0),
+        };
+        done += part;
+        sizes.push(Size { to: size(&set) + part, set });
+    }
+    if let Some(first) = sizes.first_mut() {
+        first.to = (first.to + change - done).max(0);
+    }
+    sizes
+}
+
+/// A set's part of the change: what keeps its share of the whole as it was when it was last sized.
+fn fraction(deployment: &Deployment, bounds: Bounds, set: &ReplicaSet) -> i32 {
+    if bounds.desired == 0 {
+        return -size(set);
+    }
+    let whole = number(set, MAX_REPLICAS).filter(|whole| *whole != 0).or(deployment.status.replicas);
+    let Some(whole) = whole.filter(|whole| *whole != 0) else { return 0 };
+    let wanted = f64::from(size(set)) * f64::from(bounds.most()) / f64::from(whole);
+    // Pod counts are far below what a float or an i32 cannot hold.
+    #[expect(clippy::cast_possible_truncation, reason = "rounded to a pod count")]
+    let wanted = wanted.round() as i32;
+    wanted - size(set)
+}
+
+/// Sets that still have pods to lose.
+pub(crate) fn empty_old(history: &History) -> Vec<Size> {
+    let old = history.old.iter().filter(|set| size(set) > 0 && !set.deleting());
+    old.map(|set| Size { set: set.clone(), to: 0 }).collect()
+}

@@ -1,0 +1,266 @@
+//! Carries the plans for deployments out.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::DeploymentStatus;
+use kube::api::DeleteParams;
+use kube::core::Selector;
+use serde_json::{Map, Value, json};
+
+use super::condition::{Conditions, PROGRESSING, condition};
+use super::plan::{self, NewSet, Plan, Snapshot, Update};
+use super::rolling;
+use crate::context::Context;
+use crate::error::{Error, is_already_exists, is_namespace_terminating};
+use crate::events::Kind;
+use crate::object::{Deployment, Key, Object, ReplicaSet, controller_of};
+use crate::queue::{Next, Queue};
+use crate::template::HASH_LABEL;
+use crate::write::{Part, owners_patch};
+
+const CONTROLLER: &str = "deployment-controller";
+
+/// Has the queue told of deployments that need a look.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.deployments.on_change(move |change| {
+        if let Some(deployment) = change.latest() {
+            own.add(deployment.key());
+        }
+    });
+    let (own, deployments) = (queue.clone(), context.caches.deployments.clone());
+    context.caches.replica_sets.on_change(move |change| {
+        for set in [change.old, change.new].into_iter().flatten() {
+            match controller_of(&set.metadata) {
+                Some(owner) if owner.kind == "Deployment" => own.add(Key::new(set.namespace(), &owner.name)),
+                Some(_) => {}
+                // An orphan may fit any deployment beside it; they are few.
+                None => deployments.in_namespace(set.namespace()).iter().for_each(|one| own.add(one.key())),
+            }
+        }
+    });
+    let (own, deployments) = (queue.clone(), context.caches.deployments.clone());
+    let sets = context.caches.replica_sets.clone();
+    context.caches.pods.on_change(move |change| {
+        // Only a deployment that recreates its pods waits for the last one to go.
+        let (Some(pod), None) = (change.old, change.new) else { return };
+        let Some(set) = controller_of(&pod.metadata) else { return };
+        let Some(set) = sets.get(&Key::new(pod.namespace(), &set.name)) else { return };
+        let Some(owner) = controller_of(&set.metadata) else { return };
+        let key = Key::new(pod.namespace(), &owner.name);
+        if deployments.get(&key).is_some_and(|deployment| rolling::recreates(&deployment)) {
+            own.add(key);
+        }
+    });
+}
+
+/// One look at one deployment.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(deployment) = context.caches.deployments.get(&key) else { return Ok(Next::Wait) };
+    let selector = Selector::try_from(deployment.spec.selector.clone())
+        .map_err(|source| Error::Selector { object: format!("Deployment {key}"), source })?;
+    if selector.selects_all() {
+        let message = "This deployment is selecting all pods. A non-empty selector is required.".to_owned();
+        context.record(&*deployment, CONTROLLER, (Kind::Warning, "SelectingAll"), message);
+        return Ok(Next::Wait);
+    }
+    let cache = &context.caches.replica_sets;
+    let own = cache.owned_by(&key.namespace, deployment.uid());
+    let running = if rolling::recreates(&deployment) { running(context, &own) } else { Vec::new() };
+    let sets = own.into_iter().chain(cache.owned_by(&key.namespace, "")).collect();
+    let plan = plan::plan(Snapshot {
+        deployment: &deployment,
+        selector: &selector,
+        sets,
+        running,
+        now: Timestamp::now(),
+    });
+    let again = plan.again;
+    apply(context, &deployment, plan).await?;
+    Ok(again.map_or(Next::Wait, Next::After))
+}
+
+fn running(context: &Context, sets: &[Arc<ReplicaSet>]) -> Vec<String> {
+    let has_pods = |set: &&Arc<ReplicaSet>| {
+        let pods = context.caches.pods.owned_by(set.namespace(), set.uid());
+        pods.iter().any(|pod| !pod.finished())
+    };
+    sets.iter().filter(has_pods).map(|set| set.uid().to_owned()).collect()
+}
+
+async fn apply(context: &Context, deployment: &Deployment, mut plan: Plan) -> Result<(), Error> {
+    for set in &plan.release {
+        let owners = set.metadata.owner_references.iter().flatten();
+        let owners: Vec<_> = owners.filter(|owner| owner.uid != deployment.uid()).cloned().collect();
+        context.replica_sets().merge(&set.key(), Part::Main, owners_patch(&**set, &owners)).await?;
+    }
+    adopt(context, deployment, &plan.adopt).await?;
+    if let Some(new) = plan.create.take() {
+        create(context, deployment, new, &mut plan.status).await?;
+    }
+    for change in &plan.update {
+        update(context, deployment, change).await?;
+    }
+    for set in &plan.delete {
+        let deleted = context.replica_sets().delete(set, DeleteParams::background()).await;
+        deleted.map_err(|source| Error::Request { verb: "delete", object: format!("ReplicaSet {}", set.key()), source })?;
+    }
+    if let Some(revision) = plan.revision {
+        let patch = json!({"metadata": {
+            "uid": deployment.uid(),
+            "annotations": {super::revision::REVISION: revision},
+        }});
+        context.deployments().merge(&deployment.key(), Part::Main, patch).await?;
+    }
+    match plan.status {
+        Some(status) => show(context, deployment, &status).await,
+        None => Ok(()),
+    }
+}
+
+async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSet>]) -> Result<(), Error> {
+    if sets.is_empty() {
+        return Ok(());
+    }
+    // The cached deployment may be gone already, and its sets orphaned on purpose: ask before taking them.
+    let live = context.deployments().live(&deployment.key()).await?;
+    if !live.is_some_and(|live| live.uid() == deployment.uid() && !live.deleting()) {
+        return Ok(());
+    }
+    for set in sets {
+        let mut owners = set.metadata.owner_references.clone().unwrap_or_default();
+        owners.push(deployment.controller_reference());
+        context.replica_sets().merge(&set.key(), Part::Main, owners_patch(&**set, &owners)).await?;
+    }
+    Ok(())
+}
+
+/// The replica set that the deployment's template makes.
+fn new_set(deployment: &Deployment, new: &NewSet) -> Value {
+    let mut template = deployment.spec.template.value();
+    let mut labels = template.pointer("/metadata/labels").cloned().unwrap_or_else(|| json!({}));
+    labels[HASH_LABEL] = new.hash.clone().into();
+    if !template["metadata"].is_object() {
+        template["metadata"] = Value::Object(Map::new());
+    }
+    template["metadata"]["labels"] = labels.clone();
+    let mut selector = json!(deployment.spec.selector);
+    if !selector["matchLabels"].is_object() {
+        selector["matchLabels"] = Value::Object(Map::new());
+    }
+    selector["matchLabels"][HASH_LABEL] = new.hash.clone().into();
+    json!({
+        "metadata": {
+            "name": format!("{}-{}", deployment.name(), new.hash),
+            "labels": labels,
+            "annotations": new.annotations,
+            "ownerReferences": [deployment.controller_reference()],
+        },
+        "spec": {
+            "replicas": new.replicas,
+            "minReadySeconds": deployment.spec.min_ready_seconds.unwrap_or_default(),
+            "selector": selector,
+            "template": template,
+        },
+    })
+}
+
+async fn create(
+    context: &Context,
+    deployment: &Deployment,
+    new: NewSet,
+    status: &mut Option<DeploymentStatus>,
+) -> Result<(), Error> {
+    let name = format!("{}-{}", deployment.name(), new.hash);
+    let created = context.replica_sets().create(deployment.namespace(), new_set(deployment, &new)).await;
+    let source = match created {
+        Ok(_) => {
+            if new.replicas > 0 {
+                let message = format!("Scaled up replica set {name} from 0 to {}", new.replicas);
+                context.record(deployment, CONTROLLER, (Kind::Normal, "ScalingReplicaSet"), message);
+            }
+            let message = format!("Created new replica set \"{name}\"");
+            note_progress(deployment, status, ("True", "NewReplicaSetCreated"), message);
+            return Ok(());
+        }
+        Err(error) if is_namespace_terminating(&error) => return Ok(()),
+        Err(error) => error,
+    };
+    let error = |source| Error::Request { verb: "create", object: format!("ReplicaSet {name}"), source };
+    if is_already_exists(&source) {
+        return collision(context, deployment, &name).await.and(Err(error(source)));
+    }
+    let message = format!("Failed to create new replica set \"{name}\": {source}");
+    context.record(deployment, CONTROLLER, (Kind::Warning, "ReplicaSetCreateError"), message.clone());
+    note_progress(deployment, status, ("False", "ReplicaSetCreateError"), message);
+    if let Some(status) = status {
+        show(context, deployment, status).await?;
+    }
+    Err(error(source))
+}
+
+/// Another template has the same hash: the next try is made with another count. If the name is taken by a set of
+/// the same template, the cache is only late.
+async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Result<(), Error> {
+    let key = Key::new(deployment.namespace(), name);
+    let Some(taken) = context.replica_sets().live(&key).await? else { return Ok(()) };
+    let ours = controller_of(&taken.metadata).is_some_and(|owner| owner.uid == deployment.uid());
+    if ours && taken.spec.template.same(&deployment.spec.template) {
+        context.caches.replica_sets.written(taken);
+        return Ok(());
+    }
+    let count = deployment.status.collision_count.unwrap_or_default() + 1;
+    let patch = json!({"metadata": {"uid": deployment.uid()}, "status": {"collisionCount": count}});
+    context.deployments().merge(&deployment.key(), Part::Status, patch).await.map(drop)
+}
+
+fn note_progress(
+    deployment: &Deployment,
+    status: &mut Option<DeploymentStatus>,
+    (value, reason): (&str, &str),
+    message: String,
+) {
+    if super::status::deadline(deployment).is_none() {
+        return;
+    }
+    let status = status.get_or_insert_with(|| deployment.status.clone());
+    let mut conditions = Conditions(status.conditions.take().unwrap_or_default());
+    conditions.set(condition(PROGRESSING, value, reason, message, Timestamp::now()));
+    status.conditions = Some(conditions.0);
+}
+
+async fn update(context: &Context, deployment: &Deployment, change: &Update) -> Result<(), Error> {
+    let mut spec = Map::new();
+    if let Some(replicas) = change.replicas {
+        spec.insert("replicas".to_owned(), replicas.into());
+    }
+    if let Some(seconds) = change.min_ready_seconds {
+        spec.insert("minReadySeconds".to_owned(), seconds.into());
+    }
+    let patch = json!({
+        "metadata": {"uid": change.set.uid(), "annotations": change.annotations},
+        "spec": spec,
+    });
+    context.replica_sets().merge(&change.set.key(), Part::Main, patch).await?;
+    if let Some(to) = change.replicas {
+        let from = rolling::size(&change.set);
+        let way = if to > from { "up" } else { "down" };
+        let message = format!("Scaled {way} replica set {} from {from} to {to}", change.set.name());
+        context.record(deployment, CONTROLLER, (Kind::Normal, "ScalingReplicaSet"), message);
+    }
+    Ok(())
+}
+
+async fn show(context: &Context, deployment: &Deployment, status: &DeploymentStatus) -> Result<(), Error> {
+    let mut status = json!(status);
+    // In a merge patch what is to vanish must be named.
+    for field in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas", "unavailableReplicas"] {
+        if status.get(field).is_none() {
+            status[field] = Value::Null;
+        }
+    }
+    // No version: this is the status's only writer, and what it says is true of the generation it names.
+    let patch = json!({"metadata": {"uid": deployment.uid()}, "status": status});
+    context.deployments().merge(&deployment.key(), Part::Status, patch).await.map(drop)
+}

@@ -1,0 +1,206 @@
+//! Keys that wait to be looked at: each at most once, never two workers on one key, failures with growing delays.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::error::Error;
+
+const FIRST_DELAY: Duration = Duration::from_millis(5);
+const LONGEST_DELAY: Duration = Duration::from_secs(300);
+
+/// A work queue.
+pub(crate) struct Queue<T> {
+    state: Mutex<State<T>>,
+    wake: Notify,
+}
+
+struct State<T> {
+    ready: VecDeque<T>,
+    queued: HashSet<T>,
+    working: HashSet<T>,
+    /// Asked for again while a worker is on it.
+    again: HashSet<T>,
+    later: BTreeMap<(Instant, u64), T>,
+    serial: u64,
+    failures: HashMap<T, u32>,
+}
+
+/// What a worker wants to happen with its key next.
+pub(crate) enum Next {
+    /// Nothing until something changes.
+    Wait,
+    /// Another look after this time, changes or not.
+    After(Duration),
+}
+
+impl<T: Clone + Eq + Hash> Queue<T> {
+    /// An empty queue.
+    pub(crate) fn new() -> Self {
+        let state = State {
+            ready: VecDeque::new(),
+            queued: HashSet::new(),
+            working: HashSet::new(),
+            again: HashSet::new(),
+            later: BTreeMap::new(),
+            serial: 0,
+            failures: HashMap::new(),
+        };
+        Self { state: Mutex::new(state), wake: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a look at this key.
+    pub(crate) fn add(&self, key: T) {
+        if self.lock().add(key) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Asks for a look at this key after a time.
+    pub(crate) fn add_after(&self, key: T, delay: Duration) {
+        let mut state = self.lock();
+        state.serial += 1;
+        let place = (Instant::now() + delay, state.serial);
+        state.later.insert(place, key);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    async fn next(&self) -> T {
+        loop {
+            let (key, due) = self.lock().take(Instant::now());
+            if let Some(key) = key {
+                // More may be ready: pass the wake-up on.
+                self.wake.notify_one();
+                return key;
+            }
+            match due {
+                Some(due) => {
+                    // Either way the loop looks again; both futures may be dropped at any time.
+                    tokio::select! {
+                        () = self.wake.notified() => {}
+                        () = tokio::time::sleep_until(due) => {}
+                    }
+                }
+                None => self.wake.notified().await,
+            }
+        }
+    }
+
+    fn done(&self, key: &T) {
+        let mut state = self.lock();
+        state.working.remove(key);
+        if state.again.remove(key) && state.add(key.clone()) {
+            drop(state);
+            self.wake.notify_one();
+        }
+    }
+
+    fn failed(&self, key: &T) -> Duration {
+        let mut state = self.lock();
+        let count = state.failures.entry(key.clone()).or_default();
+        *count += 1;
+        backoff(*count)
+    }
+
+    /// Works on one key after another for ever. A failed key comes back after a delay that doubles.
+    pub(crate) async fn work<F, R>(&self, controller: &'static str, reconcile: F)
+    where
+        F: Fn(T) -> R,
+        R: Future<Output = Result<Next, Error>>,
+        T: std::fmt::Display,
+    {
+        loop {
+            let key = self.next().await;
+            match reconcile(key.clone()).await {
+                Ok(next) => {
+                    self.lock().failures.remove(&key);
+                    if let Next::After(delay) = next {
+                        self.add_after(key.clone(), delay);
+                    }
+                }
+                Err(error) => {
+                    let delay = self.failed(&key);
+                    error.log(controller, &key, delay);
+                    self.add_after(key.clone(), delay);
+                }
+            }
+            self.done(&key);
+        }
+    }
+}
+
+fn backoff(failures: u32) -> Duration {
+    FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(LONGEST_DELAY)
+}
+
+impl<T: Clone + Eq + Hash> State<T> {
+    fn add(&mut self, key: T) -> bool {
+        if self.working.contains(&key) {
+            self.again.insert(key);
+            return false;
+        }
+        let new = self.queued.insert(key.clone());
+        if new {
+            self.ready.push_back(key);
+        }
+        new
+    }
+
+    /// The next key that is ready, else the time when one will be.
+    fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
+        while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
+            let key = entry.remove();
+            self.add(key);
+        }
+        let Some(key) = self.ready.pop_front() else {
+            return (None, self.later.keys().next().map(|place| place.0));
+        };
+        self.queued.remove(&key);
+        self.working.insert(key.clone());
+        (Some(key), None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_waits_once_and_is_never_worked_on_twice_at_a_time() {
+        let queue = Queue::new();
+        queue.add("a");
+        queue.add("a");
+        queue.add("b");
+        assert_eq!(queue.next().await, "a");
+        queue.add("a");
+        assert_eq!(queue.next().await, "b");
+        assert!(queue.lock().take(Instant::now()).0.is_none());
+        queue.done(&"a");
+        assert_eq!(queue.next().await, "a");
+    }
+
+    #[tokio::test]
+    async fn a_delayed_key_comes_when_it_is_due() {
+        let queue = Queue::new();
+        let start = Instant::now();
+        queue.add_after("a", Duration::from_millis(20));
+        assert_eq!(queue.next().await, "a");
+        assert!(start.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn delays_double_up_to_five_minutes() {
+        let delays: Vec<u128> = [1, 2, 3, 40].into_iter().map(|n| backoff(n).as_millis()).collect();
+        assert_eq!(delays, [5, 10, 20, 300_000]);
+    }
+}

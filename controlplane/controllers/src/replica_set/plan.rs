@@ -1,0 +1,294 @@
+//! A replica set and its pods → what to do about them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{ReplicaSetCondition, ReplicaSetStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::{Selector, SelectorExt};
+
+use super::rank;
+use crate::object::{Object, Pod, ReplicaSet, controller_of};
+
+/// At most so many pods are made or deleted in one pass.
+const BURST: usize = 500;
+
+/// All that the plan depends on.
+pub(crate) struct Snapshot<'a> {
+    pub(crate) set: &'a ReplicaSet,
+    pub(crate) selector: &'a Selector,
+    /// The pods that this set controls, and those of its namespace that nobody controls.
+    pub(crate) pods: Vec<Arc<Pod>>,
+    /// Active pods of all replica sets of the same owner, by node.
+    pub(crate) neighbours: HashMap<String, usize>,
+    pub(crate) now: Timestamp,
+}
+
+/// What to do.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    /// Orphans that fit: to be owned.
+    pub(crate) adopt: Vec<Arc<Pod>>,
+    /// Own pods that fit no more: to be let go.
+    pub(crate) release: Vec<Arc<Pod>>,
+    pub(crate) change: Change,
+}
+
+/// What to do about the number of pods.
+#[derive(Debug, Default)]
+pub(crate) enum Change {
+    /// It is right.
+    #[default]
+    Nothing,
+    Create(usize),
+    Delete(Vec<Arc<Pod>>),
+}
+
+/// Decides what to do. Pods that are to be adopted count only once they are.
+pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
+    let Snapshot { set, selector, pods, neighbours, now } = snapshot;
+    let mut plan = Plan::default();
+    let mut active = Vec::new();
+    for pod in pods {
+        let fits = selector.matches(&labels(&pod));
+        match (controller_of(&pod.metadata).is_some(), fits) {
+            (true, true) if is_active(&pod) => active.push(pod),
+            (true, false) if !set.deleting() && !pod.deleting() => plan.release.push(pod),
+            (false, true) if !set.deleting() && is_active(&pod) => plan.adopt.push(pod),
+            (true | false, _) => {}
+        }
+    }
+    if set.deleting() || !plan.adopt.is_empty() {
+        return plan;
+    }
+    let wanted = usize::try_from(wanted(set)).unwrap_or_default();
+    plan.change = match active.len() {
+        have if have < wanted => Change::Create((wanted - have).min(BURST)),
+        have if have > wanted => {
+            rank::by_dispensability(&mut active, &neighbours, now);
+            active.truncate((have - wanted).min(BURST));
+            Change::Delete(active)
+        }
+        _ => Change::Nothing,
+    };
+    plan
+}
+
+/// How many pods the set wants.
+pub(crate) fn wanted(set: &ReplicaSet) -> i32 {
+    set.spec.replicas.unwrap_or(1)
+}
+
+/// Whether the pod counts: neither finished nor being deleted.
+pub(crate) fn is_active(pod: &Pod) -> bool {
+    !pod.finished() && !pod.deleting()
+}
+
+fn labels(pod: &Pod) -> BTreeMap<String, String> {
+    pod.metadata.labels.clone().unwrap_or_default()
+}
+
+/// A change of the number of pods that failed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// The status that the set should show, and when it may change by the mere passing of time.
+pub(crate) fn status(
+    set: &ReplicaSet,
+    active: &[Arc<Pod>],
+    failure: Option<&Failure>,
+    now: Timestamp,
+) -> (ReplicaSetStatus, Option<Duration>) {
+    let wanted_labels = set.spec.template.labels();
+    let min_ready = set.spec.min_ready_seconds.unwrap_or_default().into();
+    let (mut ready, mut available, mut labelled) = (0, 0, 0);
+    let mut next: Option<Duration> = None;
+    for pod in active {
+        let own = labels(pod);
+        labelled += i32::from(wanted_labels.iter().all(|(name, value)| own.get(name) == Some(value)));
+        let Some(since) = pod.ready_since() else { continue };
+        ready += 1;
+        match until_available(since, min_ready, now) {
+            None => available += 1,
+            Some(wait) => next = Some(next.map_or(wait, |next| next.min(wait))),
+        }
+    }
+    let status = ReplicaSetStatus {
+        replicas: count(active.len()),
+        fully_labeled_replicas: positive(labelled),
+        ready_replicas: positive(ready),
+        available_replicas: positive(available),
+        observed_generation: set.metadata.generation.max(set.status.observed_generation),
+        conditions: conditions(set, failure, now),
+        terminating_replicas: set.status.terminating_replicas,
+    };
+    (status, next)
+}
+
+/// How long a ready pod still has to stay ready to be available; None: it is.
+fn until_available(since: Option<Time>, min_ready: i64, now: Timestamp) -> Option<Duration> {
+    if min_ready == 0 {
+        return None;
+    }
+    let since = since.map_or(now, |time| time.0);
+    let left = since.as_millisecond() + min_ready * 1000 - now.as_millisecond();
+    u64::try_from(left).ok().filter(|left| *left > 0).map(Duration::from_millis)
+}
+
+fn conditions(set: &ReplicaSet, failure: Option<&Failure>, now: Timestamp) -> Option<Vec<ReplicaSetCondition>> {
+    const TYPE: &str = "ReplicaFailure";
+    let mut conditions = set.status.conditions.clone().unwrap_or_default();
+    let known = conditions.iter().any(|condition| condition.type_.as_deref() == Some(TYPE));
+    match failure {
+        Some(failure) if !known => conditions.push(ReplicaSetCondition {
+            type_: Some(TYPE.to_owned()),
+            status: Some("True".to_owned()),
+            last_transition_time: Some(Time(now)),
+            reason: Some(failure.reason.to_owned()),
+            message: Some(failure.message.clone()),
+        }),
+        // The first failure stands until it is over.
+        Some(_) => {}
+        None => conditions.retain(|condition| condition.type_.as_deref() != Some(TYPE)),
+    }
+    (!conditions.is_empty()).then_some(conditions)
+}
+
+fn positive(count: i32) -> Option<i32> {
+    (count > 0).then_some(count)
+}
+
+/// A count as the API writes it.
+fn count(count: usize) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
+}
+
+/// Whether two statuses say the same; absent and zero counts do.
+pub(crate) fn same(one: &ReplicaSetStatus, other: &ReplicaSetStatus) -> bool {
+    let counts = |status: &ReplicaSetStatus| {
+        [
+            status.replicas,
+            status.fully_labeled_replicas.unwrap_or_default(),
+            status.ready_replicas.unwrap_or_default(),
+            status.available_replicas.unwrap_or_default(),
+        ]
+    };
+    counts(one) == counts(other)
+        && one.observed_generation == other.observed_generation
+        && one.conditions.as_deref().unwrap_or_default() == other.conditions.as_deref().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn now() -> Timestamp {
+        "2026-01-01T12:00:00Z".parse().unwrap()
+    }
+
+    fn set(replicas: i32) -> ReplicaSet {
+        serde_json::from_value(json!({
+            "metadata": {"name": "rs", "namespace": "d", "uid": "rs", "generation": 2},
+            "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": "a"}},
+                     "template": {"metadata": {"labels": {"app": "a", "x": "y"}}}},
+        }))
+        .unwrap()
+    }
+
+    fn pod(uid: &str, app: &str, owned: bool, status: Value) -> Arc<Pod> {
+        let owners = if owned {
+            json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "rs", "controller": true}])
+        } else {
+            Value::Null
+        };
+        Arc::new(
+            serde_json::from_value(json!({
+                "metadata": {"name": uid, "namespace": "d", "uid": uid, "labels": {"app": app}, "ownerReferences": owners},
+                "spec": {"nodeName": "n", "containers": []},
+                "status": status,
+            }))
+            .unwrap(),
+        )
+    }
+
+    fn decide(set: &ReplicaSet, pods: Vec<Arc<Pod>>) -> String {
+        let selector = set.spec.selector.clone().try_into().unwrap();
+        let plan = plan(Snapshot { set, selector: &selector, pods, neighbours: HashMap::new(), now: now() });
+        let names = |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>().join(",");
+        let change = match &plan.change {
+            Change::Nothing => "nothing".to_owned(),
+            Change::Create(count) => format!("create {count}"),
+            Change::Delete(pods) => format!("delete {}", names(pods)),
+        };
+        format!("adopt[{}] release[{}] {change}", names(&plan.adopt), names(&plan.release))
+    }
+
+    fn running() -> Value {
+        json!({"phase": "Running"})
+    }
+
+    #[test]
+    fn missing_pods_are_made_and_finished_ones_do_not_count() {
+        let pods = vec![pod("1", "a", true, running()), pod("2", "a", true, json!({"phase": "Failed"}))];
+        assert_eq!(decide(&set(3), pods), "adopt[] release[] create 2");
+    }
+
+    #[test]
+    fn no_more_than_a_burst_at_once() {
+        assert_eq!(decide(&set(2000), Vec::new()), "adopt[] release[] create 500");
+    }
+
+    #[test]
+    fn the_least_needed_pod_is_deleted() {
+        let pods = vec![pod("1", "a", true, running()), pod("2", "a", true, json!({"phase": "Pending"}))];
+        assert_eq!(decide(&set(1), pods), "adopt[] release[] delete 2");
+    }
+
+    #[test]
+    fn fitting_orphans_are_adopted_before_any_is_made_and_misfits_released() {
+        let pods = vec![pod("1", "a", false, running()), pod("2", "b", false, running())];
+        assert_eq!(decide(&set(3), pods), "adopt[1] release[] nothing");
+        assert_eq!(decide(&set(1), vec![pod("1", "b", true, running())]), "adopt[] release[1] create 1");
+    }
+
+    #[test]
+    fn a_set_that_is_being_deleted_does_nothing() {
+        let mut set = set(3);
+        set.metadata.deletion_timestamp = Some(Time(now()));
+        assert_eq!(decide(&set, vec![pod("1", "a", false, running())]), "adopt[] release[] nothing");
+    }
+
+    #[test]
+    fn availability_waits_for_min_ready_seconds() {
+        let mut set = set(2);
+        set.spec.min_ready_seconds = Some(30);
+        let ready = |since: &str| {
+            json!({"phase": "Running", "conditions": [
+                {"type": "Ready", "status": "True", "lastTransitionTime": since}]})
+        };
+        let pods = vec![
+            pod("1", "a", true, ready("2026-01-01T11:59:50Z")),
+            pod("2", "a", true, ready("2026-01-01T11:59:00Z")),
+        ];
+        let (status, next) = status(&set, &pods, None, now());
+        assert_eq!((status.replicas, status.ready_replicas, status.available_replicas), (2, Some(2), Some(1)));
+        assert_eq!((status.fully_labeled_replicas, status.observed_generation), (None, Some(2)));
+        assert_eq!(next, Some(Duration::from_secs(20)));
+    }
+
+    #[test]
+    fn a_failure_shows_until_it_is_over() {
+        let failure = Failure { reason: "FailedCreate", message: "quota".into() };
+        let mut set = set(1);
+        set.status = status(&set, &[], Some(&failure), now()).0;
+        let condition = set.status.conditions.as_ref().unwrap()[0].clone();
+        assert_eq!((condition.reason.as_deref(), condition.message.as_deref()), (Some("FailedCreate"), Some("quota")));
+        assert_eq!(status(&set, &[], None, now()).0.conditions, None);
+    }
+}

@@ -1,0 +1,165 @@
+//! A pod template, kept as the JSON that the server sent: a typed round trip would drop the fields of newer API
+//! versions, and with them change what pods run.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+/// The label that tells the pods of one replica set of a deployment from those of another.
+pub(crate) const HASH_LABEL: &str = "pod-template-hash";
+
+/// Maps for which empty means absent.
+const MAPS: [&str; 7] =
+    ["labels", "annotations", "nodeSelector", "limits", "requests", "matchLabels", "resources"];
+/// Fields for which false means absent.
+const FALSE: [&str; 7] = ["hostNetwork", "hostPID", "hostIPC", "readOnly", "stdin", "stdinOnce", "tty"];
+/// Fields for which zero means absent.
+const ZERO: [&str; 2] = ["hostPort", "initialDelaySeconds"];
+
+/// A pod template as compact JSON.
+#[derive(Clone, Debug)]
+pub(crate) struct Template(Arc<str>);
+
+impl Default for Template {
+    fn default() -> Self {
+        Self("{}".into())
+    }
+}
+
+impl<'de> Deserialize<'de> for Template {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Value::deserialize(deserializer).map(|value| Self::new(&value))
+    }
+}
+
+impl Template {
+    /// A template from its JSON.
+    pub(crate) fn new(value: &Value) -> Self {
+        Self(value.to_string().into())
+    }
+
+    /// The template's JSON.
+    pub(crate) fn value(&self) -> Value {
+        // The text was printed from a value, so it parses.
+        serde_json::from_str(&self.0).unwrap_or_default()
+    }
+
+    /// The template's labels.
+    pub(crate) fn labels(&self) -> std::collections::BTreeMap<String, String> {
+        let value = self.value();
+        let labels = value.pointer("/metadata/labels").and_then(Value::as_object);
+        labels
+            .into_iter()
+            .flatten()
+            .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+            .collect()
+    }
+
+    /// Whether two templates make the same pods, the hash label aside. Absent and empty are the same here, as
+    /// clients that go through typed structs write the one for the other.
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.0 == other.0 || self.canonical() == other.canonical()
+    }
+
+    /// The template without hash label, nulls and values that mean absent.
+    fn canonical(&self) -> Value {
+        let mut value = self.value();
+        if let Some(labels) = value.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
+            labels.remove(HASH_LABEL);
+        }
+        if let Value::Object(fields) = &mut value {
+            prune(fields);
+        }
+        value
+    }
+
+    /// The short name of this template in labels and names: FNV-1a over the canonical form and the number of
+    /// collisions so far, in an alphabet that spells no words.
+    pub(crate) fn hash(&self, collisions: Option<i32>) -> String {
+        let mut hash = fnv(0x811c_9dc5, sorted(&self.canonical()).as_bytes());
+        if let Some(count) = collisions {
+            hash = fnv(hash, &count.to_le_bytes());
+        }
+        safe(&hash.to_string())
+    }
+}
+
+fn fnv(start: u32, bytes: &[u8]) -> u32 {
+    bytes.iter().fold(start, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Spells a number with letters and digits that cannot make up a word.
+fn safe(text: &str) -> String {
+    const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    text.bytes().map(|byte| char::from(ALPHABET[usize::from(byte) % ALPHABET.len()])).collect()
+}
+
+/// JSON text with sorted keys, whatever order the map type keeps.
+fn sorted(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let mut names: Vec<&String> = fields.keys().collect();
+            names.sort();
+            let inner: Vec<String> =
+                names.into_iter().map(|name| format!("{name:?}:{}", sorted(&fields[name]))).collect();
+            format!("{{{}}}", inner.join(","))
+        }
+        Value::Array(items) => {
+            format!("[{}]", items.iter().map(sorted).collect::<Vec<_>>().join(","))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
+    }
+}
+
+fn prune(fields: &mut Map<String, Value>) {
+    for value in fields.values_mut() {
+        match value {
+            Value::Object(inner) => prune(inner),
+            Value::Array(items) => items.iter_mut().filter_map(Value::as_object_mut).for_each(prune),
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+    fields.retain(|name, value| match value {
+        Value::Null => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(inner) => !(inner.is_empty() && MAPS.contains(&name.as_str())),
+        Value::Bool(false) => !FALSE.contains(&name.as_str()),
+        Value::Number(number) => !(number.as_i64() == Some(0) && ZERO.contains(&name.as_str())),
+        Value::Bool(true) | Value::String(_) => true,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_hash_label_and_the_ways_of_writing_nothing_make_no_difference() {
+        let plain = Template::new(&json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c"}]}}));
+        let other = Template::new(&json!({
+            "metadata": {"creationTimestamp": null, "labels": {"app": "a", HASH_LABEL: "x"}, "annotations": {}},
+            "spec": {"containers": [{"name": "c", "resources": {}, "tty": false, "ports": []}], "hostNetwork": false},
+        }));
+        assert!(plain.same(&other));
+        assert_eq!(plain.hash(None), other.hash(None));
+    }
+
+    #[test]
+    fn an_empty_struct_that_means_something_is_kept() {
+        let with = Template::new(&json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}));
+        let without = Template::new(&json!({"spec": {"volumes": [{"name": "v"}]}}));
+        assert!(!with.same(&without));
+    }
+
+    #[test]
+    fn another_image_or_another_collision_is_another_hash() {
+        let one = Template::new(&json!({"spec": {"containers": [{"image": "a:1"}]}}));
+        let two = Template::new(&json!({"spec": {"containers": [{"image": "a:2"}]}}));
+        assert_ne!(one.hash(None), two.hash(None));
+        assert_ne!(one.hash(None), one.hash(Some(1)));
+        assert!(one.hash(None).bytes().all(|byte| b"bcdfghjklmnpqrstvwxz2456789".contains(&byte)));
+    }
+}

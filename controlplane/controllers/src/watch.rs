@@ -1,0 +1,81 @@
+//! Keeps a cache in step with the server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::runtime::watcher;
+use kube::{Api, Client};
+
+use crate::cache::{Cache, Doubtful};
+use crate::object::Object;
+
+/// A watch is renewed this often when nothing ends it: seldom enough not to matter to an idle machine.
+const RENEWAL_SECONDS: u32 = 1500;
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
+
+/// How every watch here is made.
+pub(crate) fn config() -> watcher::Config {
+    watcher::Config::default().timeout(RENEWAL_SECONDS)
+}
+
+/// The wait between failed attempts.
+pub(crate) struct Retry(Duration);
+
+impl Retry {
+    /// No failure yet.
+    pub(crate) fn new() -> Self {
+        Self(FIRST_DELAY)
+    }
+
+    /// After a success.
+    pub(crate) fn reset(&mut self) {
+        self.0 = FIRST_DELAY;
+    }
+
+    /// After a failure: waits, twice as long each time.
+    pub(crate) async fn wait(&mut self) {
+        tokio::time::sleep(self.0).await;
+        self.0 = (self.0 * 2).min(LONGEST_DELAY);
+    }
+}
+
+/// Feeds `cache` for ever.
+pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config: watcher::Config) {
+    let api: Api<K> = Api::all(client.clone());
+    let mut events = std::pin::pin!(watcher(api, config));
+    let mut retry = Retry::new();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(event) => {
+                retry.reset();
+                for doubtful in cache.apply(event) {
+                    verify(&client, &cache, doubtful).await;
+                }
+            }
+            Err(error) => {
+                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
+                retry.wait().await;
+            }
+        }
+    }
+}
+
+/// Asks the server whether an object that a list did not have is there.
+async fn verify<K: Object>(client: &Client, cache: &Cache<K>, doubtful: Doubtful) {
+    let namespace = &doubtful.key.namespace;
+    let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));
+    let mut retry = Retry::new();
+    loop {
+        let request = kube::api::Request::new(url.clone()).get(&doubtful.key.name, &Default::default());
+        let Ok(request) = request else { return cache.forget(&doubtful) };
+        match client.request::<K>(request).await {
+            Ok(found) if found.uid() == doubtful.uid => return,
+            Ok(_) => return cache.forget(&doubtful),
+            Err(error) if crate::error::is_not_found(&error) => return cache.forget(&doubtful),
+            Err(_) => retry.wait().await,
+        }
+    }
+}
