@@ -1,10 +1,200 @@
-//! How the runtime finds its pods again.
+//! How the runtime finds its pods again: records say what should be, shims what is. Half-made things
+//! are undone, what died meanwhile is marked ended, and what nobody owns is removed.
 
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use coracle_cni::Live as LiveNetwork;
+use coracle_proto::shim::container_state::Phase;
+use coracle_proto::shim::{ContainerState, State};
+use futures::future::join_all;
+use tracing::{info, warn};
+
+use crate::container::{self, Container};
 use crate::error::Error;
+use crate::exits::exit_record;
+use crate::lock::locked;
+use crate::records::{ContainerPhase, ContainerRecord, SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
+use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
+use crate::shim_client::Shim;
+
+/// A sandbox's record with its shim, when that lives.
+type Reached = (SandboxRecord, Option<(Shim, State)>);
 
 impl Runtime {
     pub(crate) async fn recover(&self) -> Result<(), Error> {
+        let found = self.inner.records.sandboxes()?;
+        for id in &found.lost {
+            self.undo_sandbox(id).await;
+        }
+        let reached = join_all(found.readable.into_iter().map(|record| self.reach(record))).await;
+        let mut sandboxes = Vec::new();
+        for (record, shim) in reached {
+            if record.phase == SandboxPhase::Creating {
+                self.undo_sandbox(&record.id).await;
+            } else {
+                sandboxes.push((record, shim));
+            }
+        }
+        self.recover_containers(&sandboxes).await?;
+        self.reconcile_network(&sandboxes).await;
+        for (record, shim) in sandboxes {
+            self.recover_sandbox(record, shim).await;
+        }
         Ok(())
+    }
+
+    /// Looks for the shim of a sandbox that should have one.
+    async fn reach(&self, record: SandboxRecord) -> Reached {
+        if record.phase != SandboxPhase::Ready {
+            return (record, None);
+        }
+        let dir = self.inner.records.sandbox_dir(&record.id);
+        match Shim::connect(&dir).await {
+            Ok(reached) => (record, Some(reached)),
+            Err(error) => {
+                warn!(sandbox = record.id, %error, "a sandbox's shim is gone");
+                (record, None)
+            }
+        }
+    }
+
+    /// Takes back what is left of a sandbox that was not completely made, or whose record is lost.
+    async fn undo_sandbox(&self, id: &str) {
+        info!(sandbox = id, "undo a sandbox that was not completely made");
+        if let Ok((shim, _)) = Shim::connect(&self.inner.records.sandbox_dir(id)).await
+            && let Err(error) = shim.shutdown().await
+        {
+            warn!(sandbox = id, %error, "could not end a half-made sandbox's shim");
+        }
+        if let Err(error) = self.inner.network.del(id).await {
+            warn!(sandbox = id, %error, "could not take a half-made sandbox's network away");
+        }
+        let group = self.own_pod_cgroup(id);
+        self.inner.cgroups.kill(&group).await;
+        for result in [self.inner.cgroups.remove(&group), self.inner.records.remove_sandbox(id)] {
+            if let Err(error) = result {
+                warn!(sandbox = id, error = error.chain(), "could not undo a half-made sandbox");
+            }
+        }
+    }
+
+    async fn recover_containers(&self, sandboxes: &[Reached]) -> Result<(), Error> {
+        let shims: HashMap<&str, Option<&(Shim, State)>> =
+            sandboxes.iter().map(|(record, shim)| (record.id.as_str(), shim.as_ref())).collect();
+        let found = self.inner.records.containers()?;
+        let mut known = HashSet::new();
+        for record in found.readable {
+            match shims.get(record.sandbox_id.as_str()) {
+                Some(shim) if record.phase != ContainerPhase::Creating => {
+                    known.insert(record.id.clone());
+                    self.recover_container(record, *shim);
+                }
+                Some(shim) => self.undo_container(&record, shim.map(|(shim, _)| shim)).await,
+                None => self.undo_container(&record, None).await,
+            }
+        }
+        let layers = self.inner.records.layers()?;
+        for id in layers.iter().chain(&found.lost).filter(|id| !known.contains(*id)) {
+            if let Err(error) = self.inner.records.remove_container(id) {
+                warn!(container = id, error = error.chain(), "could not remove what nobody owns");
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what is left of a container that was not completely made, or whose pod is lost.
+    async fn undo_container(&self, record: &ContainerRecord, shim: Option<&Shim>) {
+        info!(container = record.id, "undo a container that was not completely made");
+        if let Some(shim) = shim
+            && let Err(error) = shim.delete(&record.id).await
+        {
+            warn!(container = record.id, %error, "could not delete a half-made container");
+        }
+        self.inner.cgroups.kill(&record.cgroup).await;
+        for result in
+            [self.inner.cgroups.remove(&record.cgroup), self.inner.records.remove_container(&record.id)]
+        {
+            if let Err(error) = result {
+                warn!(container = record.id, error = error.chain(), "could not undo a half-made container");
+            }
+        }
+    }
+
+    /// Puts a container into the table, in the state that its shim reports.
+    fn recover_container(&self, mut record: ContainerRecord, shim: Option<&(Shim, State)>) {
+        let seen = shim.and_then(|(_, state)| {
+            state.containers.iter().find(|container| container.container_id == record.id)
+        });
+        if let Some(seen) = seen {
+            record.phase = phase_now(&record, seen);
+        }
+        let held = self.inner.images.hold(&record.image_id);
+        let held =
+            held.inspect_err(|error| warn!(container = record.id, %error, "a container's image is lost"));
+        let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &record.sandbox_id);
+        locked(&self.inner.names).insert(name, record.id.clone());
+        let container = Container::new(record, held.ok());
+        if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
+            container.exited(exit_record(&container, exit));
+        }
+        let id = container.id.clone();
+        if let Err(error) = self.inner.records.write_container(&container.record_now()) {
+            warn!(container = id, error = error.chain(), "could not record a container");
+        }
+        self.inner.containers.insert(&id, Arc::new(container));
+    }
+
+    async fn recover_sandbox(&self, record: SandboxRecord, shim: Option<(Shim, State)>) {
+        let name = sandbox::name(&record.config.metadata.clone().unwrap_or_default());
+        locked(&self.inner.names).insert(name, record.id.clone());
+        let id = record.id.clone();
+        let known: HashSet<String> = match shim {
+            Some((shim, state)) => {
+                self.adopt_sandbox(record, Live { shim, init_pid: state.init_pid });
+                state.containers.into_iter().map(|container| container.container_id).collect()
+            }
+            None => {
+                let sandbox = Sandbox::new(record, SandboxState::NotReady);
+                if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
+                    warn!(sandbox = id, error = error.chain(), "could not record a dead sandbox");
+                }
+                self.inner.sandboxes.insert(&id, Arc::new(sandbox));
+                HashSet::new()
+            }
+        };
+        for container in self.containers_of(&id) {
+            let ended = matches!(container.phase(), ContainerPhase::Exited(_));
+            if !ended && !known.contains(&container.id) {
+                self.container_lost(&container).await;
+            }
+        }
+    }
+
+    /// Gives back what belongs to no living pod.
+    async fn reconcile_network(&self, sandboxes: &[Reached]) {
+        let live: Vec<LiveNetwork> = sandboxes
+            .iter()
+            .filter(|(record, _)| namespaces::own_network(&record.config))
+            .filter_map(|(record, shim)| shim.as_ref().map(|(shim, _)| (record, shim)))
+            .map(|(record, shim)| LiveNetwork {
+                id: record.id.clone(),
+                netns: format!("/proc/{}/ns/net", shim.pid()).into(),
+            })
+            .collect();
+        if let Err(error) = self.inner.network.reconcile(&live).await {
+            warn!(%error, "could not reconcile the network");
+        }
+    }
+}
+
+/// The phase that a container is in by its shim's word. An end is noted by the caller.
+fn phase_now(record: &ContainerRecord, seen: &ContainerState) -> ContainerPhase {
+    match (&record.phase, seen.phase()) {
+        (ContainerPhase::Exited(_), _) => record.phase.clone(),
+        (_, Phase::Created) => ContainerPhase::Created,
+        (ContainerPhase::Running { .. }, Phase::Running | Phase::Exited) => record.phase.clone(),
+        (_, Phase::Running | Phase::Exited) => ContainerPhase::Running { started_at: seen.started_at },
     }
 }

@@ -1,9 +1,23 @@
 //! The CRI services over [`Runtime`]: one call a file, and the gRPC server on a Unix socket.
 
+mod container_create;
+mod container_remove;
+mod container_start;
+mod container_status;
+mod container_stop;
+mod events_get;
+mod exec_sync;
+mod image_pull;
 mod image_service;
 mod later;
 mod runtime_service;
+mod runtime_status;
+mod sandbox_remove;
+mod sandbox_run;
+mod sandbox_status;
+mod sandbox_stop;
 pub(crate) mod status;
+mod stream_open;
 
 use coracle_proto::cri::image_service_server::ImageServiceServer;
 use coracle_proto::cri::runtime_service_server::RuntimeServiceServer;
@@ -12,6 +26,8 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
+pub(crate) use self::exec_sync::{Exec, exit_code};
+pub(crate) use self::sandbox_run::now;
 use crate::error::Error;
 use crate::runtime::Runtime;
 

@@ -3,6 +3,7 @@
 //! A client comes with a token in its path; the ticket behind it says what it may do. The upgraded
 //! connection is given to one of two transports, which turn it into the same few channels.
 
+mod descriptor;
 mod token;
 
 use std::convert::Infallible;
@@ -16,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+pub(crate) use self::descriptor::Descriptor;
 pub(crate) use self::token::{Ticket, Tokens};
 use crate::runtime::Runtime;
 

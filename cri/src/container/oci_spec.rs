@@ -40,7 +40,7 @@ pub(crate) struct Facts<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxFacts<'a> {
     pub(crate) config: &'a PodSandboxConfig,
-    pub(crate) hostname: &'a str,
+    pub(crate) hostname: String,
     /// Where its `hosts`, `hostname` and `resolv.conf` are.
     pub(crate) dir: PathBuf,
     pub(crate) shm_dir: PathBuf,
@@ -94,7 +94,7 @@ fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Erro
     let mut process = Process::default();
     process.set_terminal(Some(config.tty));
     process.set_args(Some(args));
-    process.set_env(Some(args::env(config, image, facts.sandbox.hostname)));
+    process.set_env(Some(args::env(config, image, &facts.sandbox.hostname)));
     process.set_cwd(args::cwd(config, image).into());
     process.set_user(oci_user(user));
     process.set_capabilities(Some(oci_capabilities(caps)));

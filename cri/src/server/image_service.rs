@@ -10,11 +10,8 @@ use crate::runtime::Runtime;
 
 #[tonic::async_trait]
 impl ImageService for Runtime {
-    async fn list_images(
-        &self,
-        _request: Request<cri::ListImagesRequest>,
-    ) -> Answer<cri::ListImagesResponse> {
-        answer(Err(later("ListImages")))
+    async fn list_images(&self, request: Request<cri::ListImagesRequest>) -> Answer<cri::ListImagesResponse> {
+        answer(self.image_list(request.into_inner()))
     }
 
     type StreamImagesStream = Streamed<cri::StreamImagesResponse>;
@@ -27,26 +24,26 @@ impl ImageService for Runtime {
 
     async fn image_status(
         &self,
-        _request: Request<cri::ImageStatusRequest>,
+        request: Request<cri::ImageStatusRequest>,
     ) -> Answer<cri::ImageStatusResponse> {
-        answer(Err(later("ImageStatus")))
+        answer(self.image_status(request.into_inner()))
     }
 
-    async fn pull_image(&self, _request: Request<cri::PullImageRequest>) -> Answer<cri::PullImageResponse> {
-        answer(Err(later("PullImage")))
+    async fn pull_image(&self, request: Request<cri::PullImageRequest>) -> Answer<cri::PullImageResponse> {
+        answer(self.image_pull(request.into_inner()).await)
     }
 
     async fn remove_image(
         &self,
-        _request: Request<cri::RemoveImageRequest>,
+        request: Request<cri::RemoveImageRequest>,
     ) -> Answer<cri::RemoveImageResponse> {
-        answer(Err(later("RemoveImage")))
+        answer(self.image_remove(request.into_inner()).await)
     }
 
     async fn image_fs_info(
         &self,
-        _request: Request<cri::ImageFsInfoRequest>,
+        request: Request<cri::ImageFsInfoRequest>,
     ) -> Answer<cri::ImageFsInfoResponse> {
-        answer(Err(later("ImageFsInfo")))
+        answer(self.image_fs_info(request.into_inner()))
     }
 }

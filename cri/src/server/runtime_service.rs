@@ -5,48 +5,49 @@ use coracle_proto::cri::runtime_service_server::RuntimeService;
 use tonic::Request;
 
 use super::later::later;
-use super::status::{Answer, Streamed, answer};
+use super::status::{Answer, Streamed, answer, finish};
 use crate::runtime::Runtime;
 
 #[tonic::async_trait]
 impl RuntimeService for Runtime {
-    async fn version(&self, _request: Request<cri::VersionRequest>) -> Answer<cri::VersionResponse> {
-        answer(Err(later("Version")))
+    async fn version(&self, request: Request<cri::VersionRequest>) -> Answer<cri::VersionResponse> {
+        answer(self.version(request.into_inner()))
     }
 
     async fn run_pod_sandbox(
         &self,
-        _request: Request<cri::RunPodSandboxRequest>,
+        request: Request<cri::RunPodSandboxRequest>,
     ) -> Answer<cri::RunPodSandboxResponse> {
-        answer(Err(later("RunPodSandbox")))
+        answer(self.sandbox_run(request.into_inner()).await)
     }
 
     async fn stop_pod_sandbox(
         &self,
-        _request: Request<cri::StopPodSandboxRequest>,
+        request: Request<cri::StopPodSandboxRequest>,
     ) -> Answer<cri::StopPodSandboxResponse> {
-        answer(Err(later("StopPodSandbox")))
+        finish(self.clone(), |runtime| async move { runtime.sandbox_stop(request.into_inner()).await }).await
     }
 
     async fn remove_pod_sandbox(
         &self,
-        _request: Request<cri::RemovePodSandboxRequest>,
+        request: Request<cri::RemovePodSandboxRequest>,
     ) -> Answer<cri::RemovePodSandboxResponse> {
-        answer(Err(later("RemovePodSandbox")))
+        finish(self.clone(), |runtime| async move { runtime.sandbox_remove(request.into_inner()).await })
+            .await
     }
 
     async fn pod_sandbox_status(
         &self,
-        _request: Request<cri::PodSandboxStatusRequest>,
+        request: Request<cri::PodSandboxStatusRequest>,
     ) -> Answer<cri::PodSandboxStatusResponse> {
-        answer(Err(later("PodSandboxStatus")))
+        answer(self.sandbox_status(request.into_inner()))
     }
 
     async fn list_pod_sandbox(
         &self,
-        _request: Request<cri::ListPodSandboxRequest>,
+        request: Request<cri::ListPodSandboxRequest>,
     ) -> Answer<cri::ListPodSandboxResponse> {
-        answer(Err(later("ListPodSandbox")))
+        answer(self.sandbox_list(request.into_inner()))
     }
 
     type StreamPodSandboxesStream = Streamed<cri::StreamPodSandboxesResponse>;
@@ -59,37 +60,39 @@ impl RuntimeService for Runtime {
 
     async fn create_container(
         &self,
-        _request: Request<cri::CreateContainerRequest>,
+        request: Request<cri::CreateContainerRequest>,
     ) -> Answer<cri::CreateContainerResponse> {
-        answer(Err(later("CreateContainer")))
+        answer(self.container_create(request.into_inner()).await)
     }
 
     async fn start_container(
         &self,
-        _request: Request<cri::StartContainerRequest>,
+        request: Request<cri::StartContainerRequest>,
     ) -> Answer<cri::StartContainerResponse> {
-        answer(Err(later("StartContainer")))
+        finish(self.clone(), |runtime| async move { runtime.container_start(request.into_inner()).await })
+            .await
     }
 
     async fn stop_container(
         &self,
-        _request: Request<cri::StopContainerRequest>,
+        request: Request<cri::StopContainerRequest>,
     ) -> Answer<cri::StopContainerResponse> {
-        answer(Err(later("StopContainer")))
+        answer(self.container_stop(request.into_inner()).await)
     }
 
     async fn remove_container(
         &self,
-        _request: Request<cri::RemoveContainerRequest>,
+        request: Request<cri::RemoveContainerRequest>,
     ) -> Answer<cri::RemoveContainerResponse> {
-        answer(Err(later("RemoveContainer")))
+        finish(self.clone(), |runtime| async move { runtime.container_remove(request.into_inner()).await })
+            .await
     }
 
     async fn list_containers(
         &self,
-        _request: Request<cri::ListContainersRequest>,
+        request: Request<cri::ListContainersRequest>,
     ) -> Answer<cri::ListContainersResponse> {
-        answer(Err(later("ListContainers")))
+        answer(self.container_list(request.into_inner()))
     }
 
     type StreamContainersStream = Streamed<cri::StreamContainersResponse>;
@@ -102,9 +105,9 @@ impl RuntimeService for Runtime {
 
     async fn container_status(
         &self,
-        _request: Request<cri::ContainerStatusRequest>,
+        request: Request<cri::ContainerStatusRequest>,
     ) -> Answer<cri::ContainerStatusResponse> {
-        answer(Err(later("ContainerStatus")))
+        answer(self.container_status(request.into_inner()))
     }
 
     async fn update_container_resources(
@@ -116,42 +119,42 @@ impl RuntimeService for Runtime {
 
     async fn reopen_container_log(
         &self,
-        _request: Request<cri::ReopenContainerLogRequest>,
+        request: Request<cri::ReopenContainerLogRequest>,
     ) -> Answer<cri::ReopenContainerLogResponse> {
-        answer(Err(later("ReopenContainerLog")))
+        answer(self.log_reopen(request.into_inner()).await)
     }
 
-    async fn exec_sync(&self, _request: Request<cri::ExecSyncRequest>) -> Answer<cri::ExecSyncResponse> {
-        answer(Err(later("ExecSync")))
+    async fn exec_sync(&self, request: Request<cri::ExecSyncRequest>) -> Answer<cri::ExecSyncResponse> {
+        answer(self.exec_sync(request.into_inner()).await)
     }
 
-    async fn exec(&self, _request: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {
-        answer(Err(later("Exec")))
+    async fn exec(&self, request: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {
+        answer(self.exec_open(request.into_inner()))
     }
 
-    async fn attach(&self, _request: Request<cri::AttachRequest>) -> Answer<cri::AttachResponse> {
-        answer(Err(later("Attach")))
+    async fn attach(&self, request: Request<cri::AttachRequest>) -> Answer<cri::AttachResponse> {
+        answer(self.attach_open(request.into_inner()))
     }
 
     async fn port_forward(
         &self,
-        _request: Request<cri::PortForwardRequest>,
+        request: Request<cri::PortForwardRequest>,
     ) -> Answer<cri::PortForwardResponse> {
-        answer(Err(later("PortForward")))
+        answer(self.port_forward_open(request.into_inner()))
     }
 
     async fn container_stats(
         &self,
-        _request: Request<cri::ContainerStatsRequest>,
+        request: Request<cri::ContainerStatsRequest>,
     ) -> Answer<cri::ContainerStatsResponse> {
-        answer(Err(later("ContainerStats")))
+        answer(self.container_stats(request.into_inner()))
     }
 
     async fn list_container_stats(
         &self,
-        _request: Request<cri::ListContainerStatsRequest>,
+        request: Request<cri::ListContainerStatsRequest>,
     ) -> Answer<cri::ListContainerStatsResponse> {
-        answer(Err(later("ListContainerStats")))
+        answer(self.container_stats_list(request.into_inner()))
     }
 
     type StreamContainerStatsStream = Streamed<cri::StreamContainerStatsResponse>;
@@ -164,16 +167,16 @@ impl RuntimeService for Runtime {
 
     async fn pod_sandbox_stats(
         &self,
-        _request: Request<cri::PodSandboxStatsRequest>,
+        request: Request<cri::PodSandboxStatsRequest>,
     ) -> Answer<cri::PodSandboxStatsResponse> {
-        answer(Err(later("PodSandboxStats")))
+        answer(self.sandbox_stats(request.into_inner()))
     }
 
     async fn list_pod_sandbox_stats(
         &self,
-        _request: Request<cri::ListPodSandboxStatsRequest>,
+        request: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Answer<cri::ListPodSandboxStatsResponse> {
-        answer(Err(later("ListPodSandboxStats")))
+        answer(self.sandbox_stats_list(request.into_inner()))
     }
 
     type StreamPodSandboxStatsStream = Streamed<cri::StreamPodSandboxStatsResponse>;
@@ -186,13 +189,13 @@ impl RuntimeService for Runtime {
 
     async fn update_runtime_config(
         &self,
-        _request: Request<cri::UpdateRuntimeConfigRequest>,
+        request: Request<cri::UpdateRuntimeConfigRequest>,
     ) -> Answer<cri::UpdateRuntimeConfigResponse> {
-        answer(Err(later("UpdateRuntimeConfig")))
+        answer(self.runtime_config_update(request.into_inner()).await)
     }
 
-    async fn status(&self, _request: Request<cri::StatusRequest>) -> Answer<cri::StatusResponse> {
-        answer(Err(later("Status")))
+    async fn status(&self, request: Request<cri::StatusRequest>) -> Answer<cri::StatusResponse> {
+        answer(self.runtime_status(request.into_inner()))
     }
 
     async fn checkpoint_container(
@@ -219,9 +222,9 @@ impl RuntimeService for Runtime {
     type GetContainerEventsStream = Streamed<cri::ContainerEventResponse>;
     async fn get_container_events(
         &self,
-        _request: Request<cri::GetEventsRequest>,
+        request: Request<cri::GetEventsRequest>,
     ) -> Answer<Self::GetContainerEventsStream> {
-        answer(Err(later("GetContainerEvents")))
+        answer(self.events_get(request.into_inner()))
     }
 
     async fn list_metric_descriptors(
@@ -248,9 +251,9 @@ impl RuntimeService for Runtime {
 
     async fn runtime_config(
         &self,
-        _request: Request<cri::RuntimeConfigRequest>,
+        request: Request<cri::RuntimeConfigRequest>,
     ) -> Answer<cri::RuntimeConfigResponse> {
-        answer(Err(later("RuntimeConfig")))
+        answer(self.runtime_config(request.into_inner()))
     }
 
     async fn update_pod_sandbox_resources(

@@ -6,6 +6,7 @@ use futures::Stream;
 use tonic::{Code, Response, Status};
 
 use crate::error::Error;
+use crate::runtime::Runtime;
 use crate::shim_client::ErrorKind;
 
 /// What a service method returns.
@@ -17,6 +18,18 @@ pub(crate) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Sen
 /// Wraps a result for the wire.
 pub(crate) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
     result.map(Response::new).map_err(|error| Status::from(&error))
+}
+
+/// Runs a call to its end even when its caller goes away in the middle: one that cannot be taken back.
+pub(crate) async fn finish<T, F>(runtime: Runtime, call: impl FnOnce(Runtime) -> F + Send) -> Answer<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+{
+    match tokio::spawn(call(runtime)).await {
+        Ok(result) => answer(result),
+        Err(panic) => Err(Status::internal(panic.to_string())),
+    }
 }
 
 impl From<&Error> for Status {

@@ -53,7 +53,7 @@ fn spec_of(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> Value {
         user: &User::default(),
         sandbox: SandboxFacts {
             config: sandbox,
-            hostname: "pod",
+            hostname: "pod".into(),
             dir: "/s".into(),
             shm_dir: "/s/shm".into(),
             shim_pid: 42,

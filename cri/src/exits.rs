@@ -1,0 +1,124 @@
+//! What shims report: exits are recorded, then acknowledged, then told to all. And what happens when
+//! a shim itself dies.
+
+use std::sync::Arc;
+
+use coracle_proto::cri::ContainerEventType::ContainerStoppedEvent;
+use coracle_proto::shim::{Event, Exit};
+use tracing::{info, warn};
+
+use crate::container::Container;
+use crate::error::Error;
+use crate::records::ExitRecord;
+use crate::runtime::Runtime;
+use crate::sandbox::Sandbox;
+use crate::server::now;
+use crate::shim_client::{Closed, Shim};
+
+/// The exit code of a container whose own is lost, as containerd reports it.
+const LOST_CODE: i32 = 255;
+
+impl Runtime {
+    /// Listens to a shim until it ends. The task keeps no runtime alive.
+    pub(crate) fn listen(&self, sandbox: Arc<Sandbox>, shim: Shim) {
+        let Some(mut events) = shim.events() else { return };
+        let inner = Arc::downgrade(&self.inner);
+        tokio::spawn(async move {
+            while let Some(event) = events.recv().await {
+                let Some(inner) = inner.upgrade() else { return };
+                Self { inner }.shim_event(&sandbox, &shim, event).await;
+            }
+            let closed = shim.closed().await;
+            let Some(inner) = inner.upgrade() else { return };
+            match closed {
+                Closed::Died => Self { inner }.sandbox_died(&sandbox).await,
+                Closed::Replaced => warn!(sandbox = sandbox.id, "the shim talks to somebody else now"),
+            }
+        });
+    }
+
+    async fn shim_event(&self, sandbox: &Sandbox, shim: &Shim, event: Event) {
+        let exit = event.exited.unwrap_or_default();
+        if !event.exec_id.is_empty() {
+            sandbox.exec_exited(&event.exec_id, exit);
+        } else if let Some(container) = self.inner.containers.get(&event.container_id) {
+            let record = exit_record(&container, &exit);
+            if let Err(error) = self.container_ended(&container, record).await {
+                // Not acknowledged: the shim tells it again to the next agent.
+                warn!(container = container.id, error = error.chain(), "could not record an exit");
+                return;
+            }
+        }
+        if let Err(error) = shim.acknowledge(event.sequence).await {
+            warn!(sandbox = sandbox.id, %error, "could not acknowledge an exit");
+        }
+    }
+
+    /// Records the end of a container and tells everybody, once.
+    async fn container_ended(&self, container: &Container, mut exit: ExitRecord) -> Result<(), Error> {
+        let _started = container.starting.lock().await;
+        exit.started_at = container.started_at();
+        info!(container = container.id, code = exit.code, reason = exit.reason, "container ended");
+        if container.exited(exit) {
+            // Its bundle is gone when it is being removed at the same time.
+            if self.inner.containers.get(&container.id).is_some() {
+                self.inner.records.write_container(&container.record_now())?;
+            }
+            self.event(&container.record.sandbox_id, &container.id, ContainerStoppedEvent);
+        }
+        Ok(())
+    }
+
+    /// Cleans up after a shim that died on its own: what ran in the pod runs on without it, and is
+    /// killed by its cgroups.
+    pub(crate) async fn sandbox_died(&self, sandbox: &Sandbox) {
+        if sandbox.leave_ready().is_none() {
+            return;
+        }
+        warn!(sandbox = sandbox.id, "the shim died; its pod is ended");
+        sandbox.forget_all_execs();
+        for container in self.containers_of(&sandbox.id) {
+            self.container_lost(&container).await;
+        }
+        if let Err(source) = self.inner.network.del(&sandbox.id).await {
+            warn!(sandbox = sandbox.id, error = %source, "could not take a dead pod's network away");
+        }
+        if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
+            warn!(sandbox = sandbox.id, error = error.chain(), "could not record a dead sandbox");
+        }
+        self.event(&sandbox.id, &sandbox.id, ContainerStoppedEvent);
+    }
+
+    /// Ends a container that has no shim any more.
+    pub(crate) async fn container_lost(&self, container: &Container) {
+        if !self.inner.cgroups.kill(&container.record.cgroup).await {
+            warn!(container = container.id, "processes of a lost container do not die");
+        }
+        let exit = ExitRecord {
+            started_at: 0,
+            finished_at: now(),
+            code: LOST_CODE,
+            reason: "Unknown".to_owned(),
+            message: "the pod's shim died, and the exit code with it".to_owned(),
+        };
+        if let Err(error) = self.container_ended(container, exit).await {
+            warn!(container = container.id, error = error.chain(), "could not record a lost container");
+        }
+    }
+}
+
+/// An exit in the words of the CRI.
+pub(crate) fn exit_record(container: &Container, exit: &Exit) -> ExitRecord {
+    let reason = match (exit.oom_killed, exit.code) {
+        (true, _) => "OOMKilled",
+        (false, 0) => "Completed",
+        (false, _) => "Error",
+    };
+    ExitRecord {
+        started_at: container.started_at(),
+        finished_at: exit.at,
+        code: exit.code,
+        reason: reason.to_owned(),
+        message: String::new(),
+    }
+}

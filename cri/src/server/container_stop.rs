@@ -1,0 +1,75 @@
+//! StopContainer: its stop signal, its time, then the end by force. Absent and ended are successes.
+
+use std::time::Duration;
+
+use coracle_proto::{cri, shim};
+use nix::sys::signal::Signal;
+use tokio::time::timeout;
+
+use crate::container::Container;
+use crate::error::Error;
+use crate::records::ContainerPhase;
+use crate::runtime::Runtime;
+use crate::shim_client::ErrorKind;
+
+/// How long the kernel may take to end what was killed.
+const KILL_TIME: Duration = Duration::from_secs(10);
+
+impl Runtime {
+    /// Stops a container within `timeout` seconds and a little.
+    pub(crate) async fn container_stop(
+        &self,
+        request: cri::StopContainerRequest,
+    ) -> Result<cri::StopContainerResponse, Error> {
+        let Some(container) = self.inner.containers.get(&request.container_id) else {
+            return Ok(cri::StopContainerResponse {});
+        };
+        let grace = Duration::from_secs(u64::try_from(request.timeout).unwrap_or(0));
+        let running = matches!(container.phase(), ContainerPhase::Running { .. });
+        if running && !grace.is_zero() && self.ask_to_stop(&container, grace).await {
+            return Ok(cri::StopContainerResponse {});
+        }
+        self.kill_container(&container).await?;
+        Ok(cri::StopContainerResponse {})
+    }
+
+    /// Sends the stop signal and waits. True when the container ended.
+    async fn ask_to_stop(&self, container: &Container, grace: Duration) -> bool {
+        let Ok(shim) = self.shim_of(container) else { return false };
+        // It may have ended meanwhile: then the wait returns at once. If the shim is gone, the end by
+        // force that follows says so.
+        let _sent = shim.kill(&container.id, container.record.stop_signal).await;
+        timeout(grace, container.wait_exited()).await.is_ok()
+    }
+
+    /// Ends a container by force, and returns when its end is on record.
+    pub(super) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
+        // One that is being created is there or undone after this.
+        drop(container.starting.lock().await);
+        let gone = self.inner.containers.get(&container.id).is_none();
+        if gone || matches!(container.phase(), ContainerPhase::Exited(_)) {
+            return Ok(());
+        }
+        if let Ok(shim) = self.shim_of(container) {
+            let kill = shim::Signal {
+                container_id: container.id.clone(),
+                signal: Signal::SIGKILL as i32,
+                all: true,
+                ..Default::default()
+            };
+            match shim.signal(kill).await {
+                Ok(()) => {}
+                Err(error)
+                    if matches!(
+                        error.kind,
+                        ErrorKind::NotFound | ErrorKind::WrongState | ErrorKind::Gone
+                    ) => {}
+                Err(source) => return Err(Error::Shim { doing: "kill the container", source }),
+            }
+        }
+        if timeout(KILL_TIME, container.wait_exited()).await.is_ok() {
+            return Ok(());
+        }
+        Err(Error::WrongState { what: "container", id: container.id.clone(), state: "killed but not gone" })
+    }
+}

@@ -1,0 +1,157 @@
+//! The image service: pull, list, status, remove, file system.
+
+use std::collections::HashMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use coracle_images::{Auth, Image};
+use coracle_proto::cri;
+use serde_json::json;
+
+use super::container_create::image_error;
+use super::sandbox_run::now;
+use crate::error::Error;
+use crate::runtime::Runtime;
+
+impl Runtime {
+    /// Pulls an image and returns its id.
+    pub(crate) async fn image_pull(
+        &self,
+        request: cri::PullImageRequest,
+    ) -> Result<cri::PullImageResponse, Error> {
+        let reference = reference(request.image)?;
+        let auth = request.auth.map(auth).transpose()?.flatten();
+        let pulled = self.inner.images.pull(&reference, auth, None).await;
+        let image = pulled.map_err(|source| image_error(&reference, source))?;
+        Ok(cri::PullImageResponse { image_ref: image.id })
+    }
+
+    /// All images, or those of one name.
+    pub(crate) fn image_list(
+        &self,
+        request: cri::ListImagesRequest,
+    ) -> Result<cri::ListImagesResponse, Error> {
+        let name =
+            request.filter.and_then(|filter| filter.image).map(|image| image.image).unwrap_or_default();
+        let images = if name.is_empty() {
+            self.inner.images.list()
+        } else {
+            self.inner.images.get(&name).into_iter().collect()
+        };
+        Ok(cri::ListImagesResponse { images: images.iter().map(item).collect() })
+    }
+
+    /// One image; none, and no error, when it is absent.
+    pub(crate) fn image_status(
+        &self,
+        request: cri::ImageStatusRequest,
+    ) -> Result<cri::ImageStatusResponse, Error> {
+        let reference = reference(request.image)?;
+        let Some(image) = self.inner.images.get(&reference) else {
+            return Ok(cri::ImageStatusResponse::default());
+        };
+        let mut info = HashMap::new();
+        if request.verbose {
+            info.insert(
+                "info".to_owned(),
+                json!({ "imageSpec": *image.config, "layers": image.layers }).to_string(),
+            );
+        }
+        Ok(cri::ImageStatusResponse { image: Some(item(&image)), info })
+    }
+
+    /// Removes an image with all of its names.
+    pub(crate) async fn image_remove(
+        &self,
+        request: cri::RemoveImageRequest,
+    ) -> Result<cri::RemoveImageResponse, Error> {
+        let reference = reference(request.image)?;
+        let removed = self.inner.images.remove(&reference).await;
+        removed.map_err(|source| image_error(&reference, source))?;
+        Ok(cri::RemoveImageResponse {})
+    }
+
+    /// What images and writable layers take.
+    pub(crate) fn image_fs_info(
+        &self,
+        _request: cri::ImageFsInfoRequest,
+    ) -> Result<cri::ImageFsInfoResponse, Error> {
+        let usage = self.inner.images.usage();
+        let images = filesystem(self.inner.images.directory(), usage.bytes, usage.inodes);
+        let (bytes, inodes) = self.writable_usage();
+        let containers = filesystem(&self.inner.config.root.join("containers"), bytes, inodes);
+        Ok(cri::ImageFsInfoResponse {
+            image_filesystems: vec![images],
+            container_filesystems: vec![containers],
+        })
+    }
+}
+
+fn reference(image: Option<cri::ImageSpec>) -> Result<String, Error> {
+    let reference = image.map(|image| image.image).unwrap_or_default();
+    if reference.is_empty() {
+        return Err(Error::invalid("image", "is missing"));
+    }
+    Ok(reference)
+}
+
+/// Credentials in the CRI's forms; none when all are empty.
+fn auth(config: cri::AuthConfig) -> Result<Option<Auth>, Error> {
+    if !config.identity_token.is_empty() {
+        return Ok(Some(Auth::IdentityToken(config.identity_token)));
+    }
+    if !config.registry_token.is_empty() {
+        return Ok(Some(Auth::RegistryToken(config.registry_token)));
+    }
+    if !config.username.is_empty() {
+        return Ok(Some(Auth::Basic { username: config.username, password: config.password }));
+    }
+    if config.auth.is_empty() {
+        return Ok(None);
+    }
+    let invalid = || Error::invalid("auth.auth", "is not base64 of user:password");
+    let bytes = STANDARD.decode(&config.auth).map_err(|_encoding| invalid())?;
+    let text = String::from_utf8(bytes).map_err(|_encoding| invalid())?;
+    let (username, password) = text.split_once(':').ok_or_else(invalid)?;
+    // Some tools pad the password with zero bytes.
+    let password = password.trim_matches('\0').to_owned();
+    Ok(Some(Auth::Basic { username: username.to_owned(), password }))
+}
+
+fn item(image: &Image) -> cri::Image {
+    let user = image.user().split(':').next().unwrap_or_default();
+    let uid = user.parse::<i64>().ok();
+    cri::Image {
+        id: image.id.clone(),
+        repo_tags: image.tags.clone(),
+        repo_digests: image.digests.clone(),
+        size: image.size,
+        uid: uid.map(|value| cri::Int64Value { value }),
+        username: if uid.is_some() { String::new() } else { user.to_owned() },
+        spec: Some(cri::ImageSpec { image: image.id.clone(), ..Default::default() }),
+        pinned: image.pinned,
+    }
+}
+
+fn filesystem(path: &std::path::Path, bytes: u64, inodes: u64) -> cri::FilesystemUsage {
+    cri::FilesystemUsage {
+        timestamp: now(),
+        fs_id: Some(cri::FilesystemIdentifier { mountpoint: path.to_string_lossy().into_owned() }),
+        used_bytes: Some(cri::UInt64Value { value: bytes }),
+        inodes_used: Some(cri::UInt64Value { value: inodes }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_in_every_form() {
+        let basic = Auth::Basic { username: "u".into(), password: "p:q".into() };
+        let encoded = cri::AuthConfig { auth: STANDARD.encode("u:p:q\0\0"), ..Default::default() };
+        assert_eq!(auth(encoded).expect("valid"), Some(basic));
+        assert_eq!(auth(cri::AuthConfig::default()).expect("valid"), None);
+        assert!(auth(cri::AuthConfig { auth: "!".into(), ..Default::default() }).is_err());
+    }
+}

@@ -1,0 +1,41 @@
+//! RemovePodSandbox: stop it if need be, remove its containers, forget it. Absent is a success.
+
+use coracle_proto::cri;
+use cri::ContainerEventType::ContainerDeletedEvent;
+
+use super::sandbox_stop::first;
+use crate::error::Error;
+use crate::lock::locked;
+use crate::runtime::Runtime;
+use crate::sandbox;
+
+impl Runtime {
+    /// Removes a sandbox and all in it, by force if it runs.
+    pub(crate) async fn sandbox_remove(
+        &self,
+        request: cri::RemovePodSandboxRequest,
+    ) -> Result<cri::RemovePodSandboxResponse, Error> {
+        let Some(sandbox) = self.inner.sandboxes.get(&request.pod_sandbox_id) else {
+            return Ok(cri::RemovePodSandboxResponse {});
+        };
+        let mut errors: Vec<Error> = self.stop_sandbox(&sandbox).await.err().into_iter().collect();
+        for container in self.containers_of(&sandbox.id) {
+            errors.extend(self.remove_container(&container).await.err());
+        }
+        first(errors)?;
+        let _alone = sandbox.ending.lock().await;
+        self.inner.cgroups.remove(&self.own_pod_cgroup(&sandbox.id))?;
+        self.inner.records.remove_sandbox(&sandbox.id)?;
+        if self.inner.sandboxes.remove(&sandbox.id).is_some() {
+            let metadata = sandbox.config().metadata.clone().unwrap_or_default();
+            locked(&self.inner.names).remove(&sandbox::name(&metadata));
+            self.event_of(&sandbox, &sandbox.id, ContainerDeletedEvent);
+        }
+        Ok(cri::RemovePodSandboxResponse {})
+    }
+
+    /// The cgroup of a pod whose creator named none.
+    pub(crate) fn own_pod_cgroup(&self, sandbox_id: &str) -> String {
+        format!("{}/coracle/pods/{sandbox_id}", self.inner.config.cgroup_root.trim_end_matches('/'))
+    }
+}

@@ -1,0 +1,63 @@
+//! StopPodSandbox: kill what runs, give the network back, end the shim. Runs to the end whatever
+//! fails, and succeeds on the absent and the stopped, as the CRI's comments demand.
+
+use coracle_proto::cri;
+use cri::ContainerEventType::ContainerStoppedEvent;
+use futures::future::join_all;
+use tracing::{info, warn};
+
+use crate::error::Error;
+use crate::runtime::Runtime;
+use crate::sandbox::{Live, Sandbox};
+
+impl Runtime {
+    /// Stops a sandbox and all in it.
+    pub(crate) async fn sandbox_stop(
+        &self,
+        request: cri::StopPodSandboxRequest,
+    ) -> Result<cri::StopPodSandboxResponse, Error> {
+        if let Some(sandbox) = self.inner.sandboxes.get(&request.pod_sandbox_id) {
+            self.stop_sandbox(&sandbox).await?;
+        }
+        Ok(cri::StopPodSandboxResponse {})
+    }
+
+    /// Stops a sandbox; the first of all errors is returned, after everything was tried.
+    pub(super) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        let _alone = sandbox.ending.lock().await;
+        let containers = self.containers_of(&sandbox.id);
+        let (killed, disconnected) = tokio::join!(
+            join_all(containers.iter().map(|container| self.kill_container(container))),
+            self.disconnect_pod(&sandbox.id),
+        );
+        let mut errors: Vec<Error> = killed.into_iter().filter_map(Result::err).collect();
+        errors.extend(disconnected.err());
+        if let Some(live) = sandbox.leave_ready() {
+            errors.extend(self.end_shim(sandbox, live).await.err());
+        }
+        first(errors)
+    }
+
+    async fn disconnect_pod(&self, id: &str) -> Result<(), Error> {
+        self.inner.network.del(id).await.map_err(|source| Error::Network { id: id.to_owned(), source })
+    }
+
+    async fn end_shim(&self, sandbox: &Sandbox, live: Live) -> Result<(), Error> {
+        let ended = live.shim.shutdown().await.map_err(Error::shim("end the pod's shim"));
+        sandbox.forget_all_execs();
+        self.inner.records.write_sandbox(&sandbox.record_now())?;
+        info!(sandbox = sandbox.id, "sandbox stopped");
+        self.event(&sandbox.id, &sandbox.id, ContainerStoppedEvent);
+        ended
+    }
+}
+
+/// The first error is returned, the others are logged: nobody else would hear of them.
+pub(super) fn first(errors: Vec<Error>) -> Result<(), Error> {
+    let mut errors = errors.into_iter();
+    let Some(first) = errors.next() else { return Ok(()) };
+    for error in errors {
+        warn!(error = error.chain(), "also failed");
+    }
+    Err(first)
+}
