@@ -12,3 +12,8 @@ pub mod cri {
 pub mod shim {
     tonic::include_proto!("coracle.shim.v1");
 }
+
+/// What the binary's own subcommands ask of a running node.
+pub mod node {
+    tonic::include_proto!("coracle.node.v1");
+}

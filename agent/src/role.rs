@@ -1,0 +1,105 @@
+//! The roles of the binary, one a file, and what they share: the async runtime, signals, the way an
+//! error ends the program.
+
+pub(crate) mod agent;
+pub(crate) mod check;
+mod control;
+#[cfg(feature = "controlplane")]
+pub(crate) mod controlplane;
+pub(crate) mod down;
+pub(crate) mod image;
+mod node;
+pub(crate) mod runtime;
+#[cfg(feature = "controlplane")]
+pub(crate) mod up;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Runs a role to its end on the async runtime.
+pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
+    // Two workers: the node's work is waiting for the kernel, and every further thread costs memory.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .enable_all()
+        .build()
+        .context("cannot start the async runtime")?;
+    let result = runtime.block_on(role);
+    // A blocking call that hangs (a stalled mount) must not keep the process from ending.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+/// One sentence on standard error, the whole chain of causes, and a non-zero exit.
+pub(crate) fn fail(error: &anyhow::Error) -> ExitCode {
+    let sentence = format!("coracle: {error:#}\n");
+    // Nothing is left to do when standard error is closed.
+    drop(std::io::stderr().write_all(sentence.as_bytes()));
+    ExitCode::FAILURE
+}
+
+/// `coracle version`.
+pub(crate) fn version() -> anyhow::Result<ExitCode> {
+    print(&format!("coracle {}\n", env!("CARGO_PKG_VERSION")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is no error.
+fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Fails unless we are root, with what to do about it.
+fn require_root() -> anyhow::Result<()> {
+    anyhow::ensure!(nix::unistd::geteuid().is_root(), "this must be run as root");
+    Ok(())
+}
+
+/// A token that SIGINT or SIGTERM cancels.
+fn until_signalled() -> anyhow::Result<CancellationToken> {
+    let token = CancellationToken::new();
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let cancel = token.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            // Cancel safe: a signal not received by the other arm only means that we end anyway.
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        tracing::info!("shutting down; pods keep running");
+        cancel.cancel();
+    });
+    Ok(token)
+}
+
+/// Removes a socket of ours; a later start removes what this could not.
+fn remove_socket(path: &std::path::Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::debug!(path = %path.display(), %error, "cannot remove the socket");
+    }
+}
+
+/// Listens on a unix socket, over one that a dead process left behind; only root may connect.
+fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
+    use std::os::unix::fs::PermissionsExt;
+    let context = || format!("cannot listen on {}", path.display());
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).with_context(context)?;
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(context),
+        _ => {}
+    }
+    let listener = tokio::net::UnixListener::bind(path).with_context(context)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(context)?;
+    Ok(listener)
+}

@@ -1,0 +1,204 @@
+//! `coracle check`: what this machine lacks, by name, and what that costs, before anything starts.
+//!
+//! The kernel is tried, not asked: a bridge, a veth pair and an nftables table are really made, in a
+//! network namespace that is thrown away.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::ExitCode;
+
+use coracle_cni::{Network, NetworkConfig};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::settings::Node;
+
+/// What a missing thing costs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cost {
+    /// Nothing starts without it.
+    Fatal,
+    /// Something is lost; this.
+    Loses(&'static str),
+}
+
+struct Finding {
+    what: String,
+    cost: Cost,
+    /// Why not, or nothing when it is there.
+    missing: Option<String>,
+}
+
+/// Prints every finding; fails when something is missing without which nothing starts.
+pub(crate) fn run(node: &Node) -> anyhow::Result<ExitCode> {
+    let findings = findings(node);
+    super::print(&report(&findings))?;
+    let fatal = findings.iter().any(|f| f.cost == Cost::Fatal && f.missing.is_some());
+    Ok(if fatal { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn report(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for Finding { what, cost, missing } in findings {
+        text += &match (missing, cost) {
+            (None, _) => format!("ok       {what}\n"),
+            (Some(why), Cost::Fatal) => format!("MISSING  {what}: {why}. Nothing starts without it.\n"),
+            (Some(why), Cost::Loses(loss)) => format!("lacking  {what}: {why}. Without it: {loss}.\n"),
+        };
+    }
+    let count = |fatal: bool| {
+        findings.iter().filter(|f| f.missing.is_some() && (f.cost == Cost::Fatal) == fatal).count()
+    };
+    text + &match (count(true), count(false)) {
+        (0, 0) => "This machine has all that a node can use.\n".to_owned(),
+        (0, lacking) => format!("This machine can be a node; {lacking} of its abilities are lacking.\n"),
+        (missing, _) => format!("This machine cannot be a node yet: {missing} needed things are missing.\n"),
+    }
+}
+
+fn findings(node: &Node) -> Vec<Finding> {
+    let mut all = vec![finding("root", Cost::Fatal, root())];
+    if all.iter().any(|f| f.missing.is_some()) {
+        return all;
+    }
+    all.extend(["net", "ipc", "uts", "pid", "mnt"].map(|name| {
+        finding(&format!("{name} namespaces"), Cost::Fatal, exists(&format!("/proc/self/ns/{name}")))
+    }));
+    all.push(finding("overlayfs", Cost::Fatal, file_system("overlay")));
+    all.push(finding("tmpfs", Cost::Fatal, file_system("tmpfs")));
+    all.push(finding("bridge, veth and nftables (nat, maps, fib)", Cost::Fatal, network()));
+    all.extend(cgroups());
+    all.extend(optional());
+    for (what, dir) in [("state directory", &node.dirs.state), ("run directory", &node.dirs.run)] {
+        all.push(finding(&format!("{what} {}", dir.display()), Cost::Fatal, writable(dir)));
+    }
+    let listen = TcpListener::bind(node.kubelet_listen).map(drop).map_err(|e| e.to_string());
+    all.push(finding(&format!("kubelet address {}", node.kubelet_listen), Cost::Fatal, listen));
+    all
+}
+
+fn finding(what: &str, cost: Cost, result: Result<(), String>) -> Finding {
+    Finding { what: what.to_owned(), cost, missing: result.err() }
+}
+
+fn root() -> Result<(), String> {
+    nix::unistd::geteuid().is_root().then_some(()).ok_or_else(|| "not run as root".to_owned())
+}
+
+fn exists(path: &str) -> Result<(), String> {
+    Path::new(path).exists().then_some(()).ok_or_else(|| format!("{path} is not there"))
+}
+
+fn file_system(name: &str) -> Result<(), String> {
+    let known = fs::read_to_string("/proc/filesystems").map_err(|e| e.to_string())?;
+    let has = known.lines().any(|line| line.split_whitespace().last() == Some(name));
+    has.then_some(()).ok_or_else(|| format!("the kernel has no {name} (/proc/filesystems)"))
+}
+
+fn cgroups() -> Vec<Finding> {
+    let v2 = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    let v1 = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let has = |name: &str| {
+        let on_v1 = v1.lines().any(|line| {
+            line.contains(" - cgroup ") && line.rsplit(' ').next().is_some_and(|o| o.split(',').any(|c| c == name))
+        });
+        let found = v2.split_whitespace().any(|c| c == name) || on_v1;
+        found.then_some(()).ok_or_else(|| "no mounted hierarchy has it".to_owned())
+    };
+    [
+        ("memory", Cost::Fatal),
+        ("cpu", Cost::Fatal),
+        ("pids", Cost::Loses("the number of a pod's processes is not limited")),
+        ("cpuset", Cost::Loses("containers cannot be bound to processors")),
+        ("hugetlb", Cost::Loses("huge pages are not limited")),
+    ]
+    .map(|(name, cost)| finding(&format!("cgroup controller {name}"), cost, has(name)))
+    .into()
+}
+
+fn optional() -> Vec<Finding> {
+    let capability = |name, cap| {
+        let held = caps::has_cap(None, caps::CapSet::Effective, cap).unwrap_or(false);
+        (name, held.then_some(()).ok_or_else(|| "not in our effective set".to_owned()))
+    };
+    let (resource, has_resource) = capability("capability CAP_SYS_RESOURCE", caps::Capability::CAP_SYS_RESOURCE);
+    vec![
+        finding(
+            resource,
+            Cost::Loses("out-of-memory scores cannot go below our own and hard limits cannot be raised; both are clamped"),
+            has_resource,
+        ),
+        finding(
+            "seccomp filters",
+            Cost::Loses("containers run without a system call filter"),
+            exists("/proc/sys/kernel/seccomp/actions_avail"),
+        ),
+        finding("user namespaces", Cost::Loses("hostUsers: false is refused"), exists("/proc/self/ns/user")),
+        finding(
+            "AppArmor",
+            Cost::Loses("AppArmor profiles of pods are refused"),
+            exists("/sys/kernel/security/apparmor"),
+        ),
+        finding(
+            "vxlan or tun",
+            Cost::Loses("pods of several nodes reach each other by routes only"),
+            exists("/dev/net/tun"),
+        ),
+    ]
+}
+
+/// Makes a whole pod network in a namespace of its own, which goes with the thread.
+fn network() -> Result<(), String> {
+    let dir = tempdir()?;
+    let tried = std::thread::scope(|scope| {
+        let tried = scope.spawn(|| -> anyhow::Result<()> {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async {
+                let config = NetworkConfig {
+                    conf_dir: None,
+                    state_dir: dir.clone(),
+                    bridge: "check0".into(),
+                    table: "check".into(),
+                    mtu: None,
+                };
+                Network::open(config).await?.set_pod_cidrs(vec!["10.0.0.0/24".parse()?]).await?;
+                Ok(())
+            })
+        });
+        tried.join().unwrap_or_else(|_| anyhow::bail!("the attempt panicked"))
+    });
+    drop(fs::remove_dir_all(&dir));
+    tried.map_err(|error| format!("{error:#}"))
+}
+
+fn tempdir() -> Result<std::path::PathBuf, String> {
+    let dir = std::env::temp_dir().join(format!("coracle-check-{}", std::process::id()));
+    fs::create_dir_all(&dir).map_err(|e| format!("cannot create {}: {e}", dir.display()))?;
+    Ok(dir)
+}
+
+fn writable(dir: &Path) -> Result<(), String> {
+    fs::create_dir_all(dir).map_err(|e| e.to_string())?;
+    let probe = dir.join(".check");
+    fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(|e| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_names_what_is_missing_and_what_that_costs() {
+        let findings = [
+            finding("a", Cost::Fatal, Ok(())),
+            finding("b", Cost::Loses("b's use"), Err("no b".into())),
+            finding("c", Cost::Fatal, Err("no c".into())),
+        ];
+        let expect = "ok       a\n\
+                      lacking  b: no b. Without it: b's use.\n\
+                      MISSING  c: no c. Nothing starts without it.\n\
+                      This machine cannot be a node yet: 1 needed things are missing.\n";
+        assert_eq!(report(&findings), expect);
+    }
+}

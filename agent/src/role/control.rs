@@ -1,0 +1,85 @@
+//! The node's own socket: what `coracle image` asks of a node that runs, since the image store has one
+//! owner at a time.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use coracle_images::{Image, Images};
+use coracle_proto::node::images_client::ImagesClient;
+use coracle_proto::node::images_server::{Images as Service, ImagesServer};
+use coracle_proto::node::{self, ImageList, ImportRequest, ListRequest, RemoveReply, RemoveRequest};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Endpoint, Server};
+use tonic::{Request, Response, Status};
+
+/// Where a node with this run directory listens.
+fn socket(run_dir: &Path) -> PathBuf {
+    run_dir.join("node.sock")
+}
+
+/// Serves the socket until `shutdown`.
+pub(crate) async fn serve(run_dir: &Path, images: Images, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let path = socket(run_dir);
+    let listener = super::listen(&path)?;
+    let served = Server::builder()
+        .add_service(ImagesServer::new(Served { images }))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.cancelled_owned())
+        .await
+        .context("the node's own socket failed");
+    super::remove_socket(&path);
+    served
+}
+
+/// A client of the node that runs with this run directory.
+pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic::transport::Channel>> {
+    let path = socket(run_dir);
+    let channel = Endpoint::try_from(format!("unix://{}", path.display()))?
+        .connect()
+        .await
+        .with_context(|| format!("cannot reach the running node at {}", path.display()))?;
+    Ok(ImagesClient::new(channel))
+}
+
+/// An image as both the store and the socket show it.
+pub(crate) fn shown(image: &Image) -> node::Image {
+    let names = if image.tags.is_empty() { &image.digests } else { &image.tags };
+    node::Image { id: image.id.clone(), names: names.clone(), size: image.size, pinned: image.pinned }
+}
+
+struct Served {
+    images: Images,
+}
+
+#[tonic::async_trait]
+impl Service for Served {
+    async fn import(&self, request: Request<ImportRequest>) -> Result<Response<ImageList>, Status> {
+        let ImportRequest { path, name } = request.into_inner();
+        let name = Some(name.as_str()).filter(|n| !n.is_empty());
+        let imported = self.images.import(Path::new(&path), name).await;
+        let images = imported.map_err(|e| Status::failed_precondition(chain(&e)))?.iter().map(shown).collect();
+        Ok(Response::new(ImageList { images }))
+    }
+
+    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ImageList>, Status> {
+        Ok(Response::new(ImageList { images: self.images.list().iter().map(shown).collect() }))
+    }
+
+    async fn remove(&self, request: Request<RemoveRequest>) -> Result<Response<RemoveReply>, Status> {
+        let removed = self.images.remove(&request.into_inner().image).await;
+        removed.map_err(|e| Status::failed_precondition(chain(&e)))?;
+        Ok(Response::new(RemoveReply {}))
+    }
+}
+
+/// The whole chain of causes in one line: it crosses the socket as text.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(source) = cause {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        cause = source.source();
+    }
+    text
+}

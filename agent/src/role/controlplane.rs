@@ -1,0 +1,40 @@
+//! `coracle controlplane`: the control plane alone.
+
+use coracle_controlplane::{ControlPlane, ControlPlaneConfig};
+use tokio_util::sync::CancellationToken;
+
+use crate::settings::Settings;
+
+/// Runs until SIGINT or SIGTERM.
+pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyhow::Result<()> {
+    let shutdown = super::until_signalled()?;
+    let plane = start(&settings, shutdown.clone()).await?;
+    if let Some(name) = issue_node {
+        let identity = plane.node_identity(&name, &[plane.address().ip()])?;
+        super::print(&format!(
+            "coracle agent --node-name {name} --kubeconfig {} --tls-cert-file {} --tls-private-key-file {} \
+             --client-ca-file {}\n",
+            identity.kubeconfig.display(),
+            identity.serving_cert.display(),
+            identity.serving_key.display(),
+            identity.client_ca.display(),
+        ))?;
+    }
+    shutdown.cancelled().await;
+    plane.stopped().await;
+    Ok(())
+}
+
+/// Starts the control plane; when this returns, the API answers.
+pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> anyhow::Result<ControlPlane> {
+    let settings = settings.control_plane()?;
+    let mut config = ControlPlaneConfig::new(&settings.dirs.state);
+    config.listen = settings.listen;
+    config.advertise = settings.advertise_address;
+    config.cluster_cidr = settings.cluster_cidr;
+    config.service_cidr = settings.service_cidr;
+    config.token_file = settings.token_auth_file;
+    let plane = coracle_controlplane::start(config, shutdown).await?;
+    tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API answers");
+    Ok(plane)
+}

@@ -1,0 +1,121 @@
+//! `coracle down`: the opposite of `up` and of `agent`.
+
+use std::path::Path;
+
+use anyhow::Context;
+use clap::Args;
+use coracle_agent::cgroup::{CgroupConfig, Cgroups};
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_proto::cri::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tonic::Request;
+
+use super::node::{self, Parts};
+use crate::lock::Lock;
+use crate::settings::{ControlPlaneSettings, Node, NodeSettings, Places, Settings};
+
+/// Flags of `coracle down`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    places: Places,
+    #[command(flatten)]
+    node: NodeSettings,
+    /// Also remove what outlives a boot: images, volumes, keys and every object of the cluster
+    #[arg(long)]
+    purge: bool,
+}
+
+/// Stops the process that runs the node, then removes all that it had made, to the end: each failure is
+/// reported, none stops the rest.
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    super::require_root()?;
+    let settings = Settings::load(arguments.places, arguments.node, ControlPlaneSettings::default())?;
+    let node = settings.node()?;
+    stop_holder(&node.dirs.run).await?;
+    let lock = Lock::take(&node.dirs.run)?;
+    let mut failures = Vec::new();
+    let mut note = |what: &str, result: anyhow::Result<()>| {
+        if let Err(error) = result {
+            failures.push(format!("{what}: {error:#}"));
+        }
+    };
+    match node::open(&node).await {
+        Ok(parts) => {
+            note("pods", remove_pods(&parts).await);
+            note("network", parts.network.remove().await.map_err(Into::into));
+        }
+        Err(error) => note("runtime", Err(error)),
+    }
+    note("volumes", unmount_below(&node.dirs.state.join("pods")));
+    note("cgroups", remove_cgroups(&node).await);
+    note("directories", remove_dir(&node.dirs.state.join("pods")));
+    note("directories", remove_dir(&node.dirs.state.join("containers")));
+    if arguments.purge {
+        note("directories", remove_dir(&node.dirs.state));
+    }
+    drop(lock);
+    note("directories", remove_dir(&node.dirs.run));
+    anyhow::ensure!(failures.is_empty(), "not everything could be removed: {}", failures.join("; "));
+    Ok(())
+}
+
+/// Ends the process that holds the run directory and waits for its end.
+async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
+    let Some(pid) = Lock::holder(run_dir) else { return Ok(()) };
+    kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot stop process {pid}"))?;
+    for _ in 0..300 {
+        if Lock::holder(run_dir).is_none() {
+            return Ok(());
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    anyhow::bail!("process {pid} did not stop within 15 seconds")
+}
+
+async fn remove_pods(parts: &Parts) -> anyhow::Result<()> {
+    let list = parts.runtime.list_pod_sandbox(Request::new(ListPodSandboxRequest::default())).await?;
+    let mut removals = tokio::task::JoinSet::new();
+    for sandbox in list.into_inner().items {
+        let runtime = parts.runtime.clone();
+        removals.spawn(async move {
+            let id = sandbox.id;
+            let stop = StopPodSandboxRequest { pod_sandbox_id: id.clone() };
+            RuntimeService::stop_pod_sandbox(&runtime, Request::new(stop)).await?;
+            let remove = RemovePodSandboxRequest { pod_sandbox_id: id };
+            RuntimeService::remove_pod_sandbox(&runtime, Request::new(remove)).await
+        });
+    }
+    while let Some(removed) = removals.join_next().await {
+        removed?.map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+    }
+    Ok(())
+}
+
+async fn remove_cgroups(node: &Node) -> anyhow::Result<()> {
+    let config = CgroupConfig { root: node.cgroup_root.clone(), cpu_millis: 1000, pod_pids_limit: None };
+    Ok(Cgroups::open(config)?.remove_all().await?)
+}
+
+/// Unmounts whatever is mounted below `dir`, the deepest first.
+fn unmount_below(dir: &Path) -> anyhow::Result<()> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let mut points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
+    points.retain(|point| Path::new(point).starts_with(dir));
+    points.sort_by_key(|point| std::cmp::Reverse(point.len()));
+    for point in points {
+        nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
+            .with_context(|| format!("cannot unmount {point}"))?;
+    }
+    Ok(())
+}
+
+fn remove_dir(dir: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_dir_all(dir) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
+        }
+        _ => Ok(()),
+    }
+}

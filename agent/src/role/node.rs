@@ -1,0 +1,100 @@
+//! The node's parts put together: images, network, runtime, the CRI socket and the agent. Shared by
+//! `up` and `agent`.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use coracle_agent::AgentConfig;
+use coracle_agent::runtime::InProcess;
+use coracle_cni::{Network, NetworkConfig};
+use coracle_cri::{Runtime, RuntimeConfig};
+use coracle_images::{Images, ImagesConfig};
+use tokio_util::sync::CancellationToken;
+
+use crate::settings::{Credentials, Node};
+
+/// The node's parts, open.
+pub(crate) struct Parts {
+    pub(crate) images: Images,
+    pub(crate) network: Network,
+    pub(crate) runtime: Runtime,
+}
+
+/// Opens images, network and runtime: what runs here is found again.
+pub(crate) async fn open(node: &Node) -> anyhow::Result<Parts> {
+    let mut images = ImagesConfig::new(&node.dirs.state);
+    images.registry_config_dir.clone_from(&node.registry_config_dir);
+    let images = Images::open(images).await.context("cannot open the image store")?;
+    let network = Network::open(NetworkConfig {
+        conf_dir: None,
+        state_dir: node.dirs.run.join("cni"),
+        bridge: node.bridge.clone(),
+        table: node.nft_table.clone(),
+        mtu: node.mtu,
+    });
+    let network = network.await.context("cannot open the pod network")?;
+    let config = RuntimeConfig {
+        root: node.dirs.state.clone(),
+        state: node.dirs.run.clone(),
+        cgroup_root: node.cgroup_root.clone(),
+        log_max_size: node.log_max_size,
+        log_max_files: node.log_max_files,
+        ..RuntimeConfig::default()
+    };
+    let runtime = Runtime::open(config, images.clone(), network.clone()).await.context("cannot open the runtime")?;
+    Ok(Parts { images, network, runtime })
+}
+
+/// Runs the node until `shutdown`; pods go on after it.
+pub(crate) async fn run(
+    node: Node,
+    credentials: Credentials,
+    client: kube::Client,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let Parts { images, network, runtime } = open(&node).await?;
+    let socket = node.dirs.run.join("cri.sock");
+    let listener = super::listen(&socket)?;
+    let served = tokio::spawn(runtime.clone().serve(listener, shutdown.clone()));
+    let run_dir = node.dirs.run.clone();
+    let control = {
+        let shutdown = shutdown.clone();
+        tokio::spawn(async move { super::control::serve(&run_dir, images, shutdown).await })
+    };
+    let agent = coracle_agent::run(
+        agent_config(&node, credentials),
+        client,
+        Arc::new(InProcess(runtime)),
+        network,
+        shutdown.clone(),
+    );
+    let result = agent.await.context("the agent stopped");
+    shutdown.cancel();
+    served.await?.context("the CRI service stopped")?;
+    control.await??;
+    super::remove_socket(&socket);
+    result
+}
+
+fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig {
+    AgentConfig {
+        node_name: node.name.clone(),
+        state_dir: node.dirs.state.clone(),
+        run_dir: node.dirs.run.clone(),
+        pod_log_dir: node.pod_log_dir.clone(),
+        cgroup_root: node.cgroup_root.clone(),
+        kubelet_listen: node.kubelet_listen,
+        node_ips: node.ips.clone(),
+        resolv_conf: node.resolv_conf.clone(),
+        max_pods: node.max_pods,
+        cluster_dns: Vec::new(),
+        cluster_domain: "cluster.local".to_owned(),
+        register_node: true,
+        node_labels: std::collections::BTreeMap::new(),
+        node_taints: Vec::new(),
+        reserved: std::collections::BTreeMap::new(),
+        serving_cert: credentials.certificate,
+        serving_key: credentials.key,
+        client_ca: credentials.client_ca,
+    }
+}

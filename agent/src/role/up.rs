@@ -1,0 +1,26 @@
+//! `coracle up`: control plane and node in one process.
+
+use crate::lock::Lock;
+use crate::settings::{Credentials, Settings};
+
+/// Runs until SIGINT or SIGTERM.
+pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
+    super::require_root()?;
+    let node = settings.node()?;
+    let _lock = Lock::take(&node.dirs.run)?;
+    let shutdown = super::until_signalled()?;
+    // The node goes first at the end: its last words to the API must still find somebody.
+    let plane_shutdown = tokio_util::sync::CancellationToken::new();
+    let plane = super::controlplane::start(&settings, plane_shutdown.clone()).await?;
+    let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
+    let identity = plane.node_identity(&node.name, &addresses)?;
+    let credentials = Credentials {
+        certificate: identity.serving_cert,
+        key: identity.serving_key,
+        client_ca: identity.client_ca,
+    };
+    let result = super::node::run(node, credentials, identity.client, shutdown).await;
+    plane_shutdown.cancel();
+    plane.stopped().await;
+    result
+}
