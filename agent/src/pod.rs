@@ -1,1 +1,57 @@
 //! Pods on this node: one task each, level-triggered, newest wish wins.
+//!
+//! [`sync`] turns the source's changes into wishes and gives each pod its [`worker`]; a worker looks
+//! ([`observe`]), decides ([`plan`], pure), does ([`apply`]) and tells ([`status`], pure).
+
+mod admit;
+mod apply;
+mod backoff;
+mod config;
+mod env;
+mod events;
+mod hook;
+mod observe;
+mod plan;
+mod probe;
+mod pull;
+mod security;
+mod state;
+mod status;
+pub(crate) mod sync;
+mod worker;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::cgroup::{Cgroups, Machine};
+use crate::run::AgentConfig;
+use crate::runtime::Runtime;
+use crate::source::remembered::Remembered;
+use crate::source::values::Values;
+use crate::volume::VolumeContext;
+
+pub(crate) use events::{Recorder, channel as events};
+pub(crate) use status::write::StatusWriter;
+
+/// What all pods of the node share.
+pub(crate) struct Node {
+    pub(crate) config: AgentConfig,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) values: Values,
+    pub(crate) recorder: Recorder,
+    pub(crate) statuses: StatusWriter,
+    pub(crate) cgroups: Cgroups,
+    pub(crate) volumes: VolumeContext,
+    pub(crate) machine: Machine,
+    /// Cores in thousandths, and bytes of memory, that pods may use.
+    pub(crate) allocatable: (i64, i64),
+    /// Primary first.
+    pub(crate) host_ips: Vec<String>,
+    pub(crate) remembered: Remembered,
+}
+
+impl Node {
+    fn seccomp_dir(&self) -> PathBuf {
+        self.config.state_dir.join("seccomp")
+    }
+}

@@ -5,10 +5,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use coracle_proto::cri::VersionRequest;
 use k8s_openapi::api::core::v1::Taint;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::cgroup::quantity::milli;
+use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
+use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts};
+use crate::pod::sync::{Inputs, Pods};
+use crate::pod;
 use crate::runtime::Runtime;
+use crate::source::remembered::Remembered;
+use crate::source::values::Values;
+use crate::source;
+use crate::volume::{VolumeConfig, VolumeContext, VolumeError};
 
 /// Everything that can be set about one node's agent.
 #[derive(Clone, Debug)]
@@ -54,15 +66,18 @@ pub struct AgentConfig {
 /// Why the agent could not start or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A directory that the agent needs could not be made.
-    #[error("cannot create {path}")]
-    Directory {
-        /// Which one.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    /// The node could not be described.
+    #[error("cannot describe the node")]
+    Node(#[source] NodeError),
+    /// The cgroup tree for pods could not be made.
+    #[error("cannot prepare the cgroups of pods")]
+    Cgroups(#[source] CgroupError),
+    /// The directories for volumes could not be prepared.
+    #[error("cannot prepare the volumes of pods")]
+    Volumes(#[source] VolumeError),
+    /// The runtime did not answer.
+    #[error("the container runtime does not answer: {0}")]
+    Runtime(String),
 }
 
 /// Runs the agent until `shutdown`; pods go on running after it.
@@ -76,7 +91,96 @@ pub async fn run(
     network: coracle_cni::Network,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let _ = (config, client, runtime, network);
-    shutdown.cancelled().await;
+    let agent = NodeAgent::new(node_config(&config, &*runtime).await?, client.clone(), network)
+        .map_err(Error::Node)?;
+    let facts = agent.facts();
+    let node_object = agent.node();
+    let (recorder, events) = pod::events(client.clone(), &config.node_name);
+    let node = Arc::new(assemble(config, &client, (runtime, &facts), recorder)?);
+    let pods = Pods::default();
+    let (changes, received) = mpsc::channel(256);
+    let inputs = Inputs { changes: received, node_object, pods: pods.clone() };
+    let statuses = node.statuses.clone();
+    let name = node.config.node_name.clone();
+    tracing::info!(node = name, "agent started");
+    let mut parts = JoinSet::new();
+    parts.spawn(agent.run(shutdown.clone()));
+    parts.spawn(async move { statuses.run().await });
+    parts.spawn(events.run());
+    parts.spawn(pod::sync::run(Arc::clone(&node), inputs));
+    parts.spawn(async move { source::apiserver::watch(client, &name, changes).await });
+    // Both may be dropped: the token stays cancelled, a part that ended badly has been logged.
+    tokio::select! {
+        () = shutdown.cancelled() => {}
+        () = watch_over(&mut parts) => {}
+    }
+    // Whatever a part was doing is taken up by the next start; the pods do not notice.
+    parts.shutdown().await;
     Ok(())
+}
+
+/// Ends only if a part panicked, for without it the agent would be half alive.
+async fn watch_over(parts: &mut JoinSet<()>) {
+    while let Some(ended) = parts.join_next().await {
+        if let Err(error) = ended {
+            tracing::error!(%error, "a part of the agent ended badly");
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+fn assemble(
+    config: AgentConfig,
+    client: &kube::Client,
+    (runtime, facts): (Arc<dyn Runtime>, &Arc<NodeFacts>),
+    recorder: pod::Recorder,
+) -> Result<pod::Node, Error> {
+    let values = Values::new(client.clone(), &config.state_dir.join("agent/values"));
+    let cgroups = CgroupConfig {
+        root: config.cgroup_root.clone(),
+        cpu_millis: facts.cpu_millis(),
+        pod_pids_limit: None,
+    };
+    let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
+    let volumes = VolumeConfig {
+        pods_dir: config.state_dir.join("pods"),
+        memory_dir: config.run_dir.join("volumes"),
+    };
+    let volumes = VolumeContext::open(volumes, client.clone(), values.clone(), Arc::clone(facts));
+    let machine = Machine {
+        memory: facts.memory(),
+        cgroup_v2: cgroups.is_v2(),
+        limits_swap: cgroups.limits_swap(),
+    };
+    Ok(pod::Node {
+        runtime,
+        values,
+        recorder,
+        statuses: pod::StatusWriter::new(client.clone()),
+        machine,
+        allocatable: (facts.allocatable.get("cpu").map_or(0, milli), facts.memory_allocatable()),
+        host_ips: facts.ips.iter().map(ToString::to_string).collect(),
+        remembered: Remembered::new(&config.state_dir.join("agent/pods")),
+        volumes: volumes.map_err(Error::Volumes)?,
+        cgroups,
+        config,
+    })
+}
+
+async fn node_config(config: &AgentConfig, runtime: &dyn Runtime) -> Result<NodeConfig, Error> {
+    let version = runtime.version(VersionRequest::default()).await;
+    let version = version.map_err(|status| Error::Runtime(status.message().to_owned()))?;
+    Ok(NodeConfig {
+        name: config.node_name.clone(),
+        ips: config.node_ips.clone(),
+        labels: config.node_labels.clone(),
+        taints: config.node_taints.clone(),
+        register: config.register_node,
+        kubelet_port: config.kubelet_listen.port(),
+        max_pods: config.max_pods,
+        reserved: config.reserved.clone(),
+        state_dir: config.state_dir.clone(),
+        runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
+    })
 }

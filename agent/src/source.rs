@@ -1,5 +1,25 @@
 //! What is wanted on this node: the API server's pods with `spec.nodeName` of this node, or, while there is
 //! no API server, the remembered ones. Merged into one closed [`PodChange`].
 
+pub(crate) mod apiserver;
 pub(crate) mod record;
+pub(crate) mod remembered;
 pub mod values;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+/// One change of what is wanted.
+#[derive(Clone, Debug)]
+pub(crate) enum PodChange {
+    /// Known from before this agent started; the API server has not been asked yet.
+    Remembered(Arc<Pod>),
+    /// New or changed in the API.
+    Applied(Arc<Pod>),
+    /// Gone from the API.
+    Deleted(Arc<Pod>),
+    /// The API server has told everything once (again): whatever has none of these uids is not wanted.
+    Complete(HashSet<String>),
+}

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use kube::api::ListParams;
 use kube::{Api, Client};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -59,6 +60,33 @@ impl Values {
     pub async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Secret>, Error> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         self.get(&api, "Secret", (namespace, name)).await
+    }
+
+    /// The services that a pod's environment tells of: the API server's own, and with a namespace those of
+    /// the namespace. What cannot be had now is as it was last.
+    pub(crate) async fn services(&self, namespace: Option<&str>) -> Vec<Service> {
+        let own: Api<Service> = Api::namespaced(self.client.clone(), "default");
+        let mut found: Vec<Service> =
+            self.get(&own, "Service", ("default", "kubernetes")).await.ok().flatten().into_iter().collect();
+        let Some(namespace) = namespace else { return found };
+        let api: Api<Service> = Api::namespaced(self.client.clone(), namespace);
+        let path = self.dir.join(format!("Services_{namespace}.json"));
+        let listed: Vec<Service> = match api.list(&ListParams::default()).await {
+            Ok(list) => {
+                if let Err(error) = record::write(&path, &list.items) {
+                    tracing::warn!(%error, path = %path.display(), "cannot remember services");
+                }
+                list.items
+            }
+            Err(_unreachable) => record::read(&path).unwrap_or_default(),
+        };
+        let key = |s: &Service| (s.metadata.namespace.clone(), s.metadata.name.clone());
+        for service in listed {
+            if found.iter().all(|known| key(known) != key(&service)) {
+                found.push(service);
+            }
+        }
+        found
     }
 
     async fn get<K>(

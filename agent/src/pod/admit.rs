@@ -1,0 +1,37 @@
+//! Whether this node takes a pod: one check a file, the first that refuses decides. Pure.
+
+mod fit;
+mod place;
+mod ports;
+pub(crate) mod unsupported;
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+
+use super::state::Verdict;
+
+/// What the decision depends on.
+pub(crate) struct Facts<'a> {
+    pub(crate) pod: &'a Pod,
+    /// The pods that hold resources of this node.
+    pub(crate) others: &'a [std::sync::Arc<Pod>],
+    /// This node as the API has it, once known.
+    pub(crate) node: Option<&'a Node>,
+    pub(crate) max_pods: usize,
+    /// What pods may use: cores in thousandths, bytes of memory.
+    pub(crate) allocatable: (i64, i64),
+}
+
+/// Admits the pod, or says with which verdict it ends.
+pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
+    unsupported::check(facts.pod)?;
+    fit::check(facts)?;
+    place::check(facts)?;
+    ports::check(facts)
+}
+
+fn refuse(reason: &str, message: impl Into<String>) -> Verdict {
+    Verdict { reason: reason.to_owned(), message: message.into() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::*;
+
+fn pod(spec: serde_json::Value) -> Pod {
+    serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).unwrap()
+}
+
+fn plain() -> serde_json::Value {
+    json!({"containers": [{"name": "c"}]})
+}
+
+fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_json::Value) -> String {
+    let others: Vec<Arc<Pod>> = others.iter().map(|o| Arc::new(pod(o.clone()))).collect();
+    let node: Node = serde_json::from_value(node).unwrap();
+    let facts = Facts {
+        pod: &pod(wanted),
+        others: &others,
+        node: Some(&node),
+        max_pods: 2,
+        allocatable: (2000, 1 << 30),
+    };
+    admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
+}
+
+#[test]
+fn resources_and_places_are_limited() {
+    let cpu = |cpu: &str| json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]});
+    assert_eq!(decide(cpu("2"), &[], json!({})), "admitted");
+    assert_eq!(decide(cpu("1500m"), &[cpu("1")], json!({})), "OutOfcpu");
+    assert_eq!(decide(plain(), &[plain(), plain()], json!({})), "OutOfpods");
+    let memory = json!({"containers": [{"name": "c", "resources": {"requests": {"memory": "2Gi"}}}]});
+    assert_eq!(decide(memory, &[], json!({})), "OutOfmemory");
+}
+
+#[test]
+fn host_ports_are_taken_by_address_and_protocol() {
+    let port = |ip: &str, protocol: &str| {
+        json!({"containers": [{"name": "c", "ports":
+            [{"containerPort": 80, "hostPort": 8080, "hostIP": ip, "protocol": protocol}]}]})
+    };
+    assert_eq!(decide(port("", "TCP"), &[port("1.1.1.1", "TCP")], json!({})), "NodePorts");
+    assert_eq!(decide(port("2.2.2.2", "TCP"), &[port("1.1.1.1", "TCP")], json!({})), "admitted");
+    assert_eq!(decide(port("", "UDP"), &[port("", "TCP")], json!({})), "admitted");
+}
+
+#[test]
+fn the_node_must_be_selected_and_tolerated() {
+    let mut wants = plain();
+    wants["nodeSelector"] = json!({"disk": "ssd"});
+    assert_eq!(decide(wants.clone(), &[], json!({})), "NodeAffinity");
+    assert_eq!(decide(wants, &[], json!({"metadata": {"labels": {"disk": "ssd"}}})), "admitted");
+    let tainted = json!({"spec": {"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]}});
+    assert_eq!(decide(plain(), &[], tainted.clone()), "TaintToleration");
+    let mut tolerant = plain();
+    tolerant["tolerations"] = json!([{"key": "k", "operator": "Exists"}]);
+    assert_eq!(decide(tolerant, &[], tainted), "admitted");
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name_or_told() {
+    let mut users = plain();
+    users["hostUsers"] = json!(false);
+    assert_eq!(decide(users, &[], json!({})), "UnsupportedField");
+    let grpc = json!({"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]});
+    let verdict = unsupported::check(&pod(grpc)).unwrap_err();
+    assert_eq!(verdict.message, "Pod was rejected: this node does not support containers[c].livenessProbe.grpc");
+    let mut overhead = plain();
+    overhead["overhead"] = json!({"cpu": "1"});
+    assert_eq!(unsupported::ignored(&pod(overhead)), ["spec.overhead"]);
+    let escape = json!({"containers": [{"name": "c", "securityContext":
+        {"seccompProfile": {"type": "Localhost", "localhostProfile": "../../etc/x"}}}]});
+    assert_eq!(decide(escape, &[], json!({})), "UnsupportedField");
+    let odd = json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i", "restartPolicy": "Never"}]});
+    assert_eq!(decide(odd, &[], json!({})), "UnsupportedField");
+}

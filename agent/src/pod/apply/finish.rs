@@ -1,0 +1,60 @@
+//! Gives back what an ended pod holds on the node.
+
+use std::io::ErrorKind;
+
+use super::{ApplyError, Job, Report};
+use crate::pod::config::sandbox::log_dir_name;
+use crate::volume;
+
+impl Job {
+    /// The pod ended but its object stays: its containers and logs stay too, for whoever asks.
+    pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
+        let errors = self.free().await;
+        if errors.is_empty() {
+            self.report(Report::Released);
+            return Ok(());
+        }
+        Err(errors)
+    }
+
+    /// Leaves nothing of the pod. Runs to its end and returns every error; tried again until there is none.
+    pub(super) async fn finish(&mut self) -> Result<(), Vec<ApplyError>> {
+        let sandboxes = self.seen.sandboxes.iter().map(|s| s.id.clone()).collect();
+        let mut errors = self.remove_sandboxes(sandboxes).await.err().unwrap_or_default();
+        let orphans: Vec<String> = self
+            .seen
+            .containers
+            .iter()
+            .filter(|c| self.seen.sandboxes.iter().all(|s| s.id != c.sandbox))
+            .map(|c| c.id.clone())
+            .collect();
+        errors.extend(self.remove_containers(orphans).await.err().unwrap_or_default());
+        errors.extend(self.free().await);
+        errors.extend(self.remove_logs().err());
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        self.node.remembered.forget(&self.uid);
+        self.report(Report::Finished);
+        Ok(())
+    }
+
+    async fn free(&self) -> Vec<ApplyError> {
+        let mut errors = Vec::new();
+        let unmounted = volume::unmount_all(&self.node.volumes, &self.uid).await;
+        errors.extend(unmounted.map_err(ApplyError::Volume).err());
+        let removed = self.node.cgroups.remove_pod(&self.uid).await;
+        errors.extend(removed.map_err(ApplyError::Cgroup).err());
+        errors
+    }
+
+    fn remove_logs(&self) -> Result<(), ApplyError> {
+        let path = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
+        match std::fs::remove_dir_all(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                Err(ApplyError::File { verb: "remove", path, source })
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Cgroup, volumes and images side by side, then the sandbox.
+
+use coracle_proto::cri;
+
+use super::{ApplyError, Failed, Job, Report};
+use crate::pod::config::sandbox::log_dir_name;
+use crate::pod::events::Level;
+use crate::pod::pull;
+use crate::pod::state::{SANDBOX, Shape, VOLUMES};
+use crate::volume;
+
+impl Job {
+    /// Makes what the pod needs of the node, or takes it over from an earlier agent.
+    pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
+        self.node.cgroups.ensure_pod(&self.pod).map_err(|e| vec![ApplyError::Cgroup(e)])?;
+        self.mount().await;
+        Ok(())
+    }
+
+    async fn mount(&self) {
+        let mounting = volume::mount_all(&self.node.volumes, &self.pod);
+        let Some(mounted) = self.interrupt.run_until_cancelled(mounting).await else { return };
+        match mounted {
+            Ok(volumes) => self.report(Report::Prepared(volumes)),
+            Err(error) => {
+                let (reason, message) = error.event();
+                self.node.recorder.pod(&self.pod, Level::Warning, reason, message);
+                self.report(Report::NotPrepared(VOLUMES));
+            }
+        }
+    }
+
+    /// Makes the next sandbox while volumes are mounted and the first images are pulled.
+    pub(super) async fn make_sandbox(
+        &mut self,
+        attempt: u32,
+        first: &[String],
+    ) -> Result<(), Vec<ApplyError>> {
+        for old in &self.seen.sandboxes {
+            // Frees the network of one whose shim died; a stopped one stays stopped.
+            let request = cri::StopPodSandboxRequest { pod_sandbox_id: old.id.clone() };
+            let stopped = self.node.runtime.stop_pod_sandbox(request).await;
+            stopped.map_err(|s| vec![self.runtime_error("StopPodSandbox", &old.id)(s)])?;
+        }
+        let parent =
+            self.node.cgroups.ensure_pod(&self.pod).map_err(|error| vec![ApplyError::Cgroup(error)])?;
+        let (config, no_cluster_dns) = self.sandbox_config(attempt, &parent.0);
+        if no_cluster_dns {
+            self.tell_missing_dns();
+        }
+        let mounting = async {
+            if self.volumes.is_none() {
+                self.mount().await;
+            }
+        };
+        let (ran, (), ()) = tokio::join!(self.run_sandbox(config), mounting, self.pull_first(first));
+        ran
+    }
+
+    async fn run_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), Vec<ApplyError>> {
+        let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
+        std::fs::create_dir_all(&logs)
+            .map_err(|source| vec![ApplyError::File { verb: "make", path: logs, source }])?;
+        let runtime_handler =
+            self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
+        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler };
+        match self.node.runtime.run_pod_sandbox(request).await {
+            Ok(_) => self.report(Report::SandboxMade),
+            Err(status) => {
+                let message = format!("Failed to create pod sandbox: {}", status.message());
+                self.node.recorder.pod(&self.pod, Level::Warning, "FailedCreatePodSandBox", message);
+                self.report(Report::NotPrepared(SANDBOX));
+            }
+        }
+        Ok(())
+    }
+
+    /// Pulls what starts first; a failure is reported here, as it would be at the start of the container.
+    async fn pull_first(&self, first: &[String]) {
+        let spec = self.spec();
+        let shape = Shape::of(&spec);
+        let containers: Vec<_> = first.iter().filter_map(|name| shape.container(name)).collect();
+        let pulls = containers.into_iter().map(|container| async move {
+            let ensured = pull::ensure(&self.node, &self.pod, container, None);
+            let Some(ensured) = self.interrupt.run_until_cancelled(ensured).await else { return };
+            let container_name = container.name.clone();
+            self.report(match ensured {
+                Ok(present) => Report::Image { container: container_name, present },
+                Err(missing) => Report::NotStarted {
+                    container: container_name,
+                    waiting: missing.waiting,
+                    failed: Failed::Pull { image: container.image.clone().unwrap_or_default() },
+                },
+            });
+        });
+        futures::future::join_all(pulls).await;
+    }
+
+    fn tell_missing_dns(&self) {
+        let meta = &self.pod.metadata;
+        let text = |s: &Option<String>| s.clone().unwrap_or_default();
+        let message = format!(
+            "pod: \"{}_{}({})\". kubelet does not have ClusterDNS IP configured and cannot create Pod using \
+             \"ClusterFirst\" policy. Falling back to \"Default\" policy.",
+            text(&meta.name),
+            text(&meta.namespace),
+            text(&meta.uid)
+        );
+        self.node.recorder.pod(&self.pod, Level::Warning, "MissingClusterDNS", message);
+    }
+}

@@ -1,0 +1,232 @@
+//! Starts containers, in order: image, environment, mounts, create, start, postStart.
+
+use std::collections::BTreeMap;
+
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::Container;
+
+use super::{ApplyError, Failed, Job, Report};
+use crate::cgroup::container_resources;
+use crate::pod::config::{container as container_config, files, hostname};
+use crate::pod::env::{Addresses, Sources, environment, needs};
+use crate::pod::events::Level;
+use crate::pod::plan::StartContainer;
+use crate::pod::pull::{self, Present};
+use crate::pod::state::{Shape, Waiting};
+use crate::pod::{hook, security};
+
+/// A start that did not come to its end.
+struct NotStarted {
+    waiting: Waiting,
+    failed: Failed,
+}
+
+impl NotStarted {
+    fn config(message: impl ToString) -> Self {
+        Self::new("CreateContainerConfigError", message, Failed::Start)
+    }
+
+    fn new(reason: &str, message: impl ToString, failed: Failed) -> Self {
+        Self { waiting: Waiting { reason: reason.to_owned(), message: message.to_string() }, failed }
+    }
+}
+
+impl Job {
+    /// Starts each in turn; one that fails does not keep the others back.
+    pub(super) async fn start_all(&mut self, starts: Vec<StartContainer>) -> Result<(), Vec<ApplyError>> {
+        let spec = self.spec();
+        let shape = Shape::of(&spec);
+        let pulls = starts.iter().map(|start| self.image(&shape, &start.name));
+        let images = futures::future::join_all(pulls).await;
+        for (start, image) in starts.into_iter().zip(images) {
+            let Some(container) = shape.container(&start.name) else { continue };
+            if self.interrupt.is_cancelled() {
+                break;
+            }
+            let started = match image {
+                Ok(Some(image)) => self.start(&shape, container, &start, image).await,
+                Ok(None) => break,
+                Err(not) => Err(not),
+            };
+            match started {
+                Ok(()) => self.report(Report::Started { container: start.name, crashed: start.crashed }),
+                Err(not) => self.report(Report::NotStarted {
+                    container: start.name,
+                    waiting: not.waiting,
+                    failed: not.failed,
+                }),
+            }
+        }
+        Ok(())
+    }
+
+    /// The image of a container; `None` when interrupted.
+    async fn image(&self, shape: &Shape<'_>, name: &str) -> Result<Option<Present>, NotStarted> {
+        if let Some(present) = self.images.get(name) {
+            return Ok(Some(present.clone()));
+        }
+        let Some(container) = shape.container(name) else { return Ok(None) };
+        let ensured = pull::ensure(&self.node, &self.pod, container, None);
+        match self.interrupt.run_until_cancelled(ensured).await {
+            None => Ok(None),
+            Some(Ok(present)) => Ok(Some(present)),
+            Some(Err(missing)) => {
+                let failed = Failed::Pull { image: container.image.clone().unwrap_or_default() };
+                Err(NotStarted { waiting: missing.waiting, failed })
+            }
+        }
+    }
+
+    async fn start(
+        &self,
+        shape: &Shape<'_>,
+        container: &Container,
+        start: &StartContainer,
+        image: Present,
+    ) -> Result<(), NotStarted> {
+        let Some(sandbox) = self.seen.sandbox() else { return Ok(()) };
+        if let Some(old) = &start.instead_of {
+            let request = cri::RemoveContainerRequest { container_id: old.clone() };
+            let removed = self.node.runtime.remove_container(request).await;
+            removed.map_err(|s| NotStarted::new("CreateContainerError", s.message(), Failed::Start))?;
+        }
+        let made = self.container_config(shape, container, start.attempt, image).await;
+        let config = made.inspect_err(|not| self.tell_failed(container, &not.waiting.message))?;
+        let parent = self.node.cgroups.parent(&self.pod).map_err(NotStarted::config)?;
+        let (sandbox_config, _) = self.sandbox_config(sandbox.attempt, &parent.0);
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(sandbox_config),
+        };
+        let created = self.node.runtime.create_container(request).await.map_err(|status| {
+            self.tell_failed(container, status.message());
+            NotStarted::new("CreateContainerError", status.message(), Failed::Start)
+        })?;
+        let id = created.container_id;
+        self.event(container, "Created", format!("Created container: {}", container.name));
+        let request = cri::StartContainerRequest { container_id: id.clone() };
+        if let Err(status) = self.node.runtime.start_container(request).await {
+            self.tell_failed(container, status.message());
+            return Err(NotStarted::new("RunContainerError", status.message(), Failed::Run));
+        }
+        self.event(container, "Started", format!("Started container {}", container.name));
+        self.post_start(container, &id).await
+    }
+
+    async fn post_start(&self, container: &Container, id: &str) -> Result<(), NotStarted> {
+        let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
+            return Ok(());
+        };
+        let target = hook::Target {
+            runtime: &*self.node.runtime,
+            container,
+            id,
+            ip: self.seen.sandbox().and_then(|s| s.ips.first()).or(self.node.host_ips.first()),
+        };
+        let run = hook::run(&target, handler, None);
+        let Some(Err(error)) = self.interrupt.run_until_cancelled(run).await else { return Ok(()) };
+        let why = (Level::Warning, "FailedPostStartHook");
+        self.node.recorder.container(&self.pod, &container.name, why, format!("PostStartHook failed: {error}"));
+        self.report(Report::Condemned { id: id.to_owned(), why: "FailedPostStartHook".to_owned() });
+        Err(NotStarted::new("PostStartHookError", error, Failed::Run))
+    }
+
+    async fn container_config(
+        &self,
+        shape: &Shape<'_>,
+        container: &Container,
+        attempt: u32,
+        image: Present,
+    ) -> Result<cri::ContainerConfig, NotStarted> {
+        let sources = self.sources(container).await?;
+        let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
+        let security =
+            security::container(shape.spec, container, &image.user, &self.node.seccomp_dir())
+                .map_err(NotStarted::config)?;
+        let mut mounts = self.volume_mounts(container, &env).map_err(NotStarted::config)?;
+        self.own_files(shape, container, attempt, &mut mounts).map_err(NotStarted::config)?;
+        let parts = container_config::Parts {
+            attempt,
+            image_id: image.id,
+            env,
+            mounts,
+            resources: container_resources(&self.pod, container, self.node.machine),
+            security,
+        };
+        Ok(container_config::config(&self.pod, container, parts))
+    }
+
+    /// Looks up what the container's environment refers to.
+    async fn sources(&self, container: &Container) -> Result<Sources, NotStarted> {
+        let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
+        let (maps, secrets) = needs(container);
+        let (mut config_maps, mut found_secrets) = (BTreeMap::new(), BTreeMap::new());
+        let values = &self.node.values;
+        for name in maps {
+            let map = values.config_map(namespace, &name).await;
+            config_maps.insert(name, map.map_err(NotStarted::config)?);
+        }
+        for name in secrets {
+            let secret = values.secret(namespace, &name).await;
+            found_secrets.insert(name, secret.map_err(NotStarted::config)?);
+        }
+        let links = self.pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
+        let services = values.services(links.then_some(namespace)).await;
+        let sandbox_ips = self.seen.sandbox().map(|s| s.ips.clone()).filter(|ips| !ips.is_empty());
+        Ok(Sources {
+            config_maps,
+            secrets: found_secrets,
+            services,
+            addresses: Addresses {
+                pod_ips: sandbox_ips.unwrap_or_else(|| self.node.host_ips.clone()),
+                host_ips: self.node.host_ips.clone(),
+            },
+            node: self.node.allocatable,
+        })
+    }
+
+    /// The pod's hosts file and the container's termination message.
+    fn own_files(
+        &self,
+        shape: &Shape<'_>,
+        container: &Container,
+        attempt: u32,
+        mounts: &mut Vec<cri::Mount>,
+    ) -> std::io::Result<()> {
+        let dir = self.node.volumes.pod_dir(&self.uid);
+        if !mounts.iter().any(|m| m.container_path == "/etc/hosts") {
+            let path = dir.join("etc-hosts");
+            let aliases = shape.spec.host_aliases.as_deref().unwrap_or_default();
+            let text = if shape.spec.host_network == Some(true) {
+                files::host_hosts(&std::fs::read_to_string("/etc/hosts").unwrap_or_default(), aliases)
+            } else {
+                let ips = self.seen.sandbox().map(|s| s.ips.clone()).unwrap_or_default();
+                let (name, domain) = hostname(&self.pod, &self.node.config.cluster_domain);
+                files::hosts(&ips, (&name, domain.as_deref()), aliases)
+            };
+            files::write_hosts(&path, &text)?;
+            mounts.push(bind("/etc/hosts", &path));
+        }
+        let message = files::make_message_file(&dir.join("containers").join(&container.name), attempt)?;
+        mounts.push(bind(&container_config::message_path(container).to_string_lossy(), &message));
+        Ok(())
+    }
+
+    fn tell_failed(&self, container: &Container, message: &str) {
+        let why = (Level::Warning, "Failed");
+        self.node.recorder.container(&self.pod, &container.name, why, format!("Error: {message}"));
+    }
+
+    fn event(&self, container: &Container, reason: &'static str, message: String) {
+        self.node.recorder.container(&self.pod, &container.name, (Level::Normal, reason), message);
+    }
+}
+
+fn bind(to: &str, from: &std::path::Path) -> cri::Mount {
+    cri::Mount {
+        container_path: to.to_owned(),
+        host_path: from.to_string_lossy().into_owned(),
+        ..cri::Mount::default()
+    }
+}

@@ -1,0 +1,159 @@
+//! Ends containers and whole pods: preStop, stop signal, grace, SIGKILL.
+
+use std::time::Duration;
+
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::jiff::Timestamp;
+
+use super::{ApplyError, Job, Report};
+use crate::pod::events::Level;
+use crate::pod::hook;
+use crate::pod::state::{ContainerSeen, Shape, is_sidecar};
+
+/// What a container gets at least after its hook used its grace period up.
+const LEAST_AFTER_HOOK: i64 = 2;
+
+impl Job {
+    /// Ends one container that must not run on, while its pod goes on.
+    pub(super) async fn stop_one(
+        &mut self,
+        id: &str,
+        name: &str,
+        grace: i64,
+        why: &str,
+    ) -> Result<(), Vec<ApplyError>> {
+        let message = format!("Container {name} {why}, will be restarted");
+        self.node.recorder.container(&self.pod, name, (Level::Normal, "Killing"), message);
+        let stopping = self.hook_and_stop(id, name, grace);
+        match self.interrupt.run_until_cancelled(stopping).await {
+            None => Ok(()),
+            Some(stopped) => stopped.map_err(|e| vec![e]),
+        }
+    }
+
+    /// Ends all containers at once, sidecars after the others in reverse order, then the sandboxes.
+    pub(super) async fn stop_pod(&mut self, grace: i64) -> Result<(), Vec<ApplyError>> {
+        let stopping = self.stop_containers(grace);
+        let Some(stopped) = self.interrupt.run_until_cancelled(stopping).await else { return Ok(()) };
+        let mut errors = stopped;
+        for sandbox in &self.seen.sandboxes {
+            let request = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
+            if let Err(status) = self.node.runtime.stop_pod_sandbox(request).await {
+                errors.push(self.runtime_error("StopPodSandbox", &sandbox.id)(status));
+            }
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    async fn stop_containers(&self, grace: i64) -> Vec<ApplyError> {
+        let spec = self.spec();
+        let shape = Shape::of(&spec);
+        let began = Timestamp::now();
+        let left = || (grace - (Timestamp::now() - began).get_seconds()).max(0);
+        let sidecars: Vec<&str> =
+            shape.inits().iter().filter(|c| is_sidecar(c)).map(|c| c.name.as_str()).collect();
+        let alive = |wanted: &dyn Fn(&ContainerSeen) -> bool| -> Vec<ContainerSeen> {
+            self.seen.containers.iter().filter(|c| c.may_run() && wanted(c)).cloned().collect()
+        };
+        let mut errors = Vec::new();
+        let mains = alive(&|c| !sidecars.contains(&c.name.as_str()));
+        let stops = mains.iter().map(|c| self.announce_and_stop(c, left()));
+        errors.extend(futures::future::join_all(stops).await.into_iter().filter_map(Result::err));
+        for name in sidecars.iter().rev() {
+            for sidecar in alive(&|c| c.name == **name) {
+                errors.extend(self.announce_and_stop(&sidecar, left()).await.err());
+            }
+        }
+        errors
+    }
+
+    async fn announce_and_stop(&self, seen: &ContainerSeen, grace: i64) -> Result<(), ApplyError> {
+        let message = format!("Stopping container {}", seen.name);
+        self.node.recorder.container(&self.pod, &seen.name, (Level::Normal, "Killing"), message);
+        self.hook_and_stop(&seen.id, &seen.name, grace).await
+    }
+
+    async fn hook_and_stop(&self, id: &str, name: &str, grace: i64) -> Result<(), ApplyError> {
+        let began = Timestamp::now();
+        let spec = self.spec();
+        let container = Shape::of(&spec).container(name);
+        let mut timeout = grace;
+        if let Some(container) = container.filter(|_| grace > 0 && !self.hooked.contains(id)) {
+            if self.pre_stop(container, id, grace).await {
+                timeout = (grace - (Timestamp::now() - began).get_seconds()).max(LEAST_AFTER_HOOK);
+            }
+        }
+        let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
+        match self.node.runtime.stop_container(request).await {
+            Err(status) if status.code() != tonic::Code::NotFound => {
+                Err(self.runtime_error("StopContainer", id)(status))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs the hook, if there is one, within the grace period; whatever it does, the container ends.
+    async fn pre_stop(&self, container: &Container, id: &str, grace: i64) -> bool {
+        let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()) else {
+            return false;
+        };
+        let target = hook::Target {
+            runtime: &*self.node.runtime,
+            container,
+            id,
+            ip: self.seen.sandboxes.first().and_then(|s| s.ips.first()).or(self.node.host_ips.first()),
+        };
+        let limit = Duration::from_secs(grace.unsigned_abs());
+        if let Err(error) = hook::run(&target, handler, Some(limit)).await {
+            let why = (Level::Warning, "FailedPreStopHook");
+            self.node.recorder.container(
+                &self.pod,
+                &container.name,
+                why,
+                format!("PreStopHook failed: {error}"),
+            );
+        }
+        self.report(Report::Hooked { id: id.to_owned() });
+        true
+    }
+
+    pub(super) async fn remove_containers(&mut self, ids: Vec<String>) -> Result<(), Vec<ApplyError>> {
+        let mut errors = Vec::new();
+        for id in ids {
+            self.remove_log(&id);
+            let request = cri::RemoveContainerRequest { container_id: id.clone() };
+            if let Err(status) = self.node.runtime.remove_container(request).await {
+                errors.push(self.runtime_error("RemoveContainer", &id)(status));
+            }
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    /// A removed container's log, with what rotation made of it, is nobody's.
+    fn remove_log(&self, id: &str) {
+        let Some(seen) = self.seen.containers.iter().find(|c| c.id == id) else { return };
+        let pod_logs = crate::pod::config::sandbox::log_dir_name(&self.pod);
+        let dir = self.node.config.pod_log_dir.join(pod_logs).join(&seen.name);
+        let prefix = format!("{}.log", seen.attempt);
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    pub(super) async fn remove_sandboxes(&mut self, ids: Vec<String>) -> Result<(), Vec<ApplyError>> {
+        let mut errors = Vec::new();
+        for id in ids {
+            // Removing wants a stopped one; stopping the stopped is nothing.
+            let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.clone() };
+            let stopped = self.node.runtime.stop_pod_sandbox(request).await;
+            errors.extend(stopped.map_err(self.runtime_error("StopPodSandbox", &id)).err());
+            let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.clone() };
+            let removed = self.node.runtime.remove_pod_sandbox(request).await;
+            errors.extend(removed.map_err(self.runtime_error("RemovePodSandbox", &id)).err());
+        }
+        if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+}

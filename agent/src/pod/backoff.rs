@@ -1,0 +1,119 @@
+//! Waiting longer after each failure: 10 s, doubling up to 300 s, forgotten after 10 quiet minutes; or, for
+//! what is cheap to try again, from 1 s to 120 s.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+const FORGET: SignedDuration = SignedDuration::from_secs(600);
+
+/// Delays by key.
+#[derive(Clone, Debug)]
+pub(crate) struct Backoff {
+    first: SignedDuration,
+    most: SignedDuration,
+    entries: BTreeMap<String, Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    delay: SignedDuration,
+    updated: Timestamp,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self {
+            first: SignedDuration::from_secs(10),
+            most: SignedDuration::from_secs(300),
+            entries: BTreeMap::new(),
+        }
+    }
+}
+
+impl Backoff {
+    /// For what is cheap to try again.
+    pub(crate) fn quick() -> Self {
+        Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
+    }
+
+    /// Until when to wait after the event (an exit, a failed try), or `None` when the wait is over.
+    pub(crate) fn until(&self, key: &str, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
+        let entry = self.entries.get(key)?;
+        if entry.forgotten(event) {
+            return None;
+        }
+        let until = event.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
+        // A clock that was set back must not stretch the wait beyond its length.
+        let sane = now.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
+        (now < until).then(|| until.min(sane))
+    }
+
+    /// The like, counted from the last [`Backoff::fail`].
+    pub(crate) fn since_failure(&self, key: &str, now: Timestamp) -> Option<Timestamp> {
+        let updated = self.entries.get(key)?.updated;
+        self.until(key, updated, now)
+    }
+
+    /// When the last failure was noted.
+    pub(crate) fn failed_at(&self, key: &str) -> Option<Timestamp> {
+        self.entries.get(key).map(|e| e.updated)
+    }
+
+    /// Notes that another try begins (or that one failed): the next wait is longer.
+    pub(crate) fn fail(&mut self, key: &str, event: Timestamp, now: Timestamp) {
+        let delay = match self.entries.get(key) {
+            Some(entry) if !entry.forgotten(event) => (entry.delay * 2).min(self.most),
+            _ => self.first,
+        };
+        self.entries.insert(key.to_owned(), Entry { delay, updated: now });
+    }
+
+    /// Forgets a key after a success.
+    pub(crate) fn clear(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+
+    /// The current delay of a key in whole seconds.
+    pub(crate) fn seconds(&self, key: &str) -> i64 {
+        self.entries.get(key).map_or(0, |e| e.delay.as_secs())
+    }
+}
+
+impl Entry {
+    fn forgotten(&self, event: Timestamp) -> bool {
+        event.duration_since(self.updated) > FORGET
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + seconds).unwrap()
+    }
+
+    #[test]
+    fn the_first_failure_does_not_wait_and_the_following_wait_twice_as_long_each() {
+        let mut backoff = Backoff::default();
+        assert_eq!(backoff.until("a", at(0), at(0)), None);
+        let mut now = 0;
+        for expected in [10, 20, 40, 80, 160, 300, 300] {
+            backoff.fail("a", at(now), at(now));
+            assert_eq!(backoff.until("a", at(now), at(now)), Some(at(now + expected)));
+            now += expected;
+            assert_eq!(backoff.until("a", at(now - expected), at(now)), None);
+        }
+    }
+
+    #[test]
+    fn ten_quiet_minutes_forget() {
+        let mut backoff = Backoff::default();
+        backoff.fail("a", at(0), at(0));
+        backoff.fail("a", at(20), at(20));
+        assert_eq!(backoff.until("a", at(621), at(621)), None);
+        backoff.fail("a", at(621), at(621));
+        assert_eq!(backoff.seconds("a"), 10);
+    }
+}

@@ -1,0 +1,95 @@
+//! A pod's container.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::{Container, Lifecycle, Pod};
+use sha2::{Digest, Sha256};
+
+use super::{CONTAINER_NAME, GRACE, MESSAGE_PATH, MESSAGE_POLICY, identity};
+use crate::pod::env::expand;
+
+/// All parts of a container's configuration that were worked out before.
+pub(crate) struct Parts {
+    pub(crate) attempt: u32,
+    pub(crate) image_id: String,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) mounts: Vec<cri::Mount>,
+    pub(crate) resources: cri::LinuxContainerResources,
+    pub(crate) security: cri::LinuxContainerSecurityContext,
+}
+
+/// The configuration of a container.
+pub(crate) fn config(pod: &Pod, container: &Container, parts: Parts) -> cri::ContainerConfig {
+    let value = |name: &str| parts.env.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    let expanded =
+        |list: &Option<Vec<String>>| list.iter().flatten().map(|text| expand(text, value)).collect();
+    let mut labels = identity(pod);
+    labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
+    cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: container.name.clone(), attempt: parts.attempt }),
+        image: Some(cri::ImageSpec {
+            image: parts.image_id,
+            user_specified_image: container.image.clone().unwrap_or_default(),
+            ..cri::ImageSpec::default()
+        }),
+        command: expanded(&container.command),
+        args: expanded(&container.args),
+        working_dir: container.working_dir.clone().unwrap_or_default(),
+        envs: parts
+            .env
+            .iter()
+            .map(|(key, value)| cri::KeyValue { key: key.clone(), value: value.clone().into_bytes() })
+            .collect(),
+        mounts: parts.mounts,
+        labels,
+        annotations: annotations(pod, container, parts.attempt),
+        log_path: format!("{}/{}.log", container.name, parts.attempt),
+        stdin: container.stdin == Some(true),
+        stdin_once: container.stdin_once == Some(true),
+        tty: container.tty == Some(true),
+        linux: Some(cri::LinuxContainerConfig {
+            resources: Some(parts.resources),
+            security_context: Some(parts.security),
+        }),
+        stop_signal: stop_signal(container.lifecycle.as_ref()).into(),
+        ..cri::ContainerConfig::default()
+    }
+}
+
+/// Where a container leaves its last words.
+pub(crate) fn message_path(container: &Container) -> PathBuf {
+    PathBuf::from(container.termination_message_path.as_deref().unwrap_or("/dev/termination-log"))
+}
+
+fn annotations(pod: &Pod, container: &Container, attempt: u32) -> HashMap<String, String> {
+    let spec = pod.spec.as_ref();
+    let mut all: HashMap<String, String> = HashMap::new();
+    let mut put = |key: &str, value: String| all.insert(key.to_owned(), value);
+    // For people and tools that look; nothing here ever compares it.
+    let hash = serde_json::to_vec(container).map(|text| Sha256::digest(text)).unwrap_or_default();
+    put("io.kubernetes.container.hash", hex::encode(&hash[..4]));
+    put("io.kubernetes.container.restartCount", attempt.to_string());
+    put(MESSAGE_PATH, message_path(container).to_string_lossy().into_owned());
+    put(MESSAGE_POLICY, container.termination_message_policy.clone().unwrap_or_else(|| "File".to_owned()));
+    put(GRACE, spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(30).to_string());
+    if let Some(seconds) = pod.metadata.deletion_grace_period_seconds {
+        put("io.kubernetes.pod.deletionGracePeriod", seconds.to_string());
+    }
+    let hook = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref());
+    if let Some(hook) = hook.and_then(|hook| serde_json::to_string(hook).ok()) {
+        put("io.kubernetes.container.preStopHandler", hook);
+    }
+    if let Some(ports) = container.ports.as_ref().and_then(|ports| serde_json::to_string(ports).ok()) {
+        put("io.kubernetes.container.ports", ports);
+    }
+    all
+}
+
+fn stop_signal(lifecycle: Option<&Lifecycle>) -> cri::Signal {
+    lifecycle
+        .and_then(|l| l.stop_signal.as_deref())
+        .and_then(|name| cri::Signal::from_str_name(&format!("SIGNAL_{name}")))
+        .unwrap_or(cri::Signal::RuntimeDefault)
+}

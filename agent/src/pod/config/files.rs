@@ -1,0 +1,129 @@
+//! Files that the agent lays beside a pod: its `/etc/hosts` and the files for termination messages.
+
+use std::fs;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use k8s_openapi::api::core::v1::HostAlias;
+
+/// The most that is read of a termination message, and of a log in its stead.
+const MESSAGE_BYTES: u64 = 4096;
+const LOG_BYTES: u64 = 2048;
+const LOG_LINES: usize = 80;
+
+/// What `/etc/hosts` says inside a pod with a network of its own.
+pub(crate) fn hosts(ips: &[String], (name, domain): (&str, Option<&str>), aliases: &[HostAlias]) -> String {
+    let mut text = String::from(
+        "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
+         fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n",
+    );
+    for ip in ips {
+        match domain {
+            Some(domain) => text.push_str(&format!("{ip}\t{name}.{domain}\t{name}\n")),
+            None => text.push_str(&format!("{ip}\t{name}\n")),
+        }
+    }
+    add_aliases(&mut text, aliases);
+    text
+}
+
+/// What `/etc/hosts` says inside a pod with the host's network.
+pub(crate) fn host_hosts(host: &str, aliases: &[HostAlias]) -> String {
+    let mut text = format!("# Kubernetes-managed hosts file (host network).\n{host}");
+    add_aliases(&mut text, aliases);
+    text
+}
+
+fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
+    if !aliases.is_empty() {
+        text.push_str("\n# Entries added by HostAliases.\n");
+    }
+    for alias in aliases {
+        let names = alias.hostnames.as_deref().unwrap_or_default().join("\t");
+        text.push_str(&format!("{}\t{names}\n", alias.ip));
+    }
+}
+
+/// Writes a pod's hosts file, if it differs. It is bind-mounted, so it is written in place.
+pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
+    if fs::read_to_string(path).is_ok_and(|now| now == text) {
+        return Ok(());
+    }
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    fs::write(path, text)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
+}
+
+/// Makes the empty file that a container leaves its last words in; whoever it runs as may write it.
+pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf> {
+    fs::create_dir_all(dir)?;
+    let path = dir.join(format!("{attempt}.message"));
+    fs::write(&path, b"")?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    if let Some(old) = attempt.checked_sub(2) {
+        let _ = fs::remove_file(dir.join(format!("{old}.message")));
+    }
+    Ok(path)
+}
+
+/// The last words of a container, at most 4 KiB.
+pub(crate) fn message(path: &Path) -> String {
+    let Ok(file) = fs::File::open(path) else { return String::new() };
+    let mut bytes = Vec::new();
+    let _ = file.take(MESSAGE_BYTES).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The end of a container's log, without what the log format adds.
+pub(crate) fn log_tail(path: &Path) -> String {
+    let Ok(mut file) = fs::File::open(path) else { return String::new() };
+    // Each line carries a time stamp and a stream name, so read more than is wanted.
+    let window = LOG_BYTES * 8;
+    let length = file.metadata().map(|m| m.len()).unwrap_or_default();
+    let skipped = length.saturating_sub(window);
+    let mut bytes = Vec::new();
+    if file.seek(SeekFrom::Start(skipped)).is_err() || file.take(window).read_to_end(&mut bytes).is_err() {
+        return String::new();
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> =
+        text.lines().skip(usize::from(skipped > 0)).filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
+    let mut tail = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+    let most = usize::try_from(LOG_BYTES).unwrap_or(usize::MAX);
+    if tail.len() > most {
+        let mut cut = tail.len() - most;
+        while !tail.is_char_boundary(cut) {
+            cut += 1;
+        }
+        tail.drain(..cut);
+    }
+    if !tail.is_empty() {
+        tail.push('\n');
+    }
+    tail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hosts_file_names_the_pod_and_its_aliases() {
+        let aliases =
+            [HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) }];
+        let text = hosts(&["10.42.0.5".into()], ("web", Some("sub.ns.svc.cluster.local")), &aliases);
+        assert!(text.contains("\n10.42.0.5\tweb.sub.ns.svc.cluster.local\tweb\n"));
+        assert!(text.ends_with("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n"));
+    }
+
+    #[test]
+    fn a_log_tail_has_the_text_only() {
+        let path = std::env::temp_dir().join(format!("coracle-log-{}", uuid::Uuid::new_v4()));
+        fs::write(&path, "2026-01-01T00:00:00Z stdout F one two\n2026-01-01T00:00:00Z stderr F three\n").unwrap();
+        assert_eq!(log_tail(&path), "one two\nthree\n");
+        fs::remove_file(path).unwrap();
+    }
+}

@@ -1,0 +1,227 @@
+//! A container's environment, and the expansion of `$(NAME)` in it, in commands and in arguments. Pure: the
+//! objects that it refers to are looked up before.
+
+mod field;
+mod service;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod, Secret, Service};
+
+pub(crate) use field::{Addresses, field};
+
+/// Objects that containers refer to; `None` when the API server says that there is none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources {
+    pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
+    pub(crate) secrets: BTreeMap<String, Option<Secret>>,
+    pub(crate) services: Vec<Service>,
+    pub(crate) addresses: Addresses,
+    /// What counts as a limit where there is none: the node's cores in thousandths and bytes of memory.
+    pub(crate) node: (i64, i64),
+}
+
+/// Why an environment cannot be made; the texts are those that people know from the kubelet.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum EnvError {
+    #[error("configmap \"{0}\" not found")]
+    NoConfigMap(String),
+    #[error("secret \"{0}\" not found")]
+    NoSecret(String),
+    #[error("couldn't find key {key} in ConfigMap {namespace}/{name}")]
+    NoConfigMapKey { key: String, namespace: String, name: String },
+    #[error("couldn't find key {key} in Secret {namespace}/{name}")]
+    NoSecretKey { key: String, namespace: String, name: String },
+    #[error("unsupported fieldPath: {0}")]
+    Field(String),
+    #[error("unsupported container resource: {0}")]
+    Resource(String),
+    #[error("env {0} uses a source that this node does not support")]
+    Source(String),
+}
+
+/// Names of the config maps and secrets that a container's environment refers to.
+pub(crate) fn needs(container: &Container) -> (BTreeSet<String>, BTreeSet<String>) {
+    let (mut maps, mut secrets) = (BTreeSet::new(), BTreeSet::new());
+    for from in container.env_from.iter().flatten() {
+        maps.extend(from.config_map_ref.as_ref().map(|r| r.name.clone()));
+        secrets.extend(from.secret_ref.as_ref().map(|r| r.name.clone()));
+    }
+    for source in container.env.iter().flatten().filter_map(|e| e.value_from.as_ref()) {
+        maps.extend(source.config_map_key_ref.as_ref().map(|r| r.name.clone()));
+        secrets.extend(source.secret_key_ref.as_ref().map(|r| r.name.clone()));
+    }
+    (maps, secrets)
+}
+
+/// The environment in its order: `envFrom`, then `env`, then what services add without overriding.
+pub(crate) fn environment(
+    pod: &Pod,
+    container: &Container,
+    sources: &Sources,
+) -> Result<Vec<(String, String)>, EnvError> {
+    let links = pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let services = service::environment(&sources.services, namespace, links);
+    let mut env = Environment::default();
+    let context = Context { pod, container, sources, namespace };
+    context.from_objects(&mut env)?;
+    for var in container.env.iter().flatten() {
+        if let Some(value) = context.value(var, &env, &services)? {
+            env.set(&var.name, value);
+        }
+    }
+    for (name, value) in services {
+        if !env.values.contains_key(&name) {
+            env.set(&name, value);
+        }
+    }
+    Ok(env.order.into_iter().filter_map(|name| env.values.remove_entry(&name)).collect())
+}
+
+/// Replaces `$(NAME)` by its value; `$$` stands for `$`, and what is not known stays as it is.
+pub(crate) fn expand(text: &str, value: impl Fn(&str) -> Option<String>) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        let after = &rest[at + 1..];
+        if let Some(tail) = after.strip_prefix('$') {
+            out.push('$');
+            rest = tail;
+        } else if let Some((name, tail)) = after.strip_prefix('(').and_then(|s| s.split_once(')')) {
+            match value(name) {
+                Some(value) => out.push_str(&value),
+                None => out.extend(["$(", name, ")"]),
+            }
+            rest = tail;
+        } else {
+            out.push('$');
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+#[derive(Default)]
+struct Environment {
+    order: Vec<String>,
+    values: BTreeMap<String, String>,
+}
+
+impl Environment {
+    fn set(&mut self, name: &str, value: String) {
+        if self.values.insert(name.to_owned(), value).is_none() {
+            self.order.push(name.to_owned());
+        }
+    }
+}
+
+struct Context<'a> {
+    pod: &'a Pod,
+    container: &'a Container,
+    sources: &'a Sources,
+    namespace: &'a str,
+}
+
+impl Context<'_> {
+    fn from_objects(&self, env: &mut Environment) -> Result<(), EnvError> {
+        for from in self.container.env_from.iter().flatten() {
+            let prefix = from.prefix.as_deref().unwrap_or_default();
+            if let Some(reference) = &from.config_map_ref {
+                match self.config_map(&reference.name) {
+                    Some(map) => {
+                        for (key, value) in map.data.iter().flatten() {
+                            env.set(&format!("{prefix}{key}"), value.clone());
+                        }
+                    }
+                    None if reference.optional == Some(true) => {}
+                    None => return Err(EnvError::NoConfigMap(reference.name.clone())),
+                }
+            }
+            if let Some(reference) = &from.secret_ref {
+                match self.secret(&reference.name) {
+                    Some(secret) => {
+                        for (key, value) in secret.data.iter().flatten() {
+                            let text = String::from_utf8_lossy(&value.0).into_owned();
+                            env.set(&format!("{prefix}{key}"), text);
+                        }
+                    }
+                    None if reference.optional == Some(true) => {}
+                    None => return Err(EnvError::NoSecret(reference.name.clone())),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn value(
+        &self,
+        var: &EnvVar,
+        env: &Environment,
+        services: &BTreeMap<String, String>,
+    ) -> Result<Option<String>, EnvError> {
+        if let Some(source) = &var.value_from {
+            return self.from_source(&var.name, source);
+        }
+        let literal = var.value.as_deref().unwrap_or_default();
+        Ok(Some(expand(literal, |name| env.values.get(name).or_else(|| services.get(name)).cloned())))
+    }
+
+    fn from_source(&self, name: &str, source: &EnvVarSource) -> Result<Option<String>, EnvError> {
+        if let Some(reference) = &source.field_ref {
+            let path = &reference.field_path;
+            return field(self.pod, &self.sources.addresses, path)
+                .map(Some)
+                .ok_or_else(|| EnvError::Field(path.clone()));
+        }
+        if let Some(reference) = &source.resource_field_ref {
+            return field::resource(self.pod, self.container, reference, self.sources.node)
+                .map(Some)
+                .ok_or_else(|| EnvError::Resource(reference.resource.clone()));
+        }
+        if let Some(reference) = &source.config_map_key_ref {
+            let (optional, name) = (reference.optional == Some(true), &reference.name);
+            let Some(map) = self.config_map(name) else {
+                return if optional { Ok(None) } else { Err(EnvError::NoConfigMap(name.clone())) };
+            };
+            return match map.data.as_ref().and_then(|data| data.get(&reference.key)) {
+                Some(value) => Ok(Some(value.clone())),
+                None if optional => Ok(None),
+                None => Err(EnvError::NoConfigMapKey {
+                    key: reference.key.clone(),
+                    namespace: self.namespace.to_owned(),
+                    name: name.clone(),
+                }),
+            };
+        }
+        if let Some(reference) = &source.secret_key_ref {
+            let (optional, name) = (reference.optional == Some(true), &reference.name);
+            let Some(secret) = self.secret(name) else {
+                return if optional { Ok(None) } else { Err(EnvError::NoSecret(name.clone())) };
+            };
+            return match secret.data.as_ref().and_then(|data| data.get(&reference.key)) {
+                Some(value) => Ok(Some(String::from_utf8_lossy(&value.0).into_owned())),
+                None if optional => Ok(None),
+                None => Err(EnvError::NoSecretKey {
+                    key: reference.key.clone(),
+                    namespace: self.namespace.to_owned(),
+                    name: name.clone(),
+                }),
+            };
+        }
+        Err(EnvError::Source(name.to_owned()))
+    }
+
+    fn config_map(&self, name: &str) -> Option<&ConfigMap> {
+        self.sources.config_maps.get(name).and_then(Option::as_ref)
+    }
+
+    fn secret(&self, name: &str) -> Option<&Secret> {
+        self.sources.secrets.get(name).and_then(Option::as_ref)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+use serde_json::json;
+
+use super::*;
+
+fn pod(container: serde_json::Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": {"app": "x"}},
+        "spec": {"nodeName": "node", "containers": [container]},
+    }))
+    .unwrap()
+}
+
+fn env_of(container: serde_json::Value, sources: &Sources) -> Result<Vec<(String, String)>, EnvError> {
+    let pod = pod(container);
+    environment(&pod, &pod.spec.as_ref().unwrap().containers[0], sources)
+}
+
+fn value<'a>(env: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    env.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+}
+
+#[test]
+fn references_expand_to_what_was_set_before() {
+    let look = |name: &str| (name == "A").then(|| "1".to_owned());
+    for (text, expected) in
+        [("$(A)", "1"), ("$$(A)", "$(A)"), ("$(B)", "$(B)"), ("x$", "x$"), ("$(A", "$(A"), ("$A", "$A")]
+    {
+        assert_eq!(expand(text, look), expected, "{text}");
+    }
+    let env = env_of(
+        json!({"name": "c", "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)-$(C)"}, {"name": "C", "value": "2"}]}),
+        &Sources::default(),
+    );
+    assert_eq!(value(&env.unwrap(), "B"), Some("1-$(C)"));
+}
+
+#[test]
+fn fields_and_resources_of_the_pod_itself() {
+    let sources = Sources {
+        addresses: Addresses { pod_ips: vec!["10.0.0.2".into()], host_ips: vec!["1.2.3.4".into()] },
+        node: (2000, 1 << 30),
+        ..Sources::default()
+    };
+    let field = |path: &str| json!({"name": path, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+    let resource = |r: &str| json!({"name": r, "valueFrom": {"resourceFieldRef": {"resource": r}}});
+    let env = env_of(
+        json!({"name": "c", "resources": {"requests": {"cpu": "1500m"}},
+               "env": [field("metadata.name"), field("metadata.labels['app']"), field("status.podIP"),
+                       resource("requests.cpu"), resource("limits.cpu"), resource("limits.memory")]}),
+        &sources,
+    )
+    .unwrap();
+    let values: Vec<&str> = env.iter().map(|(_, v)| v.as_str()).collect();
+    assert_eq!(values, ["p", "x", "10.0.0.2", "2", "2", "1073741824"]);
+}
+
+#[test]
+fn config_maps_and_secrets_are_required_unless_optional() {
+    let map: ConfigMap = serde_json::from_value(json!({"data": {"k": "v"}})).unwrap();
+    let sources =
+        Sources { config_maps: [("m".to_owned(), Some(map))].into(), ..Sources::default() };
+    let key = |name: &str, key: &str, optional: bool| {
+        json!({"name": "c", "env": [{"name": "A", "valueFrom":
+            {"configMapKeyRef": {"name": name, "key": key, "optional": optional}}}]})
+    };
+    assert_eq!(value(&env_of(key("m", "k", false), &sources).unwrap(), "A"), Some("v"));
+    assert_eq!(env_of(key("m", "z", true), &sources).unwrap(), []);
+    assert_eq!(
+        env_of(key("m", "z", false), &sources).unwrap_err().to_string(),
+        "couldn't find key z in ConfigMap n/m"
+    );
+    assert_eq!(
+        env_of(key("q", "k", false), &sources).unwrap_err().to_string(),
+        "configmap \"q\" not found"
+    );
+    let from = json!({"name": "c", "envFrom": [{"prefix": "P_", "configMapRef": {"name": "m"}}]});
+    assert_eq!(value(&env_of(from, &sources).unwrap(), "P_k"), Some("v"));
+}
+
+#[test]
+fn the_api_server_is_always_linked_and_others_by_wish() {
+    let service = |ns: &str, name: &str| -> Service {
+        serde_json::from_value(json!({"metadata": {"namespace": ns, "name": name},
+            "spec": {"clusterIP": "10.43.0.1", "ports": [{"name": "https", "port": 443}]}}))
+        .unwrap()
+    };
+    let sources = Sources {
+        services: vec![service("default", "kubernetes"), service("n", "my-web"), service("z", "far")],
+        ..Sources::default()
+    };
+    let env = env_of(json!({"name": "c"}), &sources).unwrap();
+    assert_eq!(value(&env, "KUBERNETES_SERVICE_HOST"), Some("10.43.0.1"));
+    assert_eq!(value(&env, "KUBERNETES_PORT_443_TCP"), Some("tcp://10.43.0.1:443"));
+    assert_eq!(value(&env, "MY_WEB_SERVICE_PORT_HTTPS"), Some("443"));
+    assert_eq!(value(&env, "FAR_SERVICE_HOST"), None);
+}

@@ -1,0 +1,243 @@
+//! Events about pods to the API, as core/v1: equal ones are counted up in one object, and an object that
+//! causes too many is quieted. Recording never waits.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+/// Events of one object that may come at once, and the seconds after which one more may.
+const BURST: f64 = 25.0;
+const REFILL_SECONDS: f64 = 300.0;
+/// How many different events are remembered for counting up.
+const REMEMBERED: usize = 1024;
+const QUEUE: usize = 512;
+
+/// How serious an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    Normal,
+    Warning,
+}
+
+/// Takes events; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Recorder {
+    sender: mpsc::Sender<Record>,
+    node: Arc<str>,
+}
+
+/// Sends what was recorded.
+pub(crate) struct Sender {
+    client: Client,
+    receiver: mpsc::Receiver<Record>,
+    node: Arc<str>,
+    sent: HashMap<Key, Sent>,
+    quota: HashMap<String, Quota>,
+}
+
+#[derive(Clone, Debug)]
+struct Record {
+    about: ObjectReference,
+    level: Level,
+    reason: &'static str,
+    message: String,
+    at: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    uid: String,
+    path: String,
+    reason: &'static str,
+    message: String,
+}
+
+struct Sent {
+    name: String,
+    count: i32,
+    last: Timestamp,
+}
+
+#[derive(Clone, Copy)]
+struct Quota {
+    left: f64,
+    at: Timestamp,
+}
+
+/// A recorder and what has to run for its events to be sent.
+pub(crate) fn channel(client: Client, node: &str) -> (Recorder, Sender) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let node: Arc<str> = node.into();
+    let recorder = Recorder { sender, node: Arc::clone(&node) };
+    (recorder, Sender { client, receiver, node, sent: HashMap::new(), quota: HashMap::new() })
+}
+
+impl Recorder {
+    /// Records something about a pod.
+    pub(crate) fn pod(&self, pod: &Pod, level: Level, reason: &'static str, message: impl Into<String>) {
+        self.record(pod, None, (level, reason), message.into());
+    }
+
+    /// Records something about one of its containers.
+    pub(crate) fn container(
+        &self,
+        pod: &Pod,
+        container: &str,
+        (level, reason): (Level, &'static str),
+        message: impl Into<String>,
+    ) {
+        self.record(pod, Some(container), (level, reason), message.into());
+    }
+
+    fn record(
+        &self,
+        pod: &Pod,
+        container: Option<&str>,
+        (level, reason): (Level, &'static str),
+        message: String,
+    ) {
+        let spec = pod.spec.as_ref();
+        let inits = spec.and_then(|s| s.init_containers.as_deref()).unwrap_or_default();
+        let field_path = container.map(|name| match inits.iter().any(|c| c.name == name) {
+            true => format!("spec.initContainers{{{name}}}"),
+            false => format!("spec.containers{{{name}}}"),
+        });
+        let meta = &pod.metadata;
+        let about = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: meta.namespace.clone(),
+            name: meta.name.clone(),
+            uid: meta.uid.clone(),
+            resource_version: meta.resource_version.clone(),
+            field_path,
+        };
+        tracing::debug!(node = &*self.node, pod = meta.name, reason, message, "event");
+        let record = Record { about, level, reason, message, at: Timestamp::now() };
+        // A full queue means that the API server is away; events are not worth more than the pods.
+        let _ = self.sender.try_send(record);
+    }
+}
+
+impl Sender {
+    /// Sends until every recorder is gone.
+    pub(crate) async fn run(mut self) {
+        while let Some(record) = self.receiver.recv().await {
+            if let Err(error) = self.send(&record).await {
+                tracing::debug!(error = &error as &dyn std::error::Error, "event not taken");
+            }
+        }
+    }
+
+    async fn send(&mut self, record: &Record) -> Result<(), kube::Error> {
+        let namespace = record.about.namespace.as_deref().unwrap_or("default");
+        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let key = record.key();
+        if !self.allowed(&key.uid, record.at) {
+            return Ok(());
+        }
+        if let Some(sent) = self.sent.get_mut(&key) {
+            sent.count += 1;
+            sent.last = record.at;
+            let patch = json!({"count": sent.count, "lastTimestamp": Time(record.at)});
+            match api.patch(&sent.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                other => return other.map(|_| ()),
+            }
+        }
+        let event = event(record, &self.node);
+        let name = event.metadata.name.clone().unwrap_or_default();
+        api.create(&PostParams::default(), &event).await?;
+        self.forget_oldest();
+        self.sent.insert(key, Sent { name, count: 1, last: record.at });
+        Ok(())
+    }
+
+    fn forget_oldest(&mut self) {
+        if self.sent.len() < REMEMBERED {
+            return;
+        }
+        let mut times: Vec<Timestamp> = self.sent.values().map(|s| s.last).collect();
+        times.sort();
+        let middle = times[times.len() / 2];
+        self.sent.retain(|_, sent| sent.last > middle);
+        let live: std::collections::HashSet<&str> = self.sent.keys().map(|k| k.uid.as_str()).collect();
+        self.quota.retain(|uid, _| live.contains(uid.as_str()));
+    }
+
+    fn allowed(&mut self, uid: &str, now: Timestamp) -> bool {
+        let quota = self.quota.entry(uid.to_owned()).or_insert(Quota { left: BURST, at: now });
+        quota.take(now)
+    }
+}
+
+impl Quota {
+    fn take(&mut self, now: Timestamp) -> bool {
+        let passed = now.duration_since(self.at).as_secs_f64().max(0.0);
+        self.left = (self.left + passed / REFILL_SECONDS).min(BURST);
+        self.at = now;
+        let allowed = self.left >= 1.0;
+        if allowed {
+            self.left -= 1.0;
+        }
+        allowed
+    }
+}
+
+impl Record {
+    fn key(&self) -> Key {
+        Key {
+            uid: self.about.uid.clone().unwrap_or_default(),
+            path: self.about.field_path.clone().unwrap_or_default(),
+            reason: self.reason,
+            message: self.message.clone(),
+        }
+    }
+}
+
+fn event(record: &Record, node: &str) -> Event {
+    let at = Timestamp::from_second(record.at.as_second()).unwrap_or(record.at);
+    let object = record.about.name.as_deref().unwrap_or_default();
+    Event {
+        metadata: ObjectMeta {
+            name: Some(format!("{object}.{:x}", record.at.as_nanosecond())),
+            namespace: record.about.namespace.clone(),
+            ..ObjectMeta::default()
+        },
+        involved_object: record.about.clone(),
+        reason: Some(record.reason.to_owned()),
+        message: Some(record.message.chars().take(1024).collect()),
+        type_: Some(match record.level {
+            Level::Normal => "Normal".to_owned(),
+            Level::Warning => "Warning".to_owned(),
+        }),
+        count: Some(1),
+        first_timestamp: Some(Time(at)),
+        last_timestamp: Some(Time(at)),
+        source: Some(EventSource { component: Some("kubelet".to_owned()), host: Some(node.to_owned()) }),
+        reporting_component: Some("kubelet".to_owned()),
+        reporting_instance: Some(node.to_owned()),
+        ..Event::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_noisy_object_is_quieted_and_heard_again_later() {
+        let start = Timestamp::from_second(0).unwrap();
+        let mut quota = Quota { left: BURST, at: start };
+        assert_eq!((0..40).filter(|_| quota.take(start)).count(), 25);
+        assert!(!quota.take(Timestamp::from_second(299).unwrap()));
+        assert!(quota.take(Timestamp::from_second(301).unwrap()));
+    }
+}

@@ -1,0 +1,164 @@
+//! Looks at what the runtime has of one pod. What cannot change any more is asked for once.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use coracle_proto::cri;
+use k8s_openapi::jiff::Timestamp;
+
+use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, files};
+use super::state::{ContainerRun, ContainerSeen, Exit, SandboxSeen, Seen};
+use crate::runtime::Runtime;
+
+/// What was seen before and stays true.
+#[derive(Default)]
+pub(crate) struct Cache {
+    /// By container id.
+    containers: HashMap<String, ContainerSeen>,
+    /// Addresses by sandbox id.
+    ips: HashMap<String, Vec<String>>,
+}
+
+impl Cache {
+    /// Looks at one pod, by its uid.
+    pub(crate) async fn look(&mut self, runtime: &dyn Runtime, uid: &str) -> Result<Seen, tonic::Status> {
+        let labels: HashMap<String, String> = [(POD_UID.to_owned(), uid.to_owned())].into();
+        let filter = cri::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
+        let sandboxes = cri::ListPodSandboxRequest { filter: Some(filter) };
+        let filter = cri::ContainerFilter { label_selector: labels, ..Default::default() };
+        let containers = cri::ListContainersRequest { filter: Some(filter) };
+        let (sandboxes, containers) = futures::future::try_join(
+            runtime.list_pod_sandbox(sandboxes),
+            runtime.list_containers(containers),
+        )
+        .await?;
+        let seen = Seen {
+            sandboxes: self.sandboxes(runtime, sandboxes.items).await?,
+            containers: self.containers(runtime, containers.containers).await?,
+        };
+        self.containers.retain(|id, _| seen.containers.iter().any(|c| c.id == *id));
+        self.ips.retain(|id, _| seen.sandboxes.iter().any(|s| s.id == *id));
+        Ok(seen)
+    }
+
+    async fn sandboxes(
+        &mut self,
+        runtime: &dyn Runtime,
+        mut listed: Vec<cri::PodSandbox>,
+    ) -> Result<Vec<SandboxSeen>, tonic::Status> {
+        let attempt = |s: &cri::PodSandbox| s.metadata.as_ref().map_or(0, |m| m.attempt);
+        listed.sort_by_key(|s| std::cmp::Reverse((attempt(s), s.created_at)));
+        let mut seen = Vec::with_capacity(listed.len());
+        for sandbox in listed {
+            let ready = sandbox.state() == cri::PodSandboxState::SandboxReady;
+            if ready && !self.ips.contains_key(&sandbox.id) {
+                match ips(runtime, &sandbox.id).await {
+                    Ok(ips) => drop(self.ips.insert(sandbox.id.clone(), ips)),
+                    Err(status) if status.code() == tonic::Code::NotFound => continue,
+                    Err(status) => return Err(status),
+                }
+            }
+            seen.push(SandboxSeen {
+                attempt: attempt(&sandbox),
+                ready,
+                ips: self.ips.get(&sandbox.id).cloned().unwrap_or_default(),
+                id: sandbox.id,
+            });
+        }
+        Ok(seen)
+    }
+
+    async fn containers(
+        &mut self,
+        runtime: &dyn Runtime,
+        listed: Vec<cri::Container>,
+    ) -> Result<Vec<ContainerSeen>, tonic::Status> {
+        let mut seen = Vec::with_capacity(listed.len());
+        for container in listed {
+            let state = container.state();
+            if let Some(known) = self.containers.get(&container.id).filter(|known| fresh(known, state)) {
+                seen.push(known.clone());
+                continue;
+            }
+            let request = cri::ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
+            let status = match runtime.container_status(request).await {
+                Ok(response) => response.status,
+                Err(status) if status.code() == tonic::Code::NotFound => None,
+                Err(status) => return Err(status),
+            };
+            let Some(status) = status else { continue };
+            let found = container_seen(&container.pod_sandbox_id, status);
+            self.containers.insert(container.id, found.clone());
+            seen.push(found);
+        }
+        Ok(seen)
+    }
+}
+
+async fn ips(runtime: &dyn Runtime, id: &str) -> Result<Vec<String>, tonic::Status> {
+    let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
+    let network = runtime.pod_sandbox_status(request).await?.status.and_then(|s| s.network);
+    Ok(network.map_or_else(Vec::new, |network| {
+        std::iter::once(network.ip)
+            .chain(network.additional_ips.into_iter().map(|p| p.ip))
+            .filter(|ip| !ip.is_empty())
+            .collect()
+    }))
+}
+
+fn fresh(known: &ContainerSeen, state: cri::ContainerState) -> bool {
+    match known.run {
+        ContainerRun::Exited(_) => true,
+        ContainerRun::Running { .. } => state == cri::ContainerState::ContainerRunning,
+        ContainerRun::Created => state == cri::ContainerState::ContainerCreated,
+        ContainerRun::Unknown => false,
+    }
+}
+
+fn container_seen(sandbox: &str, status: cri::ContainerStatus) -> ContainerSeen {
+    let run = match status.state() {
+        cri::ContainerState::ContainerCreated => ContainerRun::Created,
+        cri::ContainerState::ContainerRunning => ContainerRun::Running { started: time(status.started_at) },
+        cri::ContainerState::ContainerExited => ContainerRun::Exited(exit(&status)),
+        cri::ContainerState::ContainerUnknown => ContainerRun::Unknown,
+    };
+    let metadata = status.metadata.unwrap_or_default();
+    let image = status.image.unwrap_or_default();
+    let shown = if image.user_specified_image.is_empty() { image.image } else { image.user_specified_image };
+    ContainerSeen {
+        id: status.id,
+        sandbox: sandbox.to_owned(),
+        name: metadata.name,
+        attempt: metadata.attempt,
+        image: shown,
+        image_id: if status.image_ref.is_empty() { status.image_id } else { status.image_ref },
+        run,
+    }
+}
+
+fn exit(status: &cri::ContainerStatus) -> Exit {
+    let message = last_words(status);
+    Exit {
+        started: time(status.started_at),
+        finished: time(status.finished_at),
+        code: status.exit_code,
+        reason: status.reason.clone(),
+        message: if message.is_empty() { status.message.clone() } else { message },
+    }
+}
+
+fn last_words(status: &cri::ContainerStatus) -> String {
+    let path = status.annotations.get(MESSAGE_PATH);
+    let mount = path.and_then(|path| status.mounts.iter().find(|m| m.container_path == *path));
+    let text = mount.map(|m| files::message(Path::new(&m.host_path))).unwrap_or_default();
+    let from_log = status.annotations.get(MESSAGE_POLICY).is_some_and(|p| p == "FallbackToLogsOnError");
+    if text.is_empty() && from_log && status.exit_code != 0 {
+        return files::log_tail(Path::new(&status.log_path));
+    }
+    text
+}
+
+/// CRI's nanoseconds; what is not a time is the epoch.
+fn time(nanoseconds: i64) -> Timestamp {
+    Timestamp::from_nanosecond(i128::from(nanoseconds)).unwrap_or(Timestamp::UNIX_EPOCH)
+}

@@ -1,0 +1,364 @@
+//! Decides what to do next for one pod: wanted × seen × remembered × clock → actions and the time to look
+//! again. Pure and total; everything that happens to a pod is decided here.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+
+use super::state::{
+    ContainerRun, ContainerSeen, Memory, RestartPolicy, SANDBOX, Seen, Shape, VOLUMES, Verdict, Waiting, Wish,
+    is_sidecar,
+};
+
+/// How long a failed start is shown by its own reason before it counts as backing off.
+const SHOW_FAILURE: SignedDuration = SignedDuration::from_secs(1);
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Action {
+    /// Bring the pod to an end: containers, then the sandbox, within so many seconds of grace.
+    StopPod { grace: i64 },
+    /// Remove what the runtime keeps, volumes, cgroup, directories, logs; then tell the API.
+    Finish,
+    /// Make cgroup and volumes (or take them over from an earlier agent).
+    Prepare,
+    /// There is none that lives: stop what is left of the last one, make the next; prepare as well.
+    MakeSandbox { attempt: u32, first: Vec<String> },
+    /// Start these containers, in this order.
+    Start(Vec<StartContainer>),
+    /// Stop one container that must not run on.
+    Stop { id: String, name: String, grace: i64, why: String },
+    /// Remove containers whose exit nobody needs any more.
+    RemoveContainers(Vec<String>),
+    /// Remove ended sandboxes that hold no container any more.
+    RemoveSandboxes(Vec<String>),
+    /// Everything of the pod ended, its object stays: unmount its volumes, remove its cgroup.
+    Release,
+    /// The pod ends with this reason.
+    Condemn(Verdict),
+}
+
+/// A container to be started.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StartContainer {
+    pub(crate) name: String,
+    pub(crate) attempt: u32,
+    /// A made container that never started and has to be removed first.
+    pub(crate) instead_of: Option<String>,
+    /// When the one before ended: what its back-off counts from.
+    pub(crate) crashed: Option<Timestamp>,
+}
+
+/// What to do now, why containers wait, and when to look again if nothing happens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Plan {
+    pub(crate) actions: Vec<Action>,
+    pub(crate) waiting: Vec<(String, Waiting)>,
+    pub(crate) wake: Option<Timestamp>,
+}
+
+/// Everything that a decision depends on.
+pub(crate) struct Facts<'a> {
+    pub(crate) wish: &'a Wish,
+    pub(crate) seen: &'a Seen,
+    pub(crate) memory: &'a Memory,
+    pub(crate) now: Timestamp,
+}
+
+/// Decides.
+pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
+    let mut plan = Plan::default();
+    let pod = facts.wish.pod();
+    let Some(spec) = pod.spec.as_ref() else {
+        plan.actions.push(Action::Finish);
+        return plan;
+    };
+    let shape = Shape::of(spec);
+    if let Some(grace) = facts.wish.ending() {
+        end(facts, grace, &mut plan);
+        return plan;
+    }
+    if ended(pod, &shape, facts) {
+        if facts.seen.alive() {
+            plan.actions.push(Action::StopPod { grace: grace_of(spec.termination_grace_period_seconds) });
+        } else if !facts.memory.released {
+            plan.actions.push(Action::Release);
+        }
+        return plan;
+    }
+    if deadline_passed(facts, spec.active_deadline_seconds, &mut plan) {
+        return plan;
+    }
+    match facts.seen.sandbox() {
+        None => make_sandbox(facts, &shape, &mut plan),
+        Some(_) if !facts.memory.prepared => prepare(facts, &mut plan),
+        Some(_) => run(facts, &shape, &mut plan),
+    }
+    remove_old(facts, &shape, &mut plan);
+    plan
+}
+
+fn grace_of(seconds: Option<i64>) -> i64 {
+    seconds.unwrap_or(30).max(0)
+}
+
+fn end(facts: &Facts<'_>, grace: i64, plan: &mut Plan) {
+    let action = if facts.seen.alive() { Action::StopPod { grace } } else { Action::Finish };
+    plan.actions.push(action);
+}
+
+/// Whether nothing of this pod may start again: a verdict, a final phase, or all containers done for good.
+pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    facts.memory.verdict.is_some()
+        || matches!(phase, Some("Failed" | "Succeeded"))
+        || init_failed_for_good(shape, facts.seen)
+        || shape.mains().iter().all(|c| done_for_good(shape, facts.seen, c))
+}
+
+/// Whether an init container failed and is not tried again.
+pub(crate) fn init_failed_for_good(shape: &Shape<'_>, seen: &Seen) -> bool {
+    shape.restart() == RestartPolicy::Never
+        && shape.inits().iter().filter(|c| !is_sidecar(c)).any(|c| {
+            seen.latest(&c.name).and_then(ContainerSeen::exit).is_some_and(|exit| exit.code != 0)
+        })
+}
+
+fn done_for_good(shape: &Shape<'_>, seen: &Seen, container: &Container) -> bool {
+    let Some(exit) = seen.latest(&container.name).and_then(ContainerSeen::exit) else { return false };
+    match shape.restart() {
+        RestartPolicy::Always => false,
+        RestartPolicy::OnFailure => exit.code == 0,
+        RestartPolicy::Never => true,
+    }
+}
+
+fn deadline_passed(facts: &Facts<'_>, seconds: Option<i64>, plan: &mut Plan) -> bool {
+    let (Some(seconds), Some(start)) = (seconds, facts.memory.start_time) else { return false };
+    let due = start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
+    if facts.now < due {
+        wake_at(plan, due);
+        return false;
+    }
+    plan.actions.push(Action::Condemn(Verdict {
+        reason: "DeadlineExceeded".to_owned(),
+        message: "Pod was active on the node longer than the specified deadline".to_owned(),
+    }));
+    true
+}
+
+fn make_sandbox(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    if let Some(until) = facts.memory.pod_retries.since_failure(SANDBOX, facts.now) {
+        wake_at(plan, until);
+        return;
+    }
+    let attempt = facts.seen.sandboxes.first().map_or(0, |s| s.attempt + 1);
+    let first = match shape.inits().first() {
+        Some(init) => std::slice::from_ref(init),
+        None => shape.mains(),
+    };
+    let first = first.iter().filter(|c| {
+        let image = c.image.as_deref().unwrap_or_default();
+        facts.memory.pulls.since_failure(image, facts.now).is_none()
+    });
+    plan.actions.push(Action::MakeSandbox { attempt, first: first.map(|c| c.name.clone()).collect() });
+}
+
+fn prepare(facts: &Facts<'_>, plan: &mut Plan) {
+    match facts.memory.pod_retries.since_failure(VOLUMES, facts.now) {
+        Some(until) => wake_at(plan, until),
+        None => plan.actions.push(Action::Prepare),
+    }
+}
+
+fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    stop_condemned(facts, shape, plan);
+    let mut starts = Vec::new();
+    let initialized = inits(facts, shape, plan, &mut starts);
+    if initialized {
+        for container in shape.mains() {
+            if restarts(facts.seen.latest(&container.name), shape.restart()) {
+                start(facts, container, plan, &mut starts);
+            }
+        }
+    }
+    if !starts.is_empty() {
+        plan.actions.push(Action::Start(starts));
+    }
+}
+
+fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    for container in facts.seen.containers.iter().filter(|c| c.may_run()) {
+        let in_sandbox = facts.seen.sandbox().is_some_and(|s| s.id == container.sandbox);
+        let why = match facts.memory.condemned.get(&container.id) {
+            Some(why) => why.clone(),
+            None if container.run == ContainerRun::Unknown => "its state is unknown".to_owned(),
+            None if !in_sandbox => "its sandbox is gone".to_owned(),
+            None => continue,
+        };
+        plan.actions.push(Action::Stop {
+            id: container.id.clone(),
+            name: container.name.clone(),
+            grace: grace_of(shape.spec.termination_grace_period_seconds),
+            why,
+        });
+    }
+}
+
+/// Brings init containers on in their order; true when the main containers may start.
+fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec<StartContainer>) -> bool {
+    // A main container in this sandbox proves that initialization was over once.
+    let over = shape.mains().iter().any(|c| facts.seen.current(&c.name).is_some());
+    for init in shape.inits() {
+        let current = facts.seen.current(&init.name);
+        if is_sidecar(init) {
+            match current {
+                Some(c) if c.may_run() && (over || sidecar_started(facts, init, c)) => {}
+                Some(c) if c.may_run() => return false,
+                _ => {
+                    start(facts, init, plan, starts);
+                    if !over {
+                        return false;
+                    }
+                }
+            }
+            continue;
+        }
+        match current {
+            _ if over => {}
+            Some(c) if c.succeeded() => {}
+            Some(c) if c.may_run() => return false,
+            Some(c) if c.exit().is_some() && shape.restart() == RestartPolicy::Never => return false,
+            _ => {
+                start(facts, init, plan, starts);
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn sidecar_started(facts: &Facts<'_>, init: &Container, seen: &ContainerSeen) -> bool {
+    init.startup_probe.is_none() || facts.memory.probed.get(&seen.id).is_some_and(|p| p.started)
+}
+
+fn restarts(latest: Option<&ContainerSeen>, policy: RestartPolicy) -> bool {
+    match latest.map(|c| &c.run) {
+        None | Some(ContainerRun::Created) => true,
+        Some(ContainerRun::Running { .. } | ContainerRun::Unknown) => false,
+        Some(ContainerRun::Exited(exit)) => match policy {
+            RestartPolicy::Always => true,
+            RestartPolicy::OnFailure => exit.code != 0,
+            RestartPolicy::Never => false,
+        },
+    }
+}
+
+/// Starts a container, unless one of its back-offs says to wait.
+fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut Vec<StartContainer>) {
+    let name = &container.name;
+    let latest = facts.seen.latest(name);
+    let crashed = latest.and_then(ContainerSeen::exit).map(|e| e.finished);
+    if let Some(until) = crashed.and_then(|end| facts.memory.crashes.until(name, end, facts.now)) {
+        wake_at(plan, until);
+        let seconds = facts.memory.crashes.seconds(name);
+        plan.waiting.push((name.clone(), crash_loop(seconds, container, facts.wish.pod())));
+        return;
+    }
+    let image = container.image.as_deref().unwrap_or_default();
+    if let Some(until) = facts.memory.pulls.since_failure(image, facts.now) {
+        wait_for_pull(facts, (name, image), until, plan);
+        return;
+    }
+    if let Some(until) = facts.memory.retries.since_failure(name, facts.now) {
+        wake_at(plan, until);
+        return;
+    }
+    let created = latest.filter(|c| c.run == ContainerRun::Created);
+    starts.push(StartContainer {
+        name: name.clone(),
+        attempt: latest.map_or(0, |c| if created.is_some() { c.attempt } else { c.attempt + 1 }),
+        instead_of: created.map(|c| c.id.clone()),
+        crashed,
+    });
+}
+
+fn wait_for_pull(facts: &Facts<'_>, (name, image): (&String, &str), until: Timestamp, plan: &mut Plan) {
+    let shown = facts.memory.pulls.failed_at(image).and_then(|at| at.checked_add(SHOW_FAILURE).ok());
+    if let Some(shown) = shown.filter(|shown| facts.now < *shown) {
+        wake_at(plan, shown);
+        return;
+    }
+    wake_at(plan, until);
+    let cause = match facts.memory.waiting.get(name) {
+        Some(w) if w.reason == "ImagePullBackOff" => {
+            plan.waiting.push((name.clone(), w.clone()));
+            return;
+        }
+        Some(w) => format!(": {}: {}", w.reason, w.message),
+        None => String::new(),
+    };
+    let message = format!("Back-off pulling image \"{image}\"{cause}");
+    plan.waiting.push((name.clone(), Waiting { reason: "ImagePullBackOff".to_owned(), message }));
+}
+
+fn crash_loop(seconds: i64, container: &Container, pod: &Pod) -> Waiting {
+    let (length, meta) = (length_text(seconds), &pod.metadata);
+    Waiting {
+        reason: "CrashLoopBackOff".to_owned(),
+        message: format!(
+            "back-off {length} restarting failed container={} pod={}_{}({})",
+            container.name,
+            meta.name.as_deref().unwrap_or_default(),
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.uid.as_deref().unwrap_or_default(),
+        ),
+    }
+}
+
+/// Seconds as Go prints a duration, which is what people search for.
+fn length_text(seconds: i64) -> String {
+    match (seconds / 60, seconds % 60) {
+        (0, s) => format!("{s}s"),
+        (m, s) => format!("{m}m{s}s"),
+    }
+}
+
+/// Keeps the newest ended container of each name (its status and log are asked for) and drops older ones, and
+/// sandboxes' leftovers with them.
+fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
+    let old = |c: &&ContainerSeen| {
+        let Some(latest) = facts.seen.latest(&c.name) else { return false };
+        let previous = facts.seen.ended_before(&c.name, latest.attempt).map(|p| p.id.as_str());
+        let known = shape.container(&c.name).is_some();
+        !known || (c.id != latest.id && previous != Some(c.id.as_str()))
+    };
+    let ids: Vec<String> = facts
+        .seen
+        .containers
+        .iter()
+        .filter(|c| c.exit().is_some())
+        .filter(old)
+        .map(|c| c.id.clone())
+        .collect();
+    if !ids.is_empty() {
+        plan.actions.push(Action::RemoveContainers(ids));
+    }
+    let empty: Vec<String> = facts
+        .seen
+        .sandboxes
+        .iter()
+        .skip(1)
+        .filter(|s| !s.ready && facts.seen.containers.iter().all(|c| c.sandbox != s.id))
+        .map(|s| s.id.clone())
+        .collect();
+    if !empty.is_empty() {
+        plan.actions.push(Action::RemoveSandboxes(empty));
+    }
+}
+
+fn wake_at(plan: &mut Plan, at: Timestamp) {
+    plan.wake = Some(plan.wake.map_or(at, |now| now.min(at)));
+}
+
+#[cfg(test)]
+mod tests;

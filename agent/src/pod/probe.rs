@@ -1,0 +1,235 @@
+//! Liveness, readiness and startup probes: one task per running container that has any. A result that changes
+//! something goes to the pod's worker; nothing else wakes it.
+
+pub(crate) mod http;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::{Container, Pod, Probe};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+
+use super::Node;
+use super::events::Level;
+
+/// What a probe found that the worker must know.
+#[derive(Debug)]
+pub(crate) enum Finding {
+    Started { id: String },
+    Ready { id: String, ready: bool },
+    Unhealthy { id: String, why: &'static str },
+}
+
+/// A container under watch.
+pub(crate) struct Watched {
+    pub(crate) node: Arc<Node>,
+    pub(crate) pod: Arc<Pod>,
+    pub(crate) container: Container,
+    pub(crate) id: String,
+    pub(crate) ip: String,
+    pub(crate) findings: mpsc::UnboundedSender<Finding>,
+}
+
+/// Whether a container has any probe.
+pub(crate) fn wanted(container: &Container) -> bool {
+    container.liveness_probe.is_some()
+        || container.readiness_probe.is_some()
+        || container.startup_probe.is_some()
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Startup,
+    Readiness,
+    Liveness,
+}
+
+/// Results in a row, against the thresholds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Streak {
+    good: i32,
+    bad: i32,
+}
+
+impl Streak {
+    /// Counts a result; tells when it reaches its threshold.
+    fn count(&mut self, good: bool, probe: &Probe) -> Option<bool> {
+        let (successes, failures) =
+            (probe.success_threshold.unwrap_or(1).max(1), probe.failure_threshold.unwrap_or(3).max(1));
+        if good {
+            self.bad = 0;
+            self.good = self.good.saturating_add(1);
+            (self.good >= successes).then_some(true)
+        } else {
+            self.good = 0;
+            self.bad = self.bad.saturating_add(1);
+            (self.bad >= failures).then_some(false)
+        }
+    }
+}
+
+impl Watched {
+    /// Probes until dropped, or until the container is condemned.
+    pub(crate) async fn run(self) {
+        if let Some(probe) = &self.container.startup_probe {
+            if !self.until_decided(Kind::Startup, probe).await {
+                return;
+            }
+        }
+        self.tell(Finding::Started { id: self.id.clone() });
+        let readiness = async {
+            if let Some(probe) = &self.container.readiness_probe {
+                self.keep_readiness(probe).await;
+            }
+        };
+        let liveness = async {
+            if let Some(probe) = &self.container.liveness_probe {
+                self.until_unhealthy(probe).await;
+            }
+        };
+        tokio::join!(readiness, liveness);
+    }
+
+    fn tell(&self, finding: Finding) {
+        // Without a worker nobody wants to know.
+        let _ = self.findings.send(finding);
+    }
+
+    async fn until_decided(&self, kind: Kind, probe: &Probe) -> bool {
+        let mut streak = Streak::default();
+        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
+        loop {
+            let good = self.probe(kind, probe).await;
+            match streak.count(good, probe) {
+                Some(true) => return true,
+                Some(false) => {
+                    self.tell(Finding::Unhealthy { id: self.id.clone(), why: "failed startup probe" });
+                    return false;
+                }
+                None => tokio::time::sleep(period(probe)).await,
+            }
+        }
+    }
+
+    async fn until_unhealthy(&self, probe: &Probe) {
+        let mut streak = Streak::default();
+        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
+        loop {
+            let good = self.probe(Kind::Liveness, probe).await;
+            if streak.count(good, probe) == Some(false) {
+                self.tell(Finding::Unhealthy { id: self.id.clone(), why: "failed liveness probe" });
+                return;
+            }
+            tokio::time::sleep(period(probe)).await;
+        }
+    }
+
+    async fn keep_readiness(&self, probe: &Probe) {
+        let (mut streak, mut ready) = (Streak::default(), false);
+        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
+        loop {
+            let good = self.probe(Kind::Readiness, probe).await;
+            if let Some(now) = streak.count(good, probe).filter(|now| *now != ready) {
+                ready = now;
+                self.tell(Finding::Ready { id: self.id.clone(), ready });
+            }
+            tokio::time::sleep(period(probe)).await;
+        }
+    }
+
+    async fn probe(&self, kind: Kind, probe: &Probe) -> bool {
+        let limit = seconds(probe.timeout_seconds, 1);
+        let result = match tokio::time::timeout(limit, self.once(probe, limit)).await {
+            Ok(result) => result,
+            Err(_elapsed) => Err(format!("it did not answer within {limit:?}")),
+        };
+        let Err(why) = result else { return true };
+        let name = match kind {
+            Kind::Startup => "Startup",
+            Kind::Readiness => "Readiness",
+            Kind::Liveness => "Liveness",
+        };
+        let event = (Level::Warning, "Unhealthy");
+        let message = format!("{name} probe failed: {why}");
+        self.node.recorder.container(&self.pod, &self.container.name, event, message);
+        false
+    }
+
+    async fn once(&self, probe: &Probe, limit: Duration) -> Result<(), String> {
+        if let Some(exec) = &probe.exec {
+            return self.exec(exec.command.clone().unwrap_or_default(), limit).await;
+        }
+        if let Some(get) = &probe.http_get {
+            let request = http::Request::new(get, &self.container, &self.ip).map_err(|e| e.to_string())?;
+            let answer = http::get(&request).await.map_err(|e| e.to_string())?;
+            return answer.success().map_err(|e| e.to_string());
+        }
+        if let Some(socket) = &probe.tcp_socket {
+            let port = port(&socket.port, &self.container).ok_or("its port has no number")?;
+            let host = socket.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&self.ip);
+            return TcpStream::connect((host, port)).await.map(drop).map_err(|e| e.to_string());
+        }
+        Err("this kind of probe is not supported by this node".to_owned())
+    }
+
+    async fn exec(&self, cmd: Vec<String>, limit: Duration) -> Result<(), String> {
+        let timeout = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
+        let request = cri::ExecSyncRequest { container_id: self.id.clone(), cmd, timeout };
+        let answer = self.node.runtime.exec_sync(request).await;
+        let answer = answer.map_err(|status| status.message().to_owned())?;
+        if answer.exit_code == 0 {
+            return Ok(());
+        }
+        let output = [answer.stdout, answer.stderr].concat();
+        Err(String::from_utf8_lossy(&output).chars().take(1024).collect())
+    }
+}
+
+fn seconds(given: Option<i32>, default: u64) -> Duration {
+    Duration::from_secs(given.and_then(|s| u64::try_from(s).ok()).unwrap_or(default))
+}
+
+fn period(probe: &Probe) -> Duration {
+    seconds(probe.period_seconds, 10).max(Duration::from_secs(1))
+}
+
+/// A port by number, or by the name that the container gave it.
+pub(crate) fn port(port: &IntOrString, container: &Container) -> Option<u16> {
+    match port {
+        IntOrString::Int(number) => u16::try_from(*number).ok(),
+        IntOrString::String(name) => {
+            let named = container.ports.iter().flatten().find(|p| p.name.as_ref() == Some(name));
+            let number = named.and_then(|p| u16::try_from(p.container_port).ok());
+            number.or_else(|| name.parse().ok())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_count_when_they_come_in_a_row() {
+        let probe = Probe { success_threshold: Some(2), failure_threshold: Some(3), ..Probe::default() };
+        let mut streak = Streak::default();
+        let told: Vec<_> = [true, true, false, false, true, false, false, false]
+            .into_iter()
+            .map(|good| streak.count(good, &probe))
+            .collect();
+        assert_eq!(told, [None, Some(true), None, None, None, None, None, Some(false)]);
+    }
+
+    #[test]
+    fn a_named_port_is_found_among_the_containers_ports() {
+        let container: Container = serde_json::from_value(serde_json::json!(
+            {"name": "c", "ports": [{"name": "web", "containerPort": 80}]}))
+        .unwrap();
+        assert_eq!(port(&IntOrString::String("web".into()), &container), Some(80));
+        assert_eq!(port(&IntOrString::String("none".into()), &container), None);
+        assert_eq!(port(&IntOrString::Int(8080), &container), Some(8080));
+    }
+}

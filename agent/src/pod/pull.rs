@@ -1,0 +1,183 @@
+//! Brings a container's image here by its pull policy, with the pull secrets of its pod. The image store lets
+//! only one pull of a reference run at a time; the others wait for it.
+
+mod secret;
+
+use coracle_images::Reference;
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::jiff::Timestamp;
+
+use super::Node;
+use super::events::Level;
+use super::security::ImageUser;
+use super::state::Waiting;
+
+/// An image that is here.
+#[derive(Clone, Debug)]
+pub(crate) struct Present {
+    pub(crate) id: String,
+    pub(crate) user: ImageUser,
+}
+
+/// Why an image is not here; `waiting.reason` is what the container's status shows.
+#[derive(Debug)]
+pub(crate) struct Missing {
+    pub(crate) waiting: Waiting,
+}
+
+/// Makes sure that the image is here.
+pub(crate) async fn ensure(
+    node: &Node,
+    pod: &Pod,
+    container: &Container,
+    sandbox: Option<&cri::PodSandboxConfig>,
+) -> Result<Present, Missing> {
+    let image = container.image.as_deref().unwrap_or_default();
+    let about = Subject { node, pod, container, image };
+    let reference = Reference::parse(image).map_err(|error| about.invalid(&error))?;
+    let spec = about.spec();
+    let policy = policy(container, &reference);
+    if policy != Policy::Always {
+        let found = status(node, &spec).await.map_err(|status| about.inspect_failed(&status))?;
+        if let Some(found) = found {
+            let message = format!("Container image \"{image}\" already present on machine");
+            node.recorder.container(pod, &container.name, (Level::Normal, "Pulled"), message);
+            return Ok(found);
+        }
+        if policy == Policy::Never {
+            return Err(about.never());
+        }
+    }
+    about.pull(&reference, sandbox).await
+}
+
+async fn status(node: &Node, spec: &cri::ImageSpec) -> Result<Option<Present>, tonic::Status> {
+    let request = cri::ImageStatusRequest { image: Some(spec.clone()), verbose: false };
+    let image = node.runtime.image_status(request).await?.image;
+    Ok(image.map(|image| Present {
+        user: ImageUser { uid: image.uid.map(|u| u.value), name: image.username.clone() },
+        id: image.id,
+    }))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Policy {
+    Always,
+    IfNotPresent,
+    Never,
+}
+
+fn policy(container: &Container, reference: &Reference) -> Policy {
+    match container.image_pull_policy.as_deref() {
+        Some("Always") => Policy::Always,
+        Some("Never") => Policy::Never,
+        Some(_) => Policy::IfNotPresent,
+        // What the API server would have filled in.
+        None if reference.to_string().ends_with(":latest") => Policy::Always,
+        None => Policy::IfNotPresent,
+    }
+}
+
+struct Subject<'a> {
+    node: &'a Node,
+    pod: &'a Pod,
+    container: &'a Container,
+    image: &'a str,
+}
+
+impl Subject<'_> {
+    fn spec(&self) -> cri::ImageSpec {
+        cri::ImageSpec {
+            image: self.image.to_owned(),
+            user_specified_image: self.image.to_owned(),
+            ..cri::ImageSpec::default()
+        }
+    }
+
+    fn event(&self, level: Level, reason: &'static str, message: String) {
+        self.node.recorder.container(self.pod, &self.container.name, (level, reason), message);
+    }
+
+    fn missing(&self, reason: &str, message: String) -> Missing {
+        Missing { waiting: Waiting { reason: reason.to_owned(), message } }
+    }
+
+    fn invalid(&self, error: &dyn std::error::Error) -> Missing {
+        let message =
+            format!("Failed to apply default image tag \"{}\": couldn't parse image name: {error}", self.image);
+        self.event(Level::Warning, "InspectFailed", message.clone());
+        self.event(Level::Warning, "Failed", "Error: InvalidImageName".to_owned());
+        self.missing("InvalidImageName", message)
+    }
+
+    fn inspect_failed(&self, status: &tonic::Status) -> Missing {
+        let message = format!("Failed to inspect image \"{}\": {}", self.image, status.message());
+        self.event(Level::Warning, "InspectFailed", message.clone());
+        self.missing("ImageInspectError", message)
+    }
+
+    fn never(&self) -> Missing {
+        let message = format!("Container image \"{}\" is not present with pull policy of Never", self.image);
+        self.event(Level::Warning, "ErrImageNeverPull", message.clone());
+        self.event(Level::Warning, "Failed", "Error: ErrImageNeverPull".to_owned());
+        self.missing("ErrImageNeverPull", message)
+    }
+
+    async fn pull(
+        &self,
+        reference: &Reference,
+        sandbox: Option<&cri::PodSandboxConfig>,
+    ) -> Result<Present, Missing> {
+        self.event(Level::Normal, "Pulling", format!("Pulling image \"{}\"", self.image));
+        let began = Timestamp::now();
+        let mut credentials = secret::credentials(self.node, self.pod, reference).await.into_iter();
+        let pulled = loop {
+            let auth = credentials.next();
+            let last = credentials.len() == 0;
+            let request = cri::PullImageRequest {
+                image: Some(self.spec()),
+                auth,
+                sandbox_config: sandbox.cloned(),
+            };
+            let pulled = self.node.runtime.pull_image(request).await;
+            if pulled.is_ok() || last {
+                break pulled;
+            }
+        };
+        let id = match pulled {
+            Ok(response) => response.image_ref,
+            Err(status) => return Err(self.pull_failed(&status)),
+        };
+        let spec = cri::ImageSpec { image: id, ..self.spec() };
+        let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
+        let image = self.node.runtime.image_status(request).await.ok().and_then(|r| r.image);
+        let Some(image) = image else {
+            return Err(self.pull_failed(&tonic::Status::not_found("the pulled image is not there")));
+        };
+        let took = format!("{:?}", std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default());
+        self.event(
+            Level::Normal,
+            "Pulled",
+            format!(
+                "Successfully pulled image \"{}\" in {took} ({took} including waiting). Image size: {} bytes.",
+                self.image, image.size
+            ),
+        );
+        Ok(Present {
+            user: ImageUser { uid: image.uid.map(|u| u.value), name: image.username.clone() },
+            id: image.id,
+        })
+    }
+
+    fn pull_failed(&self, status: &tonic::Status) -> Missing {
+        let text = status.message();
+        let reason = ["RegistryUnavailable", "SignatureValidationFailed"]
+            .into_iter()
+            .find(|reason| text.contains(reason))
+            .unwrap_or("ErrImagePull");
+        self.event(Level::Warning, "Failed", format!("Failed to pull image \"{}\": {text}", self.image));
+        self.event(Level::Warning, "Failed", format!("Error: {reason}"));
+        self.missing(reason, text.to_owned())
+    }
+}

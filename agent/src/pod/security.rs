@@ -1,0 +1,228 @@
+//! Security contexts of pods and containers in CRI's terms. Pure.
+
+use std::path::Path;
+
+use coracle_proto::cri;
+use coracle_proto::cri::security_profile::ProfileType;
+use k8s_openapi::api::core::v1::{Container, PodSpec, SeccompProfile, SecurityContext};
+
+const MASKED: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Whom an image wants to run as.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ImageUser {
+    pub(crate) uid: Option<i64>,
+    pub(crate) name: String,
+}
+
+/// Why a container's identity is refused.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SecurityError {
+    #[error("container's runAsUser breaks non-root policy (container: {0})")]
+    RunsAsRoot(String),
+    #[error("container has runAsNonRoot and image will run as root (container: {0})")]
+    ImageRunsAsRoot(String),
+    #[error(
+        "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root (container: {container})"
+    )]
+    UserUnknown { user: String, container: String },
+}
+
+/// The namespaces that a pod shares with its node or among its containers.
+pub(crate) fn namespaces(spec: &PodSpec) -> cri::NamespaceOption {
+    let node_or = |host: Option<bool>, other| if host == Some(true) { cri::NamespaceMode::Node } else { other };
+    let own_pid = match spec.share_process_namespace {
+        Some(true) => cri::NamespaceMode::Pod,
+        _ => cri::NamespaceMode::Container,
+    };
+    cri::NamespaceOption {
+        network: node_or(spec.host_network, cri::NamespaceMode::Pod).into(),
+        pid: node_or(spec.host_pid, own_pid).into(),
+        ipc: node_or(spec.host_ipc, cri::NamespaceMode::Pod).into(),
+        ..cri::NamespaceOption::default()
+    }
+}
+
+/// What the sandbox runs as.
+pub(crate) fn sandbox(spec: &PodSpec, seccomp_dir: &Path) -> cri::LinuxSandboxSecurityContext {
+    let context = spec.security_context.clone().unwrap_or_default();
+    let privileged = spec.init_containers.iter().flatten().chain(&spec.containers).any(|c| {
+        c.security_context.as_ref().and_then(|s| s.privileged) == Some(true)
+    });
+    cri::LinuxSandboxSecurityContext {
+        namespace_options: Some(namespaces(spec)),
+        run_as_user: context.run_as_user.map(|value| cri::Int64Value { value }),
+        run_as_group: context.run_as_group.map(|value| cri::Int64Value { value }),
+        supplemental_groups: groups(spec),
+        supplemental_groups_policy: groups_policy(spec),
+        privileged,
+        // The pause process runs under the default profile whatever its containers do.
+        seccomp: Some(match &context.seccomp_profile {
+            Some(profile) => seccomp(Some(profile), seccomp_dir),
+            None => plain(ProfileType::RuntimeDefault),
+        }),
+        selinux_options: context.se_linux_options.as_ref().map(selinux),
+        ..cri::LinuxSandboxSecurityContext::default()
+    }
+}
+
+/// What a container runs as.
+pub(crate) fn container(
+    spec: &PodSpec,
+    container: &Container,
+    image: &ImageUser,
+    seccomp_dir: &Path,
+) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
+    let own = container.security_context.clone().unwrap_or_default();
+    let pods = spec.security_context.clone().unwrap_or_default();
+    let privileged = own.privileged == Some(true);
+    let user = own.run_as_user.or(pods.run_as_user);
+    if own.run_as_non_root.or(pods.run_as_non_root) == Some(true) {
+        non_root(container, user, image)?;
+    }
+    let uid = user.or(image.uid).or(image.name.is_empty().then_some(0));
+    let unmasked = own.proc_mount.as_deref() == Some("Unmasked");
+    let paths = |list: &[&str]| -> Vec<String> {
+        if unmasked { Vec::new() } else { list.iter().map(|&s| s.to_owned()).collect() }
+    };
+    let profile = own.seccomp_profile.as_ref().or(pods.seccomp_profile.as_ref());
+    Ok(cri::LinuxContainerSecurityContext {
+        capabilities: Some(capabilities(&own)),
+        privileged,
+        namespace_options: Some(namespaces(spec)),
+        selinux_options: own.se_linux_options.as_ref().or(pods.se_linux_options.as_ref()).map(selinux),
+        run_as_user: uid.map(|value| cri::Int64Value { value }),
+        run_as_username: if uid.is_none() { image.name.clone() } else { String::new() },
+        run_as_group: own.run_as_group.or(pods.run_as_group).map(|value| cri::Int64Value { value }),
+        readonly_rootfs: own.read_only_root_filesystem == Some(true),
+        supplemental_groups: groups(spec),
+        supplemental_groups_policy: groups_policy(spec),
+        no_new_privs: own.allow_privilege_escalation == Some(false),
+        masked_paths: paths(&MASKED),
+        readonly_paths: paths(&READ_ONLY),
+        seccomp: Some(if privileged { plain(ProfileType::Unconfined) } else { seccomp(profile, seccomp_dir) }),
+        ..cri::LinuxContainerSecurityContext::default()
+    })
+}
+
+fn non_root(container: &Container, user: Option<i64>, image: &ImageUser) -> Result<(), SecurityError> {
+    let name = container.name.clone();
+    match (user, image.uid) {
+        (Some(0), _) => Err(SecurityError::RunsAsRoot(name)),
+        (Some(_), _) => Ok(()),
+        (None, Some(0)) => Err(SecurityError::ImageRunsAsRoot(name)),
+        (None, Some(_)) => Ok(()),
+        (None, None) if image.name.is_empty() => Err(SecurityError::ImageRunsAsRoot(name)),
+        (None, None) => Err(SecurityError::UserUnknown { user: image.name.clone(), container: name }),
+    }
+}
+
+fn groups(spec: &PodSpec) -> Vec<i64> {
+    let Some(context) = &spec.security_context else { return Vec::new() };
+    let mut groups: Vec<i64> = context.supplemental_groups.clone().unwrap_or_default();
+    groups.extend(context.fs_group);
+    groups.dedup();
+    groups
+}
+
+fn groups_policy(spec: &PodSpec) -> i32 {
+    let policy = spec.security_context.as_ref().and_then(|c| c.supplemental_groups_policy.as_deref());
+    match policy {
+        Some("Strict") => cri::SupplementalGroupsPolicy::Strict.into(),
+        _ => cri::SupplementalGroupsPolicy::Merge.into(),
+    }
+}
+
+fn capabilities(context: &SecurityContext) -> cri::Capability {
+    let given = context.capabilities.clone().unwrap_or_default();
+    cri::Capability {
+        add_capabilities: given.add.unwrap_or_default(),
+        drop_capabilities: given.drop.unwrap_or_default(),
+        ..cri::Capability::default()
+    }
+}
+
+fn selinux(options: &k8s_openapi::api::core::v1::SELinuxOptions) -> cri::SeLinuxOption {
+    cri::SeLinuxOption {
+        user: options.user.clone().unwrap_or_default(),
+        role: options.role.clone().unwrap_or_default(),
+        r#type: options.type_.clone().unwrap_or_default(),
+        level: options.level.clone().unwrap_or_default(),
+    }
+}
+
+fn plain(kind: ProfileType) -> cri::SecurityProfile {
+    cri::SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() }
+}
+
+/// Without a profile a container is unconfined, as with a kubelet whose `seccompDefault` is off.
+fn seccomp(profile: Option<&SeccompProfile>, dir: &Path) -> cri::SecurityProfile {
+    let Some(profile) = profile else { return plain(ProfileType::Unconfined) };
+    match (profile.type_.as_str(), &profile.localhost_profile) {
+        ("RuntimeDefault", _) => plain(ProfileType::RuntimeDefault),
+        ("Localhost", Some(file)) => cri::SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: dir.join(file).to_string_lossy().into_owned(),
+        },
+        _ => plain(ProfileType::Unconfined),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn context(spec: serde_json::Value, image: &ImageUser) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
+        let spec: PodSpec = serde_json::from_value(spec).unwrap();
+        container(&spec, &spec.containers[0], image, Path::new("/seccomp"))
+    }
+
+    #[test]
+    fn a_container_without_wishes_runs_as_its_image_says() {
+        let spec = json!({"containers": [{"name": "c"}]});
+        let uid = |c: cri::LinuxContainerSecurityContext| c.run_as_user.map(|u| u.value);
+        assert_eq!(uid(context(spec.clone(), &ImageUser::default()).unwrap()), Some(0));
+        let image = ImageUser { uid: Some(101), name: String::new() };
+        assert_eq!(uid(context(spec.clone(), &image).unwrap()), Some(101));
+        let named = context(spec, &ImageUser { uid: None, name: "www".into() }).unwrap();
+        assert_eq!((named.run_as_user, named.run_as_username.as_str()), (None, "www"));
+    }
+
+    #[test]
+    fn run_as_non_root_refuses_root_however_it_comes() {
+        let spec = |user: Option<i64>| {
+            json!({"securityContext": {"runAsNonRoot": true, "runAsUser": user}, "containers": [{"name": "c"}]})
+        };
+        let root = ImageUser { uid: Some(0), name: String::new() };
+        assert_eq!(context(spec(None), &root).unwrap_err(), SecurityError::ImageRunsAsRoot("c".into()));
+        assert_eq!(context(spec(Some(0)), &root).unwrap_err(), SecurityError::RunsAsRoot("c".into()));
+        assert!(context(spec(Some(5)), &root).is_ok());
+        let named = ImageUser { uid: None, name: "www".into() };
+        assert!(matches!(context(spec(None), &named), Err(SecurityError::UserUnknown { .. })));
+    }
+
+    #[test]
+    fn privileged_and_unmasked_loosen_what_they_name() {
+        let spec = json!({"containers": [{"name": "c", "securityContext":
+            {"privileged": true, "procMount": "Unmasked", "seccompProfile": {"type": "RuntimeDefault"}}}]});
+        let context = context(spec, &ImageUser::default()).unwrap();
+        assert!(context.privileged && context.masked_paths.is_empty());
+        assert_eq!(context.seccomp.unwrap().profile_type, i32::from(ProfileType::Unconfined));
+    }
+}

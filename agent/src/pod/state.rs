@@ -1,0 +1,267 @@
+//! What one pod's worker knows: what is wanted ([`Wish`]), what the runtime has ([`Seen`]) and what only this
+//! agent remembers ([`Memory`]).
+//!
+//! ```text
+//!            wish: Run                        wish: Terminate, or a verdict
+//!   admitted ─► sandbox ─► inits ─► running ──────────► stopping ─► stopped ─► finished
+//!       │          ▲         │         │                   ▲            (the API object is deleted,
+//!       │          └─────────┴─────────┘ sandbox lost,     │             directories are gone)
+//!       └─ verdict (rejected)            container exited  └── newest grace period wins
+//! ```
+//! The position is never stored: every pass derives it from `Seen`, so a restarted agent is where the old one
+//! was.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::jiff::Timestamp;
+
+use super::backoff::Backoff;
+
+/// What the world wants of a pod.
+#[derive(Clone, Debug)]
+pub(crate) enum Wish {
+    /// Run it (or, when it is being deleted by the API, end it with its grace period).
+    Run(Arc<Pod>),
+    /// It is gone from the API: end it and leave nothing.
+    Gone(Arc<Pod>),
+}
+
+impl Wish {
+    pub(crate) fn pod(&self) -> &Arc<Pod> {
+        match self {
+            Self::Run(pod) | Self::Gone(pod) => pod,
+        }
+    }
+
+    /// The grace period in seconds when the pod is to end.
+    pub(crate) fn ending(&self) -> Option<i64> {
+        let meta = &self.pod().metadata;
+        let from_spec =
+            || self.pod().spec.as_ref().and_then(|s| s.termination_grace_period_seconds).unwrap_or(30);
+        match self {
+            Self::Run(_) if meta.deletion_timestamp.is_none() => None,
+            _ => Some(meta.deletion_grace_period_seconds.unwrap_or_else(from_spec).max(0)),
+        }
+    }
+}
+
+/// The runtime's view of one pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Seen {
+    /// Newest first.
+    pub(crate) sandboxes: Vec<SandboxSeen>,
+    /// In no particular order.
+    pub(crate) containers: Vec<ContainerSeen>,
+}
+
+/// A sandbox in the runtime.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SandboxSeen {
+    pub(crate) id: String,
+    pub(crate) attempt: u32,
+    pub(crate) ready: bool,
+    /// Addresses, primary first; empty with the host's network.
+    pub(crate) ips: Vec<String>,
+}
+
+/// A container in the runtime.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ContainerSeen {
+    pub(crate) id: String,
+    pub(crate) sandbox: String,
+    pub(crate) name: String,
+    /// The restart count that it was created with.
+    pub(crate) attempt: u32,
+    pub(crate) image: String,
+    pub(crate) image_id: String,
+    pub(crate) run: ContainerRun,
+}
+
+/// What a container does.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum ContainerRun {
+    Created,
+    Running { started: Timestamp },
+    Exited(Exit),
+    /// The runtime lost sight of it: it must be stopped before another may start.
+    Unknown,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Exit {
+    pub(crate) started: Timestamp,
+    pub(crate) finished: Timestamp,
+    pub(crate) code: i32,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+impl Seen {
+    /// The sandbox that containers belong into: the newest, if it lives.
+    pub(crate) fn sandbox(&self) -> Option<&SandboxSeen> {
+        self.sandboxes.first().filter(|s| s.ready)
+    }
+
+    /// The newest container of a name, in whatever sandbox.
+    pub(crate) fn latest(&self, name: &str) -> Option<&ContainerSeen> {
+        self.containers.iter().filter(|c| c.name == name).max_by_key(|c| c.attempt)
+    }
+
+    /// The newest container of a name in the sandbox that lives.
+    pub(crate) fn current(&self, name: &str) -> Option<&ContainerSeen> {
+        let sandbox = self.sandbox()?;
+        self.latest(name).filter(|c| c.sandbox == sandbox.id)
+    }
+
+    /// The newest ended container of a name before `attempt`.
+    pub(crate) fn ended_before(&self, name: &str, attempt: u32) -> Option<&ContainerSeen> {
+        self.containers
+            .iter()
+            .filter(|c| c.name == name && c.attempt < attempt && matches!(c.run, ContainerRun::Exited(_)))
+            .max_by_key(|c| c.attempt)
+    }
+
+    /// Whether any process of the pod may be alive.
+    pub(crate) fn alive(&self) -> bool {
+        self.sandboxes.iter().any(|s| s.ready) || self.containers.iter().any(ContainerSeen::may_run)
+    }
+}
+
+impl ContainerSeen {
+    pub(crate) fn exit(&self) -> Option<&Exit> {
+        match &self.run {
+            ContainerRun::Exited(exit) => Some(exit),
+            ContainerRun::Created | ContainerRun::Running { .. } | ContainerRun::Unknown => None,
+        }
+    }
+
+    pub(crate) fn running(&self) -> bool {
+        matches!(self.run, ContainerRun::Running { .. })
+    }
+
+    pub(crate) fn may_run(&self) -> bool {
+        matches!(self.run, ContainerRun::Running { .. } | ContainerRun::Unknown)
+    }
+
+    pub(crate) fn succeeded(&self) -> bool {
+        self.exit().is_some_and(|e| e.code == 0)
+    }
+}
+
+/// Why the whole pod ended otherwise than by its containers; final.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+/// Why a container is not there yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Waiting {
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+/// What a probe last said about a container (by container id).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Probed {
+    pub(crate) started: bool,
+    pub(crate) ready: bool,
+}
+
+/// What is known nowhere else; a restarted agent begins with an empty one.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    /// When this node first accepted the pod.
+    pub(crate) start_time: Option<Timestamp>,
+    pub(crate) verdict: Option<Verdict>,
+    /// By container name.
+    pub(crate) waiting: BTreeMap<String, Waiting>,
+    /// By container name.
+    pub(crate) crashes: Backoff,
+    /// By image reference.
+    pub(crate) pulls: Backoff,
+    /// Starts that failed before there was a container, by container name.
+    pub(crate) retries: Backoff,
+    /// The sandbox or the volumes could not be made; by [`SANDBOX`] and [`VOLUMES`].
+    pub(crate) pod_retries: Backoff,
+    /// Whether this agent has made (or adopted) the pod's cgroup and volumes.
+    pub(crate) prepared: bool,
+    /// By container id.
+    pub(crate) probed: HashMap<String, Probed>,
+    /// Running containers that have to go, and why; by container id.
+    pub(crate) condemned: BTreeMap<String, String>,
+    /// Whether an ended pod's volumes and cgroup were given back.
+    pub(crate) released: bool,
+}
+
+/// A key of [`Memory::pod_retries`].
+pub(crate) const SANDBOX: &str = "sandbox";
+/// A key of [`Memory::pod_retries`].
+pub(crate) const VOLUMES: &str = "volumes";
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self {
+            start_time: None,
+            verdict: None,
+            waiting: BTreeMap::new(),
+            crashes: Backoff::default(),
+            pulls: Backoff::default(),
+            retries: Backoff::quick(),
+            pod_retries: Backoff::quick(),
+            prepared: false,
+            probed: HashMap::new(),
+            condemned: BTreeMap::new(),
+            released: false,
+        }
+    }
+}
+
+/// The containers of a pod as its policies order them.
+pub(crate) struct Shape<'a> {
+    pub(crate) spec: &'a PodSpec,
+}
+
+/// When an ended container starts again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RestartPolicy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl<'a> Shape<'a> {
+    pub(crate) fn of(spec: &'a PodSpec) -> Self {
+        Self { spec }
+    }
+
+    pub(crate) fn inits(&self) -> &'a [Container] {
+        self.spec.init_containers.as_deref().unwrap_or_default()
+    }
+
+    pub(crate) fn mains(&self) -> &'a [Container] {
+        &self.spec.containers
+    }
+
+    pub(crate) fn restart(&self) -> RestartPolicy {
+        match self.spec.restart_policy.as_deref() {
+            Some("Never") => RestartPolicy::Never,
+            Some("OnFailure") => RestartPolicy::OnFailure,
+            _ => RestartPolicy::Always,
+        }
+    }
+
+    /// The container of a name, init or main.
+    pub(crate) fn container(&self, name: &str) -> Option<&'a Container> {
+        self.inits().iter().chain(self.mains()).find(|c| c.name == name)
+    }
+}
+
+/// Whether an init container is a sidecar: started in its turn, then running as long as the pod.
+pub(crate) fn is_sidecar(init: &Container) -> bool {
+    init.restart_policy.as_deref() == Some("Always")
+}

@@ -1,0 +1,85 @@
+//! What the API is told about a pod: seen × remembered → `PodStatus`. Pure; [`write`] sends the differences.
+
+mod condition;
+mod container;
+mod phase;
+pub(crate) mod write;
+
+use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::state::{Memory, Seen, Shape};
+
+/// Everything that a status depends on.
+pub(crate) struct Facts<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) seen: &'a Seen,
+    pub(crate) memory: &'a Memory,
+    /// The status that was made last, for the times of its conditions.
+    pub(crate) last: Option<&'a PodStatus>,
+    /// The node's addresses, primary first.
+    pub(crate) host_ips: &'a [String],
+    pub(crate) now: Timestamp,
+    /// Nothing of the pod runs and nothing will: its end can be judged.
+    pub(crate) finished: bool,
+}
+
+/// The status as it should be in the API now.
+pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
+    let pod = facts.pod;
+    let Some(spec) = pod.spec.as_ref() else { return PodStatus::default() };
+    let shape = Shape::of(spec);
+    let api = pod.status.clone().unwrap_or_default();
+    let initialized = phase::initialized(&shape, facts);
+    let inits = container::statuses(shape.inits(), facts);
+    let mains = container::statuses(shape.mains(), facts);
+    let phase = match api.phase.as_deref() {
+        // The API server holds these two to be final, and so do we.
+        Some(end @ ("Failed" | "Succeeded")) => end,
+        _ => phase::phase(&shape, facts, (&inits, &mains)),
+    };
+    let verdict = facts.memory.verdict.as_ref();
+    let ips = addresses(facts, spec.host_network == Some(true));
+    let mut status = PodStatus {
+        phase: Some(phase.to_owned()),
+        reason: verdict.map(|v| v.reason.clone()).or_else(|| api.reason.clone()),
+        message: verdict.map(|v| v.message.clone()).or_else(|| api.message.clone()),
+        start_time: facts.memory.start_time.map(Time),
+        host_ip: facts.host_ips.first().cloned(),
+        host_ips: some(facts.host_ips.iter().map(|ip| HostIP { ip: ip.clone() }).collect()),
+        pod_ip: ips.first().cloned(),
+        pod_ips: some(ips.into_iter().map(|ip| PodIP { ip }).collect()),
+        observed_generation: pod.metadata.generation,
+        init_container_statuses: some(inits),
+        container_statuses: some(mains),
+        conditions: None,
+        ..api
+    };
+    status.conditions = Some(condition::conditions(facts, &shape, &status, initialized));
+    status
+}
+
+fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
+    (!list.is_empty()).then_some(list)
+}
+
+fn addresses(facts: &Facts<'_>, host_network: bool) -> Vec<String> {
+    if host_network {
+        return if facts.memory.start_time.is_some() { facts.host_ips.to_vec() } else { Vec::new() };
+    }
+    match facts.seen.sandboxes.first() {
+        Some(sandbox) if !sandbox.ips.is_empty() => sandbox.ips.clone(),
+        Some(sandbox) if sandbox.ready => Vec::new(),
+        // Where the pod was stays known after it ended.
+        _ => {
+            let known = facts.last.and_then(|s| s.pod_ips.as_ref());
+            known.or(facts.pod.status.as_ref().and_then(|s| s.pod_ips.as_ref())).map_or_else(Vec::new, |ips| {
+                ips.iter().map(|ip| ip.ip.clone()).collect()
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

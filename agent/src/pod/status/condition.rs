@@ -1,0 +1,112 @@
+//! The conditions of a pod. Those that others wrote are carried along untouched.
+
+use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::Facts;
+use crate::pod::state::{Shape, is_sidecar};
+
+const OURS: [&str; 5] = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+
+struct Judged {
+    kind: &'static str,
+    fault: Option<(&'static str, String)>,
+}
+
+pub(super) fn conditions(
+    facts: &Facts<'_>,
+    shape: &Shape<'_>,
+    status: &PodStatus,
+    initialized: bool,
+) -> Vec<PodCondition> {
+    let containers = containers_ready(shape, status);
+    let judged = [
+        Judged { kind: OURS[0], fault: facts.seen.sandbox().is_none().then(|| ("", String::new())) },
+        Judged { kind: OURS[1], fault: not_initialized(shape, status, initialized) },
+        Judged { kind: OURS[2], fault: containers.clone().or_else(|| gates(facts, shape)) },
+        Judged { kind: OURS[3], fault: containers },
+        Judged { kind: OURS[4], fault: None },
+    ];
+    let completed = status.phase.as_deref() == Some("Succeeded");
+    let mut conditions: Vec<PodCondition> =
+        judged.into_iter().map(|judged| dated(judged, facts, completed)).collect();
+    let foreign = facts.pod.status.iter().filter_map(|s| s.conditions.as_ref()).flatten();
+    conditions.extend(foreign.filter(|c| !OURS.contains(&c.type_.as_str())).cloned());
+    conditions
+}
+
+fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {
+    let status = if judged.fault.is_none() { "True" } else { "False" };
+    let (reason, message) = judged.fault.unwrap_or_default();
+    // A pod that ran to its end is "initialized", with this as its reason.
+    let reason = if completed && judged.kind == "Initialized" { "PodCompleted" } else { reason };
+    let api = facts.pod.status.as_ref();
+    let old = [facts.last, api].into_iter().flatten().find_map(|s| {
+        s.conditions.iter().flatten().find(|c| c.type_ == judged.kind && c.status == status)
+    });
+    let now = Time(Timestamp::from_second(facts.now.as_second()).unwrap_or(facts.now));
+    PodCondition {
+        type_: judged.kind.to_owned(),
+        status: status.to_owned(),
+        reason: (!reason.is_empty()).then(|| reason.to_owned()),
+        message: (!message.is_empty()).then_some(message),
+        last_transition_time: Some(old.and_then(|c| c.last_transition_time.clone()).unwrap_or(now)),
+        observed_generation: facts.pod.metadata.generation,
+        last_probe_time: None,
+    }
+}
+
+fn not_initialized(
+    shape: &Shape<'_>,
+    status: &PodStatus,
+    initialized: bool,
+) -> Option<(&'static str, String)> {
+    if initialized || status.phase.as_deref() == Some("Succeeded") {
+        return None;
+    }
+    let incomplete: Vec<&str> = named(status.init_container_statuses.as_deref(), |s| {
+        let sidecar = shape.container(&s.name).is_some_and(is_sidecar);
+        if sidecar { s.started != Some(true) } else { !s.ready }
+    });
+    Some(("ContainersNotInitialized", format!("containers with incomplete status: [{}]", incomplete.join(" "))))
+}
+
+fn containers_ready(shape: &Shape<'_>, status: &PodStatus) -> Option<(&'static str, String)> {
+    match status.phase.as_deref() {
+        Some("Succeeded") => return Some(("PodCompleted", String::new())),
+        Some("Failed") => return Some(("PodFailed", String::new())),
+        _ => {}
+    }
+    let mut unready = named(status.init_container_statuses.as_deref(), |s| {
+        shape.container(&s.name).is_some_and(is_sidecar) && !s.ready
+    });
+    unready.extend(named(status.container_statuses.as_deref(), |s| !s.ready));
+    (!unready.is_empty())
+        .then(|| ("ContainersNotReady", format!("containers with unready status: [{}]", unready.join(" "))))
+}
+
+fn gates(facts: &Facts<'_>, shape: &Shape<'_>) -> Option<(&'static str, String)> {
+    let given = facts.pod.status.as_ref().and_then(|s| s.conditions.as_deref()).unwrap_or_default();
+    let faults: Vec<String> = shape
+        .spec
+        .readiness_gates
+        .iter()
+        .flatten()
+        .filter_map(|gate| {
+            let kind = &gate.condition_type;
+            match given.iter().find(|c| c.type_ == *kind) {
+                Some(c) if c.status == "True" => None,
+                Some(_) => Some(format!(
+                    "the status of pod readiness gate \"{kind}\" is not \"True\", but False"
+                )),
+                None => Some(format!("corresponding condition of pod readiness gate \"{kind}\" does not exist.")),
+            }
+        })
+        .collect();
+    (!faults.is_empty()).then(|| ("ReadinessGatesNotReady", faults.join(", ")))
+}
+
+fn named(statuses: Option<&[ContainerStatus]>, which: impl Fn(&ContainerStatus) -> bool) -> Vec<&str> {
+    statuses.unwrap_or_default().iter().filter(|s| which(s)).map(|s| s.name.as_str()).collect()
+}

@@ -1,0 +1,198 @@
+//! The status of each container.
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::Facts;
+use crate::pod::state::{ContainerRun, ContainerSeen, Exit, is_sidecar};
+
+/// Before the name of a container's runtime, as `containerID` has it.
+const SCHEME: &str = "coracle://";
+
+pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
+    containers.iter().map(|container| one(container, facts)).collect()
+}
+
+fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
+    let is_init = facts
+        .pod
+        .spec
+        .as_ref()
+        .and_then(|s| s.init_containers.as_ref())
+        .is_some_and(|inits| inits.iter().any(|i| i.name == container.name));
+    let Some(seen) = facts.seen.latest(&container.name) else {
+        return unseen(container, facts);
+    };
+    let waiting = facts.memory.waiting.get(&container.name);
+    let will_run = waiting.is_some() && !facts.finished;
+    let (state, last_state) = match &seen.run {
+        ContainerRun::Running { started } => (running(*started), before(facts, seen)),
+        ContainerRun::Exited(exit) if will_run => {
+            let (reason, message) = waiting.map(|w| (w.reason.clone(), w.message.clone())).unwrap_or_default();
+            (wait(reason, message), terminated(seen, exit))
+        }
+        ContainerRun::Exited(exit) => (terminated(seen, exit), before(facts, seen)),
+        ContainerRun::Created => {
+            let reason = waiting.map_or("ContainerCreating".to_owned(), |w| w.reason.clone());
+            (wait(reason, waiting.map(|w| w.message.clone()).unwrap_or_default()), before(facts, seen))
+        }
+        ContainerRun::Unknown => (unknown_end(seen), before(facts, seen)),
+    };
+    let started = started(container, seen, facts);
+    let ready = if is_init && !is_sidecar(container) {
+        seen.succeeded()
+    } else {
+        seen.running() && started && (container.readiness_probe.is_none() || probed(facts, seen).ready)
+    };
+    ContainerStatus {
+        name: container.name.clone(),
+        image: seen.image.clone(),
+        image_id: seen.image_id.clone(),
+        container_id: Some(format!("{SCHEME}{}", seen.id)),
+        restart_count: i32::try_from(seen.attempt).unwrap_or(i32::MAX),
+        state: Some(state),
+        last_state: Some(last_state),
+        started: Some(started),
+        ready,
+        resources: seen.running().then(|| container.resources.clone()).flatten(),
+        allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
+        ..ContainerStatus::default()
+    }
+}
+
+fn probed(facts: &Facts<'_>, seen: &ContainerSeen) -> crate::pod::state::Probed {
+    facts.memory.probed.get(&seen.id).copied().unwrap_or_default()
+}
+
+/// Whether a running container is past its startup probe.
+pub(super) fn started(container: &Container, seen: &ContainerSeen, facts: &Facts<'_>) -> bool {
+    seen.running() && (container.startup_probe.is_none() || probed(facts, seen).started)
+}
+
+fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
+    let known = facts.last.or(facts.pod.status.as_ref());
+    let old = known.and_then(|status| {
+        let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+        all.into_iter().find(|s| s.name == container.name)
+    });
+    // The runtime forgot a container that is known to have run (a reboot, or the pod's end).
+    if let Some(old) = old.filter(|s| s.container_id.is_some()) {
+        return ContainerStatus { ready: false, started: Some(false), ..lost(old.clone(), facts) };
+    }
+    let inits = facts.pod.spec.as_ref().and_then(|s| s.init_containers.as_ref());
+    let reason = if inits.is_none_or(Vec::is_empty) { "ContainerCreating" } else { "PodInitializing" };
+    let state = match facts.memory.waiting.get(&container.name) {
+        Some(w) => wait(w.reason.clone(), w.message.clone()),
+        None => wait(reason.to_owned(), String::new()),
+    };
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        state: Some(state),
+        last_state: Some(ContainerState::default()),
+        started: Some(false),
+        allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
+        ..ContainerStatus::default()
+    }
+}
+
+fn lost(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
+    if old.state.as_ref().is_some_and(|s| s.terminated.is_some()) {
+        return old;
+    }
+    let end = ContainerState {
+        terminated: Some(ContainerStateTerminated {
+            exit_code: 137,
+            reason: Some("ContainerStatusUnknown".to_owned()),
+            message: Some("The container could not be located when the pod was terminated".to_owned()),
+            container_id: old.container_id.clone(),
+            ..ContainerStateTerminated::default()
+        }),
+        ..ContainerState::default()
+    };
+    if facts.finished {
+        old.state = Some(end);
+    } else {
+        old.state = Some(wait("ContainerCreating".to_owned(), String::new()));
+        old.last_state = Some(end);
+    }
+    old
+}
+
+fn before(facts: &Facts<'_>, seen: &ContainerSeen) -> ContainerState {
+    facts
+        .seen
+        .ended_before(&seen.name, seen.attempt)
+        .and_then(|c| c.exit().map(|exit| terminated(c, exit)))
+        .or_else(|| remembered_end(facts, seen))
+        .unwrap_or_default()
+}
+
+/// The end before this one, when the runtime has already removed the container of it.
+fn remembered_end(facts: &Facts<'_>, seen: &ContainerSeen) -> Option<ContainerState> {
+    if seen.attempt == 0 {
+        return None;
+    }
+    let status = facts.last.or(facts.pod.status.as_ref())?;
+    let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+    let old = all.into_iter().find(|s| s.name == seen.name)?;
+    let own_id = format!("{SCHEME}{}", seen.id);
+    let state = if old.container_id.as_deref() == Some(&own_id) { &old.last_state } else { &old.state };
+    state.clone().filter(|s| s.terminated.is_some())
+}
+
+fn running(started: Timestamp) -> ContainerState {
+    ContainerState {
+        running: Some(ContainerStateRunning { started_at: Some(seconds(started)) }),
+        ..ContainerState::default()
+    }
+}
+
+fn wait(reason: String, message: String) -> ContainerState {
+    ContainerState {
+        waiting: Some(ContainerStateWaiting {
+            reason: Some(reason),
+            message: (!message.is_empty()).then_some(message),
+        }),
+        ..ContainerState::default()
+    }
+}
+
+fn terminated(seen: &ContainerSeen, exit: &Exit) -> ContainerState {
+    let reason = match (exit.reason.as_str(), exit.code) {
+        ("", 0) => "Completed",
+        ("", _) => "Error",
+        (given, _) => given,
+    };
+    ContainerState {
+        terminated: Some(ContainerStateTerminated {
+            container_id: Some(format!("{SCHEME}{}", seen.id)),
+            exit_code: exit.code,
+            reason: Some(reason.to_owned()),
+            message: (!exit.message.is_empty()).then(|| exit.message.clone()),
+            started_at: Some(seconds(exit.started)),
+            finished_at: Some(seconds(exit.finished)),
+            signal: None,
+        }),
+        ..ContainerState::default()
+    }
+}
+
+fn unknown_end(seen: &ContainerSeen) -> ContainerState {
+    let exit = Exit {
+        code: 137,
+        reason: "ContainerStatusUnknown".to_owned(),
+        message: "The container could not be located when the pod was terminated".to_owned(),
+        ..Exit::default()
+    };
+    terminated(seen, &exit)
+}
+
+/// The API's times have whole seconds; what is not sent must not count as a difference.
+fn seconds(at: Timestamp) -> Time {
+    Time(Timestamp::from_second(at.as_second()).unwrap_or(at))
+}

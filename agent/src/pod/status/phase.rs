@@ -1,0 +1,92 @@
+//! The phase of a pod from the states of its containers.
+
+use k8s_openapi::api::core::v1::ContainerStatus;
+
+use super::Facts;
+use crate::pod::state::{ContainerSeen, RestartPolicy, Shape, is_sidecar};
+
+/// Whether every init container has done its part in the sandbox that lives (or did before the pod ended).
+pub(super) fn initialized(shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
+    let main_was = shape.mains().iter().any(|c| match facts.seen.sandbox() {
+        Some(_) => facts.seen.current(&c.name).is_some(),
+        None => facts.seen.latest(&c.name).is_some(),
+    });
+    main_was
+        || shape.inits().iter().all(|init| {
+            let seen = match facts.seen.sandbox() {
+                Some(_) => facts.seen.current(&init.name),
+                None => facts.seen.latest(&init.name),
+            };
+            seen.is_some_and(|c| {
+                if is_sidecar(init) {
+                    c.running() && super::container::started(init, c, facts)
+                } else {
+                    ContainerSeen::succeeded(c)
+                }
+            })
+        })
+}
+
+#[derive(Default)]
+struct Count {
+    unknown: usize,
+    waiting: usize,
+    running: usize,
+    stopped: usize,
+    succeeded: usize,
+}
+
+pub(super) fn phase(
+    shape: &Shape<'_>,
+    facts: &Facts<'_>,
+    (inits, mains): (&[ContainerStatus], &[ContainerStatus]),
+) -> &'static str {
+    if facts.memory.verdict.is_some() {
+        return "Failed";
+    }
+    let policy = shape.restart();
+    if crate::pod::plan::init_failed_for_good(shape, facts.seen) {
+        return "Failed";
+    }
+    if !initialized(shape, facts) && !(facts.finished && inits.is_empty()) {
+        // Interrupted before it was initialized: nothing will ever run.
+        return if facts.finished { "Failed" } else { "Pending" };
+    }
+    let count = count(mains);
+    if count.waiting > 0 {
+        return if facts.finished { "Failed" } else { "Pending" };
+    }
+    if count.unknown > 0 {
+        return "Pending";
+    }
+    if count.running > 0 {
+        return "Running";
+    }
+    match (facts.finished, policy) {
+        _ if count.stopped == 0 => "Pending",
+        (false, RestartPolicy::Always) => "Running",
+        _ if count.stopped == count.succeeded => "Succeeded",
+        (true, _) | (false, RestartPolicy::Never) => "Failed",
+        (false, RestartPolicy::OnFailure) => "Running",
+    }
+}
+
+fn count(statuses: &[ContainerStatus]) -> Count {
+    let mut count = Count::default();
+    for status in statuses {
+        let state = status.state.as_ref();
+        let ended_before = status.last_state.as_ref().is_some_and(|s| s.terminated.is_some());
+        match state {
+            Some(s) if s.running.is_some() => count.running += 1,
+            Some(s) if s.terminated.is_some() => {
+                count.stopped += 1;
+                let code = s.terminated.as_ref().map_or(1, |t| t.exit_code);
+                count.succeeded += usize::from(code == 0);
+            }
+            Some(s) if s.waiting.is_some() && ended_before => count.stopped += 1,
+            Some(s) if s.waiting.is_some() => count.waiting += 1,
+            _ => count.unknown += 1,
+        }
+    }
+    count
+}

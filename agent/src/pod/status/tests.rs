@@ -1,0 +1,200 @@
+use k8s_openapi::api::core::v1::{ContainerState, PodCondition};
+use serde_json::json;
+
+use super::*;
+use crate::pod::state::{ContainerRun, ContainerSeen, Exit, Probed, SandboxSeen, Verdict, Waiting};
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_000_000 + seconds).unwrap()
+}
+
+fn pod(spec: serde_json::Value) -> Pod {
+    serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u", "generation": 1}, "spec": spec})).unwrap()
+}
+
+fn container(name: &str, attempt: u32, run: ContainerRun) -> ContainerSeen {
+    ContainerSeen {
+        id: format!("{name}{attempt}"),
+        sandbox: "s".into(),
+        name: name.into(),
+        attempt,
+        image: "nginx".into(),
+        image_id: "sha256:1".into(),
+        run,
+    }
+}
+
+fn running() -> ContainerRun {
+    ContainerRun::Running { started: at(0) }
+}
+
+fn exited(code: i32) -> ContainerRun {
+    ContainerRun::Exited(Exit { started: at(0), finished: at(1), code, ..Exit::default() })
+}
+
+fn seen(containers: Vec<ContainerSeen>) -> Seen {
+    let sandbox =
+        SandboxSeen { id: "s".into(), ready: true, attempt: 0, ips: vec!["10.42.0.2".into()] };
+    Seen { sandboxes: vec![sandbox], containers }
+}
+
+struct Case {
+    pod: Pod,
+    seen: Seen,
+    memory: Memory,
+    last: Option<PodStatus>,
+    finished: bool,
+}
+
+impl Case {
+    fn new(spec: serde_json::Value, seen: Seen) -> Self {
+        let memory = Memory { start_time: Some(at(0)), ..Memory::default() };
+        Self { pod: pod(spec), seen, memory, last: None, finished: false }
+    }
+
+    fn status(&self, now: i64) -> PodStatus {
+        status(&Facts {
+            pod: &self.pod,
+            seen: &self.seen,
+            memory: &self.memory,
+            last: self.last.as_ref(),
+            host_ips: &["192.0.2.1".to_owned()],
+            now: at(now),
+            finished: self.finished,
+        })
+    }
+
+    fn phase(&self) -> String {
+        self.status(5).phase.unwrap()
+    }
+}
+
+fn one() -> serde_json::Value {
+    json!({"containers": [{"name": "a", "image": "nginx"}]})
+}
+
+fn condition<'a>(status: &'a PodStatus, kind: &str) -> &'a PodCondition {
+    status.conditions.iter().flatten().find(|c| c.type_ == kind).unwrap()
+}
+
+fn waiting_reason(state: Option<&ContainerState>) -> Option<String> {
+    state?.waiting.as_ref()?.reason.clone()
+}
+
+#[test]
+fn a_running_pod_is_ready_and_says_where_it_is() {
+    let case = Case::new(one(), seen(vec![container("a", 0, running())]));
+    let status = case.status(5);
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    assert_eq!(status.pod_ip.as_deref(), Some("10.42.0.2"));
+    assert_eq!(status.host_ip.as_deref(), Some("192.0.2.1"));
+    assert_eq!(status.observed_generation, Some(1));
+    for kind in ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"] {
+        assert_eq!(condition(&status, kind).status, "True", "{kind}");
+    }
+    let container = &status.container_statuses.unwrap()[0];
+    assert_eq!(container.container_id.as_deref(), Some("coracle://a0"));
+    assert!(container.ready && container.started == Some(true));
+}
+
+#[test]
+fn a_pod_that_is_being_made_is_pending() {
+    let case = Case::new(one(), Seen::default());
+    let status = case.status(5);
+    assert_eq!(status.phase.as_deref(), Some("Pending"));
+    assert_eq!(condition(&status, "Initialized").status, "True");
+    let ready = condition(&status, "Ready");
+    assert_eq!(ready.reason.as_deref(), Some("ContainersNotReady"));
+    assert_eq!(ready.message.as_deref(), Some("containers with unready status: [a]"));
+    let state = status.container_statuses.unwrap()[0].state.clone();
+    assert_eq!(waiting_reason(state.as_ref()).as_deref(), Some("ContainerCreating"));
+}
+
+#[test]
+fn main_containers_wait_for_initialization() {
+    let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
+    let case = Case::new(spec, seen(vec![container("i", 0, running())]));
+    let status = case.status(5);
+    assert_eq!(status.phase.as_deref(), Some("Pending"));
+    assert_eq!(condition(&status, "Initialized").reason.as_deref(), Some("ContainersNotInitialized"));
+    let state = status.container_statuses.unwrap()[0].state.clone();
+    assert_eq!(waiting_reason(state.as_ref()).as_deref(), Some("PodInitializing"));
+}
+
+#[test]
+fn a_crash_loop_shows_the_wait_and_the_last_end() {
+    let mut case = Case::new(one(), seen(vec![container("a", 2, exited(1))]));
+    let why = Waiting { reason: "CrashLoopBackOff".into(), message: "back-off".into() };
+    case.memory.waiting.insert("a".into(), why);
+    let status = case.status(5);
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    let container = &status.container_statuses.unwrap()[0];
+    assert_eq!(waiting_reason(container.state.as_ref()).as_deref(), Some("CrashLoopBackOff"));
+    let last = container.last_state.as_ref().unwrap().terminated.as_ref().unwrap();
+    assert_eq!((last.exit_code, last.reason.as_deref()), (1, Some("Error")));
+    assert_eq!(container.restart_count, 2);
+}
+
+#[test]
+fn phases_of_pods_that_end() {
+    for (policy, codes, finished, expected) in [
+        ("Never", [0, 0], false, "Succeeded"),
+        ("Never", [0, 1], false, "Failed"),
+        ("OnFailure", [0, 0], false, "Succeeded"),
+        ("OnFailure", [0, 1], false, "Running"),
+        ("Always", [0, 0], false, "Running"),
+        ("Always", [0, 0], true, "Succeeded"),
+        ("Always", [0, 137], true, "Failed"),
+    ] {
+        let spec = json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]});
+        let ends = vec![container("a", 0, exited(codes[0])), container("b", 0, exited(codes[1]))];
+        let case = Case { finished, ..Case::new(spec, seen(ends)) };
+        assert_eq!(case.phase(), expected, "{policy} {codes:?} {finished}");
+    }
+}
+
+#[test]
+fn a_verdict_fails_the_pod_with_its_reason() {
+    let mut case = Case::new(one(), Seen::default());
+    case.memory.verdict = Some(Verdict { reason: "OutOfcpu".into(), message: "m".into() });
+    let status = case.status(5);
+    assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("OutOfcpu")));
+}
+
+#[test]
+fn readiness_and_startup_follow_their_probes() {
+    let probe = json!({"exec": {"command": ["true"]}});
+    let spec = json!({"containers": [{"name": "a", "readinessProbe": probe, "startupProbe": probe}]});
+    let mut case = Case::new(spec, seen(vec![container("a", 0, running())]));
+    let unready = case.status(5).container_statuses.unwrap().remove(0);
+    assert_eq!((unready.started, unready.ready), (Some(false), false));
+    case.memory.probed.insert("a0".into(), Probed { started: true, ready: true });
+    let ready = case.status(5).container_statuses.unwrap().remove(0);
+    assert_eq!((ready.started, ready.ready), (Some(true), true));
+}
+
+#[test]
+fn a_condition_keeps_its_time_until_it_changes() {
+    let mut case = Case::new(one(), Seen::default());
+    case.last = Some(case.status(5));
+    case.seen = seen(vec![container("a", 0, running())]);
+    let status = case.status(9);
+    assert_eq!(condition(&status, "PodScheduled").last_transition_time, Some(Time(at(5))));
+    assert_eq!(condition(&status, "Ready").last_transition_time, Some(Time(at(9))));
+    case.last = Some(status.clone());
+    assert_eq!(case.status(60), status);
+}
+
+#[test]
+fn readiness_gates_hold_a_pod_back_and_conditions_of_others_stay() {
+    let mut spec = one();
+    spec["readinessGates"] = json!([{"conditionType": "x.io/up"}]);
+    let mut case = Case::new(spec, seen(vec![container("a", 0, running())]));
+    assert_eq!(condition(&case.status(5), "Ready").reason.as_deref(), Some("ReadinessGatesNotReady"));
+    let foreign = PodCondition { type_: "x.io/up".into(), status: "True".into(), ..PodCondition::default() };
+    case.pod.status =
+        Some(PodStatus { conditions: Some(vec![foreign.clone()]), ..PodStatus::default() });
+    let status = case.status(5);
+    assert_eq!(condition(&status, "Ready").status, "True");
+    assert_eq!(condition(&status, "x.io/up"), &foreign);
+}

@@ -1,0 +1,185 @@
+//! Sends pod statuses to the API: the newest per pod, only what differs from what was acknowledged last, a few
+//! at a time; ends with deleting the object of a pod that is gone from the node.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Client};
+use serde_json::{Map, Value, json};
+use tokio::sync::{Notify, Semaphore};
+
+/// How many requests are on their way at once.
+const AT_ONCE: usize = 8;
+
+/// A queue with one place per pod.
+#[derive(Clone)]
+pub(crate) struct StatusWriter {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    client: Client,
+    pending: Mutex<HashMap<String, Update>>,
+    wake: Notify,
+    permits: Semaphore,
+}
+
+/// What the API should know about one pod.
+#[derive(Clone, Debug)]
+pub(crate) struct Update {
+    pub(crate) uid: String,
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    /// What the API has, as far as known.
+    pub(crate) known: PodStatus,
+    pub(crate) status: PodStatus,
+    /// Nothing is left of the pod here: delete its object.
+    pub(crate) delete: bool,
+}
+
+impl StatusWriter {
+    pub(crate) fn new(client: Client) -> Self {
+        let shared = Shared {
+            client,
+            pending: Mutex::default(),
+            wake: Notify::new(),
+            permits: Semaphore::new(AT_ONCE),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Replaces what waits to be sent for this pod.
+    pub(crate) fn send(&self, update: Update) {
+        let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.insert(update.uid.clone(), update);
+        drop(pending);
+        self.shared.wake.notify_one();
+    }
+
+    /// Sends until dropped.
+    pub(crate) async fn run(&self) {
+        let mut busy = tokio::task::JoinSet::new();
+        let mut in_flight: HashMap<String, ()> = HashMap::new();
+        loop {
+            for update in self.take(&in_flight) {
+                in_flight.insert(update.uid.clone(), ());
+                let shared = Arc::clone(&self.shared);
+                busy.spawn(async move { deliver(&shared, update).await });
+            }
+            // Both arms may be dropped at any time: a notification is kept, a finished task is joined later.
+            tokio::select! {
+                () = self.shared.wake.notified() => {}
+                Some(done) = busy.join_next() => match done {
+                    Ok(uid) => { in_flight.remove(&uid); }
+                    Err(error) => tracing::error!(%error, "a status writer ended badly"),
+                },
+            }
+        }
+    }
+
+    fn take(&self, in_flight: &HashMap<String, ()>) -> Vec<Update> {
+        let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.extract_if(|uid, _| !in_flight.contains_key(uid)).map(|(_, update)| update).collect()
+    }
+}
+
+/// Sends one update until it is taken, refused for good, or a newer one waits.
+async fn deliver(shared: &Shared, mut update: Update) -> String {
+    let mut pause = Duration::from_millis(200);
+    loop {
+        let tried = {
+            let Ok(_permit) = shared.permits.acquire().await else { break };
+            attempt(&shared.client, &update).await
+        };
+        match tried {
+            Ok(()) => break,
+            Err(error) if refused(&error) => break,
+            Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "status not taken yet"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(10));
+        let newer = shared.pending.lock().unwrap_or_else(PoisonError::into_inner).remove(&update.uid);
+        if let Some(newer) = newer {
+            // What the API has did not change since the failed try.
+            update = Update { known: update.known, ..newer };
+        }
+    }
+    update.uid
+}
+
+async fn attempt(client: &Client, update: &Update) -> Result<(), kube::Error> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &update.namespace);
+    if let Some(status) = difference(&update.known, &update.status) {
+        let patch = json!({"metadata": {"uid": update.uid}, "status": status});
+        api.patch_status(&update.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+    }
+    if update.delete {
+        let preconditions = Preconditions { uid: Some(update.uid.clone()), resource_version: None };
+        let params = DeleteParams {
+            grace_period_seconds: Some(0),
+            preconditions: Some(preconditions),
+            ..DeleteParams::default()
+        };
+        api.delete(&update.name, &params).await?;
+    }
+    Ok(())
+}
+
+/// Whether trying again is useless: the object is gone or is another of the same name, or the API server says
+/// that the status is not allowed.
+fn refused(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let done = matches!(status.code, 404 | 409);
+    if !done && matches!(status.code, 400 | 403 | 422) {
+        tracing::warn!(%error, "the API server refuses a pod status");
+    }
+    done || matches!(status.code, 400 | 403 | 422)
+}
+
+/// The merge patch from one status to the other, or `None` when they are equal.
+pub(crate) fn difference(from: &PodStatus, to: &PodStatus) -> Option<Value> {
+    let from = serde_json::to_value(from).unwrap_or_default();
+    let to = serde_json::to_value(to).unwrap_or_default();
+    merge_patch(&from, &to)
+}
+
+fn merge_patch(from: &Value, to: &Value) -> Option<Value> {
+    let (Value::Object(from), Value::Object(to)) = (from, to) else {
+        return (from != to).then(|| to.clone());
+    };
+    let mut patch = Map::new();
+    for key in from.keys().filter(|key| !to.contains_key(*key)) {
+        patch.insert(key.clone(), Value::Null);
+    }
+    for (key, value) in to {
+        let change = match from.get(key) {
+            Some(old) => merge_patch(old, value),
+            None => Some(value.clone()),
+        };
+        if let Some(change) = change {
+            patch.insert(key.clone(), change);
+        }
+    }
+    (!patch.is_empty()).then_some(Value::Object(patch))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_statuses_need_no_request() {
+        let status = PodStatus { phase: Some("Running".into()), ..PodStatus::default() };
+        assert_eq!(difference(&status, &status.clone()), None);
+    }
+
+    #[test]
+    fn what_disappears_is_sent_as_null_and_lists_are_sent_whole() {
+        let from = json!({"a": 1, "b": {"c": [1, 2], "d": 1}});
+        let to = json!({"b": {"c": [2], "d": 1}});
+        assert_eq!(merge_patch(&from, &to), Some(json!({"a": null, "b": {"c": [2]}})));
+    }
+}

@@ -1,0 +1,271 @@
+//! Turns what the source says into wishes, one worker per pod, and wakes the worker of a pod whose containers
+//! changed.
+
+mod orphan;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
+
+use super::Node;
+use super::admit::{self, unsupported};
+use super::config::POD_UID;
+use super::events::Level;
+use super::state::{Verdict, Wish};
+use super::worker;
+use crate::source::PodChange;
+
+/// The pods of this node as they are wanted, for whoever answers questions about them. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pods {
+    by_uid: Arc<RwLock<HashMap<String, Arc<Pod>>>>,
+}
+
+impl Pods {
+    /// All of them, in no particular order.
+    pub(crate) fn all(&self) -> Vec<Arc<Pod>> {
+        self.by_uid.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    fn put(&self, uid: &str, pod: &Arc<Pod>) {
+        let mut pods = self.by_uid.write().unwrap_or_else(PoisonError::into_inner);
+        pods.insert(uid.to_owned(), Arc::clone(pod));
+    }
+
+    fn take(&self, uid: &str) {
+        self.by_uid.write().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
+/// What pod sync reads.
+pub(crate) struct Inputs {
+    pub(crate) changes: mpsc::Receiver<PodChange>,
+    /// This node as the API has it.
+    pub(crate) node_object: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
+    pub(crate) pods: Pods,
+}
+
+struct Handle {
+    wish: watch::Sender<Wish>,
+    wake: Arc<Notify>,
+    /// Wanted again under the same uid after its worker ended.
+    from_api: bool,
+}
+
+struct Sync {
+    node: Arc<Node>,
+    inputs: Inputs,
+    handles: HashMap<String, Handle>,
+    workers: JoinSet<String>,
+    /// Pods that the runtime had when this agent started: they were admitted by the one before.
+    adopted: HashSet<String>,
+    orphans: Option<HashMap<String, Arc<Pod>>>,
+}
+
+/// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
+pub(crate) async fn run(node: Arc<Node>, inputs: Inputs) {
+    let (woken, mut wakes) = mpsc::unbounded_channel();
+    let events = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow_events(Arc::clone(&node), woken)));
+    let orphans = orphan::find(&node).await;
+    let mut sync = Sync {
+        adopted: orphans.keys().cloned().collect(),
+        orphans: Some(orphans),
+        node,
+        inputs,
+        handles: HashMap::new(),
+        workers: JoinSet::new(),
+    };
+    for pod in sync.node.remembered.all() {
+        sync.change(PodChange::Remembered(Arc::new(pod)));
+    }
+    loop {
+        // All arms are cancel-safe: channels keep what is not received, a joined task is joined once.
+        tokio::select! {
+            change = sync.inputs.changes.recv() => match change {
+                Some(change) => sync.change(change),
+                None => break,
+            },
+            Some(woken) = wakes.recv() => sync.wake(&woken),
+            Some(ended) = sync.workers.join_next() => sync.ended(ended),
+        }
+    }
+    drop(events);
+}
+
+/// Which pods to look at again.
+enum Woken {
+    Pod(String),
+    All,
+}
+
+/// Passes container events on; after a gap everything is looked at once.
+async fn follow_events(node: Arc<Node>, woken: mpsc::UnboundedSender<Woken>) {
+    let mut pause = Duration::from_millis(100);
+    loop {
+        match node.runtime.events().await {
+            Ok(mut events) => {
+                if woken.send(Woken::All).is_err() {
+                    return;
+                }
+                while let Some(Ok(event)) = events.next().await {
+                    pause = Duration::from_millis(100);
+                    let sandbox = event.pod_sandbox_status.unwrap_or_default();
+                    let uid = sandbox.metadata.map(|m| m.uid).or_else(|| sandbox.labels.get(POD_UID).cloned());
+                    let one = uid.filter(|uid| !uid.is_empty()).map_or(Woken::All, Woken::Pod);
+                    if woken.send(one).is_err() {
+                        return;
+                    }
+                }
+                tracing::debug!("the stream of container events ended");
+            }
+            Err(status) => tracing::warn!(error = status.message(), "no container events"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(10));
+    }
+}
+
+impl Sync {
+    fn change(&mut self, change: PodChange) {
+        match change {
+            PodChange::Remembered(pod) => self.want(&pod, false),
+            PodChange::Applied(pod) => self.want(&pod, true),
+            PodChange::Deleted(pod) => {
+                if let Some(uid) = &pod.metadata.uid {
+                    self.gone(uid, &pod);
+                }
+            }
+            PodChange::Complete(uids) => self.complete(&uids),
+        }
+    }
+
+    fn want(&mut self, pod: &Arc<Pod>, from_api: bool) {
+        let Some(uid) = pod.metadata.uid.clone() else { return };
+        let before = self.inputs.pods.all();
+        self.inputs.pods.put(&uid, pod);
+        if let Some(handle) = self.handles.get_mut(&uid) {
+            handle.from_api |= from_api;
+            if from_api {
+                self.node.remembered.keep(pod);
+                handle.wish.send_replace(Wish::Run(Arc::clone(pod)));
+            }
+            return;
+        }
+        if from_api {
+            self.node.remembered.keep(pod);
+        }
+        let verdict = self.admit(&uid, pod, &before);
+        self.start(uid, Wish::Run(Arc::clone(pod)), verdict, from_api);
+    }
+
+    /// A pod that ran here before, or that is over or ending, is not judged again.
+    fn admit(&self, uid: &str, pod: &Pod, others: &[Arc<Pod>]) -> Option<Verdict> {
+        let status = pod.status.as_ref();
+        let accepted = self.adopted.contains(uid) || status.is_some_and(|s| s.start_time.is_some());
+        if accepted || pod.metadata.deletion_timestamp.is_some() || over(pod) {
+            return None;
+        }
+        let others: Vec<Arc<Pod>> =
+            others.iter().filter(|o| !over(o) && o.metadata.uid.as_deref() != Some(uid)).cloned().collect();
+        let node_object = self.inputs.node_object.borrow().clone();
+        let facts = admit::Facts {
+            pod,
+            others: &others,
+            node: node_object.as_deref(),
+            max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
+            allocatable: self.node.allocatable,
+        };
+        match admit::admit(&facts) {
+            Ok(()) => {
+                let ignored = unsupported::ignored(pod);
+                if !ignored.is_empty() {
+                    let message = format!("This node ignores {}", ignored.join(", "));
+                    self.node.recorder.pod(pod, Level::Warning, "UnsupportedField", message);
+                }
+                None
+            }
+            Err(verdict) => {
+                let message = verdict.message.clone();
+                self.node.recorder.pod(pod, Level::Warning, "FailedAdmission", message);
+                Some(verdict)
+            }
+        }
+    }
+
+    fn start(&mut self, uid: String, wish: Wish, verdict: Option<Verdict>, from_api: bool) {
+        let wake = Arc::new(Notify::new());
+        let (sender, receiver) = watch::channel(wish);
+        let start = worker::Start {
+            node: Arc::clone(&self.node),
+            uid: uid.clone(),
+            wishes: receiver,
+            wake: Arc::clone(&wake),
+            verdict,
+        };
+        self.handles.insert(uid.clone(), Handle { wish: sender, wake, from_api });
+        self.workers.spawn(async move {
+            worker::run(start).await;
+            uid
+        });
+    }
+
+    fn gone(&mut self, uid: &str, pod: &Arc<Pod>) {
+        match self.handles.get(uid) {
+            Some(handle) => drop(handle.wish.send_replace(Wish::Gone(Arc::clone(pod)))),
+            None => {
+                self.inputs.pods.take(uid);
+                self.node.remembered.forget(uid);
+            }
+        }
+    }
+
+    /// The API's truth is known: what runs or is remembered beside it has to go.
+    fn complete(&mut self, uids: &HashSet<String>) {
+        let stale: Vec<(String, Arc<Pod>)> = self
+            .handles
+            .iter()
+            .filter(|(uid, _)| !uids.contains(*uid))
+            .map(|(uid, handle)| (uid.clone(), Arc::clone(handle.wish.borrow().pod())))
+            .collect();
+        for (uid, pod) in stale {
+            self.gone(&uid, &pod);
+        }
+        for (uid, pod) in self.orphans.take().into_iter().flatten() {
+            if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
+                tracing::info!(uid, pod = pod.metadata.name, "ending a pod that nobody wants");
+                self.start(uid, Wish::Gone(pod), None, true);
+            }
+        }
+    }
+
+    fn wake(&self, woken: &Woken) {
+        match woken {
+            Woken::Pod(uid) => {
+                if let Some(handle) = self.handles.get(uid) {
+                    handle.wake.notify_one();
+                }
+            }
+            Woken::All => self.handles.values().for_each(|handle| handle.wake.notify_one()),
+        }
+    }
+
+    fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
+        match ended {
+            Ok(uid) => {
+                self.handles.remove(&uid);
+                self.inputs.pods.take(&uid);
+            }
+            Err(error) => tracing::error!(%error, "a pod's worker ended badly"),
+        }
+    }
+}
+
+fn over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    matches!(phase, Some("Failed" | "Succeeded"))
+}
