@@ -1,0 +1,145 @@
+//! What a cgroup is limited to, and how that is spelled in the files of v1 and of v2. Pure.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::qos::{QosClass, qos_class};
+use super::quantity::milli;
+use super::resources::{pod_limits, pod_requests};
+
+/// The least weight that the kernel knows.
+pub(crate) const MIN_SHARES: i64 = 2;
+const MAX_SHARES: i64 = 262_144;
+/// Length of one accounting period of the bandwidth controller, in microseconds.
+pub(crate) const PERIOD: i64 = 100_000;
+const MIN_QUOTA: i64 = 1_000;
+
+/// The limits of one cgroup; what is `None` is left as it is found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// Weight, on the scale of v1.
+    pub(crate) shares: Option<i64>,
+    /// Microseconds of processor time in each [`PERIOD`].
+    pub(crate) quota: Option<i64>,
+    /// Bytes.
+    pub(crate) memory: Option<i64>,
+    /// Processes and threads.
+    pub(crate) pids: Option<i64>,
+}
+
+/// One file to be written below a controller's mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    pub(crate) controller: &'static str,
+    pub(crate) file: &'static str,
+    pub(crate) value: String,
+}
+
+/// Thousandths of a core as a weight.
+pub(crate) fn shares(millis: i64) -> i64 {
+    (millis.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
+}
+
+/// Thousandths of a core as microseconds in each period; nothing when there is no limit.
+pub(crate) fn quota(millis: i64) -> Option<i64> {
+    (millis > 0).then(|| (millis.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA))
+}
+
+/// The limits of a pod's own cgroup. A pod is limited only in what every one of its containers is.
+pub(crate) fn of_pod(pod: &Pod) -> Limits {
+    let class = qos_class(pod);
+    if class == QosClass::BestEffort {
+        return Limits { shares: Some(MIN_SHARES), ..Limits::default() };
+    }
+    let limits = pod_limits(pod);
+    Limits {
+        shares: Some(shares(pod_requests(pod).cpu_millis)),
+        quota: quota(limits.cpu_millis).filter(|_| every_container_limits(pod, "cpu")),
+        memory: Some(limits.memory).filter(|bytes| *bytes > 0 && every_container_limits(pod, "memory")),
+        pids: None,
+    }
+}
+
+fn every_container_limits(pod: &Pod, name: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let limited = |list: Option<&k8s_openapi::api::core::v1::ResourceRequirements>| {
+        list.and_then(|r| r.limits.as_ref()).and_then(|l| l.get(name)).is_some_and(|q| milli(q) > 0)
+    };
+    let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    limited(spec.resources.as_ref()) || containers.all(|c| limited(c.resources.as_ref()))
+}
+
+/// The writes that set these limits, in an order that the kernel takes.
+pub(crate) fn writes(limits: &Limits, v2: bool) -> Vec<Write> {
+    let write = |controller, file, value: String| Write { controller, file, value };
+    let mut out = Vec::new();
+    if let Some(shares) = limits.shares {
+        out.push(if v2 { write("cpu", "cpu.weight", weight(shares).to_string()) } else { write("cpu", "cpu.shares", shares.to_string()) });
+    }
+    if let Some(quota) = limits.quota {
+        if v2 {
+            out.push(write("cpu", "cpu.max", format!("{quota} {PERIOD}")));
+        } else {
+            out.push(write("cpu", "cpu.cfs_period_us", PERIOD.to_string()));
+            out.push(write("cpu", "cpu.cfs_quota_us", quota.to_string()));
+        }
+    }
+    if let Some(memory) = limits.memory {
+        let file = if v2 { "memory.max" } else { "memory.limit_in_bytes" };
+        out.push(write("memory", file, memory.to_string()));
+    }
+    if let Some(pids) = limits.pids {
+        out.push(write("pids", "pids.max", pids.to_string()));
+    }
+    out
+}
+
+/// v1 shares on v2's scale of 1 to 10000: the curve of runc and crun since 2025, which maps the
+/// default of the one (1024) to the default of the other (100).
+fn weight(shares: i64) -> u64 {
+    if shares <= MIN_SHARES {
+        return 1;
+    }
+    if shares >= MAX_SHARES {
+        return 10_000;
+    }
+    let log = f64::from(i32::try_from(shares).unwrap_or(i32::MAX)).log2();
+    let exponent = (log * log + 125.0 * log) / 612.0 - 7.0 / 34.0;
+    // Bounded by the two returns above, so the cast loses only the fraction, of which ceil left none.
+    10_f64.powf(exponent).ceil() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn shares_and_quota_are_bounded() {
+        assert_eq!([0, 1, 100, 1000, 1_000_000].map(shares), [2, 2, 102, 1024, 262_144]);
+        assert_eq!([0, 1, 500].map(quota), [None, Some(1000), Some(50_000)]);
+        assert_eq!([2, 1024, 262_144].map(weight), [1, 100, 10_000]);
+    }
+
+    #[test]
+    fn a_pod_is_limited_only_where_all_its_containers_are() {
+        let pod = |second: serde_json::Value| -> Pod {
+            let first = json!({"name": "a", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}, "requests": {"cpu": "100m"}}});
+            serde_json::from_value(json!({"spec": {"containers": [first, second]}})).expect("pod")
+        };
+        let both = of_pod(&pod(json!({"name": "b", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}})));
+        assert_eq!(both, Limits { shares: Some(102), quota: Some(200_000), memory: Some(2 << 20), pids: None });
+        let one = of_pod(&pod(json!({"name": "b", "resources": {"limits": {"cpu": "1"}}})));
+        assert_eq!(one, Limits { shares: Some(102), quota: Some(200_000), memory: None, pids: None });
+        let none = of_pod(&serde_json::from_value(json!({"spec": {"containers": [{"name": "a"}]}})).expect("pod"));
+        assert_eq!(none, Limits { shares: Some(2), ..Limits::default() });
+    }
+
+    #[test]
+    fn the_same_limits_are_spelled_for_both_versions() {
+        let limits = Limits { shares: Some(1024), quota: Some(50_000), memory: Some(4096), pids: Some(10) };
+        let spelled = |v2| writes(&limits, v2).into_iter().map(|w| format!("{}={}", w.file, w.value)).collect::<Vec<_>>().join(" ");
+        assert_eq!(spelled(false), "cpu.shares=1024 cpu.cfs_period_us=100000 cpu.cfs_quota_us=50000 memory.limit_in_bytes=4096 pids.max=10");
+        assert_eq!(spelled(true), "cpu.weight=100 cpu.max=50000 100000 memory.max=4096 pids.max=10");
+    }
+}

@@ -1,0 +1,233 @@
+//! What a container is given: shares, quota, memory, its place before the OOM killer. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+
+use coracle_proto::cri::{HugepageLimit, LinuxContainerResources};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::limits::{PERIOD, quota, shares};
+use super::qos::{QosClass, qos_class};
+use super::quantity::{milli, units};
+
+/// What of the machine the resources of a container depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    /// The node's memory in bytes.
+    pub memory: i64,
+    /// Whether cgroup v2 is in charge.
+    pub cgroup_v2: bool,
+    /// Whether swap can be limited.
+    pub limits_swap: bool,
+}
+
+/// Processor and memory of a whole pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Thousandths of a core.
+    pub cpu_millis: i64,
+    /// Bytes.
+    pub memory: i64,
+}
+
+/// What the runtime is told about the container's resources, computed as the kubelet does.
+pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -> LinuxContainerResources {
+    let wants = container.resources.as_ref();
+    let request = get(wants, Side::Requests, "cpu").map(milli);
+    let limit = get(wants, Side::Limits, "cpu").map(milli).unwrap_or(0);
+    let memory = get(wants, Side::Limits, "memory").map(units).unwrap_or(0);
+    // Without a request the limit stands in for it, unless zero was requested on purpose.
+    let weight = request.unwrap_or(limit);
+    let mut unified = HashMap::new();
+    if machine.cgroup_v2 {
+        // One process killed for memory takes its container along, so that no half of it lives on.
+        unified.insert("memory.oom.group".to_owned(), "1".to_owned());
+    }
+    LinuxContainerResources {
+        cpu_period: if limit > 0 { PERIOD } else { 0 },
+        cpu_quota: quota(limit).unwrap_or(0),
+        cpu_shares: shares(weight),
+        memory_limit_in_bytes: memory,
+        memory_swap_limit_in_bytes: if machine.limits_swap { memory } else { 0 },
+        oom_score_adj: oom_score_adj(pod, container, machine.memory),
+        hugepage_limits: hugepages(wants),
+        unified,
+        ..LinuxContainerResources::default()
+    }
+}
+
+/// Which process the kernel kills first: the scale is the kubelet's, 1000 goes first.
+pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 {
+    const GUARANTEED: i64 = -997;
+    let spec = pod.spec.as_ref();
+    if spec.and_then(|spec| spec.priority_class_name.as_deref()) == Some("system-node-critical") {
+        return GUARANTEED;
+    }
+    match qos_class(pod) {
+        QosClass::Guaranteed => return GUARANTEED,
+        QosClass::BestEffort => return 1000,
+        QosClass::Burstable => {}
+    }
+    let own = burstable_score(container, node_memory);
+    let is_sidecar = container.restart_policy.as_deref() == Some("Always");
+    // A sidecar serves the others, so it must not be killed before the last of them.
+    let others = spec.filter(|_| is_sidecar).and_then(|spec| spec.containers.iter().map(|c| burstable_score(c, node_memory)).min());
+    let score = others.map_or(own, |others| own.min(others));
+    score.clamp(1000 + GUARANTEED, 999)
+}
+
+fn burstable_score(container: &Container, node_memory: i64) -> i64 {
+    let request = get(container.resources.as_ref(), Side::Requests, "memory").map(units).unwrap_or(0);
+    let parts = i128::from(request) * 1000 / i128::from(node_memory.max(1));
+    1000 - i64::try_from(parts).unwrap_or(1000)
+}
+
+/// What the pod requests in all: its containers and sidecars together, or the most that one of the
+/// init containers needs beside the sidecars already started; the overhead on top.
+pub fn pod_requests(pod: &Pod) -> Amount {
+    total(pod, Side::Requests)
+}
+
+/// What the pod is limited to in all, by the same rule.
+pub fn pod_limits(pod: &Pod) -> Amount {
+    total(pod, Side::Limits)
+}
+
+#[derive(Clone, Copy)]
+enum Side {
+    Requests,
+    Limits,
+}
+
+fn total(pod: &Pod, side: Side) -> Amount {
+    let Some(spec) = &pod.spec else { return Amount::default() };
+    let mut sum = spec.containers.iter().fold(Amount::default(), |sum, c| plus(sum, amount(c.resources.as_ref(), side)));
+    let (mut sidecars, mut peak) = (Amount::default(), Amount::default());
+    for init in spec.init_containers.iter().flatten() {
+        let own = amount(init.resources.as_ref(), side);
+        if init.restart_policy.as_deref() == Some("Always") {
+            sidecars = plus(sidecars, own);
+            peak = most(peak, sidecars);
+        } else {
+            peak = most(peak, plus(sidecars, own));
+        }
+    }
+    sum = most(plus(sum, sidecars), peak);
+    let whole = spec.resources.as_ref();
+    sum.cpu_millis = get(whole, side, "cpu").map_or(sum.cpu_millis, milli);
+    sum.memory = get(whole, side, "memory").map_or(sum.memory, units);
+    let overhead = |name| spec.overhead.as_ref().and_then(|list| list.get(name));
+    let over = Amount { cpu_millis: overhead("cpu").map_or(0, milli), memory: overhead("memory").map_or(0, units) };
+    // A limit that is not there stays absent: overhead only widens one that is.
+    match side {
+        Side::Requests => plus(sum, over),
+        Side::Limits => Amount {
+            cpu_millis: if sum.cpu_millis > 0 { sum.cpu_millis + over.cpu_millis } else { 0 },
+            memory: if sum.memory > 0 { sum.memory + over.memory } else { 0 },
+        },
+    }
+}
+
+fn amount(resources: Option<&ResourceRequirements>, side: Side) -> Amount {
+    Amount { cpu_millis: get(resources, side, "cpu").map_or(0, milli), memory: get(resources, side, "memory").map_or(0, units) }
+}
+
+fn plus(a: Amount, b: Amount) -> Amount {
+    Amount { cpu_millis: a.cpu_millis + b.cpu_millis, memory: a.memory + b.memory }
+}
+
+fn most(a: Amount, b: Amount) -> Amount {
+    Amount { cpu_millis: a.cpu_millis.max(b.cpu_millis), memory: a.memory.max(b.memory) }
+}
+
+fn get<'a>(resources: Option<&'a ResourceRequirements>, side: Side, name: &str) -> Option<&'a Quantity> {
+    list(resources, side)?.get(name)
+}
+
+fn list(resources: Option<&ResourceRequirements>, side: Side) -> Option<&BTreeMap<String, Quantity>> {
+    match side {
+        Side::Requests => resources?.requests.as_ref(),
+        Side::Limits => resources?.limits.as_ref(),
+    }
+}
+
+fn hugepages(resources: Option<&ResourceRequirements>) -> Vec<HugepageLimit> {
+    let limits = list(resources, Side::Limits).into_iter().flatten();
+    let pages = limits.filter_map(|(name, amount)| Some((page_size(name.strip_prefix("hugepages-")?)?, amount)));
+    pages.map(|(page_size, amount)| HugepageLimit { page_size, limit: u64::try_from(units(amount)).unwrap_or(0) }).collect()
+}
+
+/// "2Mi" as the kernel names the page size in its file names: "2MB".
+fn page_size(quantity: &str) -> Option<String> {
+    let bytes = super::quantity::scaled(quantity, 1)?;
+    Some(match bytes {
+        b if b >= 1 << 30 => format!("{}GB", b >> 30),
+        b if b >= 1 << 20 => format!("{}MB", b >> 20),
+        b => format!("{}KB", b >> 10),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const NODE: Machine = Machine { memory: 1 << 30, cgroup_v2: false, limits_swap: false };
+
+    fn pod(spec: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).expect("pod")
+    }
+
+    fn first(pod: &Pod) -> LinuxContainerResources {
+        container_resources(pod, &pod.spec.as_ref().expect("spec").containers[0], NODE)
+    }
+
+    #[test]
+    fn a_burstable_container_gets_its_shares_quota_and_memory() {
+        let got = first(&pod(json!({"containers": [{"name": "a", "resources": {
+            "requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"cpu": "500m", "memory": "512Mi", "hugepages-2Mi": "4Mi"}}}]})));
+        assert_eq!((got.cpu_shares, got.cpu_quota, got.cpu_period), (256, 50_000, 100_000));
+        assert_eq!((got.memory_limit_in_bytes, got.oom_score_adj), (512 << 20, 750));
+        assert_eq!(got.hugepage_limits, [HugepageLimit { page_size: "2MB".to_owned(), limit: 4 << 20 }]);
+    }
+
+    #[test]
+    fn a_best_effort_container_gets_the_least() {
+        let got = first(&pod(json!({"containers": [{"name": "a"}]})));
+        assert_eq!((got.cpu_shares, got.cpu_quota, got.cpu_period, got.memory_limit_in_bytes), (2, 0, 0, 0));
+        assert_eq!(got.oom_score_adj, 1000);
+    }
+
+    #[test]
+    fn a_limit_stands_in_for_a_missing_request() {
+        let got = first(&pod(json!({"containers": [{"name": "a", "resources": {"limits": {"cpu": "2"}}}]})));
+        assert_eq!(got.cpu_shares, 2048);
+    }
+
+    #[test]
+    fn the_oom_score_follows_class_priority_and_sidecars() {
+        let full = json!({"requests": {"cpu": "1", "memory": "1Mi"}, "limits": {"cpu": "1", "memory": "1Mi"}});
+        assert_eq!(first(&pod(json!({"containers": [{"name": "a", "resources": full}]}))).oom_score_adj, -997);
+        let critical = pod(json!({"priorityClassName": "system-node-critical", "containers": [{"name": "a"}]}));
+        assert_eq!(first(&critical).oom_score_adj, -997);
+        let small = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "1"}}}]}));
+        assert_eq!(first(&small).oom_score_adj, 999);
+        let whole = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "2Gi"}}}]}));
+        assert_eq!(first(&whole).oom_score_adj, 3);
+        let sidecar = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "512Mi"}}}],
+            "initContainers": [{"name": "s", "restartPolicy": "Always"}]}));
+        let spec = sidecar.spec.as_ref().expect("spec");
+        assert_eq!(oom_score_adj(&sidecar, &spec.init_containers.as_ref().expect("init")[0], NODE.memory), 500);
+    }
+
+    #[test]
+    fn init_containers_count_by_their_peak_and_sidecars_stay() {
+        let cpu = |name: &str, cpu: &str| json!({"name": name, "resources": {"requests": {"cpu": cpu}}});
+        let mut sidecar = cpu("s", "100m");
+        sidecar["restartPolicy"] = json!("Always");
+        let got = pod_requests(&pod(json!({"containers": [cpu("a", "200m"), cpu("b", "100m")],
+            "initContainers": [cpu("i", "350m"), sidecar, cpu("j", "250m")], "overhead": {"cpu": "10m"}})));
+        assert_eq!(got.cpu_millis, 410);
+    }
+}

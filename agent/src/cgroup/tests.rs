@@ -1,0 +1,95 @@
+//! On the machine's real cgroup tree, below a cgroup of the test's own.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::*;
+
+struct Scratch {
+    root: String,
+    cgroups: Cgroups,
+}
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let root = format!("/coracle-test-{}-{name}", std::process::id());
+        let config = CgroupConfig { root: root.clone(), cpu_millis: 2000, pod_pids_limit: Some(100) };
+        Scratch { cgroups: Cgroups::open(config).expect("root and a mounted cgroup hierarchy"), root }
+    }
+
+    /// What a file of a controller says, on whichever version is mounted.
+    fn read(&self, path: &str, v1: &str, v2: &str) -> String {
+        let (controller, file) = v1.split_once('/').expect("controller/file");
+        let at = if self.cgroups.is_v2() { format!("/sys/fs/cgroup{path}/{v2}") } else { format!("/sys/fs/cgroup/{controller}{path}/{file}") };
+        fs::read_to_string(&at).unwrap_or_else(|error| panic!("{at}: {error}")).trim().to_owned()
+    }
+
+    fn leftovers(&self) -> Vec<PathBuf> {
+        let mounts = self.cgroups.shared.tree.directories("");
+        mounts.into_iter().filter(|dir| dir.join("kubepods").exists()).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for dir in self.cgroups.shared.tree.directories("") {
+            let _ = tree::remove_dir(&dir);
+        }
+    }
+}
+
+fn pod(uid: &str, resources: serde_json::Value) -> Pod {
+    let container = json!({"name": "a", "resources": resources});
+    serde_json::from_value(json!({"metadata": {"name": "p", "uid": uid}, "spec": {"containers": [container]}})).expect("pod")
+}
+
+#[tokio::test]
+async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
+    let scratch = Scratch::new("limits");
+    let pod = pod("u1", json!({"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "200m", "memory": "32Mi"}}));
+    let parent = scratch.cgroups.ensure_pod(&pod).expect("ensure").0;
+    assert_eq!(parent, format!("{}/kubepods/burstable/podu1", scratch.root));
+    assert_eq!(scratch.cgroups.ensure_pod(&pod).expect("again").0, parent);
+    assert_eq!(scratch.read(&parent, "memory/memory.limit_in_bytes", "memory.max"), (32 << 20).to_string());
+    assert_eq!(scratch.read(&parent, "cpu/cpu.cfs_quota_us", "cpu.max").split(' ').next(), Some("20000"));
+    assert_eq!(scratch.read(&parent, "pids/pids.max", "pids.max"), "100");
+
+    scratch.cgroups.update_qos([&pod]).expect("weigh");
+    let class = format!("{}/kubepods/burstable", scratch.root);
+    let expected = if scratch.cgroups.is_v2() { limits::writes(&limits::of_pod(&pod), true)[0].value.clone() } else { "102".to_owned() };
+    assert_eq!(scratch.read(&class, "cpu/cpu.shares", "cpu.weight"), expected);
+
+    for dir in scratch.cgroups.shared.tree.directories("kubepods/burstable/podu1/container/inner") {
+        fs::create_dir_all(dir).expect("a container's cgroups");
+    }
+    assert_eq!(scratch.cgroups.pods(), BTreeSet::from(["u1".to_owned()]));
+    scratch.cgroups.remove_pod("u1").await.expect("remove");
+    scratch.cgroups.remove_pod("u1").await.expect("remove the absent");
+    assert!(scratch.cgroups.pods().is_empty());
+    scratch.cgroups.remove_all().await.expect("remove all");
+    assert_eq!(scratch.leftovers(), Vec::<PathBuf>::new());
+}
+
+#[tokio::test]
+async fn a_cgroup_that_a_dying_process_holds_is_removed_once_it_has_gone() {
+    let scratch = Scratch::new("busy");
+    let pod = pod("u2", json!({}));
+    scratch.cgroups.ensure_pod(&pod).expect("ensure");
+    let mut child = Command::new("sleep").arg("0.1").spawn().expect("sleep");
+    for dir in scratch.cgroups.shared.tree.directories("kubepods/besteffort/podu2") {
+        fs::write(dir.join("cgroup.procs"), child.id().to_string()).expect("enter the cgroup");
+    }
+    let reaped = tokio::task::spawn_blocking(move || child.wait());
+    scratch.cgroups.remove_pod("u2").await.expect("removed after the process ended");
+    reaped.await.expect("join").expect("wait");
+    assert!(scratch.cgroups.pods().is_empty());
+}
+
+#[test]
+fn a_pod_without_uid_has_no_cgroup() {
+    let scratch = Scratch::new("nouid");
+    let error = scratch.cgroups.ensure_pod(&Pod::default()).expect_err("no uid");
+    assert!(matches!(error, CgroupError::NoUid(_)));
+}

@@ -1,0 +1,140 @@
+//! The directories of the tree, over every hierarchy that is mounted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cgroups_rs::fs::hierarchies::{V1, V2, is_cgroup2_unified_mode};
+use cgroups_rs::fs::{Cgroup, Hierarchy, Subsystem};
+
+use super::CgroupError;
+use super::limits::Limits;
+
+/// What pods cannot be limited without.
+const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
+
+/// Where the cgroups of pods live in each hierarchy.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    version: Version,
+    /// Below each mount, without slashes at its ends; empty for the mount itself.
+    root: String,
+    /// Controller → where its hierarchy is mounted. On v2 all are at the one mount.
+    mounts: BTreeMap<String, PathBuf>,
+}
+
+#[derive(Debug)]
+enum Version {
+    V1(V1),
+    V2(V2),
+}
+
+// === impl Tree ===
+
+impl Tree {
+    pub(crate) fn open(root: &str) -> Result<Tree, CgroupError> {
+        let version = if is_cgroup2_unified_mode() { Version::V2(V2::new()) } else { Version::V1(V1::new()) };
+        let hierarchy = version.hierarchy();
+        let v2 = matches!(version, Version::V2(_));
+        let mounts = hierarchy.subsystems().iter().map(|s| (s.controller_name(), mount_of(s, v2, hierarchy.as_ref()))).collect();
+        let tree = Tree { version, root: root.trim_matches('/').to_owned(), mounts };
+        if tree.mounts.is_empty() {
+            return Err(CgroupError::NoHierarchy);
+        }
+        for controller in WANTED.iter().filter(|name| !tree.mounts.contains_key(**name)) {
+            tracing::warn!(controller, "this machine has no such cgroup controller: pods are not limited by it");
+        }
+        Ok(tree)
+    }
+
+    pub(crate) fn is_v2(&self) -> bool {
+        matches!(self.version, Version::V2(_))
+    }
+
+    pub(crate) fn limits_swap(&self) -> bool {
+        let Some(memory) = self.mounts.get("memory") else { return false };
+        match self.version {
+            Version::V1(_) => memory.join("memory.memsw.limit_in_bytes").exists(),
+            // The root cgroup of v2 has no limits, so an existing child is asked.
+            Version::V2(_) => memory.join(self.below("kubepods")).join("memory.swap.max").exists(),
+        }
+    }
+
+    /// The path as seen from the hierarchies' mounts.
+    pub(crate) fn absolute(&self, path: &str) -> String {
+        format!("/{}", self.below(path))
+    }
+
+    /// Makes the cgroup in every hierarchy and sets its limits.
+    pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
+        let below = self.below(path);
+        let made = Cgroup::new(self.version.hierarchy(), &below);
+        made.map_err(|source| CgroupError::Create { path: self.absolute(path), source })?;
+        let dirs = self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(&below)));
+        super::write::limits(&dirs.collect(), limits, self.is_v2())
+    }
+
+    /// The names of the cgroups directly in this one, in any hierarchy.
+    pub(crate) fn children(&self, path: &str) -> Vec<String> {
+        let mut names: Vec<String> = self.directories(path).iter().flat_map(|dir| child_names(dir)).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Removes the cgroup and all below it from every hierarchy, to the end; the first error is told.
+    pub(crate) fn remove(&self, path: &str) -> Result<(), CgroupError> {
+        let results: Vec<_> = self.directories(path).iter().map(|dir| remove_dir(dir)).collect();
+        results.into_iter().collect()
+    }
+
+    fn below(&self, path: &str) -> String {
+        if self.root.is_empty() { path.to_owned() } else { format!("{}/{path}", self.root) }
+    }
+
+    pub(super) fn directories(&self, path: &str) -> Vec<PathBuf> {
+        let below = self.below(path);
+        let mut all: Vec<PathBuf> = self.mounts.values().map(|mount| mount.join(&below)).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+}
+
+// === impl Version ===
+
+impl Version {
+    fn hierarchy(&self) -> Box<dyn Hierarchy> {
+        match self {
+            Version::V1(v1) => Box::new(v1.clone()),
+            Version::V2(v2) => Box::new(v2.clone()),
+        }
+    }
+}
+
+fn mount_of(subsystem: &Subsystem, v2: bool, hierarchy: &dyn Hierarchy) -> PathBuf {
+    if v2 { hierarchy.root() } else { subsystem.to_controller().path().to_owned() }
+}
+
+fn child_names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// rmdir from the leaves up: the files of a cgroup go with its directory.
+pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
+    match fs::remove_dir(dir) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(_busy_or_not_empty) => {}
+    }
+    for child in child_names(dir) {
+        remove_dir(&dir.join(child))?;
+    }
+    match fs::remove_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CgroupError::Remove { path: dir.to_owned(), source: error }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,198 @@
+//! The node in the API: registered once, its status written when it changed, its lease renewed.
+//!
+//! ```text
+//! start ──► get or create Node ──► patch status ──► watch own Node ─┬─ podCIDR ──► network ──► Ready
+//!                                                                  ├─ a fact changed ──► patch status
+//!                                                                  └─ gone ──► create again
+//! lease: one timer of 10 s, nothing else ever wakes an idle node
+//! ```
+//! The lease is the heartbeat; a status in which only the time would differ is not written. The network is
+//! told its ranges as soon as they are seen, and Ready=True goes out with the next patch, at once.
+
+mod address;
+mod facts;
+mod lease;
+mod plan;
+mod register;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use coracle_cni::Network;
+use ipnetwork::IpNetwork;
+use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeSystemInfo, Taint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::cgroup::quantity::{milli, units};
+
+/// What can be set about the node itself.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Its name in the API.
+    pub name: String,
+    /// Its addresses, the primary one first; empty: found from the routes.
+    pub ips: Vec<IpAddr>,
+    /// Labels beside those that every node has.
+    pub labels: BTreeMap<String, String>,
+    /// Taints that it is created with.
+    pub taints: Vec<Taint>,
+    /// Whether to create the Node object if it is not there.
+    pub register: bool,
+    /// Where the kubelet API listens.
+    pub kubelet_port: u16,
+    /// How many pods it takes.
+    pub max_pods: u32,
+    /// Kept back from pods, by resource name.
+    pub reserved: BTreeMap<String, String>,
+    /// The file system whose size is the ephemeral storage.
+    pub state_dir: PathBuf,
+    /// Name and version of the runtime, `coracle://0.1.0`.
+    pub runtime_version: String,
+}
+
+/// What the node is, found once at the start.
+#[derive(Clone, Debug)]
+pub struct NodeFacts {
+    /// Its name in the API.
+    pub name: String,
+    /// Its addresses, the primary one first.
+    pub ips: Vec<IpAddr>,
+    /// All that there is.
+    pub capacity: BTreeMap<String, Quantity>,
+    /// What pods may have of it.
+    pub allocatable: BTreeMap<String, Quantity>,
+    /// Kernel, system and version.
+    pub info: NodeSystemInfo,
+}
+
+/// Why the node cannot be described.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// A file of the kernel's could not be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A reserved amount is no quantity.
+    #[error("reserved {name} {value:?} is not a quantity")]
+    Reserved {
+        /// Which resource.
+        name: String,
+        /// What stands there.
+        value: String,
+    },
+}
+
+/// The node's part of the agent.
+pub struct NodeAgent {
+    config: NodeConfig,
+    facts: Arc<NodeFacts>,
+    client: kube::Client,
+    network: Network,
+    node: watch::Sender<Option<Arc<Node>>>,
+    images: watch::Sender<Vec<ContainerImage>>,
+    /// Rung at each turn of the lease's timer.
+    pulse: Arc<Notify>,
+    /// The ranges that the network has been given.
+    cidrs: tokio::sync::Mutex<Option<Vec<IpNetwork>>>,
+}
+
+// === impl NodeFacts ===
+
+impl NodeFacts {
+    /// The primary address.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.ips.first().copied()
+    }
+
+    /// Cores in thousandths.
+    pub fn cpu_millis(&self) -> i64 {
+        self.capacity.get("cpu").map_or(0, milli)
+    }
+
+    /// Bytes of memory.
+    pub fn memory(&self) -> i64 {
+        self.capacity.get("memory").map_or(0, units)
+    }
+
+    /// Bytes of memory that pods may have.
+    pub fn memory_allocatable(&self) -> i64 {
+        self.allocatable.get("memory").map_or(0, units)
+    }
+}
+
+// === impl NodeAgent ===
+
+impl NodeAgent {
+    /// Finds out what the node is. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// When the kernel does not say, or a setting is no quantity.
+    pub fn new(config: NodeConfig, client: kube::Client, network: Network) -> Result<NodeAgent, NodeError> {
+        let facts = Arc::new(facts::find(&config)?);
+        Ok(NodeAgent {
+            config,
+            facts,
+            client,
+            network,
+            node: watch::channel(None).0,
+            images: watch::channel(Vec::new()).0,
+            pulse: Arc::default(),
+            cidrs: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// What the node is.
+    pub fn facts(&self) -> Arc<NodeFacts> {
+        self.facts.clone()
+    }
+
+    /// The Node object as last seen: labels and taints for admission.
+    pub fn node(&self) -> watch::Receiver<Option<Arc<Node>>> {
+        self.node.subscribe()
+    }
+
+    /// Where to put the images that are here; they go out with the next change of the status.
+    pub fn images(&self) -> watch::Sender<Vec<ContainerImage>> {
+        self.images.clone()
+    }
+
+    /// Keeps the node in the API until `shutdown`, whether or not the API can be reached.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let lease = lease::keep(self.client.clone(), self.config.name.clone(), self.node.subscribe(), self.pulse.clone());
+        tokio::select! {
+            // All three are dropped for good at the end: there is nothing to be lost.
+            () = shutdown.cancelled() => {}
+            () = lease => {}
+            () = register::keep(&self) => {}
+        }
+    }
+}
+
+/// The addresses that a node without a setting for them reports: for its certificate, made before it.
+pub fn own_addresses() -> Vec<IpAddr> {
+    vec![address::find()]
+}
+
+/// An error and all that caused it, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        let more = next.to_string();
+        // Some libraries repeat their source in their own text.
+        if !text.ends_with(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = next.source();
+    }
+    text
+}

@@ -1,0 +1,102 @@
+//! Which address the node is known by. A machine without a default route is a normal one.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+/// An address of an interface that is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Local {
+    pub(crate) interface: String,
+    pub(crate) ip: IpAddr,
+    /// A bridge is more often a network of ours or of another runtime's than the way to the machine.
+    pub(crate) is_bridge: bool,
+}
+
+/// The node's address as the machine's routes and interfaces say.
+pub(super) fn find() -> IpAddr {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let routes = default_interfaces(&read("/proc/net/route"), &read("/proc/net/ipv6_route"));
+    choose(&routes, &locals())
+}
+
+fn locals() -> Vec<Local> {
+    let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let found = all.filter_map(|address| {
+        let storage = address.address?;
+        let v4 = storage.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        let ip = v4.or_else(|| storage.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))?;
+        let is_bridge = Path::new("/sys/class/net").join(&address.interface_name).join("bridge").exists();
+        Some(Local { interface: address.interface_name, ip, is_bridge })
+    });
+    found.collect()
+}
+
+/// The interfaces of default routes, IPv4's before IPv6's, better metrics first.
+fn default_interfaces(v4: &str, v6: &str) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for line in v4.lines().skip(1) {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        if let [interface, "00000000", _, _, _, _, metric, "00000000", ..] = fields[..] {
+            found.insert((4, metric.parse::<u32>().unwrap_or(u32::MAX), interface.to_owned()));
+        }
+    }
+    for line in v6.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [destination, "00", _, _, _, metric, _, _, _, interface] = fields[..] else { continue };
+        // The kernel's own unreachable default is on lo.
+        if destination.bytes().all(|b| b == b'0') && interface != "lo" {
+            found.insert((6, u32::from_str_radix(metric, 16).unwrap_or(u32::MAX), interface.to_owned()));
+        }
+    }
+    found.into_iter().map(|(_, _, interface)| interface).collect()
+}
+
+/// The default route's address, else the first that others could reach, else the loopback's.
+fn choose(routes: &[String], locals: &[Local]) -> IpAddr {
+    let usable: Vec<&Local> = locals.iter().filter(|local| is_usable(local.ip)).collect();
+    let on = |interface: &String| usable.iter().filter(move |l| l.interface == *interface).min_by_key(|l| l.ip.is_ipv6());
+    let routed = routes.iter().find_map(on);
+    let other = || usable.iter().filter(|local| !local.is_bridge).min_by_key(|local| local.ip.is_ipv6());
+    routed.or_else(other).map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip)
+}
+
+fn is_usable(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_loopback() && !ip.is_link_local() && !ip.is_unspecified(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local() && !ip.is_unspecified(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn local(interface: &str, ip: &str) -> Local {
+        Local { interface: interface.to_owned(), ip: ip.parse().expect("address"), is_bridge: interface.starts_with("br") }
+    }
+
+    #[test]
+    fn the_default_route_decides_then_reachability() {
+        let all = [local("lo", "127.0.0.1"), local("br0", "10.42.0.1"), local("eth0", "fe80::1"), local("eth0", "2001:db8::1"), local("eth0", "192.0.2.1"), local("eth1", "192.0.2.2")];
+        let chosen = |routes: &[&str], locals: &[Local]| choose(&routes.iter().map(|r| (*r).to_owned()).collect::<Vec<_>>(), locals).to_string();
+        assert_eq!(chosen(&["eth1"], &all), "192.0.2.2");
+        assert_eq!(chosen(&["br0"], &all), "10.42.0.1");
+        assert_eq!(chosen(&["gone"], &all), "192.0.2.1");
+        assert_eq!(chosen(&[], &all), "192.0.2.1");
+        assert_eq!(chosen(&[], &all[..2]), "127.0.0.1");
+        assert_eq!(chosen(&[], &[]), "127.0.0.1");
+    }
+
+    #[test]
+    fn default_routes_are_read_in_the_order_of_their_metrics() {
+        let v4 = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
+                  eth1\t00000000\t010200C0\t0003\t0\t0\t200\t00000000\t0\t0\t0\n\
+                  eth0\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n\
+                  eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
+        let v6 = "00000000000000000000000000000000 00 00000000000000000000000000000000 00 20010db8000000000000000000000001 00000400 00000001 00000000 00000003 eth2\n\
+                  00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 00000001 00000000 00200200       lo\n";
+        assert_eq!(default_interfaces(v4, v6), ["eth0", "eth1", "eth2"]);
+    }
+}

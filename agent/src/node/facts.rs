@@ -1,0 +1,177 @@
+//! What the machine says of itself: capacity, versions, identities.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::{NodeSwapStatus, NodeSystemInfo};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use nix::sys::statvfs::statvfs;
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::{NodeConfig, NodeError, NodeFacts, address};
+use crate::cgroup::quantity::scaled;
+
+/// The Kubernetes version whose kubelet this agent stands for, and our own behind the plus.
+pub(super) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
+
+pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
+    let meminfo = read("/proc/meminfo")?;
+    let capacity = capacity(config, &meminfo)?;
+    let allocatable = allocatable(&capacity, &config.reserved)?;
+    let ips = if config.ips.is_empty() { vec![address::find()] } else { config.ips.clone() };
+    Ok(NodeFacts { name: config.name.clone(), ips, capacity, allocatable, info: info(config, &meminfo) })
+}
+
+fn read(path: &str) -> Result<String, NodeError> {
+    fs::read_to_string(path).map_err(|source| NodeError::Read { path: path.into(), source })
+}
+
+fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quantity>, NodeError> {
+    let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
+    let disk = storage_kib(&config.state_dir).map_err(|source| NodeError::Read { path: config.state_dir.clone(), source: source.into() })?;
+    let mut capacity = BTreeMap::from([
+        ("cpu".to_owned(), Quantity(cpus.to_string())),
+        ("memory".to_owned(), Quantity(format!("{}Ki", kib(meminfo, "MemTotal")))),
+        ("ephemeral-storage".to_owned(), Quantity(format!("{disk}Ki"))),
+        ("pods".to_owned(), Quantity(config.max_pods.to_string())),
+    ]);
+    capacity.extend(hugepages(Path::new("/sys/kernel/mm/hugepages")));
+    Ok(capacity)
+}
+
+fn storage_kib(dir: &Path) -> nix::Result<u64> {
+    // The directory may not be there yet: its nearest ancestor is on the same file system.
+    let there = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    let found = statvfs(there)?;
+    Ok(found.blocks() * found.fragment_size() / 1024)
+}
+
+/// A line of meminfo, in KiB.
+pub(super) fn kib(meminfo: &str, name: &str) -> u64 {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// The pages set aside at each size that the kernel has: `hugepages-2Mi`.
+fn hugepages(dir: &Path) -> BTreeMap<String, Quantity> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let sizes = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let size: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let pages: u64 = fs::read_to_string(entry.path().join("nr_hugepages")).ok()?.trim().parse().ok()?;
+        Some((format!("hugepages-{}", binary(size)), Quantity(if pages == 0 { "0".to_owned() } else { binary(pages * size) })))
+    });
+    sizes.collect()
+}
+
+fn binary(kib: u64) -> String {
+    match kib {
+        k if k % (1 << 20) == 0 => format!("{}Gi", k >> 20),
+        k if k % (1 << 10) == 0 => format!("{}Mi", k >> 10),
+        k => format!("{k}Ki"),
+    }
+}
+
+/// Capacity without what is reserved; huge pages are taken from the memory that others may have.
+fn allocatable(capacity: &BTreeMap<String, Quantity>, reserved: &BTreeMap<String, String>) -> Result<BTreeMap<String, Quantity>, NodeError> {
+    let mut left = capacity.clone();
+    let huge: i64 = capacity.iter().filter(|(name, _)| name.starts_with("hugepages-")).filter_map(|(_, q)| scaled(&q.0, 1)).sum();
+    let mut taken: Vec<(&str, i64)> = vec![("memory", huge)];
+    for (name, value) in reserved {
+        let scale = if name == "cpu" { 1000 } else { 1 };
+        let amount = scaled(value, scale).ok_or_else(|| NodeError::Reserved { name: name.clone(), value: value.clone() })?;
+        taken.push((name, amount));
+    }
+    for (name, amount) in taken.into_iter().filter(|(_, amount)| *amount > 0) {
+        if let Some(quantity) = left.get_mut(name) {
+            *quantity = minus(name, quantity, amount);
+        }
+    }
+    Ok(left)
+}
+
+fn minus(name: &str, from: &Quantity, amount: i64) -> Quantity {
+    let scale = if name == "cpu" { 1000 } else { 1 };
+    let left = (scaled(&from.0, scale).unwrap_or(0) - amount).max(0);
+    Quantity(match name {
+        "cpu" if left % 1000 == 0 => (left / 1000).to_string(),
+        "cpu" => format!("{left}m"),
+        _ if left % 1024 == 0 && left > 0 && name != "pods" => format!("{}Ki", left / 1024),
+        _ => left.to_string(),
+    })
+}
+
+fn info(config: &NodeConfig, meminfo: &str) -> NodeSystemInfo {
+    let trimmed = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let machine_id = trimmed("/etc/machine-id");
+    let firmware = trimmed("/sys/class/dmi/id/product_uuid").to_lowercase();
+    let kernel = nix::sys::utsname::uname().ok().map(|name| name.release().to_string_lossy().into_owned());
+    let swap = i64::try_from(kib(meminfo, "SwapTotal") * 1024).ok().filter(|bytes| *bytes > 0);
+    NodeSystemInfo {
+        architecture: architecture().to_owned(),
+        boot_id: trimmed("/proc/sys/kernel/random/boot_id"),
+        container_runtime_version: config.runtime_version.clone(),
+        kernel_version: kernel.unwrap_or_default(),
+        kubelet_version: KUBELET_VERSION.to_owned(),
+        system_uuid: if firmware.is_empty() { machine_id.clone() } else { firmware },
+        machine_id,
+        operating_system: "linux".to_owned(),
+        os_image: os_image(&fs::read_to_string("/etc/os-release").unwrap_or_default()),
+        swap: swap.map(|capacity| NodeSwapStatus { capacity: Some(capacity) }),
+        ..NodeSystemInfo::default()
+    }
+}
+
+/// The architecture in Go's names, which labels and image indexes use.
+pub(super) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
+    }
+}
+
+fn os_image(os_release: &str) -> String {
+    let value = |name: &str| os_release.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_matches('"').to_owned()));
+    value("PRETTY_NAME=").or_else(|| value("NAME=")).unwrap_or_else(|| "Linux".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_reserved_is_taken_from_what_pods_may_have() {
+        let quantity = |text: &str| Quantity(text.to_owned());
+        let capacity = BTreeMap::from([("cpu".to_owned(), quantity("2")), ("memory".to_owned(), quantity("2048Ki")), ("hugepages-2Mi".to_owned(), quantity("1Mi")), ("pods".to_owned(), quantity("110"))]);
+        let reserved = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        let left = allocatable(&capacity, &reserved("cpu", "100m")).expect("allocatable");
+        assert_eq!((&*left["cpu"].0, &*left["memory"].0, &*left["pods"].0), ("1900m", "1024Ki", "110"));
+        assert_eq!(allocatable(&capacity, &reserved("memory", "1Gi")).expect("none left")["memory"].0, "0");
+        assert!(matches!(allocatable(&capacity, &reserved("cpu", "much")), Err(NodeError::Reserved { .. })));
+    }
+
+    #[test]
+    fn this_machine_describes_itself() {
+        let config = NodeConfig {
+            name: "n".to_owned(),
+            ips: Vec::new(),
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
+            register: true,
+            kubelet_port: 10250,
+            max_pods: 110,
+            reserved: BTreeMap::new(),
+            state_dir: "/var/lib/coracle-is-not-there".into(),
+            runtime_version: "coracle://0".to_owned(),
+        };
+        let facts = find(&config).expect("facts");
+        assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);
+        assert!(!facts.info.kernel_version.is_empty() && !facts.info.boot_id.is_empty());
+        assert!(facts.ip().is_some());
+        assert_eq!(os_image("NAME=Debian\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
+    }
+}

@@ -1,0 +1,242 @@
+//! What the Node object should say, and whether that is worth a write. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde_json::{Value, json};
+
+use super::{NodeConfig, NodeFacts, facts};
+
+/// What of the node changes while it runs.
+#[derive(Clone, Debug)]
+pub(super) struct Situation {
+    /// Whether pods can have a network, and why not.
+    pub(super) network: Result<(), String>,
+    /// What the machine is short of.
+    pub(super) pressure: Pressure,
+    pub(super) images: Vec<ContainerImage>,
+    pub(super) now: Timestamp,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pressure {
+    pub(super) memory: bool,
+    pub(super) disk: bool,
+    pub(super) pids: bool,
+}
+
+/// The object that a node is registered with.
+pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, situation: &Situation) -> Node {
+    let taints = config.taints.clone();
+    Node {
+        metadata: ObjectMeta { name: Some(config.name.clone()), labels: Some(labels(config)), ..ObjectMeta::default() },
+        spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
+        status: Some(status(config, facts, situation, &NodeStatus::default())),
+    }
+}
+
+/// The labels that every node has, and those that the settings add.
+fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
+    let arch = facts::architecture();
+    let own = [
+        ("kubernetes.io/hostname", config.name.as_str()),
+        ("kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", arch),
+        ("beta.kubernetes.io/os", "linux"),
+        ("beta.kubernetes.io/arch", arch),
+    ];
+    let own = own.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+    config.labels.clone().into_iter().chain(own).collect()
+}
+
+/// The merge patch that gives an adopted node the labels it lacks.
+pub(super) fn label_patch(config: &NodeConfig, seen: &Node) -> Option<Value> {
+    let held = seen.metadata.labels.clone().unwrap_or_default();
+    let missing: BTreeMap<_, _> = labels(config).into_iter().filter(|(key, value)| held.get(key) != Some(value)).collect();
+    (!missing.is_empty()).then(|| json!({"metadata": {"labels": missing}}))
+}
+
+/// The strategic patch that brings the status up to date; nothing when only times would change.
+pub(super) fn status_patch(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, seen: &Node) -> Option<Value> {
+    let held = seen.status.clone().unwrap_or_default();
+    let want = status(config, facts, situation, &held);
+    let mut patch = serde_json::Map::new();
+    // Each is replaced as a whole where it differs; a null takes away what a merge would keep.
+    put(&mut patch, "capacity", &held.capacity, &want.capacity);
+    put(&mut patch, "allocatable", &held.allocatable, &want.allocatable);
+    put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
+    put(&mut patch, "nodeInfo", &held.node_info, &want.node_info);
+    put(&mut patch, "images", &held.images, &want.images);
+    if held.addresses != want.addresses {
+        // Merged by type, two addresses of one type would become one.
+        let addresses = want.addresses.into_iter().flatten().map(|address| json!(address));
+        patch.insert("addresses".to_owned(), [json!({"$patch": "replace"})].into_iter().chain(addresses).collect());
+    }
+    let conditions: Vec<NodeCondition> = want.conditions.into_iter().flatten().collect();
+    let is_held = |wanted: &NodeCondition| held.conditions.iter().flatten().any(|c| c.type_ == wanted.type_ && says_same(c, wanted));
+    if !conditions.iter().all(is_held) {
+        patch.insert("conditions".to_owned(), json!(conditions));
+    }
+    (!patch.is_empty()).then(|| json!({"status": patch}))
+}
+
+fn put<T: PartialEq + serde::Serialize>(patch: &mut serde_json::Map<String, Value>, name: &str, held: &Option<T>, want: &Option<T>) {
+    if held != want && want.is_some() {
+        patch.insert(name.to_owned(), json!(want));
+    }
+}
+
+fn status(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, held: &NodeStatus) -> NodeStatus {
+    let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
+    let internal = facts.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
+    let addresses = internal.chain([address("Hostname", config.name.clone())]).collect();
+    NodeStatus {
+        addresses: Some(addresses),
+        capacity: Some(facts.capacity.clone()),
+        allocatable: Some(facts.allocatable.clone()),
+        conditions: Some(conditions(situation, held)),
+        daemon_endpoints: Some(NodeDaemonEndpoints { kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }) }),
+        images: Some(situation.images.clone()).filter(|images| !images.is_empty()),
+        node_info: Some(facts.info.clone()),
+        ..NodeStatus::default()
+    }
+}
+
+fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
+    let pressure = situation.pressure;
+    let ready = match &situation.network {
+        Ok(()) => (true, "KubeletReady", "kubelet is posting ready status".to_owned()),
+        Err(reason) => (
+            false,
+            "KubeletNotReady",
+            format!("container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"),
+        ),
+    };
+    let said = |is: bool, yes: (&'static str, &str), no: (&'static str, &str)| {
+        let (reason, message) = if is { yes } else { no };
+        (is, reason, message.to_owned())
+    };
+    let all = [
+        ("MemoryPressure", said(pressure.memory,
+            ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
+            ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"))),
+        ("DiskPressure", said(pressure.disk,
+            ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+            ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"))),
+        ("PIDPressure", said(pressure.pids,
+            ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
+            ("KubeletHasSufficientPID", "kubelet has sufficient PID available"))),
+        ("Ready", ready),
+    ];
+    all.into_iter().map(|(type_, (is, reason, message))| condition(type_, (is, reason, message), held, situation.now)).collect()
+}
+
+fn condition(type_: &str, (is, reason, message): (bool, &str, String), held: &NodeStatus, now: Timestamp) -> NodeCondition {
+    let status = if is { "True" } else { "False" };
+    let before = held.conditions.iter().flatten().find(|held| held.type_ == type_ && held.status == status);
+    NodeCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message),
+        last_heartbeat_time: Some(Time(now)),
+        last_transition_time: before.and_then(|held| held.last_transition_time.clone()).or(Some(Time(now))),
+    }
+}
+
+/// Whether two conditions differ in nothing but their times.
+fn says_same(a: &NodeCondition, b: &NodeCondition) -> bool {
+    (&a.status, &a.reason, &a.message) == (&b.status, &b.reason, &b.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+    use super::*;
+
+    fn config() -> NodeConfig {
+        NodeConfig {
+            name: "n1".to_owned(),
+            ips: Vec::new(),
+            labels: BTreeMap::from([("zone".to_owned(), "a".to_owned())]),
+            taints: Vec::new(),
+            register: true,
+            kubelet_port: 10250,
+            max_pods: 110,
+            reserved: BTreeMap::new(),
+            state_dir: "/".into(),
+            runtime_version: "coracle://0".to_owned(),
+        }
+    }
+
+    fn facts() -> NodeFacts {
+        let capacity = BTreeMap::from([("cpu".to_owned(), Quantity("2".to_owned()))]);
+        NodeFacts {
+            name: "n1".to_owned(),
+            ips: vec!["192.0.2.1".parse().expect("address")],
+            allocatable: capacity.clone(),
+            capacity,
+            info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
+        }
+    }
+
+    fn situation(network: Result<(), String>, second: i64) -> Situation {
+        Situation { network, pressure: Pressure::default(), images: Vec::new(), now: Timestamp::from_second(second).expect("time") }
+    }
+
+    fn ready(node: &Node) -> NodeCondition {
+        let conditions = node.status.as_ref().and_then(|s| s.conditions.as_ref()).expect("conditions");
+        conditions.iter().find(|c| c.type_ == "Ready").expect("Ready").clone()
+    }
+
+    #[test]
+    fn time_alone_is_not_worth_a_write() {
+        let node = node(&config(), &facts(), &situation(Ok(()), 1));
+        assert_eq!(status_patch(&config(), &facts(), &situation(Ok(()), 99), &node), None);
+    }
+
+    #[test]
+    fn a_missing_network_is_told_and_its_coming_is_a_transition() {
+        let node = node(&config(), &facts(), &situation(Err("no range".to_owned()), 1));
+        let told = ready(&node);
+        assert_eq!((told.status.as_str(), told.reason.as_deref()), ("False", Some("KubeletNotReady")));
+        assert!(told.message.is_some_and(|message| message.contains("no range")));
+        let patch = status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).expect("a patch");
+        assert_eq!(patch["status"].as_object().expect("status").keys().collect::<Vec<_>>(), ["conditions"]);
+        let conditions = patch["status"]["conditions"].as_array().expect("conditions");
+        assert_eq!(conditions[3]["lastTransitionTime"], "1970-01-01T00:00:05Z");
+        assert_eq!(conditions[0]["lastTransitionTime"], "1970-01-01T00:00:01Z", "memory did not change");
+    }
+
+    #[test]
+    fn a_node_declared_unknown_by_its_controller_is_said_to_be_ready_again() {
+        let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
+        let conditions = node.status.as_mut().and_then(|s| s.conditions.as_mut()).expect("conditions");
+        conditions.iter_mut().for_each(|c| c.status = "Unknown".to_owned());
+        assert!(status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).is_some());
+    }
+
+    #[test]
+    fn changed_addresses_replace_the_old_ones() {
+        let node = node(&config(), &facts(), &situation(Ok(()), 1));
+        let mut moved = facts();
+        moved.ips.push("2001:db8::1".parse().expect("address"));
+        let patch = status_patch(&config(), &moved, &situation(Ok(()), 1), &node).expect("a patch");
+        let addresses = &patch["status"]["addresses"];
+        assert_eq!(addresses[0], json!({"$patch": "replace"}));
+        assert_eq!(addresses.as_array().map(Vec::len), Some(4));
+    }
+
+    #[test]
+    fn an_adopted_node_gets_only_the_labels_it_lacks() {
+        let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
+        assert_eq!(label_patch(&config(), &node), None);
+        node.metadata.labels.as_mut().expect("labels").remove("kubernetes.io/os");
+        assert_eq!(label_patch(&config(), &node), Some(json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}}})));
+    }
+}

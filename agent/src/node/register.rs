@@ -1,0 +1,163 @@
+//! The Node object: made or adopted, watched, and told what changed.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use ipnetwork::IpNetwork;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::watch_object;
+use nix::sys::statvfs::statvfs;
+
+use super::plan::{self, Pressure, Situation};
+use super::{NodeAgent, chain, facts};
+use crate::source::record;
+
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(5);
+
+/// Keeps the node registered and its status true, for ever.
+pub(super) async fn keep(agent: &NodeAgent) {
+    let api: Api<Node> = Api::all(agent.client.clone());
+    // Ranges known from before: pods get their network while there is no API server.
+    if let Some(cidrs) = record::read::<Vec<IpNetwork>>(&cidr_record(agent)) {
+        set_cidrs(agent, cidrs).await;
+    }
+    let mut retry = FIRST_RETRY;
+    while let Err(error) = appear(agent, &api).await {
+        if retry == FIRST_RETRY {
+            tracing::info!(error = chain(&error), "the node is not registered yet, going on trying");
+        }
+        tokio::time::sleep(retry).await;
+        retry = (retry * 2).min(LAST_RETRY);
+    }
+    let changes = watch_object(api.clone(), &agent.config.name).default_backoff();
+    let mut changes = std::pin::pin!(changes);
+    let mut images = agent.images.subscribe();
+    loop {
+        let result = tokio::select! {
+            // The stream keeps its place, the others only wake: dropping any of them loses nothing.
+            change = changes.next() => match change {
+                Some(Ok(Some(node))) => seen(agent, &api, node).await,
+                Some(Ok(None)) => appear(agent, &api).await,
+                Some(Err(error)) => Err(error_of_watch(&error)),
+                None => return,
+            },
+            () = agent.pulse.notified() => tell(agent, &api).await,
+            _ = images.changed() => tell(agent, &api).await,
+        };
+        if let Err(error) = result {
+            // The next pulse of the lease's timer tries again.
+            tracing::debug!(error = chain(&error), "the node's status is not up to date");
+        }
+    }
+}
+
+/// What the watch says is worth a line only; it comes back by itself.
+fn error_of_watch(error: &kube::runtime::watcher::Error) -> kube::Error {
+    kube::Error::Service(chain(error).into())
+}
+
+/// Finds the node or makes it.
+async fn appear(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
+    let name = &agent.config.name;
+    if let Some(node) = api.get_opt(name).await? {
+        return seen(agent, api, node).await;
+    }
+    if !agent.config.register {
+        return Ok(());
+    }
+    let wanted = plan::node(&agent.config, &agent.facts, &situation(agent));
+    let node = match api.create(&PostParams::default(), &wanted).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => api.get(name).await?,
+        made => made?,
+    };
+    tracing::info!(node = name, "registered");
+    seen(agent, api, node).await
+}
+
+/// Takes in what the API says of the node, then tells it what it does not know.
+async fn seen(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result<(), kube::Error> {
+    let cidrs = cidrs(&node);
+    if !cidrs.is_empty() {
+        set_cidrs(agent, cidrs).await;
+    }
+    let labels = plan::label_patch(&agent.config, &node);
+    agent.node.send_replace(Some(Arc::new(node)));
+    if let Some(patch) = labels {
+        let node = api.patch(&agent.config.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        agent.node.send_replace(Some(Arc::new(node)));
+    }
+    tell(agent, api).await
+}
+
+/// Writes the status, if it says something new.
+async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
+    let Some(node) = agent.node.borrow().clone() else { return Ok(()) };
+    let Some(patch) = plan::status_patch(&agent.config, &agent.facts, &situation(agent), &node) else { return Ok(()) };
+    match api.patch_status(&agent.config.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
+        Ok(node) => {
+            agent.node.send_replace(Some(Arc::new(node)));
+            Ok(())
+        }
+        // Deleted by somebody: the watch says so too, and has it made again.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn cidrs(node: &Node) -> Vec<IpNetwork> {
+    let Some(spec) = &node.spec else { return Vec::new() };
+    let many = spec.pod_cidrs.iter().flatten();
+    let all: Vec<&String> = if many.clone().next().is_some() { many.collect() } else { spec.pod_cidr.iter().collect() };
+    all.into_iter().filter_map(|text| text.parse().inspect_err(|error| tracing::warn!(%error, text, "not a pod CIDR")).ok()).collect()
+}
+
+async fn set_cidrs(agent: &NodeAgent, cidrs: Vec<IpNetwork>) {
+    let mut set = agent.cidrs.lock().await;
+    if set.as_ref() == Some(&cidrs) && agent.network.ready().is_ok() {
+        return;
+    }
+    match agent.network.set_pod_cidrs(cidrs.clone()).await {
+        Ok(()) => {
+            if let Err(error) = record::write(&cidr_record(agent), &cidrs) {
+                tracing::warn!(%error, "cannot remember the pod address ranges");
+            }
+            *set = Some(cidrs);
+        }
+        Err(error) => tracing::warn!(error = chain(&error), ?cidrs, "cannot set up the pod network"),
+    }
+}
+
+fn cidr_record(agent: &NodeAgent) -> std::path::PathBuf {
+    agent.config.state_dir.join("agent").join("pod-cidrs.json")
+}
+
+fn situation(agent: &NodeAgent) -> Situation {
+    Situation {
+        network: agent.network.ready().map_err(|reason| reason.to_string()),
+        pressure: pressure(&agent.config.state_dir),
+        images: agent.images.borrow().clone(),
+        now: Timestamp::now(),
+    }
+}
+
+/// The kubelet's default thresholds: 100 MiB of memory, a tenth of the disk, a twentieth of its inodes;
+/// and for processes a twentieth of what the kernel can number, where upstream has none.
+fn pressure(state_dir: &std::path::Path) -> Pressure {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let available = facts::kib(&read("/proc/meminfo"), "MemAvailable");
+    let disk = statvfs(state_dir).is_ok_and(|found| {
+        let short = found.blocks_available() * 10 < found.blocks();
+        short || (found.files() > 0 && found.files_available() * 20 < found.files())
+    });
+    let threads = read("/proc/loadavg").split(' ').nth(3).and_then(|f| f.split_once('/')?.1.parse::<u64>().ok());
+    let most = read("/proc/sys/kernel/pid_max").trim().parse::<u64>().ok();
+    let pids = threads.zip(most).is_some_and(|(threads, most)| threads * 20 > most * 19);
+    Pressure { memory: available > 0 && available < 100 * 1024, disk, pids }
+}

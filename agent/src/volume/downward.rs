@@ -1,0 +1,143 @@
+//! What a pod may be told of itself in a file: fields of its metadata, resources of its containers. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, Pod, ResourceFieldSelector};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::cgroup::quantity::scaled;
+
+/// A field that there is none of.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FieldError {
+    /// Not one of the fields that files may show.
+    #[error("unsupported fieldPath: {0}")]
+    Path(String),
+    /// Not one of the resources that files may show.
+    #[error("unsupported container resource: {0}")]
+    Resource(String),
+    /// The pod has no such container.
+    #[error("container {0} not found")]
+    Container(String),
+    /// Neither a field nor a resource.
+    #[error("neither fieldRef nor resourceFieldRef is set for {0:?}")]
+    Nothing(String),
+}
+
+/// The content of one file.
+pub(super) fn content(pod: &Pod, node: &BTreeMap<String, Quantity>, file: &DownwardAPIVolumeFile) -> Result<String, FieldError> {
+    if let Some(field) = &file.field_ref {
+        return self::field(pod, &field.field_path).ok_or_else(|| FieldError::Path(field.field_path.clone()));
+    }
+    match &file.resource_field_ref {
+        Some(resource) => self::resource(pod, node, resource),
+        None => Err(FieldError::Nothing(file.path.clone())),
+    }
+}
+
+fn field(pod: &Pod, path: &str) -> Option<String> {
+    let meta = &pod.metadata;
+    let text = |value: &Option<String>| Some(value.clone().unwrap_or_default());
+    match path {
+        "metadata.name" => text(&meta.name),
+        "metadata.namespace" => text(&meta.namespace),
+        "metadata.uid" => text(&meta.uid),
+        "metadata.labels" => Some(lines(meta.labels.as_ref())),
+        "metadata.annotations" => Some(lines(meta.annotations.as_ref())),
+        _ => {
+            let (map, key) = path.strip_suffix("']")?.split_once("['")?;
+            let map = match map {
+                "metadata.labels" => meta.labels.as_ref(),
+                "metadata.annotations" => meta.annotations.as_ref(),
+                _ => return None,
+            };
+            Some(map.and_then(|map| map.get(key)).cloned().unwrap_or_default())
+        }
+    }
+}
+
+/// One `key="value"` a line, in the order of the keys, escaped as Go quotes.
+fn lines(map: Option<&BTreeMap<String, String>>) -> String {
+    let lines: Vec<String> = map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
+    lines.join("\n")
+}
+
+fn quoted(text: &str) -> String {
+    let mut out = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\x07' => out.push_str("\\a"),
+            '\x08' => out.push_str("\\b"),
+            '\x0b' => out.push_str("\\v"),
+            '\x0c' => out.push_str("\\f"),
+            c if c.is_ascii_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// A resource in units of its divisor, rounded up; where a limit is missing, the node's.
+fn resource(pod: &Pod, node: &BTreeMap<String, Quantity>, selector: &ResourceFieldSelector) -> Result<String, FieldError> {
+    let name = selector.container_name.as_deref().unwrap_or_default();
+    let unknown = || FieldError::Resource(selector.resource.clone());
+    let spec = pod.spec.as_ref().ok_or_else(|| FieldError::Container(name.to_owned()))?;
+    let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let container = containers.find(|c| c.name == name).ok_or_else(|| FieldError::Container(name.to_owned()))?;
+    let (side, resource) = selector.resource.split_once('.').ok_or_else(unknown)?;
+    if !matches!(resource, "cpu" | "memory" | "ephemeral-storage") && !resource.starts_with("hugepages-") {
+        return Err(unknown());
+    }
+    let resources = container.resources.as_ref();
+    let value = match side {
+        "limits" => resources.and_then(|r| r.limits.as_ref()).and_then(|l| l.get(resource)).or_else(|| node.get(resource)),
+        "requests" => resources.and_then(|r| r.requests.as_ref()).and_then(|l| l.get(resource)),
+        _ => return Err(unknown()),
+    };
+    // Only processors are divided into less than one.
+    let scale = if resource == "cpu" { 1000 } else { 1 };
+    let amount = |quantity: &Quantity| scaled(&quantity.0, scale).unwrap_or(0);
+    let whole = if resource == "cpu" { 1000 } else { 1 };
+    let divisor = selector.divisor.as_ref().map_or(0, amount);
+    let divisor = if divisor > 0 { divisor } else { whole };
+    let value = value.map_or(0, amount);
+    Ok((value / divisor + i64::from(value % divisor != 0)).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn shown(file: serde_json::Value) -> Result<String, FieldError> {
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"b": "2", "a": "x\"y\n"}, "annotations": {"k": "v"}},
+            "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "250m"}, "requests": {"memory": "3Mi"}}}]}});
+        let node = BTreeMap::from([("memory".to_owned(), Quantity("1Gi".to_owned()))]);
+        content(&serde_json::from_value(pod).expect("pod"), &node, &serde_json::from_value(file).expect("file"))
+    }
+
+    #[test]
+    fn fields_and_resources_are_shown_as_upstream_shows_them() {
+        let field = |path: &str| shown(json!({"path": "f", "fieldRef": {"fieldPath": path}}));
+        assert_eq!(field("metadata.name").as_deref(), Ok("p"));
+        assert_eq!(field("metadata.labels").as_deref(), Ok("a=\"x\\\"y\\n\"\nb=\"2\""));
+        assert_eq!(field("metadata.annotations['k']").as_deref(), Ok("v"));
+        assert_eq!(field("metadata.labels['none']").as_deref(), Ok(""));
+        assert_eq!(field("status.podIP"), Err(FieldError::Path("status.podIP".to_owned())));
+        let resource = |name: &str, divisor: &str| shown(json!({"path": "f", "resourceFieldRef": {"containerName": "c", "resource": name, "divisor": divisor}}));
+        assert_eq!(resource("limits.cpu", "0").as_deref(), Ok("1"));
+        assert_eq!(resource("limits.cpu", "1m").as_deref(), Ok("250"));
+        assert_eq!(resource("requests.memory", "2Mi").as_deref(), Ok("2"));
+        assert_eq!(resource("limits.memory", "1Mi").as_deref(), Ok("1024"));
+        assert_eq!(resource("requests.cpu", "1").as_deref(), Ok("0"));
+        assert_eq!(resource("limits.gpu", "1"), Err(FieldError::Resource("limits.gpu".to_owned())));
+    }
+}

@@ -1,0 +1,134 @@
+//! The few mounts on the host, and taking a pod's tree away whatever is mounted in it.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+
+const NONE: Option<&str> = None;
+
+/// Makes a directory a mount whose later mounts are seen in every mount namespace copied from ours.
+///
+/// A mount point is needed, because propagation is a property of mounts. Where the parent is already
+/// shared, as systemd has it, nothing is to be done.
+pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let dir = dir.canonicalize()?;
+    if is_shared(&fs::read_to_string("/proc/self/mountinfo")?, &dir) {
+        return Ok(());
+    }
+    mount(Some(&dir), &dir, NONE, MsFlags::MS_BIND, NONE)?;
+    mount(NONE, &dir, NONE, MsFlags::MS_SHARED, NONE)?;
+    Ok(())
+}
+
+/// Whether the mount that the path lies on shares what is mounted below it.
+fn is_shared(mountinfo: &str, path: &Path) -> bool {
+    let lines = mountinfo.lines().filter_map(|line| Some((mount_point(line)?, line)));
+    // Of two mounts at one place the later line is the upper one, and max_by_key keeps the last.
+    let over = lines.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.as_os_str().len());
+    over.is_some_and(|(_, line)| line.split(' ').skip(6).take_while(|f| *f != "-").any(|field| field.starts_with("shared:")))
+}
+
+/// Makes a directory that never reaches a disk: where it is on no tmpfs, one is mounted on it.
+pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    if !is_tmpfs(dir)? {
+        mount_tmpfs(dir, "mode=0750")?;
+    }
+    super::ownership::chmod(dir, 0o750)
+}
+
+/// Mounts a tmpfs on the directory, unless one is there already.
+pub(super) fn ensure_tmpfs(dir: &Path, size: Option<u64>) -> io::Result<()> {
+    let canonical = dir.canonicalize()?;
+    if mount_points(&canonical)?.contains(&canonical) {
+        return Ok(());
+    }
+    mount_tmpfs(dir, &size.map_or_else(String::new, |bytes| format!("size={bytes}")))
+}
+
+fn mount_tmpfs(dir: &Path, options: &str) -> io::Result<()> {
+    mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(options))?;
+    Ok(())
+}
+
+pub(super) fn is_tmpfs(dir: &Path) -> io::Result<bool> {
+    Ok(statfs(dir)?.filesystem_type() == TMPFS_MAGIC)
+}
+
+/// Bind-mounts an open file or directory on a path: the descriptor cannot be moved under our hands.
+pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path) -> io::Result<()> {
+    let source = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    mount(Some(source.as_str()), at, NONE, MsFlags::MS_BIND | MsFlags::MS_REC, NONE)?;
+    Ok(())
+}
+
+/// Unmounts all mounts at or below the path, the innermost first.
+pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
+    let Ok(path) = path.canonicalize() else { return Ok(()) };
+    for point in mount_points(&path)?.into_iter().rev() {
+        match umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
+            // Busy is a process that still has a file open there: detached, it ends with that process.
+            Err(nix::errno::Errno::EBUSY) => umount2(&point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?,
+            Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Unmounts all below and removes the tree; absent is success. What is still mounted is never entered.
+pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
+    unmount_below(path)?;
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// The names of the directories in a directory.
+pub(super) fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Mount points at or below a path, in the order in which they were mounted.
+fn mount_points(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let mountinfo = fs::read_to_string("/proc/self/mountinfo")?;
+    Ok(mountinfo.lines().filter_map(mount_point).filter(|point| point.starts_with(path)).collect())
+}
+
+/// The fifth field of a line of mountinfo, in which blanks are written as octal escapes.
+fn mount_point(line: &str) -> Option<PathBuf> {
+    let field = line.split(' ').nth(4)?.as_bytes();
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, tail)) = rest.split_first() {
+        let escape = (*first == b'\\').then(|| tail.get(..3).and_then(|o| u8::from_str_radix(std::str::from_utf8(o).ok()?, 8).ok())).flatten();
+        bytes.push(escape.unwrap_or(*first));
+        rest = if escape.is_some() { &tail[3..] } else { tail };
+    }
+    Some(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_unescaped() {
+        let line = r"36 35 98:0 /mnt1 /mnt\0402/a\134b rw,noatime master:1 - ext3 /dev/root rw";
+        assert_eq!(mount_point(line), Some(PathBuf::from(r"/mnt 2/a\b")));
+    }
+
+    #[test]
+    fn the_nearest_mount_decides_what_is_shared() {
+        let table = "1 0 8:0 / / rw shared:1 - ext4 /dev/sda rw\n2 1 8:0 / /var rw - ext4 /dev/sdb rw\n";
+        assert!(is_shared(table, Path::new("/home/x")));
+        assert!(!is_shared(table, Path::new("/var/lib")));
+    }
+}

@@ -1,0 +1,164 @@
+//! The config maps and secrets that pods use: one watch for each, shared by all its users, ended with the
+//! last of them.
+
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, Weak};
+
+use futures::StreamExt;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::watch_object;
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::payload::{Data, Kind, config_map_data, secret_data};
+use super::{SetUpError, lock};
+use crate::node::chain;
+use crate::source::values::Values;
+
+/// All that is being watched.
+pub(super) struct Objects {
+    client: Client,
+    values: Values,
+    watched: Mutex<HashMap<Key, Weak<Object>>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    kind: Kind,
+    namespace: String,
+    name: String,
+}
+
+/// One object; it is watched as long as somebody has it.
+#[derive(Debug)]
+pub(super) struct Object {
+    key: Key,
+    state: watch::Receiver<State>,
+    _watch: AbortOnDropHandle<()>,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Asked,
+    Known(Option<Arc<Data>>),
+    Failed(String),
+}
+
+// === impl Objects ===
+
+impl Objects {
+    pub(super) fn new(client: Client, values: Values) -> Objects {
+        Objects { client, values, watched: Mutex::default() }
+    }
+
+    /// The object, asked for now unless it is watched already.
+    pub(super) fn get(&self, kind: Kind, namespace: &str, name: &str) -> Arc<Object> {
+        let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+        let mut watched = lock(&self.watched);
+        if let Some(object) = watched.get(&key).and_then(Weak::upgrade).filter(|object| !object.has_failed()) {
+            return object;
+        }
+        watched.retain(|_, object| object.strong_count() > 0);
+        let object = Arc::new(self.start(key.clone()));
+        watched.insert(key, Arc::downgrade(&object));
+        object
+    }
+
+    fn start(&self, key: Key) -> Object {
+        let (publish, state) = watch::channel(State::Asked);
+        let (client, values, of) = (self.client.clone(), self.values.clone(), key.clone());
+        let task = async move {
+            match of.kind {
+                Kind::ConfigMap => {
+                    let first = values.config_map(&of.namespace, &of.name).await;
+                    publish.send_replace(known(first, config_map_data));
+                    follow::<ConfigMap>(client, &of, &publish, config_map_data).await;
+                }
+                Kind::Secret => {
+                    let first = values.secret(&of.namespace, &of.name).await;
+                    publish.send_replace(known(first, secret_data));
+                    follow::<Secret>(client, &of, &publish, secret_data).await;
+                }
+            }
+        };
+        Object { key, state, _watch: AbortOnDropHandle::new(tokio::spawn(task)) }
+    }
+}
+
+fn known<K, E: std::error::Error>(found: Result<Option<K>, E>, data: fn(K) -> Data) -> State {
+    match found {
+        Ok(found) => State::Known(found.map(|object| Arc::new(data(object)))),
+        Err(error) => State::Failed(chain(&error)),
+    }
+}
+
+async fn follow<K>(client: Client, key: &Key, publish: &watch::Sender<State>, data: fn(K) -> Data)
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let api: Api<K> = Api::namespaced(client, &key.namespace);
+    let changes = watch_object(api, &key.name).default_backoff();
+    let mut changes = std::pin::pin!(changes);
+    while let Some(change) = changes.next().await {
+        match change {
+            Ok(found) => {
+                let found = found.map(|object| Arc::new(data(object)));
+                publish.send_if_modified(|state| state.update(found));
+            }
+            // What is known stays good; the watch comes back with its back-off.
+            Err(error) => tracing::debug!(error = chain(&error), ?key, "a watched object is out of sight"),
+        }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Takes the new data, and says whether it is new.
+    fn update(&mut self, found: Option<Arc<Data>>) -> bool {
+        if matches!(self, State::Known(known) if *known == found) {
+            return false;
+        }
+        *self = State::Known(found);
+        true
+    }
+}
+
+// === impl Object ===
+
+impl Object {
+    /// The object's data, as soon as it is known; `None` if there is no such object.
+    pub(super) async fn data(&self) -> Result<Option<Arc<Data>>, SetUpError> {
+        let mut state = self.state.clone();
+        let known = state.wait_for(|state| !matches!(state, State::Asked)).await;
+        match known.as_deref() {
+            Ok(State::Known(data)) => Ok(data.clone()),
+            Ok(State::Failed(reason)) => Err(self.failed(reason.clone())),
+            Ok(State::Asked) | Err(_) => Err(self.failed("the agent is stopping".to_owned())),
+        }
+    }
+
+    /// Wakes when the data changed after this call.
+    pub(super) fn changes(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut state = self.state.clone();
+        state.mark_unchanged();
+        async move {
+            if state.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        matches!(*self.state.borrow(), State::Failed(_))
+    }
+
+    fn failed(&self, reason: String) -> SetUpError {
+        SetUpError::Values { kind: self.key.kind.name(), name: self.key.name.clone(), reason }
+    }
+}

@@ -1,0 +1,221 @@
+//! Which files a volume of the node's own writing has, from the objects that it refers to. Pure.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, Secret, ServiceAccountTokenProjection, Volume, VolumeProjection};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::{SetUpError, downward};
+
+const DEFAULT_MODE: u32 = 0o644;
+
+/// A volume that is projected into files: `configMap`, `secret` and `downwardAPI` are projections of one
+/// part, with directories of their own name.
+#[derive(Clone, Debug)]
+pub(super) struct Projection {
+    pub(super) plugin: &'static str,
+    pub(super) mode: u32,
+    pub(super) parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    Object(ObjectPart),
+    Downward(Vec<DownwardAPIVolumeFile>),
+    Token(ServiceAccountTokenProjection),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct ObjectPart {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    optional: bool,
+    items: Vec<KeyToPath>,
+}
+
+/// The two kinds of objects that volumes are filled from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    ConfigMap,
+    Secret,
+}
+
+/// The content of a config map or secret.
+pub(super) type Data = BTreeMap<String, Vec<u8>>;
+
+/// One file to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct File {
+    pub(super) data: Vec<u8>,
+    pub(super) mode: u32,
+    pub(super) owner: Option<u32>,
+}
+
+/// Files by their path in the volume.
+pub(super) type Payload = BTreeMap<String, File>;
+
+// === impl Kind ===
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::ConfigMap => "configmap",
+            Kind::Secret => "secret",
+        }
+    }
+}
+
+pub(super) fn config_map_data(map: ConfigMap) -> Data {
+    let text = map.data.into_iter().flatten().map(|(key, value)| (key, value.into_bytes()));
+    let binary = map.binary_data.into_iter().flatten().map(|(key, ByteString(value))| (key, value));
+    text.chain(binary).collect()
+}
+
+pub(super) fn secret_data(secret: Secret) -> Data {
+    let data = secret.data.into_iter().flatten().map(|(key, ByteString(value))| (key, value));
+    let text = secret.string_data.into_iter().flatten().map(|(key, value)| (key, value.into_bytes()));
+    data.chain(text).collect()
+}
+
+// === impl Projection ===
+
+impl Projection {
+    /// `None` when the volume is of another kind, or projects something that is not known here.
+    pub(super) fn of(volume: &Volume) -> Option<Projection> {
+        let mode = |mode: Option<i32>| mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(DEFAULT_MODE);
+        let object = |kind, name: Option<&String>, optional: Option<bool>, items: &Option<Vec<KeyToPath>>| {
+            Part::Object(ObjectPart {
+                kind,
+                name: name.cloned().unwrap_or_default(),
+                optional: optional == Some(true),
+                items: items.clone().unwrap_or_default(),
+            })
+        };
+        if let Some(map) = &volume.config_map {
+            let part = object(Kind::ConfigMap, Some(&map.name), map.optional, &map.items);
+            return Some(Projection { plugin: "kubernetes.io~configmap", mode: mode(map.default_mode), parts: vec![part] });
+        }
+        if let Some(secret) = &volume.secret {
+            let part = object(Kind::Secret, secret.secret_name.as_ref(), secret.optional, &secret.items);
+            return Some(Projection { plugin: "kubernetes.io~secret", mode: mode(secret.default_mode), parts: vec![part] });
+        }
+        if let Some(downward) = &volume.downward_api {
+            let part = Part::Downward(downward.items.clone().unwrap_or_default());
+            return Some(Projection { plugin: "kubernetes.io~downward-api", mode: mode(downward.default_mode), parts: vec![part] });
+        }
+        let projected = volume.projected.as_ref()?;
+        let parts = projected.sources.iter().flatten().map(|source: &VolumeProjection| {
+            if let Some(map) = &source.config_map {
+                Some(object(Kind::ConfigMap, Some(&map.name), map.optional, &map.items))
+            } else if let Some(secret) = &source.secret {
+                Some(object(Kind::Secret, Some(&secret.name), secret.optional, &secret.items))
+            } else if let Some(downward) = &source.downward_api {
+                Some(Part::Downward(downward.items.clone().unwrap_or_default()))
+            } else {
+                source.service_account_token.clone().map(Part::Token)
+            }
+        });
+        Some(Projection { plugin: "kubernetes.io~projected", mode: mode(projected.default_mode), parts: parts.collect::<Option<_>>()? })
+    }
+}
+
+// === impl ObjectPart ===
+
+impl ObjectPart {
+    /// The files of this part; no data is an object that does not exist.
+    pub(super) fn files(&self, data: Option<&Data>, default: u32) -> Result<Payload, SetUpError> {
+        let file = |value: &Vec<u8>, mode: Option<i32>| File {
+            data: value.clone(),
+            mode: mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default),
+            owner: None,
+        };
+        let Some(data) = data else {
+            return if self.optional { Ok(Payload::new()) } else { Err(SetUpError::NotFound { kind: self.kind.name(), name: self.name.clone() }) };
+        };
+        if self.items.is_empty() {
+            return Ok(data.iter().map(|(key, value)| (key.clone(), file(value, None))).collect());
+        }
+        let mut files = Payload::new();
+        for item in &self.items {
+            match data.get(&item.key) {
+                Some(value) => {
+                    files.insert(item.path.clone(), file(value, item.mode));
+                }
+                None if self.optional => {}
+                None => return Err(SetUpError::NoKey { kind: self.kind.name(), key: item.key.clone() }),
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// The files that tell the pod of itself.
+pub(super) fn downward_files(
+    pod: &Pod,
+    node: &BTreeMap<String, Quantity>,
+    items: &[DownwardAPIVolumeFile],
+    default: u32,
+) -> Result<Payload, SetUpError> {
+    let mut files = Payload::new();
+    for item in items {
+        let data = downward::content(pod, node, item)?.into_bytes();
+        let mode = item.mode.and_then(|m| u32::try_from(m).ok()).unwrap_or(default);
+        files.insert(item.path.clone(), File { data, mode, owner: None });
+    }
+    Ok(files)
+}
+
+/// The one file of a token: only for its owner, where somebody in particular is the owner.
+pub(super) fn token_file(token: String, default: u32, owner: Option<u32>, fs_group: Option<u32>) -> File {
+    let mode = if owner.is_some() || fs_group.is_some() { 0o600 } else { default };
+    File { data: token.into_bytes(), mode, owner }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn part(volume: serde_json::Value) -> (ObjectPart, u32) {
+        let projection = Projection::of(&serde_json::from_value(volume).expect("volume")).expect("a projection");
+        match projection.parts.into_iter().next() {
+            Some(Part::Object(part)) => (part, projection.mode),
+            other => panic!("no object: {other:?}"),
+        }
+    }
+
+    fn data() -> Data {
+        BTreeMap::from([("a".to_owned(), b"1".to_vec()), ("b".to_owned(), b"2".to_vec())])
+    }
+
+    #[test]
+    fn all_keys_become_files_unless_items_choose() {
+        let (all, mode) = part(json!({"name": "v", "configMap": {"name": "c", "defaultMode": 0o400}}));
+        let files = all.files(Some(&data()), mode).expect("files");
+        assert_eq!(files.keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(files["a"].mode, 0o400);
+        let (some, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "b", "path": "deep/c", "mode": 0o600}]}}));
+        let files = some.files(Some(&data()), mode).expect("files");
+        assert_eq!(files, Payload::from([("deep/c".to_owned(), File { data: b"2".to_vec(), mode: 0o600, owner: None })]));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_in_upstreams_words_unless_optional() {
+        let (map, mode) = part(json!({"name": "v", "configMap": {"name": "y", "items": [{"key": "k", "path": "k"}]}}));
+        assert_eq!(map.files(None, mode).expect_err("absent").to_string(), "configmap \"y\" not found");
+        assert_eq!(map.files(Some(&data()), mode).expect_err("no key").to_string(), "configmap references non-existent config key: k");
+        let (secret, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "k", "path": "k"}]}}));
+        assert_eq!(secret.files(Some(&data()), mode).expect_err("no key").to_string(), "references non-existent secret key: k");
+        let (optional, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "optional": true, "items": [{"key": "k", "path": "k"}]}}));
+        assert_eq!(optional.files(None, mode).expect("optional"), Payload::new());
+        assert_eq!(optional.files(Some(&data()), mode).expect("optional"), Payload::new());
+    }
+
+    #[test]
+    fn a_projection_of_something_unknown_is_none_of_ours() {
+        let volume = json!({"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"path": "x"}}]}});
+        assert!(Projection::of(&serde_json::from_value(volume).expect("volume")).is_none());
+    }
+}

@@ -1,0 +1,188 @@
+//! Keeping a pod's files as the API has them: one task a pod, woken by what changed.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::{FutureExt, select_all};
+use k8s_openapi::api::core::v1::Pod;
+use tokio::task::JoinHandle;
+
+use super::objects::Object;
+use super::payload::{self, Part, Payload, Projection};
+use super::{SetUpError, Target, VolumeContext, atomic, lock, ownership};
+use crate::node::chain;
+
+/// What a failed write waits before it is tried again.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// One volume that the node writes.
+pub(super) struct Source {
+    volume: String,
+    /// In memory.
+    dir: PathBuf,
+    /// Where a kubelet has it.
+    link: PathBuf,
+    projection: Projection,
+    /// Held so that their watches live as long as the volume.
+    objects: Vec<Option<Arc<Object>>>,
+}
+
+/// The task of one pod; it ends when this is stopped.
+pub(super) struct Refreshing {
+    /// The pod that it writes for: its labels and annotations are shown in files.
+    pod: Pod,
+    task: JoinHandle<()>,
+}
+
+// === impl Refreshing ===
+
+impl Refreshing {
+    /// Ends the task and waits until it writes no more.
+    pub(super) async fn stop(self) {
+        self.task.abort();
+        // The error is that it was aborted, which is what was wanted.
+        let _ = self.task.await;
+    }
+}
+
+/// Starts the pod's task, in place of the one that it may have for an older version of itself.
+pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
+    let Some(uid) = pod.metadata.uid.clone() else { return };
+    let mut refreshing = lock(&ctx.shared.refreshing);
+    if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| is_same(&held.pod, pod)) {
+        return;
+    }
+    let old = refreshing.remove(&uid);
+    // The context holds the task, so the task must not hold the context: it would never be dropped.
+    let (weak, of) = (Arc::downgrade(&ctx.shared), pod.clone());
+    let task = tokio::spawn(async move {
+        if let Some(old) = old {
+            old.stop().await;
+        }
+        loop {
+            // Subscribed before writing: what changes while writing wakes at once.
+            let changes: Vec<_> = sources.iter().flat_map(Source::changes).collect();
+            let Some(shared) = weak.upgrade() else { return };
+            let renew_in = refresh(&VolumeContext { shared }, &of, &sources).await;
+            wait(changes, renew_in).await;
+        }
+    });
+    refreshing.insert(uid, Refreshing { pod: pod.clone(), task });
+}
+
+/// Whether files made for the one are right for the other.
+fn is_same(a: &Pod, b: &Pod) -> bool {
+    a.metadata.labels == b.metadata.labels && a.metadata.annotations == b.metadata.annotations && a.spec == b.spec
+}
+
+/// Writes all volumes, and says when the next token is due.
+async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
+    let mut next: Option<Duration> = None;
+    for source in sources {
+        let due = match source.write(ctx, pod).await {
+            Ok(renew_in) => renew_in,
+            // An object that was deleted leaves its last content, as upstream does.
+            Err(error) => {
+                let uid = pod.metadata.uid.as_deref();
+                tracing::warn!(error = chain(&error), volume = source.volume, uid, "cannot refresh a volume");
+                (!matches!(error, SetUpError::NotFound { .. } | SetUpError::NoKey { .. })).then_some(RETRY)
+            }
+        };
+        next = next.into_iter().chain(due).min();
+    }
+    next
+}
+
+async fn wait(changes: Vec<impl Future<Output = ()> + Send>, renew_in: Option<Duration>) {
+    let due = async {
+        match renew_in {
+            Some(renew_in) => tokio::time::sleep(renew_in.max(Duration::from_secs(1))).await,
+            None => std::future::pending().await,
+        }
+    };
+    let changed = async {
+        if changes.is_empty() {
+            std::future::pending::<()>().await;
+        }
+        select_all(changes.into_iter().map(FutureExt::boxed)).await;
+    };
+    tokio::select! {
+        // Both only wait: nothing is lost by dropping either.
+        () = due => {}
+        () = changed => {}
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    pub(super) fn new(target: &Target<'_>, volume: &str, projection: Projection) -> Source {
+        let object = |part: &Part| match part {
+            Part::Object(object) => Some(target.ctx.shared.objects.get(object.kind, target.namespace, &object.name)),
+            Part::Downward(_) | Part::Token(_) => None,
+        };
+        Source {
+            volume: volume.to_owned(),
+            dir: target.ctx.memory_dir(target.uid).join(projection.plugin).join(volume),
+            link: target.volume_dir(projection.plugin, volume),
+            objects: projection.parts.iter().map(object).collect(),
+            projection,
+        }
+    }
+
+    /// Where the files are.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn changes(&self) -> impl Iterator<Item = impl Future<Output = ()> + Send + use<>> {
+        self.objects.iter().flatten().map(|object| object.changes())
+    }
+
+    /// Brings the files up to date; tells when a token of them is due.
+    pub(super) async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
+        let (payload, renew_in) = self.payload(ctx, pod).await?;
+        self.prepare()?;
+        atomic::write(&self.dir, &payload, ownership::fs_group(pod))?;
+        Ok(renew_in)
+    }
+
+    async fn payload(&self, ctx: &VolumeContext, pod: &Pod) -> Result<(Payload, Option<Duration>), SetUpError> {
+        let (mut all, mut renew_in) = (Payload::new(), None::<Duration>);
+        let mode = self.projection.mode;
+        for (part, object) in self.projection.parts.iter().zip(&self.objects) {
+            match (part, object) {
+                (Part::Object(part), Some(object)) => all.extend(part.files(object.data().await?.as_deref(), mode)?),
+                (Part::Downward(items), _) => all.extend(payload::downward_files(pod, &ctx.shared.node.allocatable, items, mode)?),
+                (Part::Token(wanted), _) => {
+                    let written = self.dir.join("..data").join(&wanted.path);
+                    let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;
+                    let (owner, group) = (ownership::fs_user(pod), ownership::fs_group(pod));
+                    all.insert(wanted.path.clone(), payload::token_file(token.token, mode, owner, group));
+                    renew_in = renew_in.into_iter().chain([token.renew_in]).min();
+                }
+                (Part::Object(_), None) => {}
+            }
+        }
+        Ok((all, renew_in))
+    }
+
+    /// The directory in memory, and the link to it where a kubelet has the volume.
+    fn prepare(&self) -> Result<(), SetUpError> {
+        if !self.dir.is_dir() {
+            fs::create_dir_all(&self.dir).map_err(SetUpError::io("mkdir", &self.dir))?;
+            ownership::chmod(&self.dir, 0o755).map_err(SetUpError::io("chmod", &self.dir))?;
+        }
+        if fs::read_link(&self.link).is_ok_and(|found| found == self.dir) {
+            return Ok(());
+        }
+        if let Some(parent) = self.link.parent() {
+            fs::create_dir_all(parent).map_err(SetUpError::io("mkdir", parent))?;
+        }
+        let _ = fs::remove_file(&self.link);
+        symlink(&self.dir, &self.link).map_err(SetUpError::io("symlink", &self.link))
+    }
+}

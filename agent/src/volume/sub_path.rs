@@ -1,0 +1,200 @@
+//! `subPath` and `subPathExpr`: a part of a volume, found without following any link out of it.
+//!
+//! The path is opened step by step inside the volume by the kernel (`openat2` with `RESOLVE_BENEATH`), and
+//! what was opened is bind-mounted at a place of the pod's own. So a container that swaps a directory for
+//! a link while another one starts gains nothing: no name is looked up a second time.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+
+use super::{VolumeContext, mounts};
+
+/// Why a part of a volume cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum SubPathError {
+    /// Absolute, or with `..`.
+    #[error("subPath {0:?} must be relative and must not contain \"..\"")]
+    Path(String),
+    /// The path leads out of the volume.
+    #[error("subPath {0:?} leads out of its volume")]
+    Escape(String),
+    /// The kernel refused.
+    #[error("failed to prepare subPath {path:?}")]
+    Io {
+        /// The path in the volume.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Which part of which volume, for which mount.
+#[derive(Clone, Copy, Debug)]
+pub struct SubPath<'a> {
+    /// The pod.
+    pub uid: &'a str,
+    /// The volume's name.
+    pub volume: &'a str,
+    /// Where the volume is on the host.
+    pub host_path: &'a Path,
+    /// The container.
+    pub container: &'a str,
+    /// The place of the mount in the container's list.
+    pub index: usize,
+    /// The path in the volume, expressions already expanded.
+    pub path: &'a str,
+}
+
+/// Makes the part if it is missing, and returns where on the host a container can be given it from.
+///
+/// It stays mounted until [`super::unmount_all`]; for a container that starts again it is made anew, since
+/// what the path names may be another file by then.
+///
+/// # Errors
+/// When the path leads out of the volume or something in it is no directory.
+pub fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPathError> {
+    let failed = |source: io::Error| SubPathError::Io { path: part.path.to_owned(), source };
+    let found = open_beneath(part.host_path, part.path)?;
+    let dir = ctx.pod_dir(part.uid).join("volume-subpaths").join(part.volume).join(part.container);
+    let at = dir.join(part.index.to_string());
+    mounts::unmount_below(&at).map_err(failed)?;
+    fs::create_dir_all(&dir).map_err(failed)?;
+    let is_dir = SFlag::from_bits_truncate(fstat(&found).map_err(|e| failed(e.into()))?.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR;
+    let made = match (is_dir, at.symlink_metadata().is_ok_and(|m| m.is_dir())) {
+        (true, _) => fs::create_dir_all(&at),
+        (false, true) => fs::remove_dir(&at).and_then(|()| fs::write(&at, "")),
+        (false, false) => fs::write(&at, ""),
+    };
+    made.and_then(|()| mounts::bind_fd(&found, &at)).map_err(failed)?;
+    Ok(at)
+}
+
+/// Opens a path in a directory, making the directories that are missing, and never leaves it.
+fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
+    let failed = |errno: Errno| match errno {
+        Errno::EXDEV | Errno::ELOOP => SubPathError::Escape(path.to_owned()),
+        other => SubPathError::Io { path: path.to_owned(), source: other.into() },
+    };
+    let mut parts = Vec::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::Normal(part) => parts.push(part),
+            Component::CurDir => {}
+            _ => return Err(SubPathError::Path(path.to_owned())),
+        }
+    }
+    // The volume's own path is the node's, and the way to it may well lead over a link.
+    let base = open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed)?;
+    let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o777);
+    let relative: PathBuf = if parts.is_empty() { PathBuf::from(".") } else { parts.iter().collect() };
+    match beneath(&base, &relative) {
+        Err(Errno::ENOENT) => make_beneath(&base, &parts, mode).map_err(failed),
+        found => found.map_err(failed),
+    }
+}
+
+fn beneath(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    match openat2(base, path, how) {
+        // Before Linux 5.6: no link at all is followed then.
+        Err(Errno::ENOSYS) => no_links(base, path),
+        found => found,
+    }
+}
+
+fn no_links(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+    let mut at = openat(base, ".", flags, Mode::empty())?;
+    for part in path.components() {
+        at = openat(&at, part.as_os_str(), flags, Mode::empty())?;
+        if SFlag::from_bits_truncate(fstat(&at)?.st_mode) & SFlag::S_IFMT == SFlag::S_IFLNK {
+            return Err(Errno::ELOOP);
+        }
+    }
+    Ok(at)
+}
+
+/// The missing directories get the volume's own mode.
+fn make_beneath(base: &OwnedFd, parts: &[&std::ffi::OsStr], mode: Mode) -> nix::Result<OwnedFd> {
+    let mut at = openat(base, ".", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
+    let mut walked = PathBuf::new();
+    for part in parts {
+        walked.push(part);
+        match beneath(base, &walked) {
+            Err(Errno::ENOENT) => {
+                match mkdirat(&at, *part, mode) {
+                    Err(Errno::EEXIST) | Ok(()) => {}
+                    Err(errno) => return Err(errno),
+                }
+                at = beneath(base, &walked)?;
+            }
+            found => at = found?,
+        }
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn volume(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("coracle-subpath-{}-{name}", std::process::id()));
+        fs::create_dir_all(dir.join("inner")).expect("temp dir");
+        fs::write(dir.join("inner/file"), "x").expect("file");
+        dir
+    }
+
+    fn target(fd: &OwnedFd) -> PathBuf {
+        use std::os::fd::AsRawFd;
+        fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).expect("an open file")
+    }
+
+    #[test]
+    fn a_part_is_found_or_made() {
+        let dir = volume("made");
+        assert_eq!(target(&open_beneath(&dir, "inner/file").expect("file")), dir.join("inner/file"));
+        assert_eq!(target(&open_beneath(&dir, "new/deep").expect("made")), dir.join("new/deep"));
+        assert!(dir.join("new/deep").is_dir());
+        assert_eq!(target(&open_beneath(&dir, "./").expect("itself")), dir);
+        fs::remove_dir_all(dir).expect("clean up");
+    }
+
+    #[test]
+    fn links_inside_are_followed_and_links_outside_are_not() {
+        let dir = volume("links");
+        symlink("inner", dir.join("in")).expect("symlink");
+        symlink("/etc", dir.join("absolute")).expect("symlink");
+        symlink("../../../etc", dir.join("relative")).expect("symlink");
+        assert_eq!(target(&open_beneath(&dir, "in/file").expect("inside")), dir.join("inner/file"));
+        for bad in ["absolute/passwd", "relative/passwd", "absolute/new", "relative"] {
+            assert!(matches!(open_beneath(&dir, bad), Err(SubPathError::Escape(_))), "{bad}");
+        }
+        for bad in ["../x", "/etc", "inner/../../x"] {
+            assert!(matches!(open_beneath(&dir, bad), Err(SubPathError::Path(_))), "{bad}");
+        }
+        assert!(matches!(open_beneath(&dir, "inner/file/x"), Err(SubPathError::Io { .. })));
+        fs::remove_dir_all(dir).expect("clean up");
+    }
+
+    #[test]
+    fn without_openat2_no_link_is_followed() {
+        let dir = volume("old");
+        symlink("inner", dir.join("in")).expect("symlink");
+        let base = open(&dir, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).expect("volume");
+        assert!(no_links(&base, Path::new("inner/file")).is_ok());
+        assert_eq!(no_links(&base, Path::new("in/file")).err(), Some(Errno::ELOOP));
+        fs::remove_dir_all(dir).expect("clean up");
+    }
+}
