@@ -1,8 +1,22 @@
 //! The one error that leaves this crate, and the kinds that callers decide by.
 
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+
+use crate::images::StoreError;
+use crate::import::ImportError;
+use crate::layers::LayerError;
+use crate::manifest::ManifestError;
+use crate::pull::PullError;
 use crate::reference::InvalidReference;
+use crate::unpack::UnpackError;
 
 /// Why an operation on images failed. Cheap to clone, for callers that share one pull share its failure.
+///
+/// `Display` names the operation only; [`Error::report`] and `source` tell why.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// The reference is not one.
@@ -14,6 +28,51 @@ pub enum Error {
         /// The name or id that was asked for.
         name: String,
     },
+    /// The store cannot be opened.
+    #[error("cannot open the image store in {}", path.display())]
+    Open {
+        /// The store's directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Cause,
+    },
+    /// A pull failed.
+    #[error("cannot pull {reference}")]
+    Pull {
+        /// What was to be pulled, normalised.
+        reference: String,
+        /// Why.
+        #[source]
+        source: Cause,
+    },
+    /// An import failed.
+    #[error("cannot import {}", path.display())]
+    Import {
+        /// The archive or layout.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Cause,
+    },
+    /// The store cannot be changed.
+    #[error("cannot {verb} the image {name}")]
+    Change {
+        /// What was tried.
+        verb: &'static str,
+        /// The image.
+        name: String,
+        /// Why.
+        #[source]
+        source: Cause,
+    },
+}
+
+/// What lies below an [`Error`], with its kind.
+#[derive(Debug, Clone)]
+pub struct Cause {
+    kind: ErrorKind,
+    error: Arc<dyn std::error::Error + Send + Sync>,
 }
 
 /// What callers decide by: gRPC codes, `ErrImagePull` or `InvalidImageName`, retry or not.
@@ -37,7 +96,7 @@ pub enum ErrorKind {
     NoSpace,
     /// Another process has this store open.
     Locked,
-    /// The machine refused: an I/O error, a missing privilege.
+    /// The machine refused: an I/O error, a missing privilege, a configuration that cannot be used.
     Io,
 }
 
@@ -50,6 +109,10 @@ impl Error {
         match self {
             Error::Reference(_) => ErrorKind::InvalidReference,
             Error::UnknownImage { .. } => ErrorKind::NotFound,
+            Error::Open { source, .. }
+            | Error::Pull { source, .. }
+            | Error::Import { source, .. }
+            | Error::Change { source, .. } => source.kind,
         }
     }
 
@@ -70,4 +133,115 @@ pub(crate) fn report(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     line
+}
+
+// === impl Cause ===
+
+impl Cause {
+    /// What kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Cause {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<StoreError> for Cause {
+    fn from(error: StoreError) -> Cause {
+        Cause { kind: store_kind(&error), error: Arc::new(error) }
+    }
+}
+
+impl From<PullError> for Cause {
+    fn from(error: PullError) -> Cause {
+        Cause { kind: error.kind(), error: Arc::new(error) }
+    }
+}
+
+impl From<ImportError> for Cause {
+    fn from(error: ImportError) -> Cause {
+        Cause { kind: error.kind(), error: Arc::new(error) }
+    }
+}
+
+// === kinds of what lies below ===
+
+/// The kind of a failure of the store itself.
+pub(crate) fn store_kind(error: &StoreError) -> ErrorKind {
+    match error {
+        StoreError::Layer(error) => layer_kind(error),
+        StoreError::Record(error) => io_kind(&error.source),
+        StoreError::Locked { .. } => ErrorKind::Locked,
+        StoreError::Lock { source, .. } => io_kind(source),
+        StoreError::Kernel => ErrorKind::Unsupported,
+        StoreError::Stopped => ErrorKind::Io,
+    }
+}
+
+/// The kind of a failure of the layers on disk.
+pub(crate) fn layer_kind(error: &LayerError) -> ErrorKind {
+    match error {
+        LayerError::Disk { source, .. } => io_kind(source),
+        LayerError::Sync { source, .. } => errno_kind(*source),
+        LayerError::Commit(error) => layer_kind(error),
+        LayerError::Collision { .. } => ErrorKind::Rejected,
+        LayerError::Stopped => ErrorKind::Io,
+    }
+}
+
+/// The kind of a document's failure.
+pub(crate) fn manifest_kind(error: &ManifestError) -> ErrorKind {
+    match error {
+        ManifestError::Damaged(_) | ManifestError::Config(_) | ManifestError::Count { .. } => {
+            ErrorKind::Corrupt
+        }
+        ManifestError::Ambiguous
+        | ManifestError::Layers(_)
+        | ManifestError::Size { .. }
+        | ManifestError::Nesting => ErrorKind::Rejected,
+        ManifestError::Schema1 | ManifestError::Unsupported { .. } => ErrorKind::Unsupported,
+        // To the user the image is not there, as with containerd.
+        ManifestError::Platform { .. } => ErrorKind::NotFound,
+    }
+}
+
+/// The kind of a layer's failure.
+pub(crate) fn unpack_kind(error: &UnpackError) -> ErrorKind {
+    match error {
+        UnpackError::Archive(_) | UnpackError::Read(_) => ErrorKind::Corrupt,
+        UnpackError::Escape { .. }
+        | UnpackError::TooLarge(_)
+        | UnpackError::WhiteoutName { .. }
+        | UnpackError::LinkTarget { .. } => ErrorKind::Rejected,
+        UnpackError::Write { source, .. } => match source {
+            // Names and links that no file system takes.
+            Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::EEXIST => {
+                ErrorKind::Rejected
+            }
+            other => errno_kind(*other),
+        },
+    }
+}
+
+/// The kind of an error of the kernel's.
+pub(crate) fn io_kind(error: &io::Error) -> ErrorKind {
+    errno_kind(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
+}
+
+fn errno_kind(errno: Errno) -> ErrorKind {
+    match errno {
+        Errno::ENOSPC | Errno::EDQUOT => ErrorKind::NoSpace,
+        _ => ErrorKind::Io,
+    }
 }

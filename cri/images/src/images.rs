@@ -1,11 +1,20 @@
 //! The image store: what is here, by which names, and who uses it.
 
+use std::fs::{File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
 
+use crate::digest::Digest;
 use crate::error::Error;
 use crate::image::{Image, Usage};
+use crate::layers::{LayerError, Layers, Lease};
+use crate::manifest::{self, ParsedConfig};
+use crate::pull::Flights;
+use crate::records::{self, Record, RecordError};
+use crate::table::{self, Table};
 
 /// Where and how images are kept.
 #[derive(Debug, Clone)]
@@ -51,19 +60,67 @@ pub struct Limits {
 /// The store of images of one node.
 #[derive(Clone)]
 pub struct Images {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    _config: ImagesConfig,
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// Keeps the layers of an image on disk, whoever removes the image meanwhile, until it is dropped.
-#[derive(Debug)]
 #[must_use]
 pub struct Held {
+    images: Images,
     image: Image,
 }
+
+pub(crate) struct Inner {
+    pub(crate) config: ImagesConfig,
+    pub(crate) layers: Arc<Layers>,
+    pub(crate) flights: Flights,
+    /// Layers that all pulls together fetch at a time.
+    pub(crate) fetching: tokio::sync::Semaphore,
+    directory: PathBuf,
+    records: PathBuf,
+    table: RwLock<Table>,
+    /// Taken by whoever changes records: the disk and the table change as one.
+    writing: tokio::sync::Mutex<()>,
+    runtime: tokio::runtime::Handle,
+    sweep_due: AtomicBool,
+    _lock: File,
+}
+
+/// Why the store cannot be opened or changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    #[error("another process has it open ({} is locked)", path.display())]
+    Locked { path: PathBuf },
+    #[error("cannot lock {}", path.display())]
+    Lock {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("this kernel cannot resolve paths within a directory (openat2, Linux 5.6)")]
+    Kernel,
+    #[error("the process is shutting down")]
+    Stopped,
+}
+
+/// An image whose layers are all here, about to get its record.
+pub(crate) struct Ready {
+    pub(crate) id: Digest,
+    pub(crate) tags: Vec<String>,
+    pub(crate) digests: Vec<String>,
+    pub(crate) size: u64,
+    pub(crate) config: String,
+    pub(crate) parsed: ParsedConfig,
+    /// One for each layer, lowest first, none twice.
+    pub(crate) leases: Vec<Lease>,
+}
+
+/// Layers that all pulls together fetch at a time: what bounds the memory of a node that pulls twenty images.
+const FETCHING: usize = 8;
 
 // === impl ImagesConfig ===
 
@@ -117,20 +174,27 @@ impl Images {
     /// # Errors
     /// When the directory cannot be made or read, or another process has it open.
     pub async fn open(config: ImagesConfig) -> Result<Images, Error> {
-        Ok(Images { inner: Arc::new(Inner { _config: config }) })
+        let path = config.root.join("images");
+        let runtime = tokio::runtime::Handle::current();
+        let opened = blocking(move || Inner::open(config, runtime)).await;
+        let inner = opened.map_err(|source| Error::Open { path, source: source.into() })?;
+        let images = Images { inner: Arc::new(inner) };
+        images.schedule_sweep();
+        Ok(images)
     }
 
     /// Finds an image by name, by id or by an unambiguous beginning of its id.
     #[must_use]
-    pub fn get(&self, _name_or_id: &str) -> Option<Image> {
-        None
+    pub fn get(&self, name_or_id: &str) -> Option<Image> {
+        self.table().find(name_or_id).map(|entry| entry.image.clone())
     }
 
     /// All images, by id.
     #[must_use]
     pub fn list(&self) -> Vec<Image> {
-        let _ = &self.inner;
-        Vec::new()
+        let mut images: Vec<Image> = self.table().list().map(|entry| entry.image.clone()).collect();
+        images.sort_by(|a, b| a.id.cmp(&b.id));
+        images
     }
 
     /// Removes an image, by any of its names or its id, with all of its names. One that is not there is removed
@@ -138,22 +202,18 @@ impl Images {
     ///
     /// # Errors
     /// When the disk refuses.
-    pub async fn remove(&self, _name_or_id: &str) -> Result<(), Error> {
-        Ok(())
-    }
-
-    /// Takes images from an OCI archive (tar, also gzip'ed), an OCI layout directory or a `docker save` archive.
-    ///
-    /// # Errors
-    /// When the archive is not one, its content is corrupt, or the disk refuses.
-    pub async fn import(&self, _path: &Path, name: Option<&str>) -> Result<Vec<Image>, Error> {
-        Err(Error::UnknownImage { name: name.unwrap_or_default().to_owned() })
+    pub async fn remove(&self, name_or_id: &str) -> Result<(), Error> {
+        let images = self.clone();
+        let name = name_or_id.to_owned();
+        // In a task of its own: a caller that goes away must not leave disk and table apart.
+        let removed = self.inner.runtime.spawn(async move { images.remove_now(&name).await }).await;
+        removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))
     }
 
     /// What the store takes of its file system.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        Usage::default()
+        self.inner.layers.usage()
     }
 
     /// Keeps an image's layers while a container uses them. Also finds, by id, an image that was removed while it
@@ -162,7 +222,15 @@ impl Images {
     /// # Errors
     /// When there is no such image.
     pub fn hold(&self, id: &str) -> Result<Held, Error> {
-        Err(Error::UnknownImage { name: id.to_owned() })
+        let mut table = self.table_mut();
+        let id_digest = match id.parse::<Digest>() {
+            Ok(digest) => Some(digest),
+            Err(_a_name) => table.find(id).map(|entry| entry.record.id),
+        };
+        let unknown = || Error::UnknownImage { name: id.to_owned() };
+        let entry = id_digest.and_then(|digest| table.entry_mut(&digest)).ok_or_else(unknown)?;
+        entry.held += 1;
+        Ok(Held { images: self.clone(), image: entry.image.clone() })
     }
 
     /// Removes what nobody needs any more: images that were removed while held and are no longer, and layers of
@@ -171,21 +239,245 @@ impl Images {
     /// # Errors
     /// When the disk refuses.
     pub async fn collect(&self) -> Result<(), Error> {
-        Ok(())
+        self.collect_now().await.map_err(|e| change("clean up after", "store", e))
     }
 
     /// Marks an image as not to be collected as unused, or takes the mark away.
     ///
     /// # Errors
     /// When there is no such image or the disk refuses.
-    pub async fn pin(&self, name_or_id: &str, _pinned: bool) -> Result<(), Error> {
-        Err(Error::UnknownImage { name: name_or_id.to_owned() })
+    pub async fn pin(&self, name_or_id: &str, pinned: bool) -> Result<(), Error> {
+        let _turn = self.inner.writing.lock().await;
+        let found = self.table().find(name_or_id).map(|entry| (entry.record.clone(), entry.image.clone()));
+        let Some((mut record, mut image)) = found else {
+            return Err(Error::UnknownImage { name: name_or_id.to_owned() });
+        };
+        if record.pinned == pinned {
+            return Ok(());
+        }
+        record.pinned = pinned;
+        record.generation = self.table_mut().next_generation();
+        image.pinned = pinned;
+        self.write(vec![record.clone()]).await.map_err(|e| change("pin", name_or_id, e))?;
+        self.table_mut().insert(record, image);
+        Ok(())
     }
 
     /// The directory whose file system holds the images.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        Path::new("")
+        &self.inner.directory
+    }
+
+    /// Records an image. From here on it is there.
+    pub(crate) async fn put(&self, ready: Ready) -> Result<Image, StoreError> {
+        let images = self.clone();
+        let put = self.inner.runtime.spawn(async move { images.put_now(ready).await }).await;
+        put.unwrap_or(Err(StoreError::Stopped))
+    }
+
+    /// Removes unused layers, as a failed pull leaves them; says so in the log when that fails.
+    pub(crate) async fn tidy(&self) {
+        if let Err(error) = self.sweep().await {
+            tracing::warn!(error = crate::error::report(&error), "cannot remove unused layers");
+        }
+    }
+
+    /// Removes, when its time has come, what a broken pull left for another try.
+    pub(crate) fn schedule_sweep(&self) {
+        let Some(due) = self.inner.layers.next_expiry() else { return };
+        if self.inner.sweep_due.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let weak = Arc::downgrade(&self.inner);
+        self.inner.runtime.spawn(async move {
+            tokio::time::sleep_until(due.into()).await;
+            let Some(inner) = weak.upgrade() else { return };
+            inner.sweep_due.store(false, Ordering::Release);
+            let images = Images { inner };
+            images.tidy().await;
+            images.schedule_sweep();
+        });
+    }
+
+    async fn put_now(&self, ready: Ready) -> Result<Image, StoreError> {
+        let _turn = self.inner.writing.lock().await;
+        let record = Record {
+            version: records::VERSION,
+            id: ready.id,
+            tags: ready.tags,
+            digests: ready.digests,
+            layers: ready.leases.iter().map(Lease::diff_id).collect(),
+            size: ready.size,
+            config: ready.config,
+            pinned: false,
+            removed: false,
+            generation: 0,
+        };
+        let (records, known) = {
+            let mut table = self.table_mut();
+            let known = table.entry(&record.id).is_some();
+            let unchanged = table.entry(&record.id).is_some_and(|old| says_the_same(&old.record, &record));
+            if unchanged && let Some(old) = table.entry(&record.id) {
+                return Ok(old.image.clone());
+            }
+            (table.plan_put(record), known)
+        };
+        self.write(records.clone()).await?;
+        if !known {
+            // The record's own references from now on; else it has them already and these are let go.
+            ready.leases.into_iter().for_each(Lease::into_record);
+        }
+        let mut table = self.table_mut();
+        for record in records {
+            let config = match table.entry(&record.id) {
+                Some(old) => old.image.config.clone(),
+                None => ready.parsed.config.clone(),
+            };
+            let image = self.inner.image(&record, config);
+            table.insert(record, image);
+        }
+        table.entry(&ready.id).map(|entry| entry.image.clone()).ok_or(StoreError::Stopped)
+    }
+
+    async fn remove_now(&self, name_or_id: &str) -> Result<(), StoreError> {
+        let turn = self.inner.writing.lock().await;
+        let found = self.table().find(name_or_id).map(|entry| (entry.record.clone(), entry.held > 0));
+        let Some((record, held)) = found else { return Ok(()) };
+        if held {
+            // Containers go on with its layers; the record stays until they are gone, also over a restart.
+            let record = Record { removed: true, tags: Vec::new(), digests: Vec::new(), ..record };
+            self.write(vec![record.clone()]).await?;
+            if let Some(entry) = self.table_mut().entry_mut(&record.id) {
+                entry.record = record;
+            }
+        } else {
+            self.forget(&record.id).await?;
+        }
+        drop(turn);
+        self.collect_now().await
+    }
+
+    pub(crate) async fn collect_now(&self) -> Result<(), StoreError> {
+        let _turn = self.inner.writing.lock().await;
+        let abandoned = self.table().abandoned();
+        for id in abandoned {
+            self.forget(&id).await?;
+        }
+        self.sweep().await
+    }
+
+    /// Removes a record, then lets go of the layers: the other order could lose layers of an image still recorded.
+    async fn forget(&self, id: &Digest) -> Result<(), StoreError> {
+        let (records, digest) = (self.inner.records.clone(), *id);
+        blocking(move || records::remove(&records, &digest).map_err(StoreError::from)).await?;
+        let entry = self.table_mut().remove(id);
+        if let Some(entry) = entry {
+            self.inner.layers.release(&entry.record.layers);
+        }
+        Ok(())
+    }
+
+    async fn sweep(&self) -> Result<(), StoreError> {
+        let layers = self.inner.layers.clone();
+        blocking(move || layers.sweep(Instant::now()).map_err(StoreError::from)).await
+    }
+
+    async fn write(&self, records: Vec<Record>) -> Result<(), StoreError> {
+        let directory = self.inner.records.clone();
+        blocking(move || {
+            records.iter().try_for_each(|record| records::write(&directory, record)).map_err(StoreError::from)
+        })
+        .await
+    }
+
+    pub(crate) fn table(&self) -> RwLockReadGuard<'_, Table> {
+        self.inner.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn table_mut(&self) -> RwLockWriteGuard<'_, Table> {
+        self.inner.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Images {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Images").field("directory", &self.inner.directory).finish_non_exhaustive()
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn open(config: ImagesConfig, runtime: tokio::runtime::Handle) -> Result<Inner, StoreError> {
+        if !crate::unpack::supported() {
+            return Err(StoreError::Kernel);
+        }
+        let directory = config.root.join("images");
+        let records = directory.join("manifests");
+        crate::layers::make_private(&directory)?;
+        crate::layers::make_private(&records)?;
+        let lock = lock(&directory.join("lock"))?;
+        let layers = Arc::new(Layers::open(&directory)?);
+        let inner = Inner {
+            config,
+            layers,
+            flights: Flights::default(),
+            fetching: tokio::sync::Semaphore::new(FETCHING),
+            directory,
+            records,
+            table: RwLock::default(),
+            writing: tokio::sync::Mutex::new(()),
+            runtime,
+            sweep_due: AtomicBool::new(false),
+            _lock: lock,
+        };
+        inner.load()?;
+        Ok(inner)
+    }
+
+    /// Takes in the records. An image that misses a layer, for whatever reason, is none: it will be pulled again.
+    fn load(&self) -> Result<(), StoreError> {
+        let mut loaded = records::load(&self.records)?;
+        table::settle(&mut loaded);
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        for record in loaded {
+            let leases: Option<Vec<Lease>> = record.layers.iter().map(|id| self.layers.lease(*id)).collect();
+            let parsed = manifest::read_config(record.config.as_bytes());
+            match (leases, parsed) {
+                (Some(leases), Ok(config)) => {
+                    leases.into_iter().for_each(Lease::into_record);
+                    let image = self.image(&record, config);
+                    table.insert(record, image);
+                }
+                (leases, parsed) => {
+                    let reason = match parsed {
+                        Err(error) => crate::error::report(&error),
+                        Ok(_) => "a layer is missing".to_owned(),
+                    };
+                    drop(leases);
+                    tracing::warn!(image = %record.id, tags = ?record.tags, reason, "dropping an image");
+                    records::remove(&self.records, &record.id)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn image(&self, record: &Record, config: Arc<oci_spec::image::ImageConfiguration>) -> Image {
+        let mut layers: Vec<PathBuf> = record.layers.iter().rev().map(|id| self.layers.path(id)).collect();
+        if layers.is_empty() {
+            layers.push(self.layers.empty());
+        }
+        Image {
+            id: record.id.to_string(),
+            tags: record.tags.clone(),
+            digests: record.digests.clone(),
+            size: record.size,
+            config,
+            layers,
+            pinned: record.pinned,
+        }
     }
 }
 
@@ -197,4 +489,57 @@ impl Held {
     pub fn image(&self) -> &Image {
         &self.image
     }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let abandoned = {
+            let mut table = self.images.table_mut();
+            let Ok(id) = self.image.id.parse::<Digest>() else { return };
+            let Some(entry) = table.entry_mut(&id) else { return };
+            entry.held = entry.held.saturating_sub(1);
+            entry.held == 0 && entry.record.removed
+        };
+        if abandoned {
+            let images = self.images.clone();
+            self.images.inner.runtime.spawn(async move {
+                if let Err(error) = images.collect_now().await {
+                    tracing::warn!(error = crate::error::report(&error), "cannot remove a released image");
+                }
+            });
+        }
+    }
+}
+
+impl std::fmt::Debug for Held {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Held").field(&self.image.id).finish()
+    }
+}
+
+/// Whether writing a record again would change nothing, so that a pull of what is here writes nothing.
+fn says_the_same(old: &Record, new: &Record) -> bool {
+    let all = |old: &[String], new: &[String]| new.iter().all(|name| old.contains(name));
+    !old.removed && all(&old.tags, &new.tags) && all(&old.digests, &new.digests)
+}
+
+fn change(verb: &'static str, name: &str, error: StoreError) -> Error {
+    Error::Change { verb, name: name.to_owned(), source: error.into() }
+}
+
+/// Holds the lock for as long as the file is open.
+fn lock(path: &Path) -> Result<File, StoreError> {
+    let error = |source| StoreError::Lock { path: path.to_owned(), source };
+    let file = File::options().create(true).truncate(false).write(true).open(path).map_err(error)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { path: path.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(error(source)),
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or(Err(StoreError::Stopped))
 }

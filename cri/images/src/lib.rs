@@ -13,14 +13,23 @@
 //!   descriptor, by `openat2(RESOLVE_IN_ROOT)`.
 //! - Knows nothing of pods, containers, CRI or Kubernetes.
 
+mod archive;
+mod digest;
 mod error;
 mod image;
 mod images;
+mod import;
+mod layers;
+mod manifest;
 mod pull;
+mod records;
 mod reference;
+mod registry;
+mod table;
+mod unpack;
 
-pub use error::{Error, ErrorKind};
+pub use error::{Cause, Error, ErrorKind};
 pub use image::{Auth, Image, PullProgress, Usage};
 pub use images::{Held, Images, ImagesConfig, Limits, Platform};
 pub use pull::ProgressFn;
-pub use reference::{InvalidReference, Reference};
+pub use reference::{InvalidReference, Reference, Target};

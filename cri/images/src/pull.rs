@@ -1,28 +1,312 @@
 //! Pulling an image: resolve, choose the platform, fetch and unpack what is missing, record.
+//!
+//! Layers never touch the disk compressed. One task reads a layer from the network and verifies its digest, a
+//! blocking thread decompresses, hashes and writes it; a short channel between them bounds the memory.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::error::Error;
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::digest::Digest;
+use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpack_kind};
 use crate::image::{Auth, Image, PullProgress};
-use crate::images::Images;
-use crate::reference::Reference;
+use crate::images::{Images, Ready, StoreError};
+use crate::layers::{LayerError, Lease};
+use crate::manifest::{self, Descriptor, Document, Manifest, ManifestError};
+use crate::reference::{Reference, Target};
+use crate::registry::{Fetched, Registry, RegistryError};
+use crate::table;
+use crate::unpack::UnpackError;
+
+mod layer;
 
 /// Told how a pull goes; called from the task that awaits the pull.
 pub type ProgressFn = Arc<dyn Fn(&PullProgress) + Send + Sync>;
+
+/// How deep indexes may lie in each other.
+const NESTING_MAX: usize = 3;
+
+/// Why a pull failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PullError {
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error("layer {digest}")]
+    Unpack {
+        digest: Digest,
+        #[source]
+        source: UnpackError,
+    },
+    #[error("layer {digest} unpacks to {actual}, not to {expected} as the configuration says")]
+    DiffId { digest: Digest, expected: Digest, actual: Digest },
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the configuration is no text")]
+    ConfigText,
+    #[error("the pull was stopped")]
+    Stopped,
+}
+
+/// Pulls under way, so that equal ones are one. Credentials are part of what makes pulls equal: nobody gets an image
+/// by another's.
+#[derive(Default)]
+pub(crate) struct Flights(Mutex<HashMap<FlightKey, Weak<Flight>>>);
+
+#[derive(PartialEq, Eq, Hash, Clone)]
+struct FlightKey {
+    reference: Reference,
+    auth: Option<Auth>,
+}
+
+/// A pull that goes on for as long as somebody awaits it.
+struct Flight {
+    progress: watch::Receiver<PullProgress>,
+    result: watch::Receiver<Option<Result<Image, Error>>>,
+    task: AbortHandle,
+}
+
+/// What a pull works with.
+pub(crate) struct Pull {
+    images: Images,
+    registry: Registry,
+    progress: watch::Sender<PullProgress>,
+}
 
 impl Images {
     /// Pulls an image, or finds that what its name means at the registry is here already. Equal pulls at the same
     /// time are one; a pull that nobody awaits any more stops and leaves nothing half-done.
     ///
     /// # Errors
-    /// See [`crate::ErrorKind`].
+    /// See [`ErrorKind`].
     pub async fn pull(
         &self,
         reference: &str,
-        _auth: Option<Auth>,
-        _progress: Option<ProgressFn>,
+        auth: Option<Auth>,
+        progress: Option<ProgressFn>,
     ) -> Result<Image, Error> {
         let reference = Reference::parse(reference)?;
-        Err(Error::UnknownImage { name: reference.to_string() })
+        let flight = self.join_flight(FlightKey { reference, auth });
+        flight.land(progress).await
+    }
+
+    fn join_flight(&self, key: FlightKey) -> Arc<Flight> {
+        let mut flights = self.inner.flights.0.lock().unwrap_or_else(PoisonError::into_inner);
+        flights.retain(|_, flight| flight.strong_count() > 0);
+        if let Some(flight) = flights.get(&key).and_then(Weak::upgrade)
+            && flight.result.borrow().is_none()
+        {
+            return flight;
+        }
+        let (progress, progress_out) = watch::channel(PullProgress::default());
+        let (result, result_out) = watch::channel(None);
+        let (images, FlightKey { reference, auth }) = (self.clone(), key.clone());
+        let task = tokio::spawn(async move {
+            let pulled = pull(&images, &reference, auth.as_ref(), progress).await;
+            if pulled.is_err() {
+                images.tidy().await;
+            }
+            let name = reference.to_string();
+            let pulled = pulled.map_err(|e| Error::Pull { reference: name, source: e.into() });
+            result.send_replace(Some(pulled));
+        });
+        let flight =
+            Arc::new(Flight { progress: progress_out, result: result_out, task: task.abort_handle() });
+        flights.insert(key, Arc::downgrade(&flight));
+        flight
+    }
+}
+
+// === impl Flight ===
+
+impl Flight {
+    async fn land(&self, tell: Option<ProgressFn>) -> Result<Image, Error> {
+        let mut result = self.result.clone();
+        let mut progress = self.progress.clone();
+        let mut telling = tell.is_some();
+        loop {
+            // Both are waits on watch channels, which lose nothing when dropped.
+            tokio::select! {
+                biased;
+                done = result.wait_for(Option::is_some) => {
+                    let done = done.ok().and_then(|done| done.clone());
+                    if let Some(tell) = &tell {
+                        tell(&progress.borrow_and_update().clone());
+                    }
+                    return done.unwrap_or_else(|| Err(stopped()));
+                }
+                changed = progress.changed(), if telling => {
+                    telling = changed.is_ok();
+                    if let (Some(tell), true) = (&tell, telling) {
+                        tell(&progress.borrow_and_update().clone());
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Of a pull whose task was taken down, as at shutdown.
+fn stopped() -> Error {
+    Error::Pull { reference: "the image".to_owned(), source: PullError::Stopped.into() }
+}
+
+async fn pull(
+    images: &Images,
+    reference: &Reference,
+    auth: Option<&Auth>,
+    progress: watch::Sender<PullProgress>,
+) -> Result<Image, PullError> {
+    let config = &images.inner.config;
+    let directory = config.registry_config_dir.as_deref();
+    let registry = Registry::new(directory, reference, auth, config.stall_timeout)?;
+    let pull = Pull { images: images.clone(), registry, progress };
+    let top = match reference.target() {
+        Target::Tag(tag) => pull.registry.resolve(tag).await?,
+        Target::Digest(digest) => pull.registry.by_digest(parse_digest(digest)?).await?,
+    };
+    let names = table::names(reference, Some(top.digest));
+    let manifest = pull.manifest(top).await?;
+    pull.image(manifest, names).await
+}
+
+// === impl Pull ===
+
+impl Pull {
+    /// Follows indexes to the manifest for this platform.
+    async fn manifest(&self, top: Fetched) -> Result<Manifest, PullError> {
+        let mut document = manifest::parse(&top.bytes)?;
+        for _ in 0..NESTING_MAX {
+            let manifests = match document {
+                Document::Manifest(manifest) => return Ok(manifest),
+                Document::Index(manifests) => manifests,
+            };
+            let chosen = manifest::choose(&manifests, &self.images.inner.config.platform)?;
+            document = manifest::parse(&self.registry.by_digest(chosen.digest).await?.bytes)?;
+        }
+        match document {
+            Document::Manifest(manifest) => Ok(manifest),
+            Document::Index(_) => Err(ManifestError::Nesting.into()),
+        }
+    }
+
+    async fn image(
+        &self,
+        manifest: Manifest,
+        (tags, digests): (Vec<String>, Vec<String>),
+    ) -> Result<Image, PullError> {
+        let config = self.config(&manifest.config).await?;
+        let platform = &self.images.inner.config.platform;
+        let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), platform)?;
+        let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
+        let wanted = wanted(&manifest.layers, &parsed.diff_ids);
+        self.progress.send_replace(PullProgress {
+            bytes_total: wanted.iter().map(|(layer, _)| layer.size).sum(),
+            layers_total: wanted.len(),
+            ..PullProgress::default()
+        });
+        let leases = self.layers(wanted).await?;
+        let id = manifest.config.digest;
+        let ready = Ready { id, tags, digests, size, config, parsed, leases };
+        Ok(self.images.put(ready).await?)
+    }
+
+    async fn config(&self, descriptor: &Descriptor) -> Result<String, PullError> {
+        let known = self.images.table().entry(&descriptor.digest).map(|e| e.record.config.clone());
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let bytes = self.registry.blob(descriptor).whole().await?;
+        String::from_utf8(bytes).map_err(|_no_text| PullError::ConfigText)
+    }
+
+    /// Gets all layers, some at a time. When one fails, the others that are complete are kept for another try if
+    /// the failure is one that may pass.
+    async fn layers(&self, wanted: Vec<(Descriptor, Digest)>) -> Result<Vec<Lease>, PullError> {
+        let order: Vec<Digest> = wanted.iter().map(|(_, diff_id)| *diff_id).collect();
+        let mut kept = Kept { images: &self.images, leases: Vec::new(), keep: true };
+        let mut getting = stream::iter(wanted)
+            .map(|(descriptor, diff_id)| async move { self.layer(&descriptor, diff_id).await })
+            .buffer_unordered(self.images.inner.config.parallel_layers.max(1));
+        loop {
+            match getting.try_next().await {
+                Ok(Some(lease)) => kept.leases.push(lease),
+                Ok(None) => break,
+                Err(error) => {
+                    kept.keep = error.kind() == ErrorKind::Unavailable;
+                    return Err(error);
+                }
+            }
+        }
+        drop(getting);
+        let mut leases = std::mem::take(&mut kept.leases);
+        leases.sort_by_key(|lease| order.iter().position(|id| *id == lease.diff_id()));
+        Ok(leases)
+    }
+}
+
+/// Layers that are there before the whole image is. A pull that fails or is cancelled lets go of them here.
+struct Kept<'a> {
+    images: &'a Images,
+    leases: Vec<Lease>,
+    keep: bool,
+}
+
+// === impl Kept ===
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if self.leases.is_empty() {
+            return;
+        }
+        for lease in &mut self.leases {
+            if self.keep {
+                lease.keep();
+            }
+        }
+        self.leases.clear();
+        self.images.schedule_sweep();
+    }
+}
+
+/// Each layer once, at its topmost place: overlayfs refuses one directory twice, and what a layer says below itself
+/// it says again above.
+fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<(Descriptor, Digest)> {
+    let pairs: Vec<(Descriptor, Digest)> = layers.iter().cloned().zip(diff_ids.iter().copied()).collect();
+    let again_above = |at: usize| pairs[at + 1..].iter().any(|(_, id)| *id == pairs[at].1);
+    (0..pairs.len()).filter(|at| !again_above(*at)).map(|at| pairs[at].clone()).collect()
+}
+
+fn parse_digest(digest: &str) -> Result<Digest, PullError> {
+    // Checked when the reference was parsed.
+    digest.parse().map_err(|_invalid| PullError::ConfigText)
+}
+
+// === impl PullError ===
+
+impl PullError {
+    /// What kind of failure this is.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            PullError::Registry(error) => error.kind(),
+            PullError::Manifest(error) => manifest_kind(error),
+            PullError::Unpack { source, .. } => unpack_kind(source),
+            PullError::DiffId { .. } | PullError::ConfigText => ErrorKind::Corrupt,
+            PullError::Layer(error) => layer_kind(error),
+            PullError::Store(error) => store_kind(error),
+            PullError::Stopped => ErrorKind::Unavailable,
+        }
     }
 }

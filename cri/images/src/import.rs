@@ -1,0 +1,316 @@
+//! Importing images from an OCI layout or archive, or from what `docker save` writes.
+
+use std::io::{self, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::digest::{Digest, HashingReader};
+use crate::error::{Error, ErrorKind, io_kind, layer_kind, manifest_kind, store_kind, unpack_kind};
+use crate::image::Image;
+use crate::images::{Images, Ready, StoreError};
+use crate::layers::{LayerError, Lease, Workshop};
+use crate::manifest::{self, CONFIG_MAX, Descriptor, Document, MANIFEST_MAX, Manifest, ManifestError};
+use crate::reference::{InvalidReference, Reference};
+use crate::table;
+use crate::unpack::{UnpackError, Unpacked, unpack};
+
+mod source;
+
+use source::Source;
+
+/// How deep indexes may lie in each other.
+const NESTING_MAX: usize = 3;
+const CONTAINERD_NAME: &str = "io.containerd.image.name";
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Why an import failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ImportError {
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("it is neither an OCI layout nor a saved image: {reason}")]
+    Layout { reason: &'static str },
+    #[error("{path} is missing")]
+    Missing { path: String },
+    #[error("{path} is larger than {max} bytes")]
+    TooLarge { path: String, max: u64 },
+    #[error("{path} is damaged")]
+    Json {
+        path: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("{path} has the digest {actual}")]
+    Digest { path: String, actual: Digest },
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error(transparent)]
+    Reference(#[from] InvalidReference),
+    #[error("it has {0} images, which cannot all get the same name")]
+    Several(usize),
+    #[error("layer {path}")]
+    Unpack {
+        path: String,
+        #[source]
+        source: UnpackError,
+    },
+    #[error("layer {path} unpacks to {actual}, not to {expected} as the configuration says")]
+    DiffId { path: String, expected: Digest, actual: Digest },
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the configuration is no text")]
+    ConfigText,
+    #[error("the import was stopped")]
+    Stopped,
+}
+
+/// An image of the archive, as far as its documents say.
+struct Found {
+    references: Vec<Reference>,
+    /// The digest that the layout's index gives it.
+    digest: Option<Digest>,
+    config: Vec<u8>,
+    layers: Vec<LayerFile>,
+}
+
+/// Where a layer is.
+#[derive(Clone)]
+struct LayerFile {
+    path: String,
+    /// Its digest, where the archive says so.
+    digest: Option<Digest>,
+    size: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    layers: Vec<String>,
+}
+
+impl Images {
+    /// Takes images from an OCI archive (tar, also compressed), an OCI layout directory or a `docker save` archive.
+    ///
+    /// Names are those of the archive, or the one given, if there is one image only.
+    ///
+    /// # Errors
+    /// When the archive is not one, its content is corrupt, or the disk refuses.
+    pub async fn import(&self, path: &Path, name: Option<&str>) -> Result<Vec<Image>, Error> {
+        let name = name.map(Reference::parse).transpose()?;
+        let imported = self.import_all(path, name).await;
+        imported.map_err(|source| Error::Import { path: path.to_owned(), source: source.into() })
+    }
+
+    async fn import_all(&self, path: &Path, name: Option<Reference>) -> Result<Vec<Image>, ImportError> {
+        let (path, scratch) = (path.to_owned(), self.inner.layers.clone());
+        let platform = self.inner.config.platform.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let source = Source::open(&path, &scratch)?;
+            let found = read_documents(&source, &platform, name.as_ref())?;
+            Ok::<_, ImportError>((std::sync::Arc::new(source), found))
+        });
+        let (source, found) = read.await.map_err(|_stopped| ImportError::Stopped)??;
+        let mut images = Vec::new();
+        for found in found {
+            let imported = self.import_image(&source, found).await;
+            if imported.is_err() {
+                self.tidy().await;
+            }
+            images.push(imported?);
+        }
+        Ok(images)
+    }
+
+    async fn import_image(
+        &self,
+        source: &std::sync::Arc<Source>,
+        found: Found,
+    ) -> Result<Image, ImportError> {
+        let platform = &self.inner.config.platform;
+        let parsed = manifest::parse_config(&found.config, found.layers.len(), platform)?;
+        let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
+        let mut leases: Vec<Lease> = Vec::new();
+        for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
+            let (layers, limits) = (self.inner.layers.clone(), self.inner.config.limits);
+            let (source, layer, expected) = (source.clone(), layer.clone(), *diff_id);
+            let lease = self.inner.layers.ensure(*diff_id, async move || {
+                let unpacking = tokio::task::spawn_blocking(move || {
+                    let workshop = layers.workshop()?;
+                    let unpacked = unpack_layer(&source, &layer, expected, |reader| {
+                        unpack(reader, &workshop.files(), &limits)
+                    })?;
+                    Ok::<(Workshop, Unpacked), ImportError>((workshop, unpacked))
+                });
+                unpacking.await.map_err(|_stopped| ImportError::Stopped)?
+            });
+            let lease = lease.await?;
+            // Each layer once, at its topmost place, as in a pull.
+            leases.retain(|other| other.diff_id() != lease.diff_id());
+            leases.push(lease);
+        }
+        let id = Digest::of(&found.config);
+        let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
+        let (mut tags, mut digests) = (Vec::new(), Vec::new());
+        for reference in &found.references {
+            let (more_tags, more_digests) = table::names(reference, found.digest);
+            tags.extend(more_tags);
+            digests.extend(more_digests);
+        }
+        Ok(self.put(Ready { id, tags, digests, size, config, parsed, leases }).await?)
+    }
+}
+
+fn read_documents(
+    source: &Source,
+    platform: &crate::images::Platform,
+    name: Option<&Reference>,
+) -> Result<Vec<Found>, ImportError> {
+    let mut found = if let Some(index) = source.whole("index.json", MANIFEST_MAX)? {
+        let Document::Index(manifests) = manifest::parse(&index)? else {
+            return Err(ImportError::Layout { reason: "index.json is no index" });
+        };
+        manifests.iter().map(|m| read_image(source, m, platform)).collect::<Result<Vec<_>, _>>()?
+    } else if let Some(list) = source.whole("manifest.json", MANIFEST_MAX)? {
+        let saved: Vec<Saved> = serde_json::from_slice(&list)
+            .map_err(|source| ImportError::Json { path: "manifest.json".into(), source })?;
+        saved.iter().map(|saved| read_saved(source, saved)).collect::<Result<Vec<_>, _>>()?
+    } else {
+        return Err(ImportError::Layout { reason: "it has no index.json and no manifest.json" });
+    };
+    if let Some(name) = name {
+        match found.as_mut_slice() {
+            [only] => only.references = vec![name.clone()],
+            many => return Err(ImportError::Several(many.len())),
+        }
+    }
+    Ok(found)
+}
+
+fn read_image(
+    source: &Source,
+    top: &Descriptor,
+    platform: &crate::images::Platform,
+) -> Result<Found, ImportError> {
+    let mut descriptor = top.clone();
+    for _ in 0..=NESTING_MAX {
+        match manifest::parse(&read_blob(source, &descriptor, MANIFEST_MAX)?)? {
+            Document::Manifest(manifest) => return read_manifest(source, top, &manifest),
+            Document::Index(manifests) => descriptor = manifest::choose(&manifests, platform)?.clone(),
+        }
+    }
+    Err(ManifestError::Nesting.into())
+}
+
+fn read_manifest(source: &Source, top: &Descriptor, manifest: &Manifest) -> Result<Found, ImportError> {
+    let config = read_blob(source, &manifest.config, CONFIG_MAX)?;
+    let layers = manifest.layers.iter().map(|layer| LayerFile {
+        path: blob_path(&layer.digest),
+        digest: Some(layer.digest),
+        size: layer.size,
+    });
+    Ok(Found {
+        references: annotated_name(top).into_iter().collect(),
+        digest: Some(top.digest),
+        config,
+        layers: layers.collect(),
+    })
+}
+
+/// The name that an annotation gives; a bare tag, as some tools write, names no image.
+fn annotated_name(descriptor: &Descriptor) -> Option<Reference> {
+    let annotations = &descriptor.annotations;
+    let name = annotations
+        .get(CONTAINERD_NAME)
+        .or_else(|| annotations.get(REF_NAME).filter(|name| name.contains([':', '/'])))?;
+    Reference::parse(name).ok()
+}
+
+fn read_saved(source: &Source, saved: &Saved) -> Result<Found, ImportError> {
+    let missing = |path: &str| ImportError::Missing { path: path.to_owned() };
+    let config = source.whole(&saved.config, CONFIG_MAX)?.ok_or_else(|| missing(&saved.config))?;
+    let layers = saved.layers.iter().map(|path| {
+        let size = source.size(path)?.ok_or_else(|| missing(path))?;
+        Ok::<_, ImportError>(LayerFile { path: path.clone(), digest: None, size })
+    });
+    let references = saved.repo_tags.iter().flatten().map(|tag| Reference::parse(tag));
+    Ok(Found {
+        references: references.collect::<Result<Vec<_>, _>>()?,
+        digest: None,
+        config,
+        layers: layers.collect::<Result<Vec<_>, _>>()?,
+    })
+}
+
+fn read_blob(source: &Source, descriptor: &Descriptor, max: u64) -> Result<Vec<u8>, ImportError> {
+    let path = blob_path(&descriptor.digest);
+    let bytes = source.whole(&path, max)?.ok_or_else(|| ImportError::Missing { path: path.clone() })?;
+    let actual = Digest::of(&bytes);
+    if actual == descriptor.digest { Ok(bytes) } else { Err(ImportError::Digest { path, actual }) }
+}
+
+fn unpack_layer(
+    source: &Source,
+    layer: &LayerFile,
+    expected: Digest,
+    unpack: impl FnOnce(&mut BufReader<HashingReader<Box<dyn Read + Send>>>) -> Result<Unpacked, UnpackError>,
+) -> Result<Unpacked, ImportError> {
+    let path = layer.path.clone();
+    let Some(input) = source.reader(&path)? else { return Err(ImportError::Missing { path }) };
+    let mut reader = BufReader::with_capacity(128 << 10, HashingReader::new(input));
+    let unpacked =
+        unpack(&mut reader).map_err(|source| ImportError::Unpack { path: path.clone(), source })?;
+    // A decoder may stop before the end of what the digest is of.
+    io::copy(&mut reader, &mut io::sink())
+        .map_err(|source| ImportError::Read { path: PathBuf::from(&path), source })?;
+    let actual = reader.into_inner().finish();
+    if layer.digest.is_some_and(|digest| digest != actual) {
+        return Err(ImportError::Digest { path, actual });
+    }
+    if unpacked.diff_id != expected {
+        return Err(ImportError::DiffId { path, expected, actual: unpacked.diff_id });
+    }
+    Ok(unpacked)
+}
+
+fn blob_path(digest: &Digest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
+}
+
+// === impl ImportError ===
+
+impl ImportError {
+    /// What kind of failure this is.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            ImportError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                ErrorKind::NotFound
+            }
+            ImportError::Read { source, .. } if source.raw_os_error().is_none() => ErrorKind::Corrupt,
+            ImportError::Read { source, .. } => io_kind(source),
+            ImportError::Layout { .. } | ImportError::Several(_) => ErrorKind::Unsupported,
+            ImportError::Missing { .. }
+            | ImportError::Json { .. }
+            | ImportError::Digest { .. }
+            | ImportError::DiffId { .. }
+            | ImportError::ConfigText => ErrorKind::Corrupt,
+            ImportError::TooLarge { .. } => ErrorKind::Rejected,
+            ImportError::Manifest(error) => manifest_kind(error),
+            ImportError::Reference(_) => ErrorKind::InvalidReference,
+            ImportError::Unpack { source, .. } => unpack_kind(source),
+            ImportError::Layer(error) => layer_kind(error),
+            ImportError::Store(error) => store_kind(error),
+            ImportError::Stopped => ErrorKind::Io,
+        }
+    }
+}

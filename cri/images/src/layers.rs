@@ -1,0 +1,415 @@
+//! The layers on disk: who needs which, one unpacking of each at a time, and the commit that makes them count.
+//!
+//! ```text
+//! (absent) ──ensure──► Working ──unpacked, verified, synced, renamed──► Complete{refs} ──no refs, swept──► (absent)
+//!                         │                                                  ▲
+//!                         └──failed or cancelled──► (absent)                 └── found at open
+//! ```
+//! References are held by images (records) and by pulls under way. A layer without any stays until `sweep`, which
+//! spares for a while those that a broken pull left: the next try needs them.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{oneshot, watch};
+
+use crate::digest::Digest;
+use crate::image::Usage;
+use crate::unpack::Unpacked;
+
+mod disk;
+
+pub(crate) use disk::make_private;
+use disk::{commit_all, read_meta, remove_tree};
+
+/// How long a layer of a pull that broke off is kept for the next try.
+pub(crate) const KEEP: Duration = Duration::from_secs(3600);
+
+/// All layers of a store.
+pub(crate) struct Layers {
+    layers: PathBuf,
+    partial: PathBuf,
+    next: AtomicU64,
+    slots: Mutex<HashMap<Digest, Slot>>,
+    queue: Mutex<VecDeque<Pending>>,
+    committing: tokio::sync::Mutex<()>,
+}
+
+enum Slot {
+    Working(watch::Receiver<()>),
+    Complete { meta: Meta, refs: usize, keep_until: Option<Instant> },
+}
+
+/// What is known of a complete layer; the file `complete` beside it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Meta {
+    pub(crate) diff_id: Digest,
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+    /// Directories that the layer implies but does not describe: their attributes are those of lower layers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) implied: Vec<String>,
+}
+
+/// A place to unpack a layer; gone with all that is in it when dropped before the commit.
+pub(crate) struct Workshop {
+    path: PathBuf,
+}
+
+/// A reference to a complete layer. Dropping it lets go.
+pub(crate) struct Lease {
+    layers: Arc<Layers>,
+    diff_id: Digest,
+    keep: bool,
+}
+
+struct Pending {
+    workshop: Workshop,
+    meta: Meta,
+    done: oneshot::Sender<Result<(), Arc<LayerError>>>,
+}
+
+/// Why the layers on disk cannot be worked with.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LayerError {
+    #[error("cannot {verb} {}", path.display())]
+    Disk {
+        verb: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot flush the file system of {}", path.display())]
+    Sync {
+        path: PathBuf,
+        #[source]
+        source: Errno,
+    },
+    #[error("cannot commit the layer")]
+    Commit(#[source] Arc<LayerError>),
+    #[error("{} holds another layer whose digest begins like {diff_id}", path.display())]
+    Collision { path: PathBuf, diff_id: Digest },
+    #[error("the store is shutting down")]
+    Stopped,
+}
+
+// === impl Layers ===
+
+impl Layers {
+    /// Opens the layers below a directory: what is complete is known, everything else goes.
+    pub(crate) fn open(root: &Path) -> Result<Layers, LayerError> {
+        let (layers, partial) = (root.join("layers"), root.join("partial"));
+        for path in [&layers, &partial] {
+            disk::make_private(path)?;
+        }
+        disk::make(&root.join("empty"))?;
+        let disk = |verb, path: &Path| {
+            let path = path.to_owned();
+            move |source| LayerError::Disk { verb, path, source }
+        };
+        for entry in std::fs::read_dir(&partial).map_err(disk("list", &partial))? {
+            remove_tree(&entry.map_err(disk("list", &partial))?.path())?;
+        }
+        let mut slots = HashMap::new();
+        for entry in std::fs::read_dir(&layers).map_err(disk("list", &layers))? {
+            let path = entry.map_err(disk("list", &layers))?.path();
+            match read_meta(&path) {
+                Some(meta) => {
+                    let keep_until = Some(Instant::now() + KEEP);
+                    slots.insert(meta.diff_id, Slot::Complete { meta, refs: 0, keep_until });
+                }
+                None => {
+                    tracing::warn!(path = %path.display(), "removing a layer that is not complete");
+                    remove_tree(&path)?;
+                }
+            }
+        }
+        Ok(Layers {
+            layers,
+            partial,
+            next: AtomicU64::new(0),
+            slots: Mutex::new(slots),
+            queue: Mutex::default(),
+            committing: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    /// Where a layer's files are.
+    pub(crate) fn path(&self, diff_id: &Digest) -> PathBuf {
+        self.layers.join(diff_id.short()).join(disk::FILES)
+    }
+
+    /// A lower directory for images that have no layer at all.
+    pub(crate) fn empty(&self) -> PathBuf {
+        self.layers.with_file_name("empty")
+    }
+
+    /// An empty directory to unpack into.
+    pub(crate) fn workshop(&self) -> Result<Workshop, LayerError> {
+        let path = self.partial.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
+        let workshop = Workshop { path };
+        disk::make_private(&workshop.path)?;
+        disk::make(&workshop.files())?;
+        Ok(workshop)
+    }
+
+    /// A reference to a layer that is here.
+    pub(crate) fn lease(self: &Arc<Layers>, diff_id: Digest) -> Option<Lease> {
+        match self.slots().get_mut(&diff_id) {
+            Some(Slot::Complete { refs, .. }) => {
+                *refs += 1;
+                Some(Lease { layers: self.clone(), diff_id, keep: false })
+            }
+            _ => None,
+        }
+    }
+
+    /// A reference to a layer, after unpacking it if nobody has. Whoever comes second waits for the first, and tries
+    /// for himself if that one fails.
+    pub(crate) async fn ensure<E: From<LayerError>>(
+        self: &Arc<Layers>,
+        diff_id: Digest,
+        unpack: impl AsyncFnOnce() -> Result<(Workshop, Unpacked), E>,
+    ) -> Result<Lease, E> {
+        let working = loop {
+            if let Some(lease) = self.lease(diff_id) {
+                return Ok(lease);
+            }
+            match Working::begin(self, diff_id) {
+                Ok(working) => break working,
+                // Closed when the other is done, in whatever way.
+                Err(mut other) => while other.changed().await.is_ok() {},
+            }
+        };
+        let (workshop, unpacked) = unpack().await?;
+        let Unpacked { bytes, inodes, implied, .. } = unpacked;
+        let meta = Meta { diff_id, bytes, inodes, implied };
+        self.commit(workshop, meta.clone()).await?;
+        Ok(working.complete(meta))
+    }
+
+    /// Lets go of references that records held. Gives nothing back: `sweep` removes.
+    pub(crate) fn release(&self, diff_ids: &[Digest]) {
+        for diff_id in diff_ids {
+            self.drop_reference(diff_id, false);
+        }
+    }
+
+    /// Removes layers that nobody refers to, except those kept for another try. Blocks.
+    pub(crate) fn sweep(&self, now: Instant) -> Result<(), LayerError> {
+        let mut trash = Vec::new();
+        {
+            let mut slots = self.slots();
+            let unused: Vec<Digest> = slots
+                .iter()
+                .filter(|(_, slot)| match slot {
+                    Slot::Complete { refs: 0, keep_until, .. } => keep_until.is_none_or(|t| t <= now),
+                    Slot::Complete { .. } | Slot::Working(_) => false,
+                })
+                .map(|(diff_id, _)| *diff_id)
+                .collect();
+            for diff_id in unused {
+                // Out of the way in one step, while nobody can begin to unpack the same again.
+                let from = self.layers.join(diff_id.short());
+                let to = self.partial.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
+                std::fs::rename(&from, &to).map_err(|source| LayerError::Disk {
+                    verb: "move away",
+                    path: from,
+                    source,
+                })?;
+                slots.remove(&diff_id);
+                trash.push(to);
+            }
+        }
+        trash.iter().try_for_each(|path| remove_tree(path))
+    }
+
+    /// When the next `sweep` would find something that it spares now.
+    pub(crate) fn next_expiry(&self) -> Option<Instant> {
+        let slots = self.slots();
+        slots
+            .values()
+            .filter_map(|slot| match slot {
+                Slot::Complete { refs: 0, keep_until, .. } => *keep_until,
+                Slot::Complete { .. } | Slot::Working(_) => None,
+            })
+            .min()
+    }
+
+    /// What all complete layers take.
+    pub(crate) fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for slot in self.slots().values() {
+            if let Slot::Complete { meta, .. } = slot {
+                usage.bytes += meta.bytes;
+                usage.inodes += meta.inodes;
+            }
+        }
+        usage
+    }
+
+    /// What is known of a complete layer.
+    pub(crate) fn meta(&self, diff_id: &Digest) -> Option<Meta> {
+        match self.slots().get(diff_id) {
+            Some(Slot::Complete { meta, .. }) => Some(meta.clone()),
+            _ => None,
+        }
+    }
+
+    /// Puts an unpacked layer in its place. One flush serves all that wait for one: the first in the queue does it.
+    async fn commit(&self, workshop: Workshop, meta: Meta) -> Result<(), LayerError> {
+        let (done, mut result) = oneshot::channel();
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(Pending { workshop, meta, done });
+        let _turn = self.committing.lock().await;
+        if let Ok(result) = result.try_recv() {
+            return result.map_err(LayerError::Commit);
+        }
+        let batch: Vec<Pending> =
+            self.queue.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+        let layers = self.layers.clone();
+        tokio::task::spawn_blocking(move || commit_all(&layers, batch))
+            .await
+            .map_err(|_panicked_or_stopped| LayerError::Stopped)?;
+        result.await.map_err(|_dropped| LayerError::Stopped)?.map_err(LayerError::Commit)
+    }
+
+    fn drop_reference(&self, diff_id: &Digest, keep: bool) {
+        if let Some(Slot::Complete { refs, keep_until, .. }) = self.slots().get_mut(diff_id) {
+            *refs = refs.saturating_sub(1);
+            if *refs == 0 {
+                *keep_until = keep.then(|| Instant::now() + KEEP);
+            }
+        }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<Digest, Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right and duty to unpack one layer.
+struct Working {
+    layers: Arc<Layers>,
+    diff_id: Digest,
+    complete: bool,
+    /// Closes when dropped, which wakes those who wait.
+    _wake: watch::Sender<()>,
+}
+
+// === impl Working ===
+
+impl Working {
+    fn begin(layers: &Arc<Layers>, diff_id: Digest) -> Result<Working, watch::Receiver<()>> {
+        let mut slots = layers.slots();
+        match slots.get(&diff_id) {
+            Some(Slot::Working(other)) => Err(other.clone()),
+            // Completed since the caller looked: a closed channel sends him to look again.
+            Some(Slot::Complete { .. }) => Err(watch::channel(()).1),
+            None => {
+                let (wake, working) = watch::channel(());
+                slots.insert(diff_id, Slot::Working(working));
+                Ok(Working { layers: layers.clone(), diff_id, complete: false, _wake: wake })
+            }
+        }
+    }
+
+    fn complete(mut self, meta: Meta) -> Lease {
+        self.complete = true;
+        let slot = Slot::Complete { meta, refs: 1, keep_until: None };
+        self.layers.slots().insert(self.diff_id, slot);
+        Lease { layers: self.layers.clone(), diff_id: self.diff_id, keep: false }
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        if self.complete {
+            return;
+        }
+        let mut slots = self.layers.slots();
+        // A pull cancelled just after the rename leaves a layer that is good; it is unused, and known so.
+        let slot = read_meta(&self.layers.layers.join(self.diff_id.short())).map(|meta| Slot::Complete {
+            meta,
+            refs: 0,
+            keep_until: Some(Instant::now() + KEEP),
+        });
+        match slot {
+            Some(slot) => slots.insert(self.diff_id, slot),
+            None => slots.remove(&self.diff_id),
+        };
+    }
+}
+
+// === impl Lease ===
+
+impl Lease {
+    /// Whose reference this is.
+    pub(crate) fn diff_id(&self) -> Digest {
+        self.diff_id
+    }
+
+    /// When let go of, the layer stays a while for the next try.
+    pub(crate) fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// The reference is a record's from now on.
+    pub(crate) fn into_record(self) {
+        if let Some(Slot::Complete { refs, .. }) = self.layers.slots().get_mut(&self.diff_id) {
+            // Dropping takes away the one that this adds.
+            *refs += 1;
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.layers.drop_reference(&self.diff_id, self.keep);
+    }
+}
+
+// === impl Workshop ===
+
+impl Workshop {
+    /// The directory to unpack into.
+    pub(crate) fn files(&self) -> PathBuf {
+        self.path.join(disk::FILES)
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        let path = self.path.clone();
+        let remove = move || {
+            if let Err(error) = remove_tree(&path) {
+                tracing::warn!(error = crate::error::report(&error), "cannot remove a half-unpacked layer");
+            }
+        };
+        // In a task that was cancelled, removing thousands of files must not hold up the others.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) if self.path.exists() => drop(runtime.spawn_blocking(remove)),
+            _ => remove(),
+        }
+    }
+}
+
+fn sync_file_system(path: &Path) -> Result<(), LayerError> {
+    let directory = File::open(path).map_err(|source| LayerError::Disk {
+        verb: "open",
+        path: path.to_owned(),
+        source,
+    })?;
+    nix::unistd::syncfs(directory.as_fd())
+        .map_err(|source| LayerError::Sync { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! Manifests, indexes and configurations: what a registry's documents say, checked before anything is fetched.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use oci_spec::image::ImageConfiguration;
+use serde::Deserialize;
+
+use crate::digest::Digest;
+use crate::images::Platform;
+
+mod platform;
+
+pub(crate) use platform::choose;
+
+/// Largest manifest or index; registries must take 4 MiB and few take more.
+pub(crate) const MANIFEST_MAX: u64 = 4 << 20;
+/// Largest configuration.
+pub(crate) const CONFIG_MAX: u64 = 8 << 20;
+/// Most layers of an image; overlayfs takes 500.
+const LAYERS_MAX: usize = 500;
+
+/// What we ask a registry for, best first.
+pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.v2+json, */*";
+
+/// What a manifest's address led to.
+#[derive(Debug)]
+pub(crate) enum Document {
+    Manifest(Manifest),
+    /// Manifests by platform.
+    Index(Vec<Descriptor>),
+}
+
+/// One image: its configuration and its layers, lowest first.
+#[derive(Debug, Clone)]
+pub(crate) struct Manifest {
+    pub(crate) config: Descriptor,
+    pub(crate) layers: Vec<Descriptor>,
+}
+
+/// A reference to content.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Descriptor {
+    #[serde(default)]
+    pub(crate) media_type: String,
+    pub(crate) digest: Digest,
+    pub(crate) size: u64,
+    #[serde(default)]
+    pub(crate) platform: Option<PlatformField>,
+    #[serde(default)]
+    pub(crate) annotations: HashMap<String, String>,
+}
+
+/// The platform in an index.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub(crate) struct PlatformField {
+    #[serde(default)]
+    pub(crate) os: String,
+    #[serde(default)]
+    pub(crate) architecture: String,
+    #[serde(default)]
+    pub(crate) variant: String,
+}
+
+/// A configuration and the diff ids of its layers, lowest first.
+#[derive(Debug, Clone)]
+pub(crate) struct ParsedConfig {
+    pub(crate) config: Arc<ImageConfiguration>,
+    pub(crate) diff_ids: Vec<Digest>,
+}
+
+/// Why a document cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ManifestError {
+    #[error("the manifest is damaged")]
+    Damaged(#[source] serde_json::Error),
+    #[error("the manifest is both an image and an index")]
+    Ambiguous,
+    #[error("the manifest is of schema 1, which is obsolete and not served")]
+    Schema1,
+    #[error("this is no container image: {what} of type {media_type:?}")]
+    Unsupported { what: &'static str, media_type: String },
+    #[error("no image for {wanted} (there is: {available})")]
+    Platform { wanted: String, available: String },
+    #[error("the image configuration is damaged")]
+    Config(#[source] serde_json::Error),
+    #[error("the manifest has {layers} layers, its configuration names {diff_ids}")]
+    Count { layers: usize, diff_ids: usize },
+    #[error("the image has {0} layers, more than overlayfs takes")]
+    Layers(usize),
+    #[error("{what} says that it has {size} bytes, more than is taken")]
+    Size { what: &'static str, size: u64 },
+    #[error("indexes nest too deeply")]
+    Nesting,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Raw {
+    #[serde(default)]
+    schema_version: u32,
+    config: Option<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+    manifests: Option<Vec<Descriptor>>,
+}
+
+/// Only what tells schema 1 apart, for the rest of it looks like nothing else.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    #[serde(default)]
+    schema_version: u32,
+}
+
+/// Parses a manifest or an index. Goes by what the document has, not by the type that it came with, but refuses one
+/// that could be read as either: two readers must never see two images behind one digest.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ManifestError> {
+    let version: Version = serde_json::from_slice(bytes).map_err(ManifestError::Damaged)?;
+    if version.schema_version == 1 {
+        return Err(ManifestError::Schema1);
+    }
+    let raw: Raw = serde_json::from_slice(bytes).map_err(ManifestError::Damaged)?;
+    match (raw.config, raw.manifests) {
+        (Some(_), Some(_)) => Err(ManifestError::Ambiguous),
+        (None, Some(_)) if raw.layers.is_some() => Err(ManifestError::Ambiguous),
+        (None, Some(manifests)) => Ok(Document::Index(manifests)),
+        (Some(config), None) => {
+            let layers = raw.layers.unwrap_or_default();
+            check(&config, &layers)?;
+            Ok(Document::Manifest(Manifest { config, layers }))
+        }
+        (None, None) => Err(ManifestError::Unsupported {
+            what: "a document",
+            media_type: format!("schema version {}", raw.schema_version),
+        }),
+    }
+}
+
+/// Parses a configuration and checks that it belongs to so many layers and to this platform.
+pub(crate) fn parse_config(
+    bytes: &[u8],
+    layers: usize,
+    wanted: &Platform,
+) -> Result<ParsedConfig, ManifestError> {
+    let mut value: serde_json::Value = serde_json::from_slice(bytes).map_err(ManifestError::Config)?;
+    strip_nulls(&mut value);
+    let text = |key: &str| value.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+    let field =
+        PlatformField { os: text("os"), architecture: text("architecture"), variant: text("variant") };
+    if !field.architecture.is_empty() && !platform::accepts(wanted, &field) {
+        return Err(ManifestError::Platform {
+            wanted: platform::name(wanted),
+            available: platform::field_name(&field),
+        });
+    }
+    let diff_ids = match value.pointer("/rootfs/diff_ids") {
+        Some(list) => serde_json::from_value::<Vec<Digest>>(list.clone()).map_err(ManifestError::Config)?,
+        None => Vec::new(),
+    };
+    if diff_ids.len() != layers {
+        return Err(ManifestError::Count { layers, diff_ids: diff_ids.len() });
+    }
+    complete(&mut value, wanted);
+    let config = serde_json::from_value(value).map_err(ManifestError::Config)?;
+    Ok(ParsedConfig { config: Arc::new(config), diff_ids })
+}
+
+/// Parses a configuration that was found good before.
+pub(crate) fn read_config(bytes: &[u8]) -> Result<Arc<ImageConfiguration>, ManifestError> {
+    let mut value: serde_json::Value = serde_json::from_slice(bytes).map_err(ManifestError::Config)?;
+    strip_nulls(&mut value);
+    complete(&mut value, &Platform::host());
+    serde_json::from_value(value).map(Arc::new).map_err(ManifestError::Config)
+}
+
+fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError> {
+    let unsupported =
+        |what, media_type: &str| Err(ManifestError::Unsupported { what, media_type: media_type.to_owned() });
+    match config.media_type.as_str() {
+        ""
+        | "application/vnd.oci.image.config.v1+json"
+        | "application/vnd.docker.container.image.v1+json" => {}
+        other => return unsupported("a configuration", other),
+    }
+    if config.size > CONFIG_MAX {
+        return Err(ManifestError::Size { what: "the configuration", size: config.size });
+    }
+    if layers.len() > LAYERS_MAX {
+        return Err(ManifestError::Layers(layers.len()));
+    }
+    for layer in layers {
+        let kind = layer.media_type.as_str();
+        let known = kind.is_empty()
+            || kind.starts_with("application/vnd.oci.image.layer.v1.tar")
+            || kind.starts_with("application/vnd.oci.image.layer.nondistributable.v1.tar")
+            || kind.starts_with("application/vnd.docker.image.rootfs.diff.tar")
+            || kind.starts_with("application/vnd.docker.image.rootfs.foreign.diff.tar");
+        if !known || kind.contains("+encrypted") {
+            return unsupported("a layer", kind);
+        }
+    }
+    Ok(())
+}
+
+/// Go writes null for what is empty; the strict types know absent only.
+fn strip_nulls(value: &mut serde_json::Value) {
+    match value {
+        serde_json::Value::Object(map) => {
+            map.retain(|_, v| !v.is_null());
+            map.values_mut().for_each(strip_nulls);
+        }
+        serde_json::Value::Array(list) => list.iter_mut().for_each(strip_nulls),
+        _ => {}
+    }
+}
+
+/// Fills in what some builders leave out and the strict types demand.
+fn complete(value: &mut serde_json::Value, wanted: &Platform) {
+    let Some(map) = value.as_object_mut() else { return };
+    for (key, default) in [("architecture", &wanted.architecture), ("os", &wanted.os)] {
+        let entry = map.entry(key).or_insert_with(|| default.as_str().into());
+        if entry.as_str() == Some("") {
+            *entry = default.as_str().into();
+        }
+    }
+    let rootfs = map.entry("rootfs").or_insert_with(|| serde_json::json!({}));
+    if let Some(rootfs) = rootfs.as_object_mut() {
+        rootfs.entry("type").or_insert_with(|| "layers".into());
+        rootfs.entry("diff_ids").or_insert_with(|| serde_json::json!([]));
+    }
+}
+
+#[cfg(test)]
+mod tests;

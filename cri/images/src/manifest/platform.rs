@@ -1,0 +1,89 @@
+//! Which manifest of an index is for this machine.
+
+use super::{Descriptor, ManifestError, PlatformField};
+use crate::images::Platform;
+
+/// Chooses the manifest that fits best; the first among equals.
+pub(crate) fn choose<'a>(
+    manifests: &'a [Descriptor],
+    wanted: &Platform,
+) -> Result<&'a Descriptor, ManifestError> {
+    let fitting = manifests.iter().filter_map(|manifest| Some((rank(wanted, manifest)?, manifest)));
+    fitting.min_by_key(|(rank, _)| *rank).map(|(_, manifest)| manifest).ok_or_else(|| {
+        let available: Vec<String> =
+            manifests.iter().filter_map(|m| m.platform.as_ref()).map(field_name).collect();
+        ManifestError::Platform { wanted: name(wanted), available: available.join(", ") }
+    })
+}
+
+/// Whether an image of this platform runs on a machine of that.
+pub(super) fn accepts(wanted: &Platform, given: &PlatformField) -> bool {
+    platform_rank(wanted, given).is_some()
+}
+
+/// A platform in one word.
+pub(super) fn name(platform: &Platform) -> String {
+    joined(&platform.os, &platform.architecture, &platform.variant)
+}
+
+/// The same for one from a document.
+pub(super) fn field_name(field: &PlatformField) -> String {
+    joined(&field.os, &field.architecture, &field.variant)
+}
+
+fn joined(os: &str, architecture: &str, variant: &str) -> String {
+    match variant {
+        "" => format!("{os}/{architecture}"),
+        variant => format!("{os}/{architecture}/{variant}"),
+    }
+}
+
+/// Smaller is better. A manifest without a platform may be for any: the last choice.
+fn rank(wanted: &Platform, manifest: &Descriptor) -> Option<usize> {
+    match &manifest.platform {
+        Some(given) => platform_rank(wanted, given),
+        None => Some(usize::MAX),
+    }
+}
+
+fn platform_rank(wanted: &Platform, given: &PlatformField) -> Option<usize> {
+    if !given.os.is_empty() && given.os != wanted.os {
+        return None;
+    }
+    let architecture = match given.architecture.as_str() {
+        "x86_64" | "x86-64" => "amd64",
+        "aarch64" => "arm64",
+        "i386" => "386",
+        "armhf" => "arm",
+        "armel" => "arm",
+        other => other,
+    };
+    let variant = match (given.architecture.as_str(), given.variant.as_str()) {
+        ("armel", "") => "v6",
+        ("arm" | "armhf", "") => "v7",
+        ("arm64" | "aarch64", "v8" | "8") | ("amd64", "v1") => "",
+        (_, variant) => variant,
+    };
+    runs(wanted).iter().position(|(a, v)| *a == architecture && *v == variant)
+}
+
+/// What runs on a machine, best first. Variants of amd64 beyond the first need instructions that a machine may not
+/// have, so they are taken only when they were asked for.
+fn runs(wanted: &Platform) -> Vec<(&str, &str)> {
+    let arm = ["v8", "v7", "v6", "v5"].into_iter().map(|v| ("arm", v));
+    match (wanted.architecture.as_str(), wanted.variant.as_str()) {
+        ("amd64", variant) => {
+            let own = ["v4", "v3", "v2"].into_iter().skip_while(|v| *v != variant).map(|v| ("amd64", v));
+            own.chain([("amd64", ""), ("386", "")]).collect()
+        }
+        ("arm64", variant) => {
+            let own = (!matches!(variant, "" | "v8")).then_some(("arm64", variant));
+            own.into_iter().chain([("arm64", "")]).chain(arm).collect()
+        }
+        ("arm", variant) => arm.skip_while(|(_, v)| *v != variant).collect(),
+        (other, variant) => {
+            let plain = (!variant.is_empty()).then_some((other, ""));
+            [(other, variant)].into_iter().chain(plain).collect()
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! One small file per image, written whole or not at all.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+
+/// What is remembered of an image. Fields are only ever added.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) version: u32,
+    pub(crate) id: Digest,
+    pub(crate) tags: Vec<String>,
+    pub(crate) digests: Vec<String>,
+    /// Diff ids, lowest first, each once.
+    pub(crate) layers: Vec<Digest>,
+    pub(crate) size: u64,
+    /// The configuration as it came; its digest is the id.
+    pub(crate) config: String,
+    #[serde(default)]
+    pub(crate) pinned: bool,
+    /// Removed by the user, but containers still use its layers.
+    #[serde(default)]
+    pub(crate) removed: bool,
+    /// Grows with every write: where two records claim one tag, the greater is right.
+    #[serde(default)]
+    pub(crate) generation: u64,
+}
+
+/// The version that this code writes.
+pub(crate) const VERSION: u32 = 1;
+
+/// Why records cannot be kept.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {verb} the image record {}", path.display())]
+pub(crate) struct RecordError {
+    verb: &'static str,
+    path: PathBuf,
+    #[source]
+    pub(crate) source: io::Error,
+}
+
+/// Reads all records. One that cannot be read is set aside under another name, and said so.
+pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
+    let error = |verb| move |source| RecordError { verb, path: directory.to_owned(), source };
+    let mut records = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(error("list"))? {
+        let path = entry.map_err(error("list"))?.path();
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("json") => {}
+            // Left by a write that was cut off.
+            Some("new") => {
+                std::fs::remove_file(&path).map_err(error("remove the remains of"))?;
+                continue;
+            }
+            _ => continue,
+        }
+        match read(&path) {
+            Ok(record) => records.push(record),
+            Err(reason) => {
+                let aside = path.with_extension("unreadable");
+                tracing::warn!(path = %path.display(), aside = %aside.display(), reason, "setting an image record aside");
+                std::fs::rename(&path, &aside).map_err(error("set aside"))?;
+            }
+        }
+    }
+    Ok(records)
+}
+
+/// Writes a record so that after a power cut either the old one or the new one is there.
+pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError> {
+    let path = path(directory, &record.id);
+    let temporary = path.with_extension("new");
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        file.sync_all()?;
+        std::fs::rename(&temporary, &path)?;
+        File::open(directory)?.sync_all()
+    };
+    write().map_err(|source| RecordError { verb: "write", path: path.clone(), source })
+}
+
+/// Removes a record; one that is not there is removed already.
+pub(crate) fn remove(directory: &Path, id: &Digest) -> Result<(), RecordError> {
+    let path = path(directory, id);
+    let remove = || match std::fs::remove_file(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => Err(e),
+        Ok(()) => File::open(directory)?.sync_all(),
+    };
+    remove().map_err(|source| RecordError { verb: "remove", path: path.clone(), source })
+}
+
+fn path(directory: &Path, id: &Digest) -> PathBuf {
+    directory.join(format!("{}.json", id.hex()))
+}
+
+fn read(path: &Path) -> Result<Record, String> {
+    let text = std::fs::read(path).map_err(|e| e.to_string())?;
+    let record: Record = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    if Digest::of(record.config.as_bytes()) != record.id {
+        return Err("its configuration is not what its id says".into());
+    }
+    Ok(record)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Record, VERSION, load, remove, write};
+    use crate::digest::Digest;
+
+    fn record(config: &str) -> Record {
+        Record {
+            version: VERSION,
+            id: Digest::of(config.as_bytes()),
+            tags: vec!["a.b/c:d".into()],
+            digests: vec![],
+            layers: vec![Digest::of(b"layer")],
+            size: 7,
+            config: config.into(),
+            pinned: false,
+            removed: false,
+            generation: 3,
+        }
+    }
+
+    #[test]
+    fn records_come_back_and_torn_ones_are_set_aside() {
+        let directory = tempfile::tempdir().unwrap();
+        let (good, torn) = (record("{}"), record("{ }"));
+        write(directory.path(), &good).unwrap();
+        write(directory.path(), &torn).unwrap();
+        let path = directory.path().join(format!("{}.json", torn.id.hex()));
+        let text = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &text[..text.len() / 2]).unwrap();
+        std::fs::write(directory.path().join("x.new"), "half").unwrap();
+        assert_eq!(load(directory.path()).unwrap(), [good.clone()]);
+        assert!(path.with_extension("unreadable").exists());
+        assert!(!directory.path().join("x.new").exists());
+        remove(directory.path(), &good.id).unwrap();
+        remove(directory.path(), &good.id).unwrap();
+        assert_eq!(load(directory.path()).unwrap(), []);
+    }
+}

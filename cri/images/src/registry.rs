@@ -1,0 +1,318 @@
+//! Asking a registry: manifests and blobs, from mirrors first, verified, taken up again where they broke off.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::StatusCode;
+
+use crate::digest::Digest;
+use crate::error::ErrorKind;
+use crate::image::Auth;
+use crate::manifest::{ACCEPT, Descriptor, MANIFEST_MAX};
+use crate::reference::Reference;
+
+mod blob;
+mod challenge;
+mod endpoint;
+mod hosts;
+mod tls;
+mod token;
+
+pub(crate) use blob::Blob;
+use endpoint::{Ask, Endpoint};
+
+/// Most of an answer's text that goes into an error.
+const DETAIL_MAX: usize = 300;
+
+/// The places that have a repository's content.
+pub(crate) struct Registry {
+    endpoints: Vec<Endpoint>,
+    domain: String,
+    repository: String,
+}
+
+/// A document from a registry.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub(crate) bytes: Bytes,
+    pub(crate) digest: Digest,
+}
+
+/// Why a registry did not give what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegistryError {
+    #[error("cannot use the registry configuration")]
+    Hosts(#[source] hosts::HostsError),
+    #[error("cannot set up TLS for the registry")]
+    Tls(#[source] tls::TlsError),
+    #[error("the configured header {name:?} is not one")]
+    Header { name: String },
+    #[error("cannot reach {url}")]
+    Connect {
+        url: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("{url} sent nothing for too long")]
+    Stalled {
+        url: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("the transfer of {url} broke off")]
+    Broken {
+        url: String,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("the transfer of {url} ended after {got} of {size} bytes")]
+    Short { url: String, got: u64, size: u64 },
+    #[error("{url} answers {status}{detail}")]
+    Status { url: String, status: StatusCode, detail: String },
+    #[error("{realm} is no token service that can be used")]
+    Realm { realm: String },
+    #[error("cannot understand the token from {realm}")]
+    Token {
+        realm: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("{url} is larger than {max} bytes")]
+    TooLarge { url: String, max: u64 },
+    #[error("{url} has the digest {actual}, not {expected}")]
+    Digest { url: String, expected: Digest, actual: Digest },
+    #[error("no host of {domain} may be asked for this (see its hosts.toml)")]
+    NoHost { domain: String },
+    #[error("no host of {domain} gives it: {before}; at last")]
+    Everywhere {
+        domain: String,
+        /// What the hosts before the last one said.
+        before: String,
+        #[source]
+        last: Box<RegistryError>,
+    },
+}
+
+// === impl Registry ===
+
+impl Registry {
+    /// Finds out whom to ask. Connects to nothing yet.
+    pub(crate) fn new(
+        configuration: Option<&Path>,
+        reference: &Reference,
+        auth: Option<&Auth>,
+        stall: Duration,
+    ) -> Result<Registry, RegistryError> {
+        let hosts = hosts::load(configuration, reference.domain()).map_err(RegistryError::Hosts)?;
+        let endpoints = hosts
+            .into_iter()
+            .filter(|host| host.pull || host.resolve)
+            .map(|host| Endpoint::new(host, reference.path(), auth.cloned(), stall))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Registry {
+            endpoints,
+            domain: reference.domain().to_owned(),
+            repository: reference.path().to_owned(),
+        })
+    }
+
+    /// What a tag means now.
+    pub(crate) async fn resolve(&self, tag: &str) -> Result<Fetched, RegistryError> {
+        self.manifest(tag, None).await
+    }
+
+    /// The manifest or index of a digest.
+    pub(crate) async fn by_digest(&self, digest: Digest) -> Result<Fetched, RegistryError> {
+        self.manifest(&digest.to_string(), Some(digest)).await
+    }
+
+    /// A blob, to be read in pieces.
+    pub(crate) fn blob(&self, descriptor: &Descriptor) -> Blob<'_> {
+        Blob::new(self, descriptor)
+    }
+
+    async fn manifest(&self, target: &str, expected: Option<Digest>) -> Result<Fetched, RegistryError> {
+        let mut failures: Vec<RegistryError> = Vec::new();
+        for (index, endpoint) in self.endpoints.iter().enumerate() {
+            let may = if expected.is_some() { endpoint.host.pull } else { endpoint.host.resolve };
+            if !may {
+                continue;
+            }
+            let path = self.path(index, &format!("manifests/{target}"));
+            match manifest_from(endpoint, &path, expected).await {
+                Ok(fetched) => return Ok(fetched),
+                Err(error) => failures.push(error),
+            }
+        }
+        Err(self.joined(failures))
+    }
+
+    /// A path below a host's base. Mirrors are told whose content they stand in for, as containerd does.
+    fn path(&self, endpoint: usize, rest: &str) -> String {
+        let mirror = self.endpoints.get(endpoint).is_some_and(|e| e.host.mirror);
+        let ns = if mirror { format!("?ns={}", self.domain) } else { String::new() };
+        format!("/{}/{rest}{ns}", self.repository)
+    }
+
+    fn joined(&self, mut failures: Vec<RegistryError>) -> RegistryError {
+        let Some(last) = failures.pop() else {
+            return RegistryError::NoHost { domain: self.domain.clone() };
+        };
+        if failures.is_empty() {
+            return last;
+        }
+        let before: Vec<String> = failures.iter().map(|e| crate::error::report(e)).collect();
+        RegistryError::Everywhere {
+            domain: self.domain.clone(),
+            before: before.join("; "),
+            last: Box::new(last),
+        }
+    }
+}
+
+/// Manifests are small: what breaks off is asked for again at once, twice.
+async fn manifest_from(
+    endpoint: &Endpoint,
+    path: &str,
+    expected: Option<Digest>,
+) -> Result<Fetched, RegistryError> {
+    let url = format!("{}{path}", endpoint.host.base);
+    let mut tries = 0;
+    let bytes = loop {
+        let ask = Ask { path, accept: ACCEPT, from: 0 };
+        let got = match endpoint.get(&ask).await {
+            Ok(response) => body(response, MANIFEST_MAX, &url).await,
+            Err(error) => Err(error),
+        };
+        match got {
+            Ok(bytes) => break bytes,
+            Err(error) if error.is_passing() && tries < 2 => {
+                tries += 1;
+                tokio::time::sleep(Duration::from_millis(150 * tries)).await;
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    let digest = Digest::of(&bytes);
+    match expected {
+        Some(expected) if expected != digest => Err(RegistryError::Digest { url, expected, actual: digest }),
+        _ => Ok(Fetched { bytes, digest }),
+    }
+}
+
+/// A whole answer, if it is not larger than it may be.
+async fn body(mut response: reqwest::Response, max: u64, url: &str) -> Result<Bytes, RegistryError> {
+    let mut whole = Vec::new();
+    while let Some(piece) = response.chunk().await.map_err(|e| RegistryError::transfer(url.to_owned(), e))? {
+        if whole.len() as u64 + piece.len() as u64 > max {
+            return Err(RegistryError::TooLarge { url: url.to_owned(), max });
+        }
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.into())
+}
+
+// === impl RegistryError ===
+
+impl RegistryError {
+    /// What kind of failure this is.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            RegistryError::Status { status, .. } => match *status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => ErrorKind::Unauthorized,
+                StatusCode::NOT_FOUND => ErrorKind::NotFound,
+                _ => ErrorKind::Unavailable,
+            },
+            RegistryError::Connect { .. }
+            | RegistryError::Stalled { .. }
+            | RegistryError::Broken { .. }
+            | RegistryError::Short { .. }
+            | RegistryError::Realm { .. }
+            | RegistryError::Token { .. } => ErrorKind::Unavailable,
+            RegistryError::Digest { .. } => ErrorKind::Corrupt,
+            RegistryError::TooLarge { .. } => ErrorKind::Rejected,
+            RegistryError::Hosts(_)
+            | RegistryError::Tls(_)
+            | RegistryError::Header { .. }
+            | RegistryError::NoHost { .. } => ErrorKind::Io,
+            RegistryError::Everywhere { last, .. } => last.kind(),
+        }
+    }
+
+    /// Whether the same question may get a better answer in a moment.
+    fn is_passing(&self) -> bool {
+        match self {
+            RegistryError::Broken { .. } | RegistryError::Short { .. } => true,
+            RegistryError::Status { status, .. } => {
+                status.is_server_error()
+                    || matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
+            }
+            _ => false,
+        }
+    }
+
+    /// A request that was not answered.
+    fn send(url: String, source: reqwest::Error) -> RegistryError {
+        // The URL is in the message already, and could hold what is secret after a redirect.
+        let source = source.without_url();
+        if source.is_connect() {
+            RegistryError::Connect { url, source }
+        } else {
+            RegistryError::transfer(url, source)
+        }
+    }
+
+    /// An answer that did not come whole.
+    fn transfer(url: String, source: reqwest::Error) -> RegistryError {
+        let source = source.without_url();
+        if source.is_timeout() {
+            RegistryError::Stalled { url, source }
+        } else {
+            RegistryError::Broken { url, source }
+        }
+    }
+
+    /// An answer that says no, with what it says why.
+    async fn status(url: String, response: reqwest::Response) -> RegistryError {
+        let status = response.status();
+        let bytes = body(response, 64 << 10, &url).await.unwrap_or_default();
+        let detail = detail(&bytes);
+        let detail = if detail.is_empty() { detail } else { format!(" ({detail})") };
+        RegistryError::Status { url, status, detail }
+    }
+}
+
+/// The messages of a registry's error document, or the beginning of whatever text it is.
+fn detail(bytes: &[u8]) -> String {
+    let document: Option<serde_json::Value> = serde_json::from_slice(bytes).ok();
+    let errors = document.as_ref().and_then(|d| d.get("errors")).and_then(|e| e.as_array());
+    let text = match errors {
+        Some(errors) => {
+            let word = |e: &serde_json::Value, key: &str| {
+                e.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned()
+            };
+            let lines: Vec<String> =
+                errors.iter().map(|e| format!("{}: {}", word(e, "code"), word(e, "message"))).collect();
+            lines.join("; ")
+        }
+        None => String::from_utf8_lossy(bytes).into_owned(),
+    };
+    let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.chars().filter(|c| !c.is_control()).take(DETAIL_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::detail;
+
+    #[test]
+    fn the_reason_of_a_registry_is_kept_short_and_clean() {
+        let document =
+            br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown","detail":{}}]}"#;
+        assert_eq!(detail(document), "MANIFEST_UNKNOWN: manifest unknown");
+        assert_eq!(detail(b"<html>\n \x07Bad gateway"), "<html> Bad gateway");
+        assert_eq!(detail(&b"x".repeat(5000)).len(), 300);
+        assert_eq!(detail(b""), "");
+    }
+}

@@ -1,0 +1,171 @@
+//! One blob, in pieces: taken up again where it broke off, from the next host if need be, and verified at its end.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::header::CONTENT_RANGE;
+use reqwest::{Response, StatusCode};
+
+use super::endpoint::Ask;
+use super::{Registry, RegistryError};
+use crate::digest::{Digest, Hasher};
+use crate::manifest::Descriptor;
+
+/// Failures in a row, without progress between, after which a blob is given up.
+const FAILURES_MAX: u32 = 5;
+/// What counts as progress.
+const PROGRESS: u64 = 64 << 10;
+
+/// A blob that is being read.
+pub(crate) struct Blob<'a> {
+    registry: &'a Registry,
+    digest: Digest,
+    size: u64,
+    offset: u64,
+    hasher: Hasher,
+    /// The transfer under way, and bytes at its head that we have already.
+    response: Option<(Response, u64)>,
+    host: usize,
+    failures: Vec<RegistryError>,
+    /// Where the last failure was.
+    mark: u64,
+}
+
+// === impl Blob ===
+
+impl<'a> Blob<'a> {
+    pub(super) fn new(registry: &'a Registry, descriptor: &Descriptor) -> Blob<'a> {
+        Blob {
+            registry,
+            digest: descriptor.digest,
+            size: descriptor.size,
+            offset: 0,
+            hasher: Hasher::default(),
+            response: None,
+            host: 0,
+            failures: Vec::new(),
+            mark: 0,
+        }
+    }
+
+    /// The next piece; none at the end, when all pieces together were found to be what the digest says.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RegistryError> {
+        loop {
+            if self.offset == self.size {
+                return self.verify().map(|()| None);
+            }
+            match self.piece().await {
+                Ok(piece) if piece.is_empty() => {}
+                Ok(piece) => {
+                    self.hasher.update(&piece);
+                    self.offset += piece.len() as u64;
+                    return Ok(Some(piece));
+                }
+                Err(error) => self.failed(error).await?,
+            }
+        }
+    }
+
+    /// The whole of a small blob.
+    pub(crate) async fn whole(mut self) -> Result<Vec<u8>, RegistryError> {
+        let mut whole = Vec::new();
+        while let Some(piece) = self.next().await? {
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole)
+    }
+
+    async fn piece(&mut self) -> Result<Bytes, RegistryError> {
+        let (mut response, skip) = match self.response.take() {
+            Some(open) => open,
+            None => self.open().await?,
+        };
+        let url = || self.url();
+        let Some(mut piece) = response.chunk().await.map_err(|e| RegistryError::transfer(url(), e))? else {
+            return Err(RegistryError::Short { url: url(), got: self.offset, size: self.size });
+        };
+        let known = skip.min(piece.len() as u64);
+        let new = piece.split_off(usize::try_from(known).unwrap_or(piece.len()));
+        if self.offset + new.len() as u64 > self.size {
+            return Err(RegistryError::TooLarge { url: url(), max: self.size });
+        }
+        self.response = Some((response, skip - known));
+        Ok(new)
+    }
+
+    /// Asks for what is missing. A host that does not know ranges sends all again, and we leave out what we have.
+    async fn open(&self) -> Result<(Response, u64), RegistryError> {
+        let Some(endpoint) = self.registry.endpoints.get(self.host).filter(|e| e.host.pull) else {
+            return Err(RegistryError::NoHost { domain: self.registry.domain.clone() });
+        };
+        let path = self.registry.path(self.host, &format!("blobs/{}", self.digest));
+        let response = endpoint.get(&Ask { path: &path, accept: "*/*", from: self.offset }).await?;
+        let range = response.headers().get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
+        let skip = if response.status() == StatusCode::PARTIAL_CONTENT {
+            let start = range.and_then(range_start).unwrap_or(u64::MAX);
+            if start > self.offset {
+                return Err(RegistryError::Short { url: self.url(), got: self.offset, size: self.size });
+            }
+            self.offset - start
+        } else {
+            self.offset
+        };
+        Ok((response, skip))
+    }
+
+    /// Counts a failure and waits before the next try, or gives up with all that was said.
+    async fn failed(&mut self, error: RegistryError) -> Result<(), RegistryError> {
+        if self.offset >= self.mark + PROGRESS {
+            self.failures.clear();
+        }
+        self.mark = self.offset;
+        let hosts = self.registry.endpoints.len().max(1);
+        let worth_another = error.is_passing()
+            || matches!(error, RegistryError::Stalled { .. })
+            // A host that was there a moment ago may be back in another.
+            || (self.offset > 0 && matches!(error, RegistryError::Connect { .. }));
+        let other_host = self.host + 1 < hosts;
+        self.failures.push(error);
+        let count = u32::try_from(self.failures.len()).unwrap_or(u32::MAX);
+        if count >= FAILURES_MAX || !(worth_another || other_host) {
+            return Err(self.registry.joined(std::mem::take(&mut self.failures)));
+        }
+        if !worth_another || count >= 2 {
+            self.host = (self.host + 1) % hosts;
+        }
+        if worth_another {
+            tokio::time::sleep(Duration::from_millis(100 * 3_u64.pow(count - 1))).await;
+        }
+        Ok(())
+    }
+
+    fn verify(&mut self) -> Result<(), RegistryError> {
+        let actual = std::mem::take(&mut self.hasher).finish();
+        if actual == self.digest {
+            return Ok(());
+        }
+        Err(RegistryError::Digest { url: self.url(), expected: self.digest, actual })
+    }
+
+    fn url(&self) -> String {
+        let base = self.registry.endpoints.get(self.host).map_or("", |e| e.host.base.as_str());
+        format!("{base}{}", self.registry.path(self.host, &format!("blobs/{}", self.digest)))
+    }
+}
+
+/// The first byte of `bytes 100-199/200`.
+fn range_start(value: &str) -> Option<u64> {
+    value.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::range_start;
+
+    #[test]
+    fn ranges_are_read() {
+        assert_eq!(range_start("bytes 100-199/200"), Some(100));
+        assert_eq!(range_start("bytes */200"), None);
+        assert_eq!(range_start("items 1-2/3"), None);
+    }
+}

@@ -1,0 +1,327 @@
+//! Where the content of a registry's name really comes from: `hosts.toml` in containerd's layout.
+//!
+//! `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml` or `<dir>/_default/hosts.toml`, the first
+//! that is there. Mirrors come in the order of the file, then the server itself.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// One place to ask.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Host {
+    /// Base of all requests, as `https://registry-1.docker.io/v2`.
+    pub(crate) base: String,
+    /// May be asked what a tag means.
+    pub(crate) resolve: bool,
+    /// May be asked for content.
+    pub(crate) pull: bool,
+    /// Stands in for the registry of the name.
+    pub(crate) mirror: bool,
+    pub(crate) tls: TlsFiles,
+    pub(crate) headers: Vec<(String, String)>,
+}
+
+/// What a host's TLS needs beyond the system's authorities.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    pub(crate) ca: Vec<PathBuf>,
+    /// Certificate and key; both in one file when the key is absent.
+    pub(crate) client: Vec<(PathBuf, Option<PathBuf>)>,
+    pub(crate) skip_verify: bool,
+}
+
+/// Why a `hosts.toml` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HostsError {
+    #[error("cannot read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot understand {}", path.display())]
+    Parse {
+        path: PathBuf,
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    #[error("{}: {what}", path.display())]
+    Value { path: PathBuf, what: String },
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Section {
+    capabilities: Option<Vec<String>>,
+    #[serde(default)]
+    ca: OneOrMany<String>,
+    #[serde(default)]
+    client: OneOrMany<OneOrMany<String>>,
+    #[serde(default)]
+    skip_verify: bool,
+    #[serde(default)]
+    override_path: bool,
+    #[serde(default)]
+    header: std::collections::BTreeMap<String, OneOrMany<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+/// The places to ask for a registry's content, in order.
+pub(crate) fn load(directory: Option<&Path>, domain: &str) -> Result<Vec<Host>, HostsError> {
+    for name in directory_names(domain) {
+        let Some(directory) = directory else { break };
+        let path = directory.join(name).join("hosts.toml");
+        match std::fs::read_to_string(&path) {
+            Ok(text) => return parse(&text, &path, domain),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(source) => return Err(HostsError::Read { path, source }),
+        }
+    }
+    Ok(vec![server(domain)])
+}
+
+/// The registry itself, without any configuration.
+fn server(domain: &str) -> Host {
+    let (host, port) = split_port(domain);
+    // As containerd and docker do: a registry on this very machine speaks plain HTTP unless its port says TLS.
+    let scheme = if is_loopback(host) && port != Some("443") { "http" } else { "https" };
+    let address = if domain == "docker.io" { "registry-1.docker.io" } else { domain };
+    Host {
+        base: format!("{scheme}://{address}/v2"),
+        resolve: true,
+        pull: true,
+        mirror: false,
+        tls: TlsFiles::default(),
+        headers: Vec::new(),
+    }
+}
+
+/// Whether a host's name can only mean this machine.
+pub(crate) fn is_loopback(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+fn split_port(domain: &str) -> (&str, Option<&str>) {
+    match domain.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, Some(port)),
+        _ => (domain, None),
+    }
+}
+
+fn directory_names(domain: &str) -> Vec<String> {
+    let mut names = match split_port(domain) {
+        (host, Some(port)) => vec![format!("{host}_{port}_")],
+        _ => Vec::new(),
+    };
+    names.extend([domain.to_owned(), "_default".to_owned()]);
+    names
+}
+
+fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, HostsError> {
+    let parse_error = |source| HostsError::Parse { path: path.to_owned(), source: Box::new(source) };
+    let mut table: toml::Table = toml::from_str(text).map_err(parse_error)?;
+    let hosts = match table.remove("host") {
+        Some(toml::Value::Table(hosts)) => hosts,
+        Some(_) => {
+            return Err(HostsError::Value { path: path.to_owned(), what: "host is not a table".into() });
+        }
+        None => toml::Table::new(),
+    };
+    let mut sections: Vec<(String, toml::Value)> = hosts.into_iter().collect();
+    // The order of the file is the order to ask in, which tables do not keep.
+    let order = host_order(text);
+    sections.sort_by_key(|(url, _)| order.iter().position(|o| o == url).unwrap_or(usize::MAX));
+    let mut found = Vec::new();
+    for (url, section) in sections {
+        let section: Section = section.try_into().map_err(parse_error)?;
+        found.push(host(&url, &section, path)?);
+    }
+    let address = table.remove("server");
+    let own: Section = toml::Value::Table(table).try_into().map_err(parse_error)?;
+    found.push(match address {
+        Some(toml::Value::String(url)) if !url.is_empty() => {
+            Host { mirror: false, ..host(&url, &own, path)? }
+        }
+        Some(toml::Value::String(_)) | None => {
+            let plain = server(domain);
+            Host { mirror: false, base: plain.base.clone(), ..host(&plain.base, &own, path)? }
+        }
+        Some(_) => {
+            return Err(HostsError::Value { path: path.to_owned(), what: "server is not a string".into() });
+        }
+    });
+    Ok(found)
+}
+
+/// The keys of `[host.…]` in the order of the text, by the parser's own idea of where they stand.
+fn host_order(text: &str) -> Vec<String> {
+    let Ok(table) = toml::de::DeTable::parse(text) else { return Vec::new() };
+    let Some(toml::de::DeValue::Table(hosts)) = table.get_ref().get("host").map(|host| host.get_ref()) else {
+        return Vec::new();
+    };
+    let mut keys: Vec<(usize, String)> =
+        hosts.iter().map(|(key, _)| (key.span().start, key.get_ref().to_string())).collect();
+    keys.sort();
+    keys.into_iter().map(|(_, key)| key).collect()
+}
+
+fn host(url: &str, section: &Section, path: &Path) -> Result<Host, HostsError> {
+    let bad = |what: String| HostsError::Value { path: path.to_owned(), what };
+    let able = |what: &str| {
+        section.capabilities.as_ref().is_none_or(|all| all.is_empty() || all.iter().any(|c| c == what))
+    };
+    let files = |names: &OneOrMany<String>| names.iter().map(|n| beside(path, n)).collect::<Vec<_>>();
+    let pairs = section.client.iter().map(|pair| match files(pair).as_slice() {
+        [both] => Ok((both.clone(), None)),
+        [certificate, key] => Ok((certificate.clone(), Some(key.clone()))),
+        _ => Err(bad(format!("client of {url} is neither a file nor a pair of files"))),
+    });
+    let client = pairs.collect::<Result<Vec<_>, _>>()?;
+    let headers = section.header.iter();
+    Ok(Host {
+        base: base_url(url, section.override_path).ok_or_else(|| bad(format!("{url:?} is no address")))?,
+        resolve: able("resolve"),
+        pull: able("pull"),
+        mirror: true,
+        tls: TlsFiles { ca: files(&section.ca), client, skip_verify: section.skip_verify },
+        headers: headers
+            .flat_map(|(name, values)| values.iter().map(|v| (name.clone(), v.clone())))
+            .collect(),
+    })
+}
+
+/// The base of requests for an address: the path ends in `/v2`, unless the file says to leave it.
+fn base_url(url: &str, override_path: bool) -> Option<String> {
+    let full = if url.contains("://") {
+        url.to_owned()
+    } else {
+        let host = url.split('/').next().unwrap_or(url);
+        let scheme = if is_loopback(split_port(host).0) { "http" } else { "https" };
+        format!("{scheme}://{url}")
+    };
+    let parsed: reqwest::Url = full.parse().ok()?;
+    if !matches!(parsed.scheme(), "http" | "https") || !parsed.has_host() {
+        return None;
+    }
+    let base = full.trim_end_matches('/');
+    Some(if override_path || base.ends_with("/v2") { base.to_owned() } else { format!("{base}/v2") })
+}
+
+fn beside(file: &Path, name: &str) -> PathBuf {
+    file.parent().map_or_else(|| PathBuf::from(name), |directory| directory.join(name))
+}
+
+// === impl OneOrMany ===
+
+impl<T> OneOrMany<T> {
+    fn iter(&self) -> std::slice::Iter<'_, T> {
+        match self {
+            OneOrMany::One(one) => std::slice::from_ref(one).iter(),
+            OneOrMany::Many(many) => many.iter(),
+        }
+    }
+}
+
+impl<T> Default for OneOrMany<T> {
+    fn default() -> OneOrMany<T> {
+        OneOrMany::Many(Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{base_url, directory_names, load, parse};
+
+    fn bases(text: &str, domain: &str) -> Vec<String> {
+        let hosts = parse(text, Path::new("/c/x/hosts.toml"), domain).unwrap();
+        hosts.into_iter().map(|host| host.base).collect()
+    }
+
+    #[test]
+    fn without_configuration_the_registry_itself_is_asked() {
+        for (domain, base) in [
+            ("docker.io", "https://registry-1.docker.io/v2"),
+            ("registry.k8s.io", "https://registry.k8s.io/v2"),
+            ("example.com:8443", "https://example.com:8443/v2"),
+            ("localhost:5000", "http://localhost:5000/v2"),
+            ("localhost", "http://localhost/v2"),
+            ("127.0.0.1:443", "https://127.0.0.1:443/v2"),
+            ("127.1.2.3:80", "http://127.1.2.3:80/v2"),
+            ("[::1]:5000", "http://[::1]:5000/v2"),
+        ] {
+            assert_eq!(load(None, domain).unwrap()[0].base, base);
+        }
+    }
+
+    #[test]
+    fn mirrors_come_in_the_order_of_the_file_and_the_server_last() {
+        let text = r#"
+            server = "https://registry.example"
+            [host."http://z.example:5000"]
+            [host."https://a.example/mirror"]
+            [host."https://m.example/some/path"]
+            override_path = true
+            [host."b.example"]
+        "#;
+        let expected = [
+            "http://z.example:5000/v2",
+            "https://a.example/mirror/v2",
+            "https://m.example/some/path",
+            "https://b.example/v2",
+            "https://registry.example/v2",
+        ];
+        assert_eq!(bases(text, "docker.io"), expected);
+        assert_eq!(bases("", "docker.io"), ["https://registry-1.docker.io/v2"]);
+    }
+
+    #[test]
+    fn capabilities_files_and_headers_are_read() {
+        let text = r#"
+            ca = "server.pem"
+            [host."https://a"]
+            capabilities = ["pull"]
+            skip_verify = true
+            ca = ["one.pem", "/abs/two.pem"]
+            client = [["cert.pem", "key.pem"], "both.pem"]
+            [host."https://a".header]
+            x-one = "1"
+            x-two = ["2", "3"]
+        "#;
+        let hosts = parse(text, Path::new("/c/x/hosts.toml"), "r.example").unwrap();
+        let first = &hosts[0];
+        assert!(first.pull && !first.resolve && first.mirror && first.tls.skip_verify);
+        assert_eq!(first.tls.ca, [PathBuf::from("/c/x/one.pem"), "/abs/two.pem".into()]);
+        let pair = ("/c/x/cert.pem".into(), Some("/c/x/key.pem".into()));
+        assert_eq!(first.tls.client, [pair, ("/c/x/both.pem".into(), None)]);
+        let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(first.headers, [header("x-one", "1"), header("x-two", "2"), header("x-two", "3")]);
+        assert_eq!(hosts[1].tls.ca, [PathBuf::from("/c/x/server.pem")]);
+        assert!(!hosts[1].mirror && hosts[1].resolve);
+    }
+
+    #[test]
+    fn wrong_files_are_refused() {
+        for text in
+            ["server = 1", "host = 1", "[host.\"ftp://a\"]", "[host.\"https://\"]", "not toml", "ca = 1"]
+        {
+            assert!(parse(text, Path::new("/hosts.toml"), "r.example").is_err(), "{text}");
+        }
+        assert_eq!(base_url("https://a/v2/", false).as_deref(), Some("https://a/v2"));
+    }
+
+    #[test]
+    fn directories_are_named_as_in_containerd() {
+        assert_eq!(directory_names("a.b:5000"), ["a.b_5000_", "a.b:5000", "_default"]);
+        assert_eq!(directory_names("a.b"), ["a.b", "_default"]);
+    }
+}

@@ -1,0 +1,128 @@
+//! TLS for a registry: the system's authorities, read when they are needed, and the files of `hosts.toml`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use super::hosts::TlsFiles;
+
+/// Where distributions keep their bundle of authorities.
+const BUNDLES: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// Why TLS cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    #[error("cannot read certificates or keys from {}", path.display())]
+    Pem {
+        path: PathBuf,
+        #[source]
+        source: pem::Error,
+    },
+    #[error("{} has no certificate that can be used as an authority", path.display())]
+    Authority { path: PathBuf },
+    #[error("cannot use the client certificate {}", path.display())]
+    Client {
+        path: PathBuf,
+        #[source]
+        source: rustls::Error,
+    },
+    #[error("cannot set up TLS")]
+    Setup(#[source] rustls::Error),
+}
+
+/// A client's TLS for one host; without TLS nothing is read.
+pub(crate) fn config(files: &TlsFiles, secure: bool) -> Result<ClientConfig, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Setup)?;
+    let builder = if files.skip_verify {
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+    } else {
+        let roots = if secure { roots(&files.ca)? } else { RootCertStore::empty() };
+        builder.with_root_certificates(roots)
+    };
+    match files.client.first() {
+        Some((certificate, key)) if secure => {
+            let chain = certificates(certificate)?;
+            let key_file = key.as_ref().unwrap_or(certificate);
+            let key = PrivateKeyDer::from_pem_file(key_file)
+                .map_err(|source| TlsError::Pem { path: key_file.clone(), source })?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|source| TlsError::Client { path: certificate.clone(), source })
+        }
+        _ => Ok(builder.with_no_client_auth()),
+    }
+}
+
+/// The system's authorities and some more. A bundle may hold what we cannot use; a file that was named may not.
+fn roots(more: &[PathBuf]) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    let chosen = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let bundle = chosen.into_iter().chain(BUNDLES.iter().map(PathBuf::from)).find(|path| path.exists());
+    if let Some(bundle) = bundle {
+        store.add_parsable_certificates(certificates(&bundle)?);
+    }
+    for path in more {
+        let (added, _) = store.add_parsable_certificates(certificates(path)?);
+        if added == 0 {
+            return Err(TlsError::Authority { path: path.clone() });
+        }
+    }
+    Ok(store)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let error = |source| TlsError::Pem { path: path.to_owned(), source };
+    CertificateDer::pem_file_iter(path).map_err(error)?.collect::<Result<_, _>>().map_err(error)
+}
+
+/// `skip_verify`: any certificate will do, for whoever wrote so into `hosts.toml`.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

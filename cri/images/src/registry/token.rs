@@ -1,0 +1,90 @@
+//! Tokens of a registry's token service, by password or by refresh token.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+
+use super::RegistryError;
+use super::body;
+use crate::image::Auth;
+
+/// Who we say that we are, where OAuth2 wants a name.
+const CLIENT: &str = "coracle";
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    token: String,
+    #[serde(default)]
+    access_token: String,
+}
+
+/// What a token is for.
+pub(super) struct Grant<'a> {
+    pub(super) realm: &'a str,
+    pub(super) service: &'a str,
+    pub(super) scope: &'a str,
+}
+
+/// `Authorization` of a user name and a password.
+pub(super) fn basic(username: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))
+}
+
+/// Gets a token. Without credentials, an anonymous one.
+pub(super) async fn fetch(
+    client: &reqwest::Client,
+    grant: &Grant<'_>,
+    auth: Option<&Auth>,
+) -> Result<String, RegistryError> {
+    let mut url: reqwest::Url =
+        grant.realm.parse().map_err(|_bad| RegistryError::Realm { realm: grant.realm.to_owned() })?;
+    let request = if let Some(Auth::IdentityToken(refresh)) = auth {
+        let form = form(&[
+            ("grant_type", "refresh_token"),
+            ("service", grant.service),
+            ("scope", grant.scope),
+            ("client_id", CLIENT),
+            ("refresh_token", refresh),
+        ]);
+        client.post(url).header("content-type", "application/x-www-form-urlencoded").body(form)
+    } else {
+        {
+            let mut query = url.query_pairs_mut();
+            for (name, value) in [("service", grant.service), ("scope", grant.scope)] {
+                if !value.is_empty() {
+                    query.append_pair(name, value);
+                }
+            }
+        }
+        let request = client.get(url);
+        match auth {
+            Some(Auth::Basic { username, password }) => {
+                request.header("authorization", basic(username, password))
+            }
+            _ => request,
+        }
+    };
+    let what = || format!("a token from {}", grant.realm);
+    let response = request.send().await.map_err(|e| RegistryError::send(what(), e))?;
+    if !response.status().is_success() {
+        return Err(RegistryError::status(what(), response).await);
+    }
+    let bytes = body(response, 1 << 20, &what()).await?;
+    let answer: Answer = serde_json::from_slice(&bytes)
+        .map_err(|source| RegistryError::Token { realm: grant.realm.to_owned(), source })?;
+    let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
+    if token.is_empty() {
+        return Err(RegistryError::Realm { realm: grant.realm.to_owned() });
+    }
+    Ok(format!("Bearer {token}"))
+}
+
+fn form(pairs: &[(&str, &str)]) -> String {
+    // A URL's query is encoded as a form is.
+    let mut url = reqwest::Url::parse("http://form").ok();
+    if let Some(url) = &mut url {
+        url.query_pairs_mut().extend_pairs(pairs);
+    }
+    url.and_then(|url| url.query().map(str::to_owned)).unwrap_or_default()
+}

@@ -1,0 +1,232 @@
+//! Which images there are, by which names, and who holds them: decisions only, no disk.
+
+use std::collections::HashMap;
+
+use crate::digest::Digest;
+use crate::image::Image;
+use crate::records::Record;
+use crate::reference::{Reference, Target};
+
+/// Shortest beginning of an id that counts as one: shorter words in hexadecimal digits are names.
+const PREFIX_MIN: usize = 8;
+
+/// All images of a store.
+#[derive(Default)]
+pub(crate) struct Table {
+    entries: HashMap<Digest, Entry>,
+    generation: u64,
+}
+
+/// An image, its record and how many hold it.
+pub(crate) struct Entry {
+    pub(crate) record: Record,
+    pub(crate) image: Image,
+    pub(crate) held: usize,
+}
+
+// === impl Table ===
+
+impl Table {
+    /// A generation above all that were used.
+    pub(crate) fn next_generation(&mut self) -> u64 {
+        self.generation += 1;
+        self.generation
+    }
+
+    /// Takes an image in, in place of what had its id. Who holds it goes on holding it.
+    pub(crate) fn insert(&mut self, record: Record, image: Image) {
+        self.generation = self.generation.max(record.generation);
+        let held = self.entries.get(&record.id).map_or(0, |old| old.held);
+        self.entries.insert(record.id, Entry { record, image, held });
+    }
+
+    /// Forgets an image.
+    pub(crate) fn remove(&mut self, id: &Digest) -> Option<Entry> {
+        self.entries.remove(id)
+    }
+
+    /// An image by id, also one that was removed while held.
+    pub(crate) fn entry(&self, id: &Digest) -> Option<&Entry> {
+        self.entries.get(id)
+    }
+
+    /// The same, to change it.
+    pub(crate) fn entry_mut(&mut self, id: &Digest) -> Option<&mut Entry> {
+        self.entries.get_mut(id)
+    }
+
+    /// All images that were not removed.
+    pub(crate) fn list(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values().filter(|entry| !entry.record.removed)
+    }
+
+    /// Images that were removed, and that nobody holds any more.
+    pub(crate) fn abandoned(&self) -> Vec<Digest> {
+        let gone = self.entries.values().filter(|entry| entry.record.removed && entry.held == 0);
+        gone.map(|entry| entry.record.id).collect()
+    }
+
+    /// Finds an image by id, by name, or by an unambiguous beginning of its id.
+    pub(crate) fn find(&self, name_or_id: &str) -> Option<&Entry> {
+        let digits = name_or_id.strip_prefix("sha256:").unwrap_or(name_or_id);
+        let full = format!("sha256:{digits}");
+        if let Ok(id) = full.parse::<Digest>() {
+            return self.entries.get(&id).filter(|entry| !entry.record.removed);
+        }
+        let named = Reference::parse(name_or_id).ok().map(|reference| reference.to_string());
+        if let Some(named) = named
+            && let Some(entry) = self.list().find(|entry| has_name(&entry.record, &named))
+        {
+            return Some(entry);
+        }
+        if digits.len() < PREFIX_MIN || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut matching = self.list().filter(|entry| entry.record.id.hex().starts_with(digits));
+        match (matching.next(), matching.next()) {
+            (Some(only), None) => Some(only),
+            _ => None,
+        }
+    }
+
+    /// The records to write so that one image has these names besides its own, and no other has its tags: the image
+    /// itself first, so that a tag is never nobody's.
+    pub(crate) fn plan_put(&mut self, mut new: Record) -> Vec<Record> {
+        if let Some(old) = self.entries.get(&new.id) {
+            merge(&mut new.tags, &old.record.tags);
+            merge(&mut new.digests, &old.record.digests);
+            new.pinned |= old.record.pinned;
+        }
+        new.generation = self.next_generation();
+        let others: Vec<Record> = self
+            .entries
+            .values()
+            .filter(|entry| entry.record.id != new.id)
+            .filter(|entry| entry.record.tags.iter().any(|tag| new.tags.contains(tag)))
+            .map(|entry| Record {
+                tags: entry.record.tags.iter().filter(|tag| !new.tags.contains(tag)).cloned().collect(),
+                generation: new.generation,
+                ..entry.record.clone()
+            })
+            .collect();
+        std::iter::once(new).chain(others).collect()
+    }
+}
+
+/// After a crash two records may claim one tag; the one written last is right.
+pub(crate) fn settle(records: &mut [Record]) {
+    records.sort_by_key(|record| std::cmp::Reverse(record.generation));
+    let mut taken: Vec<String> = Vec::new();
+    for record in records {
+        record.tags.retain(|tag| !taken.contains(tag));
+        taken.extend_from_slice(&record.tags);
+    }
+}
+
+/// The names that a pull or an import of a reference gives: a tag or not, and a digest if one is known.
+pub(crate) fn names(reference: &Reference, digest: Option<Digest>) -> (Vec<String>, Vec<String>) {
+    let tags = match reference.target() {
+        Target::Tag(_) => vec![reference.to_string()],
+        Target::Digest(_) => Vec::new(),
+    };
+    let digests = digest.map(|digest| format!("{}@{digest}", reference.repository()));
+    (tags, digests.into_iter().collect())
+}
+
+fn has_name(record: &Record, name: &str) -> bool {
+    record.tags.iter().chain(&record.digests).any(|own| own == name)
+}
+
+fn merge(into: &mut Vec<String>, more: &[String]) {
+    for name in more {
+        if !into.contains(name) {
+            into.push(name.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Table, settle};
+    use crate::digest::Digest;
+    use crate::image::Image;
+    use crate::records::{Record, VERSION};
+
+    fn record(config: &str, tags: &[&str], digests: &[&str]) -> Record {
+        let own = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+        Record {
+            version: VERSION,
+            id: Digest::of(config.as_bytes()),
+            tags: own(tags),
+            digests: own(digests),
+            layers: vec![],
+            size: 1,
+            config: config.into(),
+            pinned: false,
+            removed: false,
+            generation: 0,
+        }
+    }
+
+    fn put(table: &mut Table, record: Record) -> Digest {
+        let id = record.id;
+        for record in table.plan_put(record) {
+            let image = Image {
+                id: record.id.to_string(),
+                tags: record.tags.clone(),
+                digests: record.digests.clone(),
+                size: 1,
+                config: Arc::default(),
+                layers: vec![],
+                pinned: record.pinned,
+            };
+            table.insert(record, image);
+        }
+        id
+    }
+
+    #[test]
+    fn images_are_found_by_all_of_their_names_and_ids() {
+        let mut table = Table::default();
+        let digest = format!("docker.io/library/nginx@{}", Digest::of(b"manifest"));
+        let id = put(&mut table, record("a", &["docker.io/library/nginx:latest"], &[&digest]));
+        let short = &id.hex()[..12];
+        for name in [
+            "nginx",
+            "library/nginx:latest",
+            &digest,
+            &id.to_string(),
+            &id.hex(),
+            short,
+            &format!("sha256:{short}"),
+        ] {
+            assert_eq!(table.find(name).map(|e| e.record.id), Some(id), "{name}");
+        }
+        for name in ["nginx:1", "", "sha256:", &id.hex()[..4], "ffffffffffff"] {
+            assert!(table.find(name).is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_tag_that_moves_leaves_the_old_image_its_digest() {
+        let mut table = Table::default();
+        let old = put(&mut table, record("a", &["a.b/c:latest", "a.b/c:1"], &["a.b/c@sha256:old"]));
+        let new = put(&mut table, record("b", &["a.b/c:latest"], &["a.b/c@sha256:new"]));
+        assert_eq!(table.find("a.b/c").map(|e| e.record.id), Some(new));
+        let left = &table.entry(&old).unwrap().record;
+        assert_eq!((left.tags.as_slice(), left.digests.len()), (["a.b/c:1".to_owned()].as_slice(), 1));
+        put(&mut table, record("b", &["x.y/z:1"], &[]));
+        assert_eq!(table.entry(&new).unwrap().record.tags, ["x.y/z:1", "a.b/c:latest"]);
+    }
+
+    #[test]
+    fn two_claims_of_one_tag_are_settled_for_the_later() {
+        let mut records = [record("a", &["t", "u"], &[]), record("b", &["t"], &[])];
+        records[1].generation = 9;
+        settle(&mut records);
+        assert_eq!(records[0].tags, ["t"]);
+        assert_eq!(records[1].tags, ["u"]);
+    }
+}

@@ -1,0 +1,337 @@
+//! Unpacking one layer into a directory that overlayfs can take as a lower one.
+//!
+//! The stream is decompressed, hashed and written as it comes; nothing of it is kept. Whiteouts become overlayfs'
+//! own (a 0/0 character device, the opaque attribute). What a layer may not do: name what is outside of it (see
+//! `root.rs`), set overlayfs' attributes, or grow without measure.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmod, fchmodat, futimens, utimensat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, fchown, fchownat};
+use xattr::FileExt as _;
+
+use crate::archive::{Archive, ArchiveError, Entry, Kind, Mtime, Segment};
+use crate::digest::{Digest, HashingReader};
+use crate::images::Limits;
+
+mod decompress;
+mod root;
+
+use decompress::Decompressed;
+use root::{PlainPath, Root, errno};
+
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Other names that begin so are aufs' own bookkeeping.
+const AUFS: &[u8] = b".wh..wh.";
+const BUFFER: usize = 128 * 1024;
+const BLOCK: u64 = 4096;
+
+/// What unpacking a layer gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unpacked {
+    /// The digest of the uncompressed archive.
+    pub(crate) diff_id: Digest,
+    /// Bytes that the files take, in whole blocks.
+    pub(crate) bytes: u64,
+    /// Files, directories and all else.
+    pub(crate) inodes: u64,
+    /// Directories that the layer implies but does not describe.
+    pub(crate) implied: Vec<String>,
+}
+
+/// Why a layer was not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UnpackError {
+    #[error("cannot read the layer")]
+    Archive(#[source] ArchiveError),
+    #[error("cannot read the layer to its end")]
+    Read(#[source] io::Error),
+    #[error("the layer is refused: {path:?} leads out of the image")]
+    Escape { path: String },
+    #[error("the layer is refused: {0}")]
+    TooLarge(#[source] TooLarge),
+    #[error("the layer is refused: {path:?} has a name that whiteouts may not have")]
+    WhiteoutName { path: String },
+    #[error("the layer is refused: the link {path:?} leads to {target:?}, which the layer does not have")]
+    LinkTarget { path: String, target: String },
+    #[error("cannot write {path:?} of the layer")]
+    Write {
+        path: String,
+        #[source]
+        source: Errno,
+    },
+}
+
+/// Which limit a layer broke.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TooLarge {
+    #[error("it unpacks to more than {0} bytes")]
+    Bytes(u64),
+    #[error("it has more than {0} entries")]
+    Entries(u64),
+    #[error("it unpacks to more than {0} times its size, as only a decompression bomb does")]
+    Ratio(u64),
+    #[error("its sparse files are larger than {0} bytes")]
+    Sparse(u64),
+}
+
+/// Unpacks a layer, compressed or not, into an empty directory. Reads the input to its end.
+pub(crate) fn unpack(input: impl BufRead, into: &Path, limits: &Limits) -> Result<Unpacked, UnpackError> {
+    let decompressed = Decompressed::new(input, *limits).map_err(read_error)?;
+    let mut archive = Archive::new(BufReader::with_capacity(BUFFER, HashingReader::new(decompressed)));
+    let root =
+        Root::open(into).map_err(|source| UnpackError::Write { path: into.display().to_string(), source })?;
+    let mut writer = Writer { root, limits: *limits, bytes: 0, inodes: 0, entries: 0, times: Vec::new() };
+    while let Some(entry) = archive.next_entry().map_err(archive_error)? {
+        writer.write(&entry, &mut archive)?;
+    }
+    let implied = writer.finish();
+    // What follows the archive's end belongs to its digest.
+    let mut rest = archive.into_inner();
+    loop {
+        let n = rest.fill_buf().map_err(read_error)?.len();
+        if n == 0 {
+            break;
+        }
+        rest.consume(n);
+    }
+    let diff_id = rest.into_inner().finish();
+    Ok(Unpacked { diff_id, bytes: writer.bytes, inodes: writer.inodes, implied })
+}
+
+struct Writer {
+    root: Root,
+    limits: Limits,
+    bytes: u64,
+    inodes: u64,
+    entries: u64,
+    /// Directories' times, set at the end: every file made in one changes it.
+    times: Vec<(PlainPath, Mtime)>,
+}
+
+// === impl Writer ===
+
+impl Writer {
+    fn write<R: BufRead>(&mut self, entry: &Entry, archive: &mut Archive<R>) -> Result<(), UnpackError> {
+        self.entries += 1;
+        if self.entries > self.limits.layer_entries {
+            return Err(UnpackError::TooLarge(TooLarge::Entries(self.limits.layer_entries)));
+        }
+        let path = plain(&entry.path)?;
+        if path.is_root() {
+            return if entry.kind == Kind::Directory { self.root_directory(entry) } else { Ok(()) };
+        }
+        let (parent, name) = path.split();
+        if name.as_bytes().starts_with(WHITEOUT) {
+            return self.whiteout(&parent, name, &path);
+        }
+        match &entry.kind {
+            Kind::File { size, sparse } => self.file(entry, &path, (*size, sparse.as_deref()), archive),
+            Kind::HardLink(target) => self.hard_link(&path, target),
+            _ => self.special(entry, &path).map_err(|source| cannot_write(&path, source)),
+        }
+    }
+
+    fn whiteout(&mut self, parent: &PlainPath, name: &OsStr, path: &PlainPath) -> Result<(), UnpackError> {
+        let name = name.as_bytes();
+        let done = if name == OPAQUE {
+            self.root.make_opaque(parent)
+        } else if name.starts_with(AUFS) {
+            return Ok(());
+        } else {
+            let hidden = &name[WHITEOUT.len()..];
+            if matches!(hidden, b"" | b"." | b"..") {
+                return Err(UnpackError::WhiteoutName { path: path.display() });
+            }
+            self.inodes += 1;
+            self.root.make_whiteout(parent, OsStr::from_bytes(hidden))
+        };
+        done.map_err(|source| cannot_write(path, source))
+    }
+
+    fn root_directory(&mut self, entry: &Entry) -> Result<(), UnpackError> {
+        let path = plain(b"/")?;
+        let set = |writer: &mut Writer| {
+            let directory = writer.root.existing_directory(&path)?;
+            set_attributes(&directory, entry)?;
+            writer.times.push((path.clone(), entry.mtime));
+            Ok(())
+        };
+        set(self).map_err(|source| cannot_write(&path, source))
+    }
+
+    fn file<R: BufRead>(
+        &mut self,
+        entry: &Entry,
+        path: &PlainPath,
+        (size, sparse): (u64, Option<&[Segment]>),
+        archive: &mut Archive<R>,
+    ) -> Result<(), UnpackError> {
+        let cannot = |source| cannot_write(path, source);
+        let mut file = self.root.make_file(path).map_err(cannot)?;
+        match sparse {
+            None => copy_data(archive, &mut file, u64::MAX, path)?,
+            Some(segments) => {
+                if size > self.limits.layer_bytes {
+                    return Err(UnpackError::TooLarge(TooLarge::Sparse(self.limits.layer_bytes)));
+                }
+                for segment in segments {
+                    file.seek(SeekFrom::Start(segment.offset)).map_err(errno).map_err(cannot)?;
+                    copy_data(archive, &mut file, segment.length, path)?;
+                }
+                file.set_len(size).map_err(errno).map_err(cannot)?;
+            }
+        }
+        set_attributes(&file, entry).map_err(cannot)?;
+        let time = time_spec(entry.mtime);
+        futimens(&file, &time, &time).map_err(cannot)?;
+        let stored = sparse.map_or(size, |segments| segments.iter().map(|s| s.length).sum());
+        self.bytes += stored.next_multiple_of(BLOCK);
+        self.inodes += 1;
+        Ok(())
+    }
+
+    fn hard_link(&mut self, path: &PlainPath, target: &[u8]) -> Result<(), UnpackError> {
+        let plain_target = plain(target)?;
+        match self.root.make_hard_link(path, &plain_target) {
+            // Only what this very layer brought can be linked.
+            Err(Errno::ENOENT | Errno::EPERM | Errno::ENOTDIR | Errno::ELOOP) => {
+                Err(UnpackError::LinkTarget { path: path.display(), target: plain_target.display() })
+            }
+            done => done.map_err(|source| cannot_write(path, source)),
+        }
+    }
+
+    /// Everything that has no data.
+    fn special(&mut self, entry: &Entry, path: &PlainPath) -> Result<(), Errno> {
+        self.inodes += 1;
+        match &entry.kind {
+            Kind::Directory => {
+                let directory = self.root.make_directory(path)?;
+                set_attributes(&directory, entry)?;
+                self.times.push((path.clone(), entry.mtime));
+                self.bytes += BLOCK;
+                return Ok(());
+            }
+            Kind::Symlink(target) => self.root.make_symlink(path, target)?,
+            Kind::Char(major, minor) => self.root.make_node(path, SFlag::S_IFCHR, (*major, *minor))?,
+            Kind::Block(major, minor) => self.root.make_node(path, SFlag::S_IFBLK, (*major, *minor))?,
+            Kind::Fifo => self.root.make_node(path, SFlag::S_IFIFO, (0, 0))?,
+            Kind::File { .. } | Kind::HardLink(_) => {}
+        }
+        let (at, name) = self.root.at(path)?;
+        let owner = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+        fchownat(at, name, Some(owner.0), Some(owner.1), AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        if !matches!(entry.kind, Kind::Symlink(_)) {
+            // Made just now as no link, and nobody else works here.
+            fchmodat(at, name, Mode::from_bits_truncate(entry.mode), FchmodatFlags::FollowSymlink)?;
+        }
+        let time = time_spec(entry.mtime);
+        utimensat(at, name, &time, &time, UtimensatFlags::NoFollowSymlink)
+    }
+
+    /// Sets what had to wait; gives the directories that were only implied.
+    fn finish(&mut self) -> Vec<String> {
+        for (path, mtime) in std::mem::take(&mut self.times).into_iter().rev() {
+            // A directory that a later entry replaced has no time to set any more.
+            if let Ok(directory) = self.root.existing_directory(&path) {
+                let time = time_spec(mtime);
+                if let Err(error) = futimens(&directory, &time, &time) {
+                    tracing::debug!(path = path.display(), %error, "cannot set a directory's time");
+                }
+            }
+        }
+        let implied = self.root.take_implied();
+        self.inodes += implied.len() as u64;
+        self.bytes += implied.len() as u64 * BLOCK;
+        implied.iter().map(PlainPath::display).collect()
+    }
+}
+
+fn plain(path: &[u8]) -> Result<PlainPath, UnpackError> {
+    PlainPath::new(path)
+        .ok_or_else(|| UnpackError::Escape { path: String::from_utf8_lossy(path).into_owned() })
+}
+
+/// Owner first: changing it clears set-id bits and capabilities.
+fn set_attributes(file: &File, entry: &Entry) -> Result<(), Errno> {
+    fchown(file.as_fd(), Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
+    fchmod(file.as_fd(), Mode::from_bits_truncate(entry.mode))?;
+    for (name, value) in &entry.xattrs {
+        let name = OsString::from_vec(name.clone());
+        if !is_image_attribute(name.as_bytes()) {
+            continue;
+        }
+        match file.set_xattr(&name, value).map_err(errno) {
+            // A label or access list that this file system does not have is no reason to refuse an image.
+            Err(Errno::ENOTSUP) => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+/// Attributes in `trusted.` steer overlayfs itself, where no image has a say; so does `user.overlay.`.
+fn is_image_attribute(name: &[u8]) -> bool {
+    !name.starts_with(b"trusted.") && !name.starts_with(b"user.overlay.") && !name.contains(&0)
+}
+
+/// Copies data of the present entry, at most so many bytes, from the reader's buffer to the file.
+fn copy_data<R: BufRead>(
+    archive: &mut Archive<R>,
+    file: &mut File,
+    mut count: u64,
+    path: &PlainPath,
+) -> Result<(), UnpackError> {
+    while count > 0 {
+        let data = archive.data().map_err(archive_error)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let take = data.len().min(usize::try_from(count).unwrap_or(usize::MAX));
+        file.write_all(&data[..take]).map_err(errno).map_err(|source| cannot_write(path, source))?;
+        archive.consume(take);
+        count -= take as u64;
+    }
+    Ok(())
+}
+
+fn time_spec(mtime: Mtime) -> TimeSpec {
+    TimeSpec::new(mtime.seconds, mtime.nanoseconds.into())
+}
+
+fn cannot_write(path: &PlainPath, source: Errno) -> UnpackError {
+    UnpackError::Write { path: path.display(), source }
+}
+
+/// Limits are noticed deep in the stream and come as I/O errors; they leave as what they are.
+fn read_error(error: io::Error) -> UnpackError {
+    match error.downcast::<TooLarge>() {
+        Ok(limit) => UnpackError::TooLarge(limit),
+        Err(error) => UnpackError::Read(error),
+    }
+}
+
+fn archive_error(error: ArchiveError) -> UnpackError {
+    match error {
+        ArchiveError::Read(error) => read_error(error),
+        other => UnpackError::Archive(other),
+    }
+}
+
+/// Whether this kernel can unpack safely.
+pub(crate) fn supported() -> bool {
+    root::supported()
+}
+
+#[cfg(test)]
+mod tests;

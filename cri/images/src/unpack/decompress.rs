@@ -1,0 +1,106 @@
+//! Finding out how a layer is compressed, and undoing it within limits.
+
+use std::io::{self, BufRead, Read};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::TooLarge;
+use crate::images::Limits;
+
+/// The uncompressed content of a layer. Fails when it grows beyond the limits.
+pub(super) struct Decompressed<R: BufRead> {
+    decoder: Decoder<R>,
+    limits: Limits,
+    count: u64,
+}
+
+enum Decoder<R: BufRead> {
+    Plain(Counted<R>),
+    Gzip(Box<MultiGzDecoder<Counted<R>>>),
+    Zstd(zstd::Decoder<'static, Counted<R>>),
+}
+
+/// Counts what goes into a decoder.
+struct Counted<R> {
+    input: R,
+    count: u64,
+}
+
+const GZIP: &[u8] = &[0x1f, 0x8b];
+const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
+/// The largest window that a decoder must take (`zstd --long`); more is memory that a layer may not claim.
+const ZSTD_WINDOW_LOG: u32 = 27;
+
+// === impl Decompressed ===
+
+impl<R: BufRead> Decompressed<R> {
+    /// Looks at the first bytes: media types are often wrong, content is not.
+    pub(super) fn new(mut input: R, limits: Limits) -> io::Result<Decompressed<R>> {
+        let head = input.fill_buf()?;
+        let (gzip, zstd) = (head.starts_with(GZIP), head.starts_with(ZSTD) || is_skippable(head));
+        let counted = Counted { input, count: 0 };
+        let decoder = if gzip {
+            Decoder::Gzip(Box::new(MultiGzDecoder::new(counted)))
+        } else if zstd {
+            let mut decoder = zstd::Decoder::with_buffer(counted)?;
+            decoder.window_log_max(ZSTD_WINDOW_LOG)?;
+            Decoder::Zstd(decoder)
+        } else {
+            Decoder::Plain(counted)
+        };
+        Ok(Decompressed { decoder, limits, count: 0 })
+    }
+
+    fn check(&self) -> Result<(), TooLarge> {
+        let taken = match &self.decoder {
+            Decoder::Plain(_) => self.count,
+            Decoder::Gzip(decoder) => decoder.get_ref().count,
+            Decoder::Zstd(decoder) => decoder.get_ref().count,
+        };
+        let limits = &self.limits;
+        if self.count > limits.layer_bytes {
+            return Err(TooLarge::Bytes(limits.layer_bytes));
+        }
+        if self.count > limits.ratio_from && self.count / limits.ratio > taken {
+            return Err(TooLarge::Ratio(limits.ratio));
+        }
+        Ok(())
+    }
+}
+
+impl<R: BufRead> Read for Decompressed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = match &mut self.decoder {
+            Decoder::Plain(input) => input.read(buffer),
+            Decoder::Gzip(decoder) => decoder.read(buffer),
+            Decoder::Zstd(decoder) => decoder.read(buffer),
+        }?;
+        self.count += n as u64;
+        self.check().map_err(io::Error::other)?;
+        Ok(n)
+    }
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.input.read(buffer)?;
+        self.count += n as u64;
+        Ok(n)
+    }
+}
+
+impl<R: BufRead> BufRead for Counted<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.input.fill_buf()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.input.consume(count);
+        self.count += count as u64;
+    }
+}
+
+/// Seekable variants of zstd may begin with a frame that decoders skip.
+fn is_skippable(head: &[u8]) -> bool {
+    matches!(head, [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
+}

@@ -1,0 +1,329 @@
+//! File system verbs inside one directory, for names that nobody may trust.
+//!
+//! A path is made plain first (no `.`, `..` or empty parts; one that climbs out is refused), then its parent
+//! directory is opened with `openat2(RESOLVE_IN_ROOT)`, where links, absolute ones too, lead no further than the
+//! directory itself; the last part is only ever used relative to that descriptor and never followed.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstatat, makedev, mkdirat, mknodat};
+use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, symlinkat, unlinkat};
+use xattr::FileExt as _;
+
+/// A path below the root, made plain: no leading slash, no `.`, no `..`, nothing empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PlainPath(Vec<u8>);
+
+/// A directory that no name leads out of.
+pub(super) struct Root {
+    fd: OwnedFd,
+    /// The directory of the last entry: archives list a directory's files one after the other.
+    recent: Option<(PlainPath, OwnedFd)>,
+    /// Directories that were made because something in them came without them.
+    implied: Vec<PlainPath>,
+}
+
+/// The mode of directories that nobody describes.
+const DIRECTORY: Mode = Mode::from_bits_truncate(0o755);
+/// The mark that hides what lower layers have in a directory.
+const OPAQUE: &str = "trusted.overlay.opaque";
+
+// === impl PlainPath ===
+
+impl PlainPath {
+    /// Makes a path plain; none if it climbs out or could not be a path at all.
+    pub(super) fn new(path: &[u8]) -> Option<PlainPath> {
+        let mut parts: Vec<&[u8]> = Vec::new();
+        for part in path.split(|b| *b == b'/') {
+            match part {
+                b"" | b"." => {}
+                b".." => {
+                    parts.pop()?;
+                }
+                _ if part.contains(&0) => return None,
+                _ => parts.push(part),
+            }
+        }
+        Some(PlainPath(parts.join(&b'/')))
+    }
+
+    /// The root itself.
+    pub(super) fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The path's last part and the rest; not for the root.
+    pub(super) fn split(&self) -> (PlainPath, &OsStr) {
+        match self.0.iter().rposition(|b| *b == b'/') {
+            Some(slash) => (PlainPath(self.0[..slash].to_vec()), OsStr::from_bytes(&self.0[slash + 1..])),
+            None => (PlainPath(Vec::new()), OsStr::from_bytes(&self.0)),
+        }
+    }
+
+    /// For messages and records.
+    pub(super) fn display(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+
+    fn as_path(&self) -> &Path {
+        if self.is_root() { Path::new(".") } else { Path::new(OsStr::from_bytes(&self.0)) }
+    }
+}
+
+// === impl Root ===
+
+impl Root {
+    /// Works in a directory.
+    pub(super) fn open(path: &Path) -> Result<Root, Errno> {
+        let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+        Ok(Root { fd, recent: None, implied: Vec::new() })
+    }
+
+    /// Directories that were made because something in them came without them.
+    pub(super) fn take_implied(&mut self) -> Vec<PlainPath> {
+        std::mem::take(&mut self.implied)
+    }
+
+    /// Opens a directory, making it and those above it where they are missing.
+    pub(super) fn directory(&mut self, path: &PlainPath) -> Result<BorrowedFd<'_>, Errno> {
+        if self.recent.as_ref().is_none_or(|(recent, _)| recent != path) {
+            let fd = self.open_or_make(path)?;
+            self.recent = Some((path.clone(), fd));
+        }
+        // Set just now, or found to be the one.
+        Ok(self.recent.as_ref().map_or(self.fd.as_fd(), |(_, fd)| fd.as_fd()))
+    }
+
+    /// Opens what is at a path, if it is a directory, to change its attributes.
+    pub(super) fn existing_directory(&self, path: &PlainPath) -> Result<File, Errno> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+        self.open_in_root(path.as_path(), flags).map(File::from)
+    }
+
+    /// Makes a directory, or finds it. Where there was a whiteout the new directory hides what lower layers have.
+    pub(super) fn make_directory(&mut self, path: &PlainPath) -> Result<File, Errno> {
+        let (parent, name) = path.split();
+        let at = self.directory(&parent)?;
+        match mkdirat(at, name, DIRECTORY) {
+            Ok(()) => return open_directory_at(at, name),
+            Err(Errno::EEXIST) => {}
+            Err(e) => return Err(e),
+        }
+        let existing = stat_at(at, name)?;
+        if is_directory(&existing) {
+            return open_directory_at(at, name);
+        }
+        self.remove(path)?;
+        let at = self.directory(&parent)?;
+        mkdirat(at, name, DIRECTORY)?;
+        let made = open_directory_at(at, name)?;
+        if is_whiteout(&existing) {
+            set_opaque(&made)?;
+        }
+        Ok(made)
+    }
+
+    /// Makes a file that was not there; one that was, of whatever kind, is replaced.
+    pub(super) fn make_file(&mut self, path: &PlainPath) -> Result<File, Errno> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        self.replace(path, |at, name| {
+            openat(at, name, flags, Mode::from_bits_truncate(0o600)).map(File::from)
+        })
+    }
+
+    /// Makes a symbolic link.
+    pub(super) fn make_symlink(&mut self, path: &PlainPath, target: &[u8]) -> Result<(), Errno> {
+        self.replace(path, |at, name| symlinkat(OsStr::from_bytes(target), at, name))
+    }
+
+    /// Makes a device or a fifo.
+    pub(super) fn make_node(
+        &mut self,
+        path: &PlainPath,
+        kind: SFlag,
+        (major, minor): (u32, u32),
+    ) -> Result<(), Errno> {
+        let device = makedev(major.into(), minor.into());
+        self.replace(path, |at, name| mknodat(at, name, kind, Mode::from_bits_truncate(0o600), device))
+    }
+
+    /// Makes another name for a file of this layer. A link is linked itself, not what it leads to.
+    pub(super) fn make_hard_link(&mut self, path: &PlainPath, target: &PlainPath) -> Result<(), Errno> {
+        if path == target {
+            return Ok(());
+        }
+        let (target_parent, target_name) = target.split();
+        let target_at = self.open_in_root(target_parent.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+        self.replace(path, |at, name| linkat(&target_at, target_name, at, name, LinkatFlags::empty()))
+    }
+
+    /// Hides what lower layers have at a path. What this layer itself has there stays.
+    pub(super) fn make_whiteout(&mut self, parent: &PlainPath, name: &OsStr) -> Result<(), Errno> {
+        let at = self.directory(parent)?;
+        match mknodat(at, name, SFlag::S_IFCHR, Mode::empty(), makedev(0, 0)) {
+            Err(Errno::EEXIST) => {
+                if is_directory(&stat_at(at, name)?) {
+                    set_opaque(&open_directory_at(at, name)?)?;
+                }
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// Hides all that lower layers have in a directory.
+    pub(super) fn make_opaque(&mut self, path: &PlainPath) -> Result<(), Errno> {
+        self.directory(path)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        set_opaque(&self.open_in_root(path.as_path(), flags)?.into())
+    }
+
+    /// The directory of a path for verbs of the caller's, with the last part to use there.
+    pub(super) fn at<'p>(&mut self, path: &'p PlainPath) -> Result<(BorrowedFd<'_>, &'p OsStr), Errno> {
+        let (parent, name) = path.split();
+        Ok((self.directory(&parent)?, name))
+    }
+
+    /// Does a making verb; where something is in the way, removes that and does it again.
+    fn replace<T>(
+        &mut self,
+        path: &PlainPath,
+        make: impl Fn(BorrowedFd<'_>, &OsStr) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let (at, name) = self.at(path)?;
+        match make(at, name) {
+            Err(Errno::EEXIST) => {}
+            done => return done,
+        }
+        self.remove(path)?;
+        let (at, name) = self.at(path)?;
+        make(at, name)
+    }
+
+    fn remove(&mut self, path: &PlainPath) -> Result<(), Errno> {
+        let (at, name) = self.at(path)?;
+        let existing = stat_at(at, name)?;
+        let removed = if is_directory(&existing) {
+            remove_tree(at, name)
+        } else {
+            unlinkat(at, name, UnlinkatFlags::NoRemoveDir)
+        };
+        // The directory kept open may be one of those that went.
+        self.recent = None;
+        removed
+    }
+
+    fn open_or_make(&mut self, path: &PlainPath) -> Result<OwnedFd, Errno> {
+        let open = |root: &Root| root.open_in_root(path.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY);
+        match open(self) {
+            Err(Errno::ENOENT | Errno::ENOTDIR) if !path.is_root() => {}
+            done => return done,
+        }
+        let (parent, name) = path.split();
+        let at = self.open_or_make(&parent)?;
+        let made = match mkdirat(&at, name, DIRECTORY) {
+            Ok(()) => open_directory_at(at.as_fd(), name)?,
+            Err(Errno::EEXIST) => {
+                if !is_whiteout(&stat_at(at.as_fd(), name)?) {
+                    return Err(Errno::ENOTDIR);
+                }
+                unlinkat(&at, name, UnlinkatFlags::NoRemoveDir)?;
+                mkdirat(&at, name, DIRECTORY)?;
+                let made = open_directory_at(at.as_fd(), name)?;
+                set_opaque(&made)?;
+                made
+            }
+            Err(e) => return Err(e),
+        };
+        // Nobody says how it should be: as directories are, whatever our umask.
+        fchmod(&made, DIRECTORY)?;
+        self.implied.push(path.clone());
+        open(self)
+    }
+
+    fn open_in_root(&self, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
+        let how = OpenHow::new()
+            .flags(flags | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        loop {
+            match openat2(&self.fd, path, how) {
+                // A rename anywhere on the machine, while the kernel looked at a `..` of a link.
+                Err(Errno::EAGAIN) => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+/// Whether the kernel can resolve paths as all of this needs (5.6 or later).
+pub(super) fn supported() -> bool {
+    let how = OpenHow::new().flags(OFlag::O_PATH).resolve(ResolveFlag::RESOLVE_IN_ROOT);
+    openat2(AT_FDCWD, Path::new("/"), how).is_ok()
+}
+
+fn stat_at(at: BorrowedFd<'_>, name: &OsStr) -> Result<FileStat, Errno> {
+    fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+fn is_directory(stat: &FileStat) -> bool {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR
+}
+
+fn is_whiteout(stat: &FileStat) -> bool {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR && stat.st_rdev == 0
+}
+
+fn open_directory_at(at: BorrowedFd<'_>, name: &OsStr) -> Result<File, Errno> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    openat(at, name, flags, Mode::empty()).map(File::from)
+}
+
+fn set_opaque(directory: &File) -> Result<(), Errno> {
+    directory.set_xattr(OPAQUE, b"y").map_err(errno)
+}
+
+/// Removes a directory that this layer made. The standard library does not follow links either.
+fn remove_tree(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
+    let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
+    std::fs::remove_dir_all(path).map_err(errno)
+}
+
+/// The kernel's number of an error from a wrapper that hides it.
+pub(super) fn errno(error: std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PlainPath;
+
+    #[test]
+    fn paths_are_made_plain_or_refused() {
+        for (given, plain) in [
+            ("a", Some("a")),
+            ("./a/./b//c/", Some("a/b/c")),
+            ("/etc/passwd", Some("etc/passwd")),
+            ("a/../b", Some("b")),
+            ("a/b/../../c", Some("c")),
+            (".", Some("")),
+            ("/", Some("")),
+            ("..", None),
+            ("../x", None),
+            ("a/../../x", None),
+            ("/../x", None),
+            ("a\0b", None),
+        ] {
+            assert_eq!(
+                PlainPath::new(given.as_bytes()).map(|p| p.display()),
+                plain.map(str::to_owned),
+                "{given:?}"
+            );
+        }
+    }
+}
