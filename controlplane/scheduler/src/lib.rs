@@ -6,16 +6,23 @@
 //! subresource (`bind`).
 //!
 //! Invariants: the API is known only as a [`kube::Client`]; filters and scores are pure; a pod is assumed before
-//! it is bound and forgotten again when binding fails, so that no node is ever promised twice. Preemption is not
-//! done here yet.
+//! it is bound and forgotten again when binding fails, so that no node is ever promised twice. Nothing is evicted
+//! to make room: preemption is not done here.
 
+mod bind;
 mod config;
+mod decide;
+mod events;
+mod filter;
+#[cfg(test)]
+mod fixture;
+mod object;
+mod quantity;
+mod queue;
+mod request;
+mod run;
+mod score;
+mod snapshot;
 
 pub use config::SchedulerConfig;
-use tokio_util::sync::CancellationToken;
-
-/// Schedules pods until `shutdown` is cancelled. Watches that fail are retried for ever.
-pub async fn run(client: kube::Client, config: SchedulerConfig, shutdown: CancellationToken) {
-    drop((client, config));
-    shutdown.cancelled().await;
-}
+pub use run::run;

@@ -1,0 +1,47 @@
+//! The writes of the scheduler: bindings and the condition of pods that fit nowhere.
+
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::{Client, Error};
+use serde_json::{Value, json};
+
+use crate::object::Pod;
+
+/// Binds a pod to a node.
+pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Error> {
+    let api: Api<Pod> = Api::namespaced(client, pod.namespace());
+    let binding = json!({
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod.name(), "namespace": pod.namespace(), "uid": pod.uid()},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    });
+    // The answer is a Status; only that there is one matters.
+    api.create_subresource::<_, Value>("binding", pod.name(), &PostParams::default(), &binding).await.map(drop)
+}
+
+/// Writes why the pod fits nowhere, unless it says so already.
+pub(crate) async fn mark_unschedulable(client: Client, pod: &Pod, message: &str) -> Result<(), Error> {
+    let old = pod.status.conditions.iter().flatten().find(|condition| condition.type_ == "PodScheduled");
+    let says_so = old.is_some_and(|old| {
+        old.status == "False"
+            && old.reason.as_deref() == Some("Unschedulable")
+            && old.message.as_deref() == Some(message)
+    });
+    if says_so {
+        return Ok(());
+    }
+    let now = jiff::Timestamp::now();
+    let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();
+    let since = old.filter(|old| old.status == "False").and_then(|old| old.last_transition_time.as_ref());
+    let condition = json!({
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": message,
+        "lastProbeTime": null,
+        "lastTransitionTime": since.map_or(now, |time| time.0.to_string()),
+    });
+    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
+    let api: Api<Pod> = Api::namespaced(client, pod.namespace());
+    api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+}

@@ -1,0 +1,57 @@
+//! A pod and the nodes → the node that it goes to, or why there is none.
+
+use std::collections::BTreeMap;
+
+use crate::filter::refusals;
+use crate::object::Pod;
+use crate::score;
+use crate::snapshot::Snapshot;
+
+/// The best node's name, else what each node has against the pod, counted as upstream words it.
+pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    let mut total = 0;
+    let mut fitting = Vec::new();
+    for node in snapshot.candidates() {
+        total += 1;
+        let reasons = refusals(pod, node);
+        if reasons.is_empty() {
+            fitting.push(node);
+        }
+        for reason in reasons {
+            *counts.entry(reason).or_default() += 1;
+        }
+    }
+    if total == 0 {
+        return Err("no nodes available to schedule pods".to_owned());
+    }
+    if let Some(place) = score::best(pod, &fitting) {
+        return Ok(fitting[place].facts.name.clone());
+    }
+    let mut reasons: Vec<String> = counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    reasons.sort();
+    Err(format!("0/{total} nodes are available: {}.", reasons.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use serde_json::json;
+
+    #[test]
+    fn every_nodes_refusal_is_counted() {
+        let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
+        let snapshot = fixture::snapshot(&[
+            fixture::node("a", json!({})),
+            fixture::node("b", json!({})),
+            fixture::node("c", json!({"/spec/taints": taints})),
+        ]);
+        let greedy = fixture::pod("p", json!({"containers": [{"resources": {"requests": {"cpu": "64"}}}]}));
+        let message = "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu.";
+        assert_eq!(decide(&greedy, &snapshot), Err(message.to_owned()));
+        assert_eq!(decide(&fixture::pod("p", json!({})), &snapshot), Ok("a".to_owned()));
+        let none = Err("no nodes available to schedule pods".to_owned());
+        assert_eq!(decide(&greedy, &fixture::snapshot(&[])), none);
+    }
+}

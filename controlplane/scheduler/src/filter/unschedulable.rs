@@ -1,0 +1,35 @@
+//! A cordoned node takes only pods that tolerate it.
+
+use k8s_openapi::api::core::v1::Taint;
+
+use super::{Refusal, tolerates};
+use crate::object::Pod;
+use crate::snapshot::Candidate;
+
+pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
+    let taint = Taint {
+        key: "node.kubernetes.io/unschedulable".to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..Taint::default()
+    };
+    if node.facts.unschedulable && !tolerates(pod, &taint) {
+        return vec!["node(s) were unschedulable".to_owned()];
+    }
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use serde_json::json;
+
+    #[test]
+    fn a_cordoned_node_takes_only_who_tolerates_it() {
+        let snapshot = fixture::snapshot(&[fixture::node("a", json!({"/spec/unschedulable": true}))]);
+        let node = snapshot.candidates().next().unwrap();
+        assert_eq!(refuse(&fixture::pod("p", json!({})), node), ["node(s) were unschedulable"]);
+        let tolerations = json!([{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]);
+        assert!(refuse(&fixture::pod("p", json!({"tolerations": tolerations})), node).is_empty());
+    }
+}

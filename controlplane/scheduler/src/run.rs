@@ -1,0 +1,251 @@
+//! The one task that owns queue and snapshot: events in, bindings out.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::bind;
+use crate::config::SchedulerConfig;
+use crate::decide::decide;
+use crate::events::{self, Kind, Note, Recorder, is_not_found};
+use crate::object::{Node, Pod};
+use crate::queue::Queue;
+use crate::snapshot::Snapshot;
+
+/// A watch is renewed this often when nothing ends it: seldom enough not to matter to an idle machine.
+const RENEWAL_SECONDS: u32 = 1500;
+const FIRST_DELAY: Duration = Duration::from_millis(20);
+const LONGEST_DELAY: Duration = Duration::from_secs(10);
+
+/// How a binding went.
+struct Bound {
+    pod: Pod,
+    node: String,
+    result: Result<(), kube::Error>,
+}
+
+struct Scheduler {
+    client: Client,
+    config: SchedulerConfig,
+    recorder: Recorder,
+    queue: Queue,
+    snapshot: Snapshot,
+    /// Pods that a binding is under way for.
+    assumed: HashSet<String>,
+    bindings: JoinSet<Bound>,
+    marks: JoinSet<()>,
+    pods: Listing,
+    nodes: Listing,
+}
+
+/// Where the list of one kind stands.
+#[derive(Default)]
+struct Listing {
+    complete: bool,
+    seen: HashSet<String>,
+}
+
+/// Schedules pods until `shutdown` is cancelled. Watches that fail are retried for ever.
+pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
+    let (recorder, writing) = events::recorder(client.clone());
+    let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
+    let mut pods = stream::<Pod>(&client, unfinished);
+    let mut nodes = stream::<Node>(&client, watch_config());
+    let mut writing = JoinSet::from_iter([writing]);
+    let mut scheduler = Scheduler {
+        client,
+        config,
+        recorder,
+        queue: Queue::default(),
+        snapshot: Snapshot::default(),
+        assumed: HashSet::new(),
+        bindings: JoinSet::new(),
+        marks: JoinSet::new(),
+        pods: Listing::default(),
+        nodes: Listing::default(),
+    };
+    loop {
+        let due = scheduler.due();
+        // Streams and sets keep what is not taken, so every arm may be dropped at any time.
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            Some(event) = pods.next() => scheduler.pod_event(event),
+            Some(event) = nodes.next() => scheduler.node_event(event),
+            Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
+            Some(_) = scheduler.marks.join_next() => {}
+            Some(_) = writing.join_next() => return,
+            () = wait_until(due) => scheduler.schedule_next(),
+        }
+    }
+}
+
+async fn wait_until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn watch_config() -> watcher::Config {
+    watcher::Config::default().timeout(RENEWAL_SECONDS)
+}
+
+/// The events of one kind; after a failure the stream rests, longer each time.
+fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, Event<K>>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let state = (Box::pin(watcher(api, config)), FIRST_DELAY);
+    futures::stream::unfold(state, async |(mut events, mut delay)| {
+        loop {
+            match events.next().await? {
+                Ok(event) => return Some((event, (events, FIRST_DELAY))),
+                Err(error) => {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                    tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
+                    tokio::time::sleep(delay).await;
+                    delay = (delay * 2).min(LONGEST_DELAY);
+                }
+            }
+        }
+    })
+    .boxed()
+}
+
+// === impl Scheduler ===
+
+impl Scheduler {
+    /// When the next pod is to be tried; never before everything is known.
+    fn due(&self) -> Option<Instant> {
+        if self.pods.complete && self.nodes.complete { self.queue.due() } else { None }
+    }
+
+    fn pod_event(&mut self, event: Event<Pod>) {
+        match event {
+            Event::Init => self.pods.seen.clear(),
+            Event::InitApply(pod) => {
+                self.pods.seen.insert(pod.uid().to_owned());
+                self.pod_seen(pod);
+            }
+            Event::Apply(pod) => self.pod_seen(pod),
+            Event::Delete(pod) => self.pod_gone(pod.uid()),
+            Event::InitDone => {
+                self.pods.complete = true;
+                let seen = std::mem::take(&mut self.pods.seen);
+                let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
+                for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
+                    // A pod that is only assumed on a node was seen when it was queued.
+                    self.pod_gone(&uid);
+                }
+            }
+        }
+    }
+
+    fn pod_seen(&mut self, pod: Pod) {
+        if pod.finished() {
+            self.pod_gone(pod.uid());
+        } else if let Some(node) = pod.node() {
+            self.assumed.remove(pod.uid());
+            self.queue.remove(pod.uid());
+            self.snapshot.place(&pod, node);
+        } else if self.assumed.contains(pod.uid()) {
+            // The binding under way decides.
+        } else if pod.waits_for(&self.config.scheduler_name) {
+            self.queue.add(pod);
+        } else {
+            self.queue.remove(pod.uid());
+        }
+    }
+
+    fn pod_gone(&mut self, uid: &str) {
+        self.assumed.remove(uid);
+        self.queue.remove(uid);
+        if self.snapshot.remove(uid) {
+            self.queue.change(Instant::now());
+        }
+    }
+
+    fn node_event(&mut self, event: Event<Node>) {
+        match event {
+            Event::Init => self.nodes.seen.clear(),
+            Event::InitApply(node) => {
+                self.nodes.seen.extend(node.metadata.name.clone());
+                self.node_seen(&node);
+            }
+            Event::Apply(node) => self.node_seen(&node),
+            Event::Delete(node) => self.snapshot.remove_node(&node.metadata.name.unwrap_or_default()),
+            Event::InitDone => {
+                self.nodes.complete = true;
+                let seen = std::mem::take(&mut self.nodes.seen);
+                for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {
+                    self.snapshot.remove_node(name);
+                }
+            }
+        }
+    }
+
+    fn node_seen(&mut self, node: &Node) {
+        if self.snapshot.set_node(node) {
+            self.queue.change(Instant::now());
+        }
+    }
+
+    fn schedule_next(&mut self) {
+        let Some(pod) = self.queue.pop(Instant::now()) else { return };
+        match decide(&pod, &self.snapshot) {
+            Ok(node) => {
+                self.snapshot.place(&pod, &node);
+                self.assumed.insert(pod.uid().to_owned());
+                let client = self.client.clone();
+                self.bindings.spawn(async move {
+                    let result = bind::bind(client, &pod, &node).await;
+                    Bound { pod, node, result }
+                });
+            }
+            Err(message) => {
+                self.queue.refused(pod.uid(), Instant::now());
+                self.note(&pod, (Kind::Warning, "FailedScheduling"), message.clone());
+                let client = self.client.clone();
+                self.marks.spawn(async move {
+                    if let Err(error) = bind::mark_unschedulable(client, &pod, &message).await {
+                        tracing::debug!(pod = pod.name(), "condition not written: {error}");
+                    }
+                });
+            }
+        }
+    }
+
+    fn bound(&mut self, Bound { pod, node, result }: Bound) {
+        let Err(error) = result else {
+            let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
+            return self.note(&pod, (Kind::Normal, "Scheduled"), message);
+        };
+        // If it is not assumed any more, the watch has brought the truth meanwhile.
+        if !self.assumed.remove(pod.uid()) {
+            return;
+        }
+        self.snapshot.remove(pod.uid());
+        if is_not_found(&error) {
+            self.queue.remove(pod.uid());
+        } else {
+            tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, "binding failed: {error}");
+            self.queue.failed(pod.uid(), Instant::now());
+            let message = format!("running Bind for node \"{node}\": {error}");
+            self.note(&pod, (Kind::Warning, "FailedScheduling"), message);
+        }
+        self.queue.change(Instant::now());
+    }
+
+    fn note(&self, pod: &Pod, (kind, reason): (Kind, &'static str), message: String) {
+        let component = self.config.scheduler_name.clone();
+        self.recorder.record(Note { about: pod.reference(), component, kind, reason, message });
+    }
+}

@@ -1,0 +1,32 @@
+//! Nodes with fewer taints that ask to stay away are better.
+
+use super::normalize;
+use crate::filter::tolerates;
+use crate::object::Pod;
+use crate::snapshot::Candidate;
+
+pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
+    let unwelcome = |node: &Candidate<'_>| {
+        let soft = node.facts.taints.iter().filter(|taint| taint.effect == "PreferNoSchedule");
+        i64::try_from(soft.filter(|taint| !tolerates(pod, taint)).count()).unwrap_or_default()
+    };
+    normalize(nodes.iter().map(unwelcome).collect(), true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+    use serde_json::json;
+
+    #[test]
+    fn a_soft_taint_costs_unless_it_is_tolerated() {
+        let taints = json!([{"key": "k", "effect": "PreferNoSchedule"}]);
+        let nodes = [fixture::node("a", json!({})), fixture::node("b", json!({"/spec/taints": taints}))];
+        let snapshot = fixture::snapshot(&nodes);
+        let nodes: Vec<_> = snapshot.candidates().collect();
+        assert_eq!(score(&fixture::pod("p", json!({})), &nodes), [100, 0]);
+        let tolerant = fixture::pod("p", json!({"tolerations": [{"operator": "Exists"}]}));
+        assert_eq!(score(&tolerant, &nodes), [100, 100]);
+    }
+}

@@ -1,0 +1,194 @@
+//! The nodes and what is asked of each, pods that are only assumed there included.
+
+use std::collections::{BTreeMap, HashMap};
+
+use k8s_openapi::api::core::v1::Taint;
+
+use crate::object::{Node, Pod};
+use crate::request::{HostPort, Resources, host_ports, of_pod};
+
+/// Asked for, in scoring, by a container that asks for nothing, so that such pods spread too.
+const DEFAULT_CPU: i64 = 100;
+const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
+
+/// What decides whether and how well a node takes a pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Facts {
+    pub(crate) name: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) taints: Vec<Taint>,
+    pub(crate) unschedulable: bool,
+    pub(crate) allocatable: Resources,
+}
+
+/// A pod's part of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    requests: Resources,
+    ports: Vec<HostPort>,
+    /// Namespace and uid of the controller that made the pod.
+    owner: Option<String>,
+}
+
+/// A node with its pods.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeInfo {
+    /// None: pods name this node, but it is not there.
+    facts: Option<Facts>,
+    pods: HashMap<String, Placed>,
+    pub(crate) requested: Resources,
+    /// As requested, with defaults for those who ask for nothing.
+    pub(crate) weighed: Resources,
+}
+
+/// A node that is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate<'a> {
+    pub(crate) facts: &'a Facts,
+    pub(crate) info: &'a NodeInfo,
+}
+
+/// All nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    nodes: BTreeMap<String, NodeInfo>,
+    places: HashMap<String, String>,
+}
+
+/// The pod's owner, for spreading.
+pub(crate) fn owner_of(pod: &Pod) -> Option<String> {
+    let owners = pod.metadata.owner_references.iter().flatten();
+    owners.filter(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone()).next()
+}
+
+/// What the pod weighs in scoring.
+pub(crate) fn weight_of(requests: &Resources) -> Resources {
+    Resources {
+        cpu: if requests.cpu == 0 { DEFAULT_CPU } else { requests.cpu },
+        memory: if requests.memory == 0 { DEFAULT_MEMORY } else { requests.memory },
+        ..Resources::default()
+    }
+}
+
+impl NodeInfo {
+    /// The ports that are taken.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = &HostPort> {
+        self.pods.values().flat_map(|placed| &placed.ports)
+    }
+
+    /// How many pods of this owner are here.
+    pub(crate) fn of_owner(&self, owner: &str) -> usize {
+        self.pods.values().filter(|placed| placed.owner.as_deref() == Some(owner)).count()
+    }
+
+    fn put(&mut self, uid: &str, placed: Placed) {
+        self.requested.add(&placed.requests, 1);
+        self.weighed.add(&weight_of(&placed.requests), 1);
+        self.pods.insert(uid.to_owned(), placed);
+    }
+
+    fn take(&mut self, uid: &str) {
+        if let Some(placed) = self.pods.remove(uid) {
+            self.requested.add(&placed.requests, -1);
+            self.weighed.add(&weight_of(&placed.requests), -1);
+        }
+    }
+}
+
+impl Snapshot {
+    /// The nodes that are there, by name.
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
+        self.nodes.values().filter_map(|info| Some(Candidate { facts: info.facts.as_ref()?, info }))
+    }
+
+    /// Takes a node in; says whether it is new or has changed in what matters.
+    pub(crate) fn set_node(&mut self, node: &Node) -> bool {
+        let facts = Facts {
+            name: node.metadata.name.clone().unwrap_or_default(),
+            labels: node.metadata.labels.clone().unwrap_or_default(),
+            taints: node.spec.taints.clone().unwrap_or_default(),
+            unschedulable: node.spec.unschedulable == Some(true),
+            allocatable: Resources::of(node.status.allocatable.as_ref().or(node.status.capacity.as_ref())),
+        };
+        let info = self.nodes.entry(facts.name.clone()).or_default();
+        let changed = info.facts.as_ref() != Some(&facts);
+        info.facts = Some(facts);
+        changed
+    }
+
+    /// Forgets a node; its pods are kept until they go too.
+    pub(crate) fn remove_node(&mut self, name: &str) {
+        if let Some(info) = self.nodes.get_mut(name) {
+            info.facts = None;
+            if info.pods.is_empty() {
+                self.nodes.remove(name);
+            }
+        }
+    }
+
+    /// The names of the nodes that are there.
+    pub(crate) fn node_names(&self) -> Vec<String> {
+        self.candidates().map(|node| node.facts.name.clone()).collect()
+    }
+
+    /// Puts a pod on a node, taking it from wherever it was.
+    pub(crate) fn place(&mut self, pod: &Pod, node: &str) {
+        self.remove(pod.uid());
+        let placed =
+            Placed { requests: of_pod(&pod.spec), ports: host_ports(&pod.spec), owner: owner_of(pod) };
+        self.nodes.entry(node.to_owned()).or_default().put(pod.uid(), placed);
+        self.places.insert(pod.uid().to_owned(), node.to_owned());
+    }
+
+    /// Takes a pod from its node; says whether it was on any.
+    pub(crate) fn remove(&mut self, uid: &str) -> bool {
+        let Some(node) = self.places.remove(uid) else { return false };
+        if let Some(info) = self.nodes.get_mut(&node) {
+            info.take(uid);
+            if info.facts.is_none() && info.pods.is_empty() {
+                self.nodes.remove(&node);
+            }
+        }
+        true
+    }
+
+    /// The uids of all pods on nodes.
+    pub(crate) fn placed(&self) -> Vec<String> {
+        self.places.keys().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{node, pod};
+    use serde_json::json;
+
+    #[test]
+    fn a_pod_is_counted_once_wherever_it_moves_and_not_at_all_when_it_goes() {
+        let mut snapshot = Snapshot::default();
+        assert!(snapshot.set_node(&node("a", json!({}))));
+        assert!(!snapshot.set_node(&node("a", json!({}))));
+        let pod = pod("p", json!({"containers": [{"resources": {"requests": {"cpu": "1"}}}]}));
+        snapshot.place(&pod, "a");
+        snapshot.place(&pod, "a");
+        let requested = |snapshot: &Snapshot| snapshot.candidates().next().unwrap().info.requested.clone();
+        assert_eq!((requested(&snapshot).cpu, requested(&snapshot).pods), (1000, 1));
+        assert!(snapshot.remove("p"));
+        assert!(!snapshot.remove("p"));
+        assert_eq!(requested(&snapshot), Resources::default());
+    }
+
+    #[test]
+    fn a_node_that_is_gone_is_no_candidate_but_its_pods_are_remembered() {
+        let mut snapshot = Snapshot::default();
+        snapshot.place(&pod("p", json!({})), "a");
+        assert_eq!(snapshot.candidates().count(), 0);
+        snapshot.set_node(&node("a", json!({})));
+        assert_eq!(snapshot.candidates().next().unwrap().info.requested.pods, 1);
+        snapshot.remove_node("a");
+        assert_eq!((snapshot.candidates().count(), snapshot.placed()), (0, vec!["p".to_owned()]));
+        snapshot.remove("p");
+        assert!(snapshot.nodes.is_empty());
+    }
+}
