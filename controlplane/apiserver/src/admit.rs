@@ -1,0 +1,93 @@
+//! Is it in order? A chain of members that may change an object, then a chain that may only refuse it.
+
+mod default_tolerations;
+mod namespace_lifecycle;
+mod node_restriction;
+mod priority;
+mod service_account;
+
+use coracle_kinds::Kind;
+use serde_json::Value;
+
+use crate::{authn::User, call::Call, error::Result, server::State};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Create,
+    Update,
+    Delete,
+}
+
+/// What a member of the chain may know of a request.
+pub(crate) struct Attributes<'a> {
+    pub(crate) kind: &'static Kind,
+    pub(crate) operation: Operation,
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) subresource: &'a str,
+    pub(crate) user: &'a User,
+    /// The object as it is stored; `None` for a new one.
+    pub(crate) old: Option<&'a Value>,
+}
+
+/// One member of the chain. Members do nothing unless they say otherwise.
+pub(crate) trait Admit: Send + Sync {
+    /// Completes an object.
+    fn mutate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &mut Value) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses an object. For deletions it is the stored one.
+    fn validate(&self, _state: &State, _attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
+        Ok(())
+    }
+}
+
+pub(crate) struct Admission {
+    chain: Vec<Box<dyn Admit>>,
+}
+
+impl<'a> Attributes<'a> {
+    pub(crate) fn new(
+        call: &'a Call,
+        operation: Operation,
+        name: &'a str,
+        old: Option<&'a Value>,
+    ) -> Self {
+        Self {
+            kind: call.kind,
+            operation,
+            namespace: call.namespace(),
+            name,
+            subresource: &call.resource.subresource,
+            user: &call.user,
+            old,
+        }
+    }
+
+    pub(crate) fn is(&self, operation: Operation, kind: &str) -> bool {
+        self.operation == operation && self.subresource.is_empty() && self.kind.group.is_empty() && self.kind.kind == kind
+    }
+}
+
+impl Admission {
+    pub(crate) fn new() -> Self {
+        Self {
+            chain: vec![
+                Box::new(namespace_lifecycle::NamespaceLifecycle),
+                Box::new(service_account::ServiceAccount),
+                Box::new(priority::Priority),
+                Box::new(default_tolerations::DefaultTolerations),
+                Box::new(node_restriction::NodeRestriction),
+            ],
+        }
+    }
+
+    pub(crate) fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        self.chain.iter().try_for_each(|member| member.mutate(state, attributes, object))
+    }
+
+    pub(crate) fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        self.chain.iter().try_for_each(|member| member.validate(state, attributes, object))
+    }
+}

@@ -1,0 +1,52 @@
+//! A pod tolerates a node's failure for five minutes, unless it says otherwise.
+
+use serde_json::{Value, json};
+
+use super::{Admit, Attributes, Operation};
+use crate::{error::Result, server::State};
+
+const KEYS: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
+
+pub(super) struct DefaultTolerations;
+
+impl Admit for DefaultTolerations {
+    fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        if attributes.is(Operation::Create, "Pod") {
+            add(&mut object["spec"]);
+        }
+        Ok(())
+    }
+}
+
+fn add(spec: &mut Value) {
+    let Some(spec) = spec.as_object_mut() else { return };
+    let Some(list) = spec.entry("tolerations").or_insert_with(|| json!([])).as_array_mut() else { return };
+    for key in KEYS {
+        let tolerated = list.iter().any(|toleration| {
+            let any_key = toleration["key"].as_str().unwrap_or_default().is_empty();
+            let any_effect = toleration["effect"].as_str().unwrap_or_default().is_empty();
+            (any_key || toleration["key"] == key) && (any_effect || toleration["effect"] == "NoExecute")
+        });
+        if !tolerated {
+            list.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_pod_says_stays() {
+        let mut spec = json!({"tolerations": [
+            {"key": KEYS[0], "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}]});
+        add(&mut spec);
+        add(&mut spec);
+        assert_eq!(spec["tolerations"].as_array().unwrap().len(), 2);
+        assert_eq!(spec["tolerations"][0]["tolerationSeconds"], 5);
+        let mut all = json!({"tolerations": [{"operator": "Exists"}]});
+        add(&mut all);
+        assert_eq!(all["tolerations"].as_array().unwrap().len(), 1);
+    }
+}

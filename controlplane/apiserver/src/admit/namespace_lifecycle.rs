@@ -1,0 +1,40 @@
+//! Objects are made only in namespaces that exist and are not going away; some namespaces stay.
+
+use coracle_kinds::kind::by_resource;
+use serde_json::{Value, json};
+
+use super::{Admit, Attributes, Operation};
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+};
+
+const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
+
+pub(super) struct NamespaceLifecycle;
+
+impl Admit for NamespaceLifecycle {
+    fn validate(&self, state: &State, attributes: &Attributes<'_>, _object: &Value) -> Result<()> {
+        let Attributes { kind, name, namespace, .. } = *attributes;
+        if attributes.is(Operation::Delete, "Namespace") && IMMORTAL.contains(&name) {
+            return Err(ApiError::forbidden_object(kind, name, "this namespace may not be deleted"));
+        }
+        if attributes.operation != Operation::Create || !kind.namespaced {
+            return Ok(());
+        }
+        let Some(namespaces) = by_resource("", "v1", "namespaces") else { return Ok(()) };
+        let found = state.cache.get(namespaces, "", namespace);
+        let found = found.ok_or_else(|| ApiError::not_found(namespaces, namespace))?.value();
+        if found["metadata"]["deletionTimestamp"].is_null() {
+            return Ok(());
+        }
+        let why = format!(
+            "unable to create new content in namespace {namespace} because it is being terminated"
+        );
+        let mut error = ApiError::forbidden_object(kind, name, &why);
+        let message = format!("namespace {namespace} is being terminated");
+        let cause = json!({"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"});
+        error.details["causes"] = json!([cause]);
+        Err(error)
+    }
+}

@@ -1,0 +1,130 @@
+//! Every pod runs as a service account, and finds its token where clients look for it.
+
+use coracle_kinds::kind::by_resource;
+use serde_json::{Value, json};
+
+use super::{Admit, Attributes, Operation};
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+    verb::create::random_suffix,
+};
+
+const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// An hour and seven seconds, by which the kind of token is known in old servers.
+const TOKEN_SECONDS: i64 = 3607;
+
+pub(super) struct ServiceAccount;
+
+impl Admit for ServiceAccount {
+    fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        if !attributes.is(Operation::Create, "Pod") || !object["spec"].is_object() {
+            return Ok(());
+        }
+        // A mirror pod says what a node runs already: nothing is added to it.
+        if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {
+            return Ok(());
+        }
+        let name = match object["spec"]["serviceAccountName"].as_str().unwrap_or_default() {
+            "" => "default".to_owned(),
+            name => name.to_owned(),
+        };
+        let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return Ok(()) };
+        let namespace = attributes.namespace;
+        let account = state.cache.get(kind, namespace, &name).ok_or_else(|| {
+            let why = format!(
+                "error looking up service account {namespace}/{name}: serviceaccount \"{name}\" not found"
+            );
+            ApiError::forbidden_object(attributes.kind, attributes.name, why)
+        })?;
+        complete(&mut object["spec"], &name, &account.value());
+        Ok(())
+    }
+}
+
+fn complete(spec: &mut Value, name: &str, account: &Value) {
+    spec["serviceAccountName"] = name.into();
+    spec["serviceAccount"] = name.into();
+    let pulls = &account["imagePullSecrets"];
+    if spec["imagePullSecrets"].as_array().is_none_or(Vec::is_empty) && pulls.is_array() {
+        spec["imagePullSecrets"] = pulls.clone();
+    }
+    let automount = spec["automountServiceAccountToken"]
+        .as_bool()
+        .or_else(|| account["automountServiceAccountToken"].as_bool())
+        .unwrap_or(true);
+    if automount {
+        mount_token(spec);
+    }
+}
+
+fn mount_token(spec: &mut Value) {
+    let existing = spec["volumes"].as_array().into_iter().flatten().filter_map(|volume| volume["name"].as_str());
+    let existing = existing.filter(|name| name.starts_with("kube-api-access-")).map(str::to_owned).next();
+    let is_new = existing.is_none();
+    let volume = existing.unwrap_or_else(|| format!("kube-api-access-{}", random_suffix()));
+    let mut mounted = false;
+    for field in ["containers", "initContainers"] {
+        for container in spec[field].as_array_mut().into_iter().flatten() {
+            mounted |= mount(container, &volume);
+        }
+    }
+    if !mounted || !is_new {
+        return;
+    }
+    let volumes = spec.as_object_mut().map(|spec| spec.entry("volumes").or_insert_with(|| json!([])));
+    if let Some(volumes) = volumes.and_then(Value::as_array_mut) {
+        volumes.push(token_volume(&volume));
+    }
+}
+
+/// Whether the container got the mount; one that has something at the path keeps that.
+fn mount(container: &mut Value, volume: &str) -> bool {
+    let Some(container) = container.as_object_mut() else { return false };
+    let mounts = container.entry("volumeMounts").or_insert_with(|| json!([]));
+    let Some(mounts) = mounts.as_array_mut() else { return false };
+    if mounts.iter().any(|mount| mount["mountPath"] == MOUNT_PATH) {
+        return false;
+    }
+    mounts.push(json!({"name": volume, "readOnly": true, "mountPath": MOUNT_PATH}));
+    true
+}
+
+fn token_volume(name: &str) -> Value {
+    let namespace = json!({"apiVersion": "v1", "fieldPath": "metadata.namespace"});
+    json!({"name": name, "projected": {"defaultMode": 0o644, "sources": [
+        {"serviceAccountToken": {"expirationSeconds": TOKEN_SECONDS, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": namespace}]}},
+    ]}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_container_finds_the_token() {
+        let mut spec = json!({"containers": [{"name": "a"}, {"name": "b", "volumeMounts": [
+            {"name": "own", "mountPath": MOUNT_PATH}]}], "initContainers": [{"name": "c"}]});
+        complete(&mut spec, "default", &json!({"imagePullSecrets": [{"name": "pull"}]}));
+        let volume = spec["volumes"][0]["name"].as_str().unwrap().to_owned();
+        assert!(volume.starts_with("kube-api-access-"));
+        assert_eq!(spec["containers"][0]["volumeMounts"][0]["name"], volume.as_str());
+        assert_eq!(spec["containers"][1]["volumeMounts"].as_array().unwrap().len(), 1);
+        assert_eq!(spec["initContainers"][0]["volumeMounts"][0]["mountPath"], MOUNT_PATH);
+        assert_eq!(spec["imagePullSecrets"][0]["name"], "pull");
+    }
+
+    #[test]
+    fn accounts_and_pods_can_do_without() {
+        for (spec, account) in [
+            (json!({"automountServiceAccountToken": false, "containers": [{}]}), json!({})),
+            (json!({"containers": [{}]}), json!({"automountServiceAccountToken": false})),
+        ] {
+            let mut spec = spec;
+            complete(&mut spec, "default", &account);
+            assert!(spec["volumes"].is_null());
+        }
+    }
+}

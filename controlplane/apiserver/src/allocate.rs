@@ -1,0 +1,208 @@
+//! Cluster addresses and node ports of services: chosen when a service is made, kept while it lives.
+
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use coracle_kinds::{Kind, kind::by_resource, validate::Cause};
+use ipnetwork::Ipv4Network;
+use rand::RngExt as _;
+use serde_json::{Value, json};
+use tokio::sync::MutexGuard;
+
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+    write::text,
+};
+
+const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
+/// The first addresses are for those who choose by hand, such as the cluster's DNS.
+const BY_HAND: u32 = 256;
+
+/// What other services hold.
+#[derive(Default)]
+struct Taken {
+    addresses: HashSet<Ipv4Addr>,
+    ports: HashSet<u16>,
+}
+
+/// Gives a new service its address and ports. What is chosen stays free for nobody else while the
+/// guard lives, which is until the service is stored.
+pub(crate) async fn for_create<'a>(
+    state: &'a State,
+    kind: &Kind,
+    object: &mut Value,
+) -> Result<Option<MutexGuard<'a, ()>>> {
+    if kind.kind != "Service" || !kind.group.is_empty() {
+        return Ok(None);
+    }
+    let guard = state.allocating.lock().await;
+    assign(state, kind, object)?;
+    Ok(Some(guard))
+}
+
+/// Keeps what a service has when an update leaves it out, and gives what a new type needs.
+pub(crate) async fn for_update(state: &State, kind: &Kind, new: &mut Value, old: &Value) -> Result<()> {
+    if kind.kind != "Service" || !kind.group.is_empty() {
+        return Ok(());
+    }
+    if new["spec"]["type"] != "ExternalName" {
+        for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+            if new["spec"][field].is_null() || new["spec"][field] == "" {
+                let kept = old["spec"][field].clone();
+                if !kept.is_null() {
+                    new["spec"][field] = kept;
+                }
+            }
+        }
+    }
+    keep_node_ports(new, old);
+    let _guard = state.allocating.lock().await;
+    assign(state, kind, new)
+}
+
+fn keep_node_ports(new: &mut Value, old: &Value) {
+    if !has_node_ports(new) {
+        return;
+    }
+    let olds = old["spec"]["ports"].as_array().cloned().unwrap_or_default();
+    for port in new["spec"]["ports"].as_array_mut().into_iter().flatten() {
+        let same = olds.iter().find(|old| old["port"] == port["port"] && old["protocol"] == port["protocol"]);
+        if port["nodePort"].as_u64().unwrap_or(0) == 0
+            && let Some(kept) = same.map(|old| old["nodePort"].clone()).filter(|kept| !kept.is_null())
+        {
+            port["nodePort"] = kept;
+        }
+    }
+}
+
+fn assign(state: &State, kind: &Kind, object: &mut Value) -> Result<()> {
+    if object["spec"]["type"] == "ExternalName" || !object["spec"].is_object() {
+        return Ok(());
+    }
+    let taken = taken(state, text(object, "namespace"), text(object, "name"));
+    let name = text(object, "name").to_owned();
+    let refuse = |field: &str, message: String| {
+        let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
+        ApiError::invalid(kind, &name, &[cause])
+    };
+    let address = address(state.service_cidr, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
+        .map_err(|message| refuse("spec.clusterIPs", message))?;
+    let spec = &mut object["spec"];
+    spec["clusterIP"] = address.clone().into();
+    spec["clusterIPs"] = json!([address]);
+    for (field, value) in [("ipFamilies", json!(["IPv4"])), ("ipFamilyPolicy", json!("SingleStack"))] {
+        if spec[field].is_null() {
+            spec[field] = value;
+        }
+    }
+    ports(object, taken).map_err(|message| refuse("spec.ports[0].nodePort", message))
+}
+
+fn address(network: Ipv4Network, taken: &Taken, wanted: &str) -> std::result::Result<String, String> {
+    if wanted == "None" {
+        return Ok(wanted.to_owned());
+    }
+    if !wanted.is_empty() {
+        let invalid = |why: &str| format!("Invalid value: [\"{wanted}\"]: failed to allocate IP {wanted}: {why}");
+        let Ok(IpAddr::V4(address)) = wanted.parse() else { return Err(invalid("not a valid IP")) };
+        if !network.contains(address) {
+            return Err(invalid(&format!("the provided IP is not in the valid range {network}")));
+        }
+        if taken.addresses.contains(&address) {
+            return Err(invalid("provided IP is already allocated"));
+        }
+        return Ok(wanted.to_owned());
+    }
+    let size = network.size().saturating_sub(1);
+    let first = if size > 2 * BY_HAND { BY_HAND } else { 1 };
+    let span = size.saturating_sub(first).max(1);
+    let start = rand::rng().random_range(0..span);
+    (0..span)
+        .filter_map(|step| network.nth(first + (start + step) % span))
+        .find(|address| !taken.addresses.contains(address))
+        .map(|address| address.to_string())
+        .ok_or_else(|| "Internal error: range is full".to_owned())
+}
+
+fn has_node_ports(object: &Value) -> bool {
+    let spec = &object["spec"];
+    spec["type"] == "NodePort"
+        || (spec["type"] == "LoadBalancer" && spec["allocateLoadBalancerNodePorts"] != false)
+}
+
+fn ports(object: &mut Value, mut taken: Taken) -> std::result::Result<(), String> {
+    if !has_node_ports(object) {
+        return Ok(());
+    }
+    for port in object["spec"]["ports"].as_array_mut().into_iter().flatten() {
+        let wanted = port["nodePort"].as_u64().unwrap_or(0);
+        let chosen = if wanted == 0 {
+            let start = rand::rng().random_range(NODE_PORTS);
+            let all = (start..=*NODE_PORTS.end()).chain(*NODE_PORTS.start()..start);
+            let mut free = all.filter(|port| !taken.ports.contains(port));
+            free.next().ok_or_else(|| "Internal error: range is full".to_owned())?
+        } else {
+            let number = u16::try_from(wanted).ok().filter(|number| NODE_PORTS.contains(number));
+            let number = number.ok_or_else(|| {
+                format!("Invalid value: {wanted}: provided port is not in the valid range. The range of valid ports is 30000-32767")
+            })?;
+            if taken.ports.contains(&number) {
+                return Err(format!("Invalid value: {wanted}: provided port is already allocated"));
+            }
+            number
+        };
+        taken.ports.insert(chosen);
+        port["nodePort"] = chosen.into();
+    }
+    Ok(())
+}
+
+fn taken(state: &State, namespace: &str, name: &str) -> Taken {
+    let mut taken = Taken::default();
+    let Some(kind) = by_resource("", "v1", "services") else { return taken };
+    let Ok(services) = state.cache.of(kind) else { return taken };
+    for service in services.under(&crate::cache::prefix_of(kind, "")).map(|service| service.value()) {
+        if text(&service, "namespace") == namespace && text(&service, "name") == name {
+            continue;
+        }
+        let addresses = service["spec"]["clusterIPs"].as_array().into_iter().flatten();
+        taken.addresses.extend(addresses.filter_map(|address| address.as_str()?.parse::<Ipv4Addr>().ok()));
+        let ports = service["spec"]["ports"].as_array().into_iter().flatten();
+        taken.ports.extend(ports.filter_map(|port| u16::try_from(port["nodePort"].as_u64()?).ok()));
+    }
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_free_and_in_range() {
+        let network: Ipv4Network = "10.43.0.0/16".parse().unwrap();
+        let mut taken = Taken::default();
+        for _ in 0..50 {
+            let chosen: Ipv4Addr = address(network, &taken, "").unwrap().parse().unwrap();
+            assert!(network.contains(chosen) && u32::from(chosen) - u32::from(network.ip()) >= BY_HAND);
+            assert!(taken.addresses.insert(chosen));
+        }
+        assert_eq!(address(network, &taken, "None").unwrap(), "None");
+        assert_eq!(address(network, &taken, "10.43.0.10").unwrap(), "10.43.0.10");
+        assert!(address(network, &taken, "192.168.0.1").unwrap_err().contains("not in the valid range"));
+        let held = taken.addresses.iter().next().unwrap().to_string();
+        assert!(address(network, &taken, &held).unwrap_err().contains("already allocated"));
+    }
+
+    #[test]
+    fn a_full_range_is_an_error() {
+        let network: Ipv4Network = "10.0.0.0/30".parse().unwrap();
+        let mut taken = Taken::default();
+        for _ in 0..2 {
+            taken.addresses.insert(address(network, &taken, "").unwrap().parse().unwrap());
+        }
+        assert!(address(network, &taken, "").is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! Who is it? A chain: the first member that knows the credential decides; without any credential
+//! the request is anonymous.
+
+pub(crate) mod service_account;
+mod token_file;
+mod x509;
+
+use std::{collections::BTreeMap, path::Path};
+
+use http::HeaderMap;
+use rustls_pki_types::CertificateDer;
+
+use crate::{
+    cache::Cache,
+    error::{ApiError, Result},
+};
+use service_account::Tokens;
+pub(crate) use token_file::TokenFile;
+
+/// A caller.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct User {
+    /// Name, as `kubernetes-admin`.
+    pub name: String,
+    /// Unique id, where the authenticator knows one.
+    pub uid: String,
+    /// Groups.
+    pub groups: Vec<String>,
+    /// What else the authenticator knows.
+    pub extra: BTreeMap<String, Vec<String>>,
+}
+
+pub(crate) struct Authenticators {
+    pub(crate) token_file: Option<TokenFile>,
+    pub(crate) tokens: Tokens,
+}
+
+// === impl User ===
+
+impl User {
+    /// A caller that is known by the process itself.
+    #[must_use]
+    pub fn new(name: &str, groups: &[&str]) -> Self {
+        let mut groups: Vec<String> = groups.iter().map(|&group| group.to_owned()).collect();
+        groups.push("system:authenticated".to_owned());
+        Self { name: name.to_owned(), groups, ..Self::default() }
+    }
+
+    fn anonymous() -> Self {
+        let groups = vec!["system:unauthenticated".to_owned()];
+        Self { name: "system:anonymous".to_owned(), groups, ..Self::default() }
+    }
+
+    pub(crate) fn is_in(&self, group: &str) -> bool {
+        self.groups.iter().any(|own| own == group)
+    }
+
+    /// The node that this caller is, if it is one.
+    pub(crate) fn node(&self) -> Option<&str> {
+        self.name.strip_prefix("system:node:").filter(|_| self.is_in("system:nodes"))
+    }
+}
+
+// === impl Authenticators ===
+
+impl Authenticators {
+    pub(crate) fn new(token_file: Option<&Path>, tokens: Tokens) -> std::io::Result<Self> {
+        Ok(Self { token_file: token_file.map(TokenFile::read).transpose()?, tokens })
+    }
+
+    /// The caller behind a request from the network.
+    pub(crate) fn identify(
+        &self,
+        cache: &Cache,
+        certificate: Option<&CertificateDer<'_>>,
+        headers: &HeaderMap,
+    ) -> Result<User> {
+        if let Some(user) = certificate.and_then(x509::user) {
+            return Ok(user);
+        }
+        let Some(header) = headers.get(http::header::AUTHORIZATION) else { return Ok(User::anonymous()) };
+        let token = header.to_str().ok().and_then(|text| {
+            let (scheme, token) = text.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+        });
+        let token = token.ok_or_else(ApiError::unauthorized)?;
+        let known = self.token_file.as_ref().and_then(|file| file.user(token));
+        known.or_else(|| self.tokens.user(cache, token)).ok_or_else(ApiError::unauthorized)
+    }
+}

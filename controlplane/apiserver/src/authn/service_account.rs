@@ -1,0 +1,140 @@
+//! Service-account tokens: JSON web tokens that this server signs (ES256) and checks, with the
+//! objects that they are bound to.
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use ring::signature::{self, EcdsaKeyPair, KeyPair as _};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::User;
+use crate::{
+    cache::Cache,
+    error::{ApiError, Result},
+};
+
+/// A clock may be so many seconds behind ours.
+const LEEWAY: i64 = 10;
+
+/// The signing key and what stands in every token.
+pub(crate) struct Tokens {
+    key: EcdsaKeyPair,
+    key_id: String,
+    pub(crate) issuer: String,
+    pub(crate) audiences: Vec<String>,
+}
+
+/// What a new token is for.
+pub(crate) struct Claims<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) uid: &'a str,
+    pub(crate) audiences: &'a [String],
+    pub(crate) seconds: i64,
+    /// The object that the token dies with: claim name, object name, uid; and more claims that it brings.
+    pub(crate) bound: Value,
+}
+
+impl Tokens {
+    /// From a PKCS#8 key on the P-256 curve.
+    pub(crate) fn new(pkcs8: &[u8], issuer: String, audiences: Vec<String>) -> Option<Self> {
+        let random = ring::rand::SystemRandom::new();
+        let algorithm = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
+        let key = EcdsaKeyPair::from_pkcs8(algorithm, pkcs8, &random).ok()?;
+        let key_id = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(key.public_key().as_ref()));
+        Some(Self { key, key_id, issuer, audiences })
+    }
+
+    /// A signed token and the second when it ends.
+    pub(crate) fn issue(&self, claims: &Claims<'_>) -> Result<(String, i64)> {
+        let now = jiff::Timestamp::now().as_second();
+        let until = now + claims.seconds;
+        let mut about = json!({
+            "namespace": claims.namespace,
+            "serviceaccount": {"name": claims.name, "uid": claims.uid},
+        });
+        if let (Some(about), Some(bound)) = (about.as_object_mut(), claims.bound.as_object()) {
+            about.extend(bound.clone());
+        }
+        let payload = json!({
+            "aud": claims.audiences, "exp": until, "iat": now, "nbf": now, "iss": self.issuer,
+            "jti": uuid::Uuid::new_v4().to_string(), "kubernetes.io": about,
+            "sub": format!("system:serviceaccount:{}:{}", claims.namespace, claims.name),
+        });
+        let header = json!({"alg": "ES256", "kid": self.key_id, "typ": "JWT"});
+        let encode = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
+        let signed = format!("{}.{}", encode(&header), encode(&payload));
+        let random = ring::rand::SystemRandom::new();
+        let signature = self.key.sign(&random, signed.as_bytes());
+        let signature = signature.map_err(|_unspecified| ApiError::internal("cannot sign a token"))?;
+        Ok((format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)), until))
+    }
+
+    /// The service account behind a token, if the token is ours, of now, and its objects still live.
+    pub(crate) fn user(&self, cache: &Cache, token: &str) -> Option<User> {
+        let claims = self.verified(token)?;
+        self.is_current(&claims).then_some(())?;
+        let about = &claims["kubernetes.io"];
+        let namespace = about["namespace"].as_str()?;
+        let (name, uid) = (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
+        lives(cache, "serviceaccounts", (namespace, name, uid))?;
+        let mut user = User::new(
+            &format!("system:serviceaccount:{namespace}:{name}"),
+            &["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")],
+        );
+        uid.clone_into(&mut user.uid);
+        for (claim, resource) in [("pod", "pods"), ("secret", "secrets")] {
+            let Some(bound) = about.get(claim) else { continue };
+            let (name, uid) = (bound["name"].as_str()?, bound["uid"].as_str()?);
+            lives(cache, resource, (namespace, name, uid))?;
+            for (field, value) in [("name", name), ("uid", uid)] {
+                let key = format!("authentication.kubernetes.io/{claim}-{field}");
+                user.extra.insert(key, vec![value.to_owned()]);
+            }
+        }
+        Some(user)
+    }
+
+    fn verified(&self, token: &str) -> Option<Value> {
+        let (signed, signature) = token.rsplit_once('.')?;
+        let (header, payload) = signed.split_once('.')?;
+        let decode = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text).ok();
+        let header: Value = serde_json::from_slice(&decode(header)?).ok()?;
+        (header["alg"] == "ES256").then_some(())?;
+        let key = signature::UnparsedPublicKey::new(
+            &signature::ECDSA_P256_SHA256_FIXED,
+            self.key.public_key().as_ref(),
+        );
+        key.verify(signed.as_bytes(), &decode(signature)?).ok()?;
+        serde_json::from_slice(&decode(payload)?).ok()
+    }
+
+    fn is_current(&self, claims: &Value) -> bool {
+        let now = jiff::Timestamp::now().as_second();
+        let time = |claim: &str, default| claims[claim].as_i64().unwrap_or(default);
+        let audience = claims["aud"].as_array().is_some_and(|list| {
+            list.iter().filter_map(Value::as_str).any(|one| self.audiences.iter().any(|own| own == one))
+        });
+        claims["iss"] == self.issuer.as_str()
+            && audience
+            && time("exp", 0) > now - LEEWAY
+            && time("nbf", i64::MAX) <= now + LEEWAY
+    }
+
+    /// The public key as a JSON web key set.
+    pub(crate) fn key_set(&self) -> Value {
+        // An uncompressed point: 4, x, y.
+        let point = self.key.public_key().as_ref();
+        let part = |range| point.get(range).map(|bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes));
+        json!({"keys": [{
+            "use": "sig", "kty": "EC", "kid": self.key_id, "alg": "ES256", "crv": "P-256",
+            "x": part(1..33), "y": part(33..65),
+        }]})
+    }
+}
+
+/// Whether the object with this name is still the one with this uid.
+fn lives(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
+    let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
+    let object = cache.get(kind, namespace, name)?.value();
+    (object["metadata"]["uid"] == uid).then_some(())
+}

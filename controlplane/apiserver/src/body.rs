@@ -1,0 +1,120 @@
+//! Request bodies: from JSON, YAML or protobuf to a tree of the right kind.
+
+use bytes::Bytes;
+use coracle_kinds::{
+    protobuf,
+    schema::{self, FieldValidation, Parsed},
+};
+use http_body_util::BodyExt as _;
+use serde_json::Value;
+
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    media::{self, BodyType},
+};
+
+/// No request body is larger, as upstream.
+const LIMIT: usize = 3 << 20;
+
+/// What a body must be.
+pub(crate) struct Expected<'a> {
+    pub(crate) api_version: &'a str,
+    pub(crate) kind: &'a str,
+    pub(crate) schema: &'a str,
+}
+
+/// Reads the whole body, up to the limit.
+pub(crate) async fn read<B>(body: B) -> Result<Bytes>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: std::fmt::Display,
+{
+    let mut body = std::pin::pin!(body);
+    let mut first = Bytes::new();
+    let mut rest: Option<Vec<u8>> = None;
+    while let Some(frame) = body.as_mut().frame().await {
+        let frame = frame.map_err(|error| ApiError::bad_request(format!("cannot read the body: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.is_empty() {
+            first = data;
+        } else {
+            rest.get_or_insert_with(|| first.to_vec()).extend_from_slice(&data);
+        }
+        if rest.as_ref().map_or(first.len(), Vec::len) > LIMIT {
+            return Err(ApiError::too_large());
+        }
+    }
+    Ok(rest.map_or(first, Bytes::from))
+}
+
+/// The body as an object of the call's own kind, with warnings.
+pub(crate) fn object(call: &Call) -> Result<(Value, Vec<String>)> {
+    let api_version = call.kind.api_version();
+    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    decode(call, &expected)
+}
+
+/// The body as an object of an expected kind, with warnings.
+pub(crate) fn decode(call: &Call, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
+    let parsed = parse(call)?;
+    check(parsed, expected, call.validation()?)
+}
+
+/// The body as a tree, whatever it is.
+pub(crate) fn parse(call: &Call) -> Result<Parsed> {
+    if call.body.is_empty() {
+        return Err(ApiError::bad_request("the request has no body"));
+    }
+    match media::body_type(&call.headers)? {
+        BodyType::Json => {
+            schema::parse_json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))
+        }
+        BodyType::Yaml => yaml(&call.body),
+        BodyType::Protobuf => {
+            let value =
+                protobuf::decode(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+            Ok(Parsed { value, duplicates: Vec::new() })
+        }
+        BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch | BodyType::ApplyPatch => {
+            Err(ApiError::unsupported_media_type("a patch is only understood in a PATCH request"))
+        }
+    }
+}
+
+pub(crate) fn yaml(bytes: &[u8]) -> Result<Parsed> {
+    let value = serde_yaml_ng::from_slice(bytes)
+        .map_err(|error| ApiError::bad_request(format!("error converting YAML to JSON: {error}")))?;
+    Ok(Parsed { value, duplicates: Vec::new() })
+}
+
+/// Checks a tree against what it must be; absent apiVersion and kind are filled in.
+pub(crate) fn check(
+    mut parsed: Parsed,
+    expected: &Expected<'_>,
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>)> {
+    let Some(object) = parsed.value.as_object_mut() else {
+        return Err(ApiError::bad_request(format!(
+            "{} in version \"{}\" cannot be handled as a {}: the body is not an object",
+            expected.kind, expected.api_version, expected.kind
+        )));
+    };
+    for (field, what, expected) in
+        [("apiVersion", "API version", expected.api_version), ("kind", "kind", expected.kind)]
+    {
+        match object.get(field).and_then(Value::as_str).unwrap_or_default() {
+            "" => {
+                object.insert(field.to_owned(), expected.into());
+            }
+            found if found == expected => {}
+            found => {
+                return Err(ApiError::bad_request(format!(
+                    "the {what} in the data ({found}) does not match the expected {what} ({expected})"
+                )));
+            }
+        }
+    }
+    schema::decode(expected.schema, parsed, validation)
+        .map_err(|error| ApiError::bad_request(error.to_string()))
+}

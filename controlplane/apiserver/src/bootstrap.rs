@@ -1,0 +1,85 @@
+//! What every cluster has from the start: its namespaces, and the service by which pods find this server.
+
+use std::sync::Arc;
+
+use coracle_kinds::kind::by_resource;
+use http::HeaderMap;
+use serde_json::{Value, json};
+
+use crate::{
+    authn::User,
+    call::Call,
+    error::{ApiError, Result},
+    request::{Query, RequestInfo, ResourceInfo},
+    server::State,
+    write::{self, Part},
+};
+
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+
+/// Makes what is missing, and corrects the address of this server.
+pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
+    for name in NAMESPACES {
+        let metadata = json!({"name": name});
+        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})).await?;
+    }
+    let labels = json!({"component": "apiserver", "provider": "kubernetes"});
+    let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
+    let ports = json!([{"name": "https", "port": 443, "protocol": "TCP", "targetPort": state.advertise.port()}]);
+    let address = state.service_cidr.nth(1).map(|address| address.to_string());
+    ensure(state, "services", json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+        "spec": {"type": "ClusterIP", "clusterIP": address, "ports": ports, "sessionAffinity": "None"},
+    }))
+    .await?;
+    let address = state.advertise.ip().to_string();
+    let port = state.advertise.port();
+    let metadata = json!({"name": "kubernetes", "namespace": "default",
+        "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}});
+    let ports = json!([{"name": "https", "port": port, "protocol": "TCP"}]);
+    let subsets = json!([{"addresses": [{"ip": address}], "ports": ports}]);
+    let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets});
+    replace(state, "endpoints", endpoints).await
+}
+
+async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
+    let call = call(state, resource, &object)?;
+    match write::create(&call, object).await {
+        Err(error) if error.reason != "AlreadyExists" => Err(error),
+        _ => Ok(()),
+    }
+}
+
+async fn replace(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
+    ensure(state, resource, object.clone()).await?;
+    let call = call(state, resource, &object)?;
+    write::update(&call, write::text(&object, "name"), Part::Main, |old| {
+        let mut new = old.clone();
+        new["subsets"] = object["subsets"].clone();
+        Ok(new)
+    })
+    .await
+    .map(|_| ())
+}
+
+/// A call that the server makes of itself.
+fn call(state: &Arc<State>, resource: &str, object: &Value) -> Result<Call> {
+    let kind = by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)?;
+    let resource = ResourceInfo {
+        version: "v1".to_owned(),
+        namespace: write::text(object, "namespace").to_owned(),
+        resource: resource.to_owned(),
+        ..ResourceInfo::default()
+    };
+    let info =
+        RequestInfo { verb: "create", path: String::new(), query: Query::default(), resource: Some(resource.clone()) };
+    Ok(Call {
+        state: state.clone(),
+        user: User::new("system:apiserver", &["system:masters"]),
+        info,
+        resource,
+        kind,
+        headers: HeaderMap::new(),
+        body: bytes::Bytes::new(),
+    })
+}

@@ -1,0 +1,91 @@
+//! The watch cache: every object's encoded bytes once, shared by gets, lists and watches.
+//!
+//! One task follows the store and applies each commit here in order. The recent changes of a kind
+//! are kept too, so that a watch can start a little in the past and a paged list can go on as of
+//! the revision of its first page.
+
+mod collection;
+mod object;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use coracle_kinds::{KINDS, Kind};
+use coracle_store::{Commit, Range, Store, Watch};
+use tokio::sync::watch;
+
+use crate::error::{ApiError, Result};
+pub(crate) use collection::{Collection, Event, Scope, Watcher};
+pub(crate) use object::{Object, encode, key_of, prefix_of};
+
+pub(crate) struct Cache {
+    collections: HashMap<(&'static str, &'static str), Mutex<Collection>>,
+    revision: watch::Sender<u64>,
+}
+
+impl Cache {
+    /// Loads everything and returns the watch that keeps it up to date, for [`Cache::follow`].
+    pub(crate) async fn load(store: &dyn Store) -> std::result::Result<(Self, Watch), coracle_store::Error> {
+        let page = store.list(Range::default()).await?;
+        let watch = store.watch("", page.revision).await?;
+        let kinds = KINDS.iter().filter(|kind| kind.stored());
+        let collections = kinds
+            .map(|kind| ((kind.group, kind.plural), Mutex::new(Collection::new(kind, page.revision))))
+            .collect();
+        let cache = Self { collections, revision: watch::Sender::new(page.revision) };
+        for entry in page.entries {
+            if let Some(collection) = cache.by_key(&entry.key) {
+                lock(collection).load(entry);
+            }
+        }
+        Ok((cache, watch))
+    }
+
+    /// Applies commits for as long as the store lives.
+    pub(crate) async fn follow(self: Arc<Self>, mut watch: Watch) {
+        while let Some(commit) = watch.next().await {
+            self.apply(&commit);
+        }
+    }
+
+    fn apply(&self, commit: &Commit) {
+        if let Some(collection) = self.by_key(&commit.key) {
+            lock(collection).apply(commit);
+        }
+        self.revision.send_replace(commit.revision);
+    }
+
+    fn by_key(&self, key: &str) -> Option<&Mutex<Collection>> {
+        let mut parts = key.split('/');
+        let (group, plural) = (parts.next()?, parts.next()?);
+        let kind = KINDS.iter().find(|kind| kind.plural == plural && kind.group == group)?;
+        self.collections.get(&(kind.group, kind.plural))
+    }
+
+    /// The newest revision that was applied.
+    pub(crate) fn revision(&self) -> u64 {
+        *self.revision.borrow()
+    }
+
+    /// Waits until a commit can be read here.
+    pub(crate) async fn reach(&self, revision: u64) -> Result<()> {
+        let mut seen = self.revision.subscribe();
+        let reached = seen.wait_for(|newest| *newest >= revision).await;
+        reached.map(|_| ()).map_err(|_closed| ApiError::unavailable("the store is closed"))
+    }
+
+    /// The collection of a kind, locked; never held over an await.
+    pub(crate) fn of(&self, kind: &Kind) -> Result<MutexGuard<'_, Collection>> {
+        self.collections.get(&(kind.group, kind.plural)).map(lock).ok_or_else(ApiError::no_resource)
+    }
+
+    pub(crate) fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.of(kind).ok()?.get(&key_of(kind, namespace, name))
+    }
+}
+
+fn lock(collection: &Mutex<Collection>) -> MutexGuard<'_, Collection> {
+    collection.lock().unwrap_or_else(PoisonError::into_inner)
+}

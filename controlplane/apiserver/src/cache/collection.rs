@@ -1,0 +1,255 @@
+//! The objects of one kind, their recent changes, and who watches them.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
+
+use coracle_kinds::{
+    Kind,
+    selector::{FieldSelector, LabelSelector},
+};
+use coracle_store::{Commit, Entry};
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use super::Object;
+use crate::error::{ApiError, Result};
+
+/// A kind remembers so many changes, and not more than so many bytes of superseded objects.
+const HISTORY: usize = 1000;
+const HISTORY_BYTES: usize = 384 << 10;
+/// A watcher that falls behind by so many events is cut off; it watches again from where it was.
+const BACKLOG: usize = 4096;
+
+/// One applied commit.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) revision: u64,
+    pub(crate) old: Option<Arc<Object>>,
+    /// For a deletion the last state, as of the deletion's revision.
+    pub(crate) new: Arc<Object>,
+    pub(crate) deleted: bool,
+}
+
+/// What a watch tells its client.
+#[derive(Clone, Debug)]
+pub(crate) enum Event {
+    Added(Arc<Object>),
+    Modified(Arc<Object>),
+    Deleted(Arc<Object>),
+    /// Everything up to this revision was told.
+    Bookmark(u64),
+    /// The initial objects were told, as of this revision.
+    InitialEnd(u64),
+}
+
+/// Which objects a list or watch is about.
+#[derive(Clone, Default)]
+pub(crate) struct Scope {
+    pub(crate) prefix: String,
+    pub(crate) labels: LabelSelector,
+    pub(crate) fields: FieldSelector,
+}
+
+/// A watch as the collection sees it.
+pub(crate) struct Watcher {
+    pub(crate) scope: Scope,
+    pub(crate) bookmarks: bool,
+    /// The newest revision that the client has heard of.
+    told: u64,
+    events: mpsc::Sender<Event>,
+}
+
+pub(crate) struct Collection {
+    kind: &'static Kind,
+    objects: BTreeMap<Arc<str>, Arc<Object>>,
+    changes: VecDeque<Change>,
+    change_bytes: usize,
+    /// Changes after this revision are in `changes`.
+    forgotten: u64,
+    watchers: Vec<Watcher>,
+}
+
+/// Both states of a changed object as trees, read at most once and only if a selector asks.
+#[derive(Default)]
+struct Trees {
+    old: Option<Value>,
+    new: Option<Value>,
+}
+
+// === impl Scope ===
+
+impl Scope {
+    /// Whether keys alone decide.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.labels.is_empty() && self.fields.is_empty()
+    }
+
+    pub(crate) fn selects(&self, object: &Value) -> bool {
+        self.labels.matches_object(object) && self.fields.matches(object)
+    }
+
+    /// What a client with this scope has to hear of a change.
+    fn event(&self, change: &Change, trees: &mut Trees) -> Option<Event> {
+        if !change.new.key.starts_with(&self.prefix) {
+            return None;
+        }
+        let (was, is) = if self.is_plain() {
+            (change.old.is_some(), !change.deleted)
+        } else {
+            let was = change.old.as_ref().is_some_and(|old| {
+                self.selects(trees.old.get_or_insert_with(|| old.value()))
+            });
+            let is = !change.deleted && self.selects(trees.new.get_or_insert_with(|| change.new.value()));
+            (was, is)
+        };
+        let new = change.new.clone();
+        match (was, is) {
+            (false, true) => Some(Event::Added(new)),
+            (true, true) => Some(Event::Modified(new)),
+            (true, false) => Some(Event::Deleted(new)),
+            (false, false) => None,
+        }
+    }
+}
+
+// === impl Watcher ===
+
+impl Watcher {
+    pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, mpsc::Receiver<Event>) {
+        let (events, receiver) = mpsc::channel(BACKLOG);
+        (Self { scope, bookmarks, told: 0, events }, receiver)
+    }
+
+    /// Whether the watcher is still there and keeps up.
+    fn tell(&mut self, event: Event, revision: u64) -> bool {
+        self.told = revision;
+        self.events.try_send(event).is_ok()
+    }
+}
+
+// === impl Collection ===
+
+impl Collection {
+    pub(super) fn new(kind: &'static Kind, revision: u64) -> Self {
+        Self {
+            kind,
+            objects: BTreeMap::new(),
+            changes: VecDeque::new(),
+            change_bytes: 0,
+            forgotten: revision,
+            watchers: Vec::new(),
+        }
+    }
+
+    pub(super) fn load(&mut self, entry: Entry) {
+        let object = Object::stamped(self.kind, entry.key.clone(), entry.modified, &entry.value);
+        self.objects.insert(entry.key, Arc::new(object));
+    }
+
+    pub(super) fn apply(&mut self, commit: &Commit) {
+        let key = commit.key.clone();
+        let (old, new) = match &commit.value {
+            Some(value) => {
+                let new = Arc::new(Object::stamped(self.kind, key.clone(), commit.revision, value));
+                (self.objects.insert(key, new.clone()), new)
+            }
+            None => {
+                let Some(old) = self.objects.remove(&key) else { return };
+                let last = Arc::new(old.restamped(self.kind, commit.revision));
+                (Some(old), last)
+            }
+        };
+        let change = Change { revision: commit.revision, old, new, deleted: commit.value.is_none() };
+        let mut trees = Trees::default();
+        self.watchers.retain_mut(|watcher| match watcher.scope.event(&change, &mut trees) {
+            Some(event) => watcher.tell(event, change.revision),
+            None => !watcher.events.is_closed(),
+        });
+        self.remember(change);
+    }
+
+    fn remember(&mut self, change: Change) {
+        let newest = change.revision;
+        self.change_bytes += weight(&change);
+        self.changes.push_back(change);
+        while self.changes.len() > HISTORY || self.change_bytes > HISTORY_BYTES {
+            let Some(oldest) = self.changes.pop_front() else { break };
+            self.change_bytes -= weight(&oldest);
+            self.forgotten = oldest.revision;
+        }
+        // A client that heard nothing since then could not resume: tell it where it stands. This is
+        // what bookmarks are for, and needs no clock.
+        let forgotten = self.forgotten;
+        self.watchers.retain_mut(|watcher| {
+            !watcher.bookmarks || watcher.told >= forgotten || watcher.tell(Event::Bookmark(newest), newest)
+        });
+    }
+
+    pub(crate) fn get(&self, key: &str) -> Option<Arc<Object>> {
+        self.objects.get(key).cloned()
+    }
+
+    /// The objects under a prefix, in key order.
+    pub(crate) fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Object>> {
+        let from = (std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded);
+        self.objects.range::<str, _>(from).take_while(move |(key, _)| key.starts_with(prefix)).map(|(_, object)| object)
+    }
+
+    /// The newest change of this kind that is known.
+    pub(crate) fn newest(&self) -> u64 {
+        self.changes.back().map_or(self.forgotten, |change| change.revision)
+    }
+
+    /// The objects under a prefix as they were at a revision.
+    pub(crate) fn under_at(&self, prefix: &str, revision: u64) -> Result<Vec<Arc<Object>>> {
+        if revision < self.forgotten {
+            return Err(too_old(revision, self.forgotten));
+        }
+        let mut objects: BTreeMap<Arc<str>, Arc<Object>> =
+            self.under(prefix).map(|object| (object.key.clone(), object.clone())).collect();
+        let later = self.changes.iter().rev().take_while(|change| change.revision > revision);
+        for change in later.filter(|change| change.new.key.starts_with(prefix)) {
+            match &change.old {
+                Some(old) => objects.insert(old.key.clone(), old.clone()),
+                None => objects.remove(&change.new.key),
+            };
+        }
+        Ok(objects.into_values().collect())
+    }
+
+    /// Registers a watcher that first hears what happened after a revision.
+    pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
+        if revision < self.forgotten {
+            return Err(too_old(revision, self.forgotten));
+        }
+        watcher.told = revision;
+        for change in self.changes.iter().filter(|change| change.revision > revision) {
+            if let Some(event) = watcher.scope.event(change, &mut Trees::default()) {
+                watcher.tell(event, change.revision);
+            }
+        }
+        self.watchers.push(watcher);
+        Ok(())
+    }
+
+    /// Registers a watcher and returns what exists, as of `revision` or newer.
+    pub(crate) fn watch_from_now(&mut self, mut watcher: Watcher, revision: u64) -> Vec<Arc<Object>> {
+        let objects = self.under(&watcher.scope.prefix);
+        let initial = objects.filter(|o| watcher.scope.is_plain() || watcher.scope.selects(&o.value()));
+        let initial = initial.cloned().collect();
+        watcher.told = revision;
+        self.watchers.push(watcher);
+        initial
+    }
+}
+
+fn weight(change: &Change) -> usize {
+    // The new state is shared with the live objects, the old one is kept by the history alone.
+    256 + change.old.as_ref().map_or(0, |old| old.json.len())
+}
+
+fn too_old(asked: u64, oldest: u64) -> ApiError {
+    ApiError::expired(format!("too old resource version: {asked} ({oldest})"))
+}

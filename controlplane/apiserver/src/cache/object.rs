@@ -1,0 +1,107 @@
+//! The encoded form of an object and its key in the store.
+//!
+//! The store keeps objects without their resourceVersion, which is the revision of the commit and
+//! known only afterwards. The encoding begins with apiVersion, kind and metadata in this order, so
+//! that the revision can be set in at a fixed place, and so that an item of a list, which goes
+//! without apiVersion and kind, is a slice of the same bytes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use coracle_kinds::Kind;
+use serde_json::{Map, Value};
+
+/// An object as of one commit.
+#[derive(Debug)]
+pub(crate) struct Object {
+    pub(crate) key: Arc<str>,
+    pub(crate) revision: u64,
+    /// The whole object as JSON.
+    pub(crate) json: Bytes,
+    /// Where `"metadata"` begins in it.
+    metadata_at: usize,
+}
+
+impl Object {
+    /// Sets the revision into stored bytes.
+    pub(crate) fn stamped(kind: &Kind, key: Arc<str>, revision: u64, stored: &[u8]) -> Self {
+        let head = head(kind);
+        let metadata_at = head.len() - METADATA.len();
+        let rest = stored.strip_prefix(head.as_bytes()).unwrap_or(b"}}");
+        let mut json = Vec::with_capacity(stored.len() + 48);
+        json.extend_from_slice(head.as_bytes());
+        json.extend_from_slice(format!("\"resourceVersion\":\"{revision}\"").as_bytes());
+        if rest.first() != Some(&b'}') {
+            json.push(b',');
+        }
+        json.extend_from_slice(rest);
+        Self { key, revision, json: json.into(), metadata_at }
+    }
+
+    /// The same object as of a later commit, the one that removes it.
+    pub(crate) fn restamped(&self, kind: &Kind, revision: u64) -> Self {
+        let head = head(kind);
+        let old = format!("\"resourceVersion\":\"{}\",", self.revision);
+        let rest = self.json.get(head.len() + old.len()..).unwrap_or(b"}}");
+        Self::stamped(kind, self.key.clone(), revision, &[head.as_bytes(), rest].concat())
+    }
+
+    /// The object as a tree.
+    pub(crate) fn value(&self) -> Value {
+        serde_json::from_slice(&self.json).unwrap_or_default()
+    }
+
+    /// The object without apiVersion and kind is `{` and this.
+    pub(crate) fn item_tail(&self) -> Bytes {
+        self.json.slice(self.metadata_at..)
+    }
+}
+
+const METADATA: &str = "\"metadata\":{";
+
+fn head(kind: &Kind) -> String {
+    format!("{{\"apiVersion\":\"{}\",\"kind\":\"{}\",{METADATA}", kind.api_version(), kind.kind)
+}
+
+/// What goes into the store: the object without its resourceVersion.
+pub(crate) fn encode(kind: &Kind, object: &Value) -> Bytes {
+    let empty = Map::new();
+    let object = object.as_object().unwrap_or(&empty);
+    let metadata = object.get("metadata").and_then(Value::as_object).unwrap_or(&empty);
+    let mut text = head(kind);
+    let fields = metadata.iter().filter(|(key, _)| *key != "resourceVersion");
+    push_fields(&mut text, fields);
+    text.push('}');
+    for (key, value) in object.iter().filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata")) {
+        text.push(',');
+        push_fields(&mut text, std::iter::once((key, value)));
+    }
+    text.push('}');
+    text.into()
+}
+
+fn push_fields<'a>(text: &mut String, fields: impl Iterator<Item = (&'a String, &'a Value)>) {
+    for (at, (key, value)) in fields.enumerate() {
+        if at > 0 {
+            text.push(',');
+        }
+        text.push_str(&Value::String(key.clone()).to_string());
+        text.push(':');
+        text.push_str(&value.to_string());
+    }
+}
+
+/// Where an object lies in the store: `group/resource/namespace/name`, without the namespace for kinds that
+/// have none.
+pub(crate) fn key_of(kind: &Kind, namespace: &str, name: &str) -> String {
+    format!("{}{name}", prefix_of(kind, namespace))
+}
+
+/// The beginning of the keys of a namespace's objects, or of all when it is empty.
+pub(crate) fn prefix_of(kind: &Kind, namespace: &str) -> String {
+    if kind.namespaced && !namespace.is_empty() {
+        format!("{}/{}/{namespace}/", kind.group, kind.plural)
+    } else {
+        format!("{}/{}/", kind.group, kind.plural)
+    }
+}

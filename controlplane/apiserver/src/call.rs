@@ -1,0 +1,59 @@
+//! One request for a resource, identified and allowed, on its way to its verb.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use coracle_kinds::{Kind, schema::FieldValidation};
+use http::HeaderMap;
+
+use crate::{
+    authn::User,
+    error::{ApiError, Result},
+    media::{self, Form},
+    request::{RequestInfo, ResourceInfo},
+    server::State,
+};
+
+pub(crate) struct Call {
+    pub(crate) state: Arc<State>,
+    pub(crate) user: User,
+    pub(crate) info: RequestInfo,
+    pub(crate) resource: ResourceInfo,
+    pub(crate) kind: &'static Kind,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Call {
+    /// The form of the answer that the client prefers.
+    pub(crate) fn form(&self) -> Result<Form> {
+        let forms = ["Table", "PartialObjectMetadata", "PartialObjectMetadataList"];
+        media::negotiate(&self.headers, &self.info.query, &forms)
+    }
+
+    pub(crate) fn dry_run(&self) -> Result<bool> {
+        match self.info.query.get("dryRun") {
+            "" => Ok(false),
+            "All" => Ok(true),
+            other => Err(ApiError::unprocessable(format!(
+                "dryRun: Unsupported value: \"{other}\": supported values: \"All\""
+            ))),
+        }
+    }
+
+    pub(crate) fn validation(&self) -> Result<FieldValidation> {
+        match self.info.query.get("fieldValidation") {
+            "" | "Warn" => Ok(FieldValidation::Warn),
+            "Ignore" => Ok(FieldValidation::Ignore),
+            "Strict" => Ok(FieldValidation::Strict),
+            other => Err(ApiError::unprocessable(format!(
+                "fieldValidation: Unsupported value: \"{other}\": supported values: \"Ignore\", \"Strict\", \"Warn\""
+            ))),
+        }
+    }
+
+    /// The namespace that keys of this kind lie in.
+    pub(crate) fn namespace(&self) -> &str {
+        if self.kind.namespaced { &self.resource.namespace } else { "" }
+    }
+}

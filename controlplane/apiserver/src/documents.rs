@@ -1,0 +1,131 @@
+//! What the server says about itself: discovery, OpenAPI, version, token issuer.
+
+use std::sync::OnceLock;
+
+use coracle_kinds::{discovery, openapi};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+use serde_json::{Value, json};
+
+use crate::{
+    error::Result,
+    media::{self, Form},
+    reply::{self, Reply},
+    request::RequestInfo,
+    server::State,
+};
+
+const DISCOVERY: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+/// The version of Kubernetes whose API this is.
+const MINOR: &str = "37";
+
+/// The document at a path, if there is one.
+pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Option<Reply>> {
+    let path: Vec<&str> = info.path.split('/').filter(|part| !part.is_empty()).collect();
+    let value = match path.as_slice() {
+        ["api"] if aggregated(info, headers)? => return Ok(Some(discovery_list(headers, &discovery::aggregated_core()))),
+        ["apis"] if aggregated(info, headers)? => {
+            return Ok(Some(discovery_list(headers, &discovery::aggregated_groups())));
+        }
+        ["api"] => Some(discovery::api_versions(&state.advertise.to_string())),
+        ["apis"] => Some(discovery::api_group_list()),
+        ["api", version] => discovery::resource_list("", version),
+        ["apis", group] => discovery::api_group(group),
+        ["apis", group, version] => discovery::resource_list(group, version),
+        ["openapi", "v3"] => return Ok(Some(reply::bytes(200, "application/json", openapi_root()))),
+        ["openapi", "v3", rest @ ..] => return Ok(openapi_document(info, headers, &rest.join("/"))),
+        ["version"] => Some(version()),
+        [".well-known", "openid-configuration"] => Some(issuer(state)),
+        ["openid", "v1", "jwks"] => Some(state.authenticators.tokens.key_set()),
+        [] => Some(json!({"paths": [
+            "/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"
+        ]})),
+        _ => None,
+    };
+    Ok(value.map(|value| reply::json(200, &value)))
+}
+
+fn aggregated(info: &RequestInfo, headers: &HeaderMap) -> Result<bool> {
+    Ok(media::negotiate(headers, &info.query, &["APIGroupDiscoveryList"])? == Form::Discovery)
+}
+
+fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
+    let text = list.to_string();
+    let tag = tag(text.as_bytes());
+    let mut reply = if matches(headers, &tag) { not_modified() } else { reply::bytes(200, DISCOVERY, text) };
+    set(&mut reply, header::ETAG, &tag);
+    set(&mut reply, header::VARY, "Accept");
+    reply
+}
+
+/// The root names every document with its hash, so it is worth keeping; documents are not.
+fn openapi_root() -> &'static str {
+    static ROOT: OnceLock<String> = OnceLock::new();
+    ROOT.get_or_init(|| openapi::root().to_string())
+}
+
+fn openapi_document(info: &RequestInfo, headers: &HeaderMap, path: &str) -> Option<Reply> {
+    let document = openapi::document(path)?;
+    let tag = format!("\"{}\"", document.hash);
+    let mut reply = if matches(headers, &tag) {
+        not_modified()
+    } else {
+        reply::bytes(200, "application/json", document.body)
+    };
+    set(&mut reply, header::ETAG, &tag);
+    set(&mut reply, header::VARY, "Accept-Encoding, Accept");
+    // Under its hash a document never changes.
+    if info.query.get("hash") == document.hash {
+        set(&mut reply, header::CACHE_CONTROL, "public, immutable");
+    }
+    Some(reply)
+}
+
+fn not_modified() -> Reply {
+    let mut reply = reply::bytes(304, "application/json", "");
+    *reply.status_mut() = StatusCode::NOT_MODIFIED;
+    reply
+}
+
+fn matches(headers: &HeaderMap, tag: &str) -> bool {
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    known.split(',').any(|one| one.trim() == tag)
+}
+
+fn tag(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    format!("\"{}\"", hex::encode_upper(sha2::Sha256::digest(bytes)))
+}
+
+fn set(reply: &mut Reply, name: header::HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        reply.headers_mut().insert(name, value);
+    }
+}
+
+fn version() -> Value {
+    json!({
+        "major": "1", "minor": MINOR, "gitVersion": format!("v1.{MINOR}.0+coracle"),
+        "gitCommit": "", "gitTreeState": "clean", "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "", "compiler": "rustc", "platform": format!("linux/{}", architecture()),
+    })
+}
+
+/// As Go names it, which is what clients compare with.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn issuer(state: &State) -> Value {
+    let issuer = &state.authenticators.tokens.issuer;
+    json!({
+        "issuer": issuer,
+        "jwks_uri": format!("https://{}/openid/v1/jwks", state.advertise),
+        "response_types_supported": ["id_token"],
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["ES256"],
+    })
+}

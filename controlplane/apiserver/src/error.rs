@@ -1,0 +1,157 @@
+//! Failures as clients see them: an HTTP code and a `Status` object with reason, message and details.
+
+use coracle_kinds::{Kind, validate::Cause};
+use serde_json::{Value, json};
+
+/// A failed request.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    /// HTTP code.
+    pub code: u16,
+    /// Machine-readable reason, as `NotFound`.
+    pub reason: &'static str,
+    /// The sentence that clients print.
+    pub message: String,
+    /// `details` of the Status; null for none.
+    pub details: Value,
+}
+
+/// The outcome of anything that answers a request.
+pub(crate) type Result<T> = std::result::Result<T, ApiError>;
+
+// === impl ApiError ===
+
+impl ApiError {
+    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: Value::Null }
+    }
+
+    fn of_object(mut self, kind: &Kind, name: &str) -> Self {
+        self.details = json!({"name": name, "kind": kind.plural});
+        if !kind.group.is_empty() {
+            self.details["group"] = kind.group.into();
+        }
+        self
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        Self::new(401, "Unauthorized", "Unauthorized")
+    }
+
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(403, "Forbidden", message)
+    }
+
+    /// An object that admission refuses.
+    pub(crate) fn forbidden_object(kind: &Kind, name: &str, why: impl std::fmt::Display) -> Self {
+        let message = format!("{} \"{name}\" is forbidden: {why}", kind.qualified_resource());
+        Self::forbidden(message).of_object(kind, name)
+    }
+
+    pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {
+        let message = format!("{} \"{name}\" not found", kind.qualified_resource());
+        Self::new(404, "NotFound", message).of_object(kind, name)
+    }
+
+    /// A resource, not an object, that is not served.
+    pub(crate) fn no_resource() -> Self {
+        Self::new(404, "NotFound", "the server could not find the requested resource")
+    }
+
+    pub(crate) fn method_not_allowed() -> Self {
+        Self::new(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    }
+
+    pub(crate) fn not_acceptable() -> Self {
+        let message = "only the following media types are accepted: application/json";
+        Self::new(406, "NotAcceptable", message)
+    }
+
+    pub(crate) fn already_exists(kind: &Kind, name: &str) -> Self {
+        let message = format!("{} \"{name}\" already exists", kind.qualified_resource());
+        Self::new(409, "AlreadyExists", message).of_object(kind, name)
+    }
+
+    pub(crate) fn conflict(kind: &Kind, name: &str, why: impl std::fmt::Display) -> Self {
+        let message =
+            format!("Operation cannot be fulfilled on {} \"{name}\": {why}", kind.qualified_resource());
+        Self::new(409, "Conflict", message).of_object(kind, name)
+    }
+
+    /// The object changed since the client read it.
+    pub(crate) fn modified(kind: &Kind, name: &str) -> Self {
+        let why = "the object has been modified; please apply your changes to the latest version and try again";
+        Self::conflict(kind, name, why)
+    }
+
+    pub(crate) fn expired(message: impl Into<String>) -> Self {
+        Self::new(410, "Expired", message)
+    }
+
+    pub(crate) fn too_large() -> Self {
+        let message = "Request entity too large: limit is 3145728";
+        Self::new(413, "RequestEntityTooLarge", message)
+    }
+
+    pub(crate) fn unsupported_media_type(message: impl Into<String>) -> Self {
+        Self::new(415, "UnsupportedMediaType", message)
+    }
+
+    pub(crate) fn invalid(kind: &Kind, name: &str, causes: &[Cause]) -> Self {
+        let message = coracle_kinds::validate::message(kind, name, causes);
+        let mut error = Self::new(422, "Invalid", message).of_object(kind, name);
+        // Here, alone, `kind` is the kind and not the resource.
+        error.details["kind"] = kind.kind.into();
+        let list = causes.iter();
+        error.details["causes"] = list
+            .map(|cause| json!({"reason": cause.reason, "message": cause.message, "field": cause.field}))
+            .collect();
+        error
+    }
+
+    /// A request, not an object, that makes no sense.
+    pub(crate) fn unprocessable(message: impl Into<String>) -> Self {
+        Self::new(422, "Invalid", message)
+    }
+
+    pub(crate) fn internal(message: impl std::fmt::Display) -> Self {
+        Self::new(500, "InternalError", format!("Internal error occurred: {message}"))
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(503, "ServiceUnavailable", message)
+    }
+
+    /// The client asks for a revision that does not exist yet.
+    pub(crate) fn future_revision(asked: u64, newest: u64) -> Self {
+        let message = format!("Too large resource version: {asked}, current: {newest}");
+        let mut error = Self::new(504, "Timeout", message);
+        let cause = "Too large resource version";
+        error.details = json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": cause}], "retryAfterSeconds": 1});
+        error
+    }
+
+    /// The `v1` Status that goes to the client.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": self.message, "reason": self.reason, "code": self.code,
+        });
+        if !self.details.is_null() {
+            status["details"] = self.details.clone();
+        }
+        status
+    }
+}
+
+impl From<coracle_store::Error> for ApiError {
+    fn from(error: coracle_store::Error) -> Self {
+        Self::internal(error)
+    }
+}

@@ -1,0 +1,149 @@
+//! Answers: objects and lists in the form that the client asked for.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use coracle_kinds::{Kind, table};
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+use serde_json::{Value, json};
+
+use crate::{
+    cache::Object,
+    error::{ApiError, Result},
+    media::Form,
+    write::Stored,
+};
+
+/// The body of every answer.
+pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+
+pub(crate) type Reply = Response<Body>;
+
+pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+pub(crate) fn bytes(code: u16, media: &'static str, bytes: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(full(bytes));
+    *reply.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
+    reply
+}
+
+pub(crate) fn json(code: u16, value: &Value) -> Reply {
+    bytes(code, "application/json", value.to_string())
+}
+
+pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {
+    bytes(code, "text/plain; charset=utf-8", text.into())
+}
+
+pub(crate) fn failure(error: &ApiError) -> Reply {
+    let mut reply = json(error.code, &error.status());
+    let retry = error.details.get("retryAfterSeconds").and_then(Value::as_u64);
+    if let Some(seconds) = retry {
+        reply.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    reply
+}
+
+/// One object.
+pub(crate) fn object(code: u16, form: Form, kind: &Kind, object: &Stored) -> Reply {
+    match (form, object) {
+        (Form::Table(include), _) => {
+            let value = object.value();
+            let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
+            json(code, &table_of(kind, [&value], meta, options(include)))
+        }
+        (Form::Partial, _) => json(code, &table::partial_metadata(&object.value())),
+        (_, Stored::Committed(object)) => bytes(code, "application/json", object.json.clone()),
+        (_, Stored::DryRun(value)) => json(code, value),
+    }
+}
+
+/// The options of a whole table.
+pub(crate) fn options(include: table::Include) -> table::Options {
+    table::Options { include, headers: true, now: jiff::Timestamp::now() }
+}
+
+pub(crate) fn table_of<'a>(
+    kind: &Kind,
+    objects: impl IntoIterator<Item = &'a Value>,
+    meta: Value,
+    options: table::Options,
+) -> Value {
+    table::render(kind, objects, meta, options)
+}
+
+/// A list; `meta` is its ListMeta.
+pub(crate) fn list(form: Form, kind: &Kind, objects: &[Arc<Object>], meta: Value) -> Reply {
+    match form {
+        Form::Table(include) => {
+            let values: Vec<Value> = objects.iter().map(|object| object.value()).collect();
+            json(200, &table_of(kind, &values, meta, options(include)))
+        }
+        Form::Partial => {
+            let items: Vec<Value> =
+                objects.iter().map(|object| table::partial_metadata(&object.value())).collect();
+            let list = json!({
+                "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": meta, "items": items,
+            });
+            json(200, &list)
+        }
+        Form::Plain | Form::Discovery => bytes(200, "application/json", plain_list(kind, objects, &meta)),
+    }
+}
+
+/// The items are the stored bytes, without apiVersion and kind as upstream lists them.
+fn plain_list(kind: &Kind, objects: &[Arc<Object>], meta: &Value) -> Vec<u8> {
+    let head = format!(
+        "{{\"kind\":\"{}\",\"apiVersion\":\"{}\",\"metadata\":{meta},\"items\":[",
+        kind.list_kind(),
+        kind.api_version()
+    );
+    let size: usize = objects.iter().map(|object| object.json.len()).sum();
+    let mut text = Vec::with_capacity(head.len() + size + 2);
+    text.extend_from_slice(head.as_bytes());
+    for (at, object) in objects.iter().enumerate() {
+        text.extend_from_slice(if at == 0 { b"{" } else { b",{" });
+        text.extend_from_slice(&object.item_tail());
+    }
+    text.extend_from_slice(b"]}");
+    text
+}
+
+/// Adds warnings, which clients print.
+pub(crate) fn warned(mut reply: Reply, warnings: &[String]) -> Reply {
+    for warning in warnings {
+        let text = warning.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], " ");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{text}\"")) {
+            reply.headers_mut().append(header::WARNING, value);
+        }
+    }
+    reply
+}
+
+/// A `v1` Status that says that an object is gone.
+pub(crate) fn deleted(kind: &Kind, object: &Value) -> Result<Reply> {
+    let mut details = json!({
+        "name": object["metadata"]["name"], "kind": kind.plural, "uid": object["metadata"]["uid"],
+    });
+    if !kind.group.is_empty() {
+        details["group"] = kind.group.into();
+    }
+    Ok(success(200, details))
+}
+
+pub(crate) fn success(code: u16, details: Value) -> Reply {
+    let mut status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code});
+    if details.is_null() {
+        return json(code, &status);
+    }
+    if let Some(status) = status.as_object_mut() {
+        status.remove("code");
+        status.insert("details".to_owned(), details);
+    }
+    json(code, &status)
+}

@@ -1,0 +1,209 @@
+//! What a request asks for, read from its method, path and query.
+
+use std::collections::HashMap;
+
+use coracle_kinds::Kind;
+use http::Method;
+
+/// A request's meaning, before anybody is asked whether it is allowed.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestInfo {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; for paths that
+    /// are no resource the method in lower case.
+    pub(crate) verb: &'static str,
+    pub(crate) path: String,
+    pub(crate) query: Query,
+    /// `None` for paths outside of the resource tree.
+    pub(crate) resource: Option<ResourceInfo>,
+}
+
+/// The resource that a path names.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub(crate) struct ResourceInfo {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    /// Empty for all namespaces and for kinds without.
+    pub(crate) namespace: String,
+    pub(crate) resource: String,
+    /// Empty for the collection.
+    pub(crate) name: String,
+    /// Empty for the object itself.
+    pub(crate) subresource: String,
+}
+
+/// Query parameters; of a parameter given often all values are kept in order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Query {
+    values: HashMap<String, Vec<String>>,
+    /// As it came, for handing on.
+    pub(crate) raw: String,
+}
+
+// === impl RequestInfo ===
+
+impl RequestInfo {
+    pub(crate) fn parse(method: &Method, uri: &http::Uri) -> Self {
+        let query = Query::parse(uri.query().unwrap_or_default());
+        let path = uri.path().to_owned();
+        let resource = ResourceInfo::parse(&path);
+        let verb = match &resource {
+            Some(resource) => resource_verb(method, resource, &query),
+            None => path_verb(method),
+        };
+        Self { verb, path, query, resource }
+    }
+}
+
+fn resource_verb(method: &Method, resource: &ResourceInfo, query: &Query) -> &'static str {
+    let collection = resource.name.is_empty();
+    match *method {
+        Method::GET | Method::HEAD if query.flag("watch") && resource.subresource.is_empty() => "watch",
+        Method::GET | Method::HEAD if collection => "list",
+        Method::GET | Method::HEAD => "get",
+        Method::POST => "create",
+        Method::PUT => "update",
+        Method::PATCH => "patch",
+        Method::DELETE if collection => "deletecollection",
+        Method::DELETE => "delete",
+        _ => "",
+    }
+}
+
+fn path_verb(method: &Method) -> &'static str {
+    match *method {
+        Method::GET => "get",
+        Method::HEAD => "head",
+        Method::POST => "post",
+        Method::PUT => "put",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        Method::OPTIONS => "options",
+        _ => "",
+    }
+}
+
+// === impl ResourceInfo ===
+
+impl ResourceInfo {
+    /// `/api/v1/…` and `/apis/<group>/<version>/…` with at least a resource name.
+    pub(crate) fn parse(path: &str) -> Option<Self> {
+        let mut parts = path.trim_matches('/').split('/').map(decode_segment);
+        let group = match parts.next()?.as_str() {
+            "api" => String::new(),
+            "apis" => parts.next()?,
+            _ => return None,
+        };
+        let version = parts.next()?;
+        let mut rest: Vec<String> = parts.collect();
+        if rest.first().is_none_or(String::is_empty) {
+            return None;
+        }
+        let mut namespace = String::new();
+        // `namespaces/x/status` and `namespaces/x/finalize` are about the namespace itself.
+        let inside = rest.len() > 2 && rest[0] == "namespaces" && rest[2] != "status" && rest[2] != "finalize";
+        if inside {
+            namespace = rest.remove(1);
+            rest.remove(0);
+        }
+        let mut rest = rest.into_iter();
+        let resource = rest.next()?;
+        let name = rest.next().unwrap_or_default();
+        let subresource = rest.collect::<Vec<_>>().join("/");
+        if namespace.is_empty() && resource == "namespaces" {
+            namespace.clone_from(&name);
+        }
+        Some(Self { group, version, namespace, resource, name, subresource })
+    }
+
+    /// The row of the table that serves it.
+    pub(crate) fn kind(&self) -> Option<&'static Kind> {
+        coracle_kinds::kind::by_resource(&self.group, &self.version, &self.resource)
+    }
+}
+
+fn decode_segment(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+// === impl Query ===
+
+impl Query {
+    pub(crate) fn parse(raw: &str) -> Self {
+        let mut values: HashMap<String, Vec<String>> = HashMap::new();
+        for (key, value) in form_urlencoded::parse(raw.as_bytes()) {
+            values.entry(key.into_owned()).or_default().push(value.into_owned());
+        }
+        Self { values, raw: raw.to_owned() }
+    }
+
+    /// The parameter's first value, or nothing.
+    pub(crate) fn get(&self, key: &str) -> &str {
+        self.values.get(key).and_then(|all| all.first()).map_or("", String::as_str)
+    }
+
+    pub(crate) fn all(&self, key: &str) -> &[String] {
+        self.values.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn flag(&self, key: &str) -> bool {
+        matches!(self.get(key), "1" | "t" | "T" | "true" | "True" | "TRUE")
+    }
+
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
+        self.get(key).parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(path: &str) -> (String, String, String, String, String) {
+        let info = ResourceInfo::parse(path).unwrap();
+        (info.group, info.namespace, info.resource, info.name, info.subresource)
+    }
+
+    fn parts(all: [&str; 5]) -> (String, String, String, String, String) {
+        let [a, b, c, d, e] = all.map(str::to_owned);
+        (a, b, c, d, e)
+    }
+
+    #[test]
+    fn paths_name_resources() {
+        for (path, expected) in [
+            ("/api/v1/pods", ["", "", "pods", "", ""]),
+            ("/api/v1/nodes/n/status", ["", "", "nodes", "n", "status"]),
+            ("/api/v1/namespaces", ["", "", "namespaces", "", ""]),
+            ("/api/v1/namespaces/x", ["", "x", "namespaces", "x", ""]),
+            ("/api/v1/namespaces/x/finalize", ["", "x", "namespaces", "x", "finalize"]),
+            ("/api/v1/namespaces/x/pods", ["", "x", "pods", "", ""]),
+            ("/api/v1/namespaces/x/pods/p", ["", "x", "pods", "p", ""]),
+            ("/api/v1/namespaces/x/pods/p/exec", ["", "x", "pods", "p", "exec"]),
+            ("/apis/apps/v1/namespaces/x/deployments/d/scale", ["apps", "x", "deployments", "d", "scale"]),
+            ("/api/v1/namespaces/x/services/s/proxy/a/b", ["", "x", "services", "s", "proxy/a/b"]),
+        ] {
+            assert_eq!(parsed(path), parts(expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn other_paths_name_none() {
+        for path in ["/", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/healthz", "/openapi/v3/api/v1"] {
+            assert_eq!(ResourceInfo::parse(path), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn verbs_follow_method_and_query() {
+        let verb = |method: Method, uri: &str| RequestInfo::parse(&method, &uri.parse().unwrap()).verb;
+        assert_eq!(verb(Method::GET, "/api/v1/pods"), "list");
+        assert_eq!(verb(Method::GET, "/api/v1/pods?watch=1"), "watch");
+        assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods/b"), "get");
+        assert_eq!(verb(Method::DELETE, "/api/v1/namespaces/a/pods"), "deletecollection");
+        assert_eq!(verb(Method::GET, "/healthz"), "get");
+    }
+}

@@ -1,0 +1,237 @@
+//! The server's parts and the way of a request through them.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+
+use bytes::Bytes;
+use coracle_store::Store;
+use http::{HeaderMap, Method, Request};
+use hyper::upgrade::OnUpgrade;
+use ipnetwork::Ipv4Network;
+use rustls_pki_types::CertificateDer;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    admit::Admission,
+    authn::{Authenticators, User, service_account::Tokens},
+    authz::{self, Question},
+    body, bootstrap,
+    cache::Cache,
+    call::Call,
+    documents,
+    error::{ApiError, Result},
+    health,
+    reply::{self, Reply},
+    request::RequestInfo,
+    sub, verb,
+    write::Part,
+};
+
+/// Settings of the server.
+pub struct ApiserverConfig {
+    /// Where pods and nodes reach this server.
+    pub advertise: SocketAddr,
+    /// Addresses for services; the first is this server's own.
+    pub service_cidr: Ipv4Network,
+    /// Key that signs service-account tokens: PKCS#8, P-256.
+    pub service_account_key: Vec<u8>,
+    /// Who issues the tokens, a URL.
+    pub issuer: String,
+    /// File of static tokens.
+    pub token_file: Option<PathBuf>,
+    /// How this server shows itself to kubelets, and whose it trusts.
+    pub kubelet: KubeletTls,
+}
+
+/// TLS towards kubelets: our client certificate, and the authority that theirs must come from.
+#[derive(Clone)]
+pub struct KubeletTls(pub Arc<rustls::ClientConfig>);
+
+/// Why the server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The store failed.
+    #[error("cannot load the cluster's objects")]
+    Store(#[source] coracle_store::Error),
+    /// The signing key is no P-256 key.
+    #[error("the service-account signing key is not a P-256 key in PKCS#8 form")]
+    SigningKey,
+    /// The token file cannot be read.
+    #[error("cannot read the token file {path}")]
+    TokenFile {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The first objects cannot be made.
+    #[error("cannot make the first objects of the cluster")]
+    Bootstrap(#[source] ApiError),
+}
+
+/// The Kubernetes API.
+#[derive(Clone)]
+pub struct Apiserver {
+    pub(crate) state: Arc<State>,
+}
+
+/// What all requests share.
+pub(crate) struct State {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) authenticators: Authenticators,
+    pub(crate) admission: Admission,
+    pub(crate) advertise: SocketAddr,
+    pub(crate) service_cidr: Ipv4Network,
+    pub(crate) kubelet: KubeletTls,
+    /// Held while a service's addresses are chosen and stored.
+    pub(crate) allocating: tokio::sync::Mutex<()>,
+    pub(crate) shutdown: CancellationToken,
+}
+
+/// The certificate that the TLS layer verified, as the listener attaches it to requests.
+#[derive(Clone)]
+pub(crate) struct PeerCertificate(pub(crate) Arc<CertificateDer<'static>>);
+
+impl Apiserver {
+    /// Loads the objects and makes those that every cluster has. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`OpenError`] when the store, a key or a file cannot be used.
+    pub async fn open(
+        config: ApiserverConfig,
+        store: Arc<dyn Store>,
+        shutdown: CancellationToken,
+    ) -> std::result::Result<Self, OpenError> {
+        let (cache, watch) = Cache::load(&*store).await.map_err(OpenError::Store)?;
+        let cache = Arc::new(cache);
+        tokio::spawn(Arc::clone(&cache).follow(watch));
+        let audiences = vec![config.issuer.clone()];
+        let tokens = Tokens::new(&config.service_account_key, config.issuer, audiences);
+        let tokens = tokens.ok_or(OpenError::SigningKey)?;
+        let path = config.token_file.clone().unwrap_or_default();
+        let authenticators = Authenticators::new(config.token_file.as_deref(), tokens)
+            .map_err(|source| OpenError::TokenFile { path, source })?;
+        let state = Arc::new(State {
+            store,
+            cache,
+            authenticators,
+            admission: Admission::new(),
+            advertise: config.advertise,
+            service_cidr: config.service_cidr,
+            kubelet: config.kubelet,
+            allocating: tokio::sync::Mutex::new(()),
+            shutdown,
+        });
+        bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
+        Ok(Self { state })
+    }
+
+    /// Answers one request. With an identity the caller is known already (within the process);
+    /// without, the request's certificate and headers are asked.
+    pub async fn handle<B>(&self, mut request: Request<B>, identity: Option<User>) -> http::Response<reply::Body>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: std::fmt::Display,
+    {
+        let upgrade = hyper::upgrade::on(&mut request);
+        let (parts, body) = request.into_parts();
+        let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
+        let state = &self.state;
+        let user = match identity {
+            Some(user) => Ok(user),
+            None => state.authenticators.identify(&state.cache, certificate, &parts.headers),
+        };
+        let info = RequestInfo::parse(&parts.method, &parts.uri);
+        let outcome = match user.and_then(|user| impersonated(user, &parts.headers)) {
+            Ok(user) => self.answer(user, info, (parts.method, parts.headers, body), upgrade).await,
+            Err(error) => Err(error),
+        };
+        outcome.unwrap_or_else(|error| reply::failure(&error))
+    }
+
+    async fn answer<B>(
+        &self,
+        user: User,
+        info: RequestInfo,
+        (method, headers, body): (Method, HeaderMap, B),
+        upgrade: OnUpgrade,
+    ) -> Result<Reply>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: std::fmt::Display,
+    {
+        let state = &self.state;
+        authz::authorize(&Question { user: &user, info: &info, cache: &state.cache })?;
+        let Some(resource) = info.resource.clone() else {
+            if let Some(reply) = health::find(state, &info) {
+                return Ok(reply);
+            }
+            let found = documents::find(state, &info, &headers)?;
+            return Ok(found.unwrap_or_else(|| reply::text(404, "404 page not found\n")));
+        };
+        let Some(kind) = resource.kind() else { return Ok(reply::text(404, "404 page not found\n")) };
+        let body = if method == Method::GET { Bytes::new() } else { body::read(body).await? };
+        let call = Call { state: state.clone(), user, info, resource, kind, headers, body };
+        if call.resource.subresource.is_empty() {
+            on_resource(&call).await
+        } else {
+            on_subresource(&call, &method, upgrade).await
+        }
+    }
+}
+
+async fn on_resource(call: &Call) -> Result<Reply> {
+    if !call.kind.has_verb(call.info.verb) {
+        return Err(ApiError::method_not_allowed());
+    }
+    match call.info.verb {
+        "get" => verb::get::run(call),
+        "list" => verb::list::run(call),
+        "watch" => verb::watch::run(call),
+        "create" if call.resource.name.is_empty() => verb::create::run(call).await,
+        "update" if !call.resource.name.is_empty() => verb::update::run(call, Part::Main).await,
+        "patch" if !call.resource.name.is_empty() => verb::patch::run(call, Part::Main).await,
+        "delete" => verb::delete::run(call).await,
+        "deletecollection" => verb::delete_collection::run(call).await,
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
+
+async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Result<Reply> {
+    let (resource, sub) = (call.resource.resource.as_str(), call.resource.subresource.as_str());
+    let row = call.kind.subresource(sub).ok_or_else(ApiError::no_resource)?;
+    let verb = call.info.verb;
+    if !row.verbs.contains(&verb) {
+        return Err(ApiError::method_not_allowed());
+    }
+    match (resource, sub, verb) {
+        (_, "status", "get") => verb::get::run(call),
+        (_, "status", "update") => verb::update::run(call, Part::Status).await,
+        (_, "status", "patch") => verb::patch::run(call, Part::Status).await,
+        (_, "scale", "get") => sub::scale::get(call),
+        (_, "scale", "update") => sub::scale::update(call).await,
+        (_, "scale", "patch") => sub::scale::patch(call).await,
+        ("pods", "binding", "create") => sub::binding::run(call).await,
+        ("pods", "eviction", "create") => sub::eviction::run(call).await,
+        ("pods", "log" | "exec" | "attach" | "portforward", _) => sub::stream::run(call, method, upgrade).await,
+        ("namespaces", "finalize", "update") => sub::finalize::run(call).await,
+        ("serviceaccounts", "token", "create") => sub::token::run(call),
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
+
+/// Whoever may do everything may do it in another's name (`kubectl --as`).
+fn impersonated(user: User, headers: &HeaderMap) -> Result<User> {
+    let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_owned();
+    let Some(name) = headers.get("impersonate-user").map(text) else { return Ok(user) };
+    if !user.is_in("system:masters") {
+        return Err(ApiError::forbidden(format!(
+            "users \"{name}\" is forbidden: User \"{}\" cannot impersonate resource \"users\" in API group \"\" \
+             at the cluster scope",
+            user.name
+        )));
+    }
+    let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(text).collect();
+    Ok(User::new(&name, &groups.iter().map(String::as_str).collect::<Vec<_>>()))
+}

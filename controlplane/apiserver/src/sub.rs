@@ -1,0 +1,35 @@
+//! Subresources that are more than an object's own fields; one a file.
+
+pub(crate) mod binding;
+pub(crate) mod eviction;
+pub(crate) mod finalize;
+pub(crate) mod kubelet;
+pub(crate) mod scale;
+pub(crate) mod stream;
+pub(crate) mod token;
+
+use coracle_kinds::Kind;
+use serde_json::Value;
+
+use crate::{
+    body::{self, Expected},
+    call::Call,
+    error::{ApiError, Result},
+};
+
+/// The body as the kind that the called subresource speaks.
+pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
+    let name = call.resource.subresource.as_str();
+    let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
+    let api_version =
+        if sub.group.is_empty() { sub.version.to_owned() } else { format!("{}/{}", sub.group, sub.version) };
+    let schema = coracle_kinds::kind::schema_of(&api_version, sub.kind).ok_or_else(ApiError::no_resource)?;
+    body::decode(call, &Expected { api_version: &api_version, kind: sub.kind, schema })
+}
+
+/// The object that a subresource is called on.
+pub(crate) fn parent(call: &Call) -> Result<Value> {
+    let (kind, name): (&Kind, &str) = (call.kind, &call.resource.name);
+    let object = call.state.cache.get(kind, call.namespace(), name);
+    object.map(|object| object.value()).ok_or_else(|| ApiError::not_found(kind, name))
+}

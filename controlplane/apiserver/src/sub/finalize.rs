@@ -1,0 +1,21 @@
+//! PUT namespaces/finalize: takes finalizers off a namespace's spec; the last one lets it go.
+
+use super::body_of;
+use crate::{
+    call::Call,
+    error::Result,
+    reply::{self, Reply},
+    write::{self, Part, check_revision},
+};
+
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    let (namespace, warnings) = body_of(call)?;
+    let stored = write::update(call, &call.resource.name, Part::Internal, |old| {
+        check_revision(call.kind, old, &namespace["metadata"]["resourceVersion"])?;
+        let mut new = old.clone();
+        new["spec"]["finalizers"] = namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default().into();
+        Ok(new)
+    })
+    .await?;
+    Ok(reply::warned(reply::object(200, call.form()?, call.kind, &stored), &warnings))
+}

@@ -1,0 +1,68 @@
+//! The way to a node's kubelet: where it listens, and one HTTPS request to it.
+
+use std::sync::Arc;
+
+use coracle_kinds::kind::by_resource;
+use http::{HeaderValue, Request, Response, header};
+use http_body_util::Empty;
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use rustls_pki_types::ServerName;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+};
+
+const DEFAULT_PORT: u16 = 10250;
+
+/// Where a node's kubelet listens.
+struct Address {
+    host: String,
+    port: u16,
+}
+
+/// Sends a request without a body to the kubelet of a node; upgrades stay possible.
+pub(crate) async fn send(call: &Call, node: &str, mut request: Request<Empty<bytes::Bytes>>) -> Result<Response<Incoming>> {
+    let address = address(call, node)?;
+    let target = format!("{}:{}", address.host, address.port);
+    let failed = |what: &str, error: &dyn std::fmt::Display| {
+        ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
+    };
+    let stream = TcpStream::connect((address.host.as_str(), address.port)).await;
+    let stream = stream.map_err(|error| failed("cannot connect to", &error))?;
+    let _ = stream.set_nodelay(true);
+    let name = ServerName::try_from(address.host.clone()).map_err(|error| failed("bad name", &error))?;
+    let connector = TlsConnector::from(Arc::clone(&call.state.kubelet.0));
+    let stream = connector.connect(name, stream).await.map_err(|error| failed("no TLS with", &error))?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| failed("no HTTP with", &error))?;
+    tokio::spawn(async move {
+        // The caller sees the failure as a broken body.
+        let _ = connection.with_upgrades().await;
+    });
+    let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
+    request.headers_mut().insert(header::HOST, host);
+    sender.send_request(request).await.map_err(|error| failed("request to", &error))
+}
+
+fn address(call: &Call, node: &str) -> Result<Address> {
+    let kind = by_resource("", "v1", "nodes").ok_or_else(ApiError::no_resource)?;
+    let object = call.state.cache.get(kind, "", node).ok_or_else(|| ApiError::not_found(kind, node))?.value();
+    let host = preferred_address(&object["status"]);
+    let host = host.ok_or_else(|| ApiError::internal(format!("node {node} has no address")))?;
+    let port = object["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
+    let port = port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
+    Ok(Address { host: host.to_owned(), port })
+}
+
+fn preferred_address(status: &Value) -> Option<&str> {
+    ["InternalIP", "ExternalIP", "Hostname"].into_iter().find_map(|wanted| {
+        let mut addresses = status["addresses"].as_array()?.iter();
+        addresses.find(|address| address["type"] == wanted)?["address"].as_str()
+    })
+}

@@ -1,0 +1,49 @@
+//! A workload's `scale`: its replicas in a kind that is the same for all workloads.
+
+use coracle_kinds::{scale, schema::Parsed};
+use serde_json::Value;
+
+use super::{body_of, parent};
+use crate::{
+    body::{self, Expected},
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+    verb::patch,
+    write::{self, Part, check_revision},
+};
+
+const SCHEMA: &str = "io.k8s.api.autoscaling.v1.Scale";
+
+pub(crate) fn get(call: &Call) -> Result<Reply> {
+    Ok(reply::json(200, &scale::read(call.kind, &parent(call)?)))
+}
+
+pub(crate) async fn update(call: &Call) -> Result<Reply> {
+    let (wanted, _) = body_of(call)?;
+    write(call, |_| Ok(wanted.clone())).await
+}
+
+pub(crate) async fn patch(call: &Call) -> Result<Reply> {
+    let patch = patch::read(call)?;
+    let validation = call.validation()?;
+    write(call, |current| {
+        let parsed = Parsed { value: patch.apply(SCHEMA, current)?, duplicates: Vec::new() };
+        let expected = Expected { api_version: "autoscaling/v1", kind: "Scale", schema: SCHEMA };
+        Ok(body::check(parsed, &expected, validation)?.0)
+    })
+    .await
+}
+
+async fn write(call: &Call, wanted: impl Fn(&Value) -> Result<Value> + Send + Sync) -> Result<Reply> {
+    let (kind, name) = (call.kind, &call.resource.name);
+    let stored = write::update(call, name, Part::Main, |old| {
+        let wanted = wanted(&scale::read(kind, old))?;
+        check_revision(kind, old, &wanted["metadata"]["resourceVersion"])?;
+        let mut new = old.clone();
+        scale::apply(kind, &mut new, &wanted).map_err(|causes| ApiError::invalid(kind, name, &causes))?;
+        Ok(new)
+    })
+    .await?;
+    Ok(reply::json(200, &scale::read(kind, &stored.value())))
+}

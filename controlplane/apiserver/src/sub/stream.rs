@@ -1,0 +1,143 @@
+//! pods/log, exec, attach and portforward: handed to the kubelet of the pod's node.
+//!
+//! What is spoken on an upgraded connection is between client and node: bytes go through as they
+//! are. Nothing of the client's identity goes along, the node trusts this server's certificate.
+
+use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
+
+use super::{kubelet, parent};
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    reply::{Body, Reply},
+};
+
+/// Headers that make an upgrade; all others stay here.
+const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
+
+pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Result<Reply> {
+    let pod = parent(call)?;
+    let node = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty());
+    let name = &call.resource.name;
+    let node = node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
+    let path = path(call, &pod)?;
+    let mut request = Request::builder().method(method.clone()).uri(path).body(Empty::new());
+    if let Ok(request) = &mut request {
+        *request.headers_mut() = upgrade_headers(&call.headers);
+    }
+    let request = request.map_err(ApiError::internal)?;
+    let mut answer = kubelet::send(call, node, request).await?;
+    if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+        join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
+    }
+    Ok(pass(answer))
+}
+
+/// The kubelet's path for the subresource.
+fn path(call: &Call, pod: &Value) -> Result<String> {
+    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let at = format!("{}/{}", encode(call.namespace()), encode(&call.resource.name));
+    let query = &call.info.query;
+    let verb = match call.resource.subresource.as_str() {
+        "portforward" => return Ok(format!("/portForward/{at}?{}", query.raw)),
+        "log" => "containerLogs",
+        other => other,
+    };
+    let container = container(pod, query.get("container"), verb == "containerLogs")?;
+    let mut wanted = form_urlencoded::Serializer::new(String::new());
+    for (key, value) in form_urlencoded::parse(query.raw.as_bytes()) {
+        // The kubelet's own names of these; a node of ours takes both.
+        let other = match &*key {
+            "container" => continue,
+            "stdin" => "input",
+            "stdout" => "output",
+            "stderr" => "error",
+            _ => "",
+        };
+        if !other.is_empty() && matches!(&*value, "true" | "1") {
+            wanted.append_pair(other, "1");
+        }
+        wanted.append_pair(&key, &value);
+    }
+    Ok(format!("/{verb}/{at}/{}?{}", encode(&container), wanted.finish()))
+}
+
+/// The container that is meant when none is named: the only one, or the one that the pod declares.
+fn container(pod: &Value, wanted: &str, logs: bool) -> Result<String> {
+    let names = |field: &str| -> Vec<String> {
+        let list = pod["spec"][field].as_array().into_iter().flatten();
+        list.filter_map(|container| container["name"].as_str()).map(str::to_owned).collect()
+    };
+    let own = names("containers");
+    let pod_name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    if wanted.is_empty() {
+        let declared = pod["metadata"]["annotations"]["kubectl.kubernetes.io/default-container"].as_str();
+        if let Some(declared) = declared.filter(|declared| own.iter().any(|name| name == declared)) {
+            return Ok(declared.to_owned());
+        }
+        return match own.as_slice() {
+            [only] => Ok(only.clone()),
+            [first, ..] if !logs => Ok(first.clone()),
+            _ => Err(ApiError::bad_request(format!(
+                "a container name must be specified for pod {pod_name}, choose one of: [{}]",
+                own.join(" ")
+            ))),
+        };
+    }
+    let known = own.into_iter().chain(names("initContainers")).chain(names("ephemeralContainers"));
+    known.into_iter().find(|name| name == wanted).ok_or_else(|| {
+        ApiError::bad_request(format!("container {wanted} is not valid for pod {pod_name}"))
+    })
+}
+
+fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
+    let mut kept = HeaderMap::new();
+    if headers.contains_key(header::UPGRADE) {
+        for (name, value) in headers {
+            let name_text = name.as_str();
+            if UPGRADE_HEADERS.contains(&name_text) || name_text.starts_with("sec-websocket-") {
+                kept.append(name.clone(), value.clone());
+            }
+        }
+    }
+    kept
+}
+
+/// Connects both ends once both are upgraded, until one closes.
+fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
+    tokio::spawn(async move {
+        let (client, node) = match futures::future::try_join(client, node).await {
+            Ok(both) => both,
+            Err(error) => {
+                tracing::debug!(%error, "a stream to a pod was not upgraded");
+                return;
+            }
+        };
+        let (mut client, mut node) = (TokioIo::new(client), TokioIo::new(node));
+        tokio::select! {
+            // An end of either side ends the stream: there is nothing to resume.
+            _ = tokio::io::copy_bidirectional(&mut client, &mut node) => {}
+            () = shutdown.cancelled() => {}
+        }
+    });
+}
+
+/// The kubelet's answer, with what is of its connection alone left out.
+fn pass(answer: Response<Incoming>) -> Reply {
+    let (parts, body) = answer.into_parts();
+    let mut reply: Response<Body> = Response::new(body.map_err(std::io::Error::other).boxed_unsync());
+    *reply.status_mut() = parts.status;
+    let switching = parts.status == StatusCode::SWITCHING_PROTOCOLS;
+    for (name, value) in &parts.headers {
+        let hop = matches!(name.as_str(), "connection" | "upgrade" | "transfer-encoding" | "keep-alive");
+        if switching || !hop {
+            reply.headers_mut().append(name.clone(), value.clone());
+        }
+    }
+    reply
+}

@@ -1,0 +1,95 @@
+//! POST serviceaccounts/token: a token for a while, which dies with the object that it is bound to.
+
+use coracle_kinds::kind::by_resource;
+use serde_json::{Value, json};
+
+use super::{body_of, parent};
+use crate::{
+    authn::service_account::Claims,
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+    write::text,
+};
+
+const DEFAULT_SECONDS: i64 = 3600;
+const LEAST_SECONDS: i64 = 600;
+const MOST_SECONDS: i64 = 1 << 32;
+
+pub(crate) fn run(call: &Call) -> Result<Reply> {
+    let (mut request, warnings) = body_of(call)?;
+    let account = parent(call)?;
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
+    if !(LEAST_SECONDS..=MOST_SECONDS).contains(&seconds) {
+        return Err(ApiError::unprocessable(format!(
+            "TokenRequest.authentication.k8s.io \"\" is invalid: spec.expirationSeconds: Invalid value: {seconds}: \
+             may not specify a duration less than 10 minutes"
+        )));
+    }
+    let tokens = &call.state.authenticators.tokens;
+    let asked = request["spec"]["audiences"].as_array().into_iter().flatten();
+    let mut audiences: Vec<String> = asked.filter_map(Value::as_str).map(str::to_owned).collect();
+    if audiences.is_empty() {
+        audiences.clone_from(&tokens.audiences);
+    }
+    let bound = bound(call, &request["spec"]["boundObjectRef"])?;
+    let claims = Claims {
+        namespace: call.namespace(),
+        name: text(&account, "name"),
+        uid: text(&account, "uid"),
+        audiences: &audiences,
+        seconds,
+        bound,
+    };
+    let (token, until) = tokens.issue(&claims)?;
+    let until = jiff::Timestamp::from_second(until).map_err(ApiError::internal)?;
+    request["spec"]["audiences"] = audiences.into();
+    request["spec"]["expirationSeconds"] = seconds.into();
+    request["status"] = json!({"token": token, "expirationTimestamp": until.to_string()});
+    request["metadata"] = json!({
+        "name": account["metadata"]["name"], "namespace": call.namespace(),
+        "creationTimestamp": crate::write::now(),
+    });
+    Ok(reply::warned(reply::json(201, &request), &warnings))
+}
+
+/// The claims about the object that the token is bound to. A node gets tokens for its own pods only.
+fn bound(call: &Call, reference: &Value) -> Result<Value> {
+    let forbidden = |why: String| ApiError::forbidden_object(call.kind, &call.resource.name, why);
+    let node = call.user.node();
+    let (resource, claim) = match reference["kind"].as_str() {
+        None if node.is_none() => return Ok(json!({})),
+        None => return Err(forbidden("node requested token not bound to a pod".to_owned())),
+        Some("Pod") => ("pods", "pod"),
+        Some("Secret") if node.is_none() => ("secrets", "secret"),
+        Some(other) => return Err(ApiError::bad_request(format!("cannot bind token for object of type {other}"))),
+    };
+    let kind = by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)?;
+    let name = reference["name"].as_str().unwrap_or_default();
+    let object = call.state.cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
+    let object = object.value();
+    let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
+    if !wanted.is_empty() && wanted != uid {
+        let why = format!("the UID in the bound object reference ({wanted}) does not match the UID in record. \
+             The object might have been deleted and then recreated");
+        return Err(ApiError::conflict(kind, name, why));
+    }
+    let mut claims = json!({claim: {"name": name, "uid": uid}});
+    if claim == "pod" {
+        let account = object["spec"]["serviceAccountName"].as_str().unwrap_or_default();
+        if account != call.resource.name {
+            return Err(ApiError::bad_request(format!(
+                "cannot bind token for serviceaccount \"{}\" to pod running with different serviceaccount name.",
+                call.resource.name
+            )));
+        }
+        let on = object["spec"]["nodeName"].as_str().unwrap_or_default();
+        if node.is_some_and(|node| node != on) {
+            return Err(forbidden(format!("node requested token bound to a pod scheduled on a different node ({on})")));
+        }
+        if !on.is_empty() {
+            claims["node"] = json!({"name": on});
+        }
+    }
+    Ok(claims)
+}

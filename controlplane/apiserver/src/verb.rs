@@ -1,0 +1,10 @@
+//! The verbs, generic over the table of kinds; one a file.
+
+pub(crate) mod create;
+pub(crate) mod delete;
+pub(crate) mod delete_collection;
+pub(crate) mod get;
+pub(crate) mod list;
+pub(crate) mod patch;
+pub(crate) mod update;
+pub(crate) mod watch;

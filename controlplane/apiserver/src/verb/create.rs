@@ -1,0 +1,77 @@
+//! POST to a collection.
+
+use rand::RngExt as _;
+use serde_json::Value;
+
+use crate::{
+    body,
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+    write::{self, Stored},
+};
+
+/// No vowels and nothing that looks like another letter, so that no words come out.
+const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// A generated name that is taken is tried again so often.
+const ATTEMPTS: usize = 8;
+
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    let (mut object, warnings) = body::object(call)?;
+    place(call, &mut object)?;
+    if !write::text(&object, "resourceVersion").is_empty() {
+        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+    }
+    let stored = named(call, object).await?;
+    let reply = reply::object(201, call.form()?, call.kind, &stored);
+    Ok(reply::warned(reply, &warnings))
+}
+
+/// Sets the namespace of the path into the object, or refuses another one.
+pub(crate) fn place(call: &Call, object: &mut Value) -> Result<()> {
+    let namespace = call.namespace().to_owned();
+    let metadata = write::metadata_mut(object).ok_or_else(|| ApiError::bad_request("metadata must be a map"))?;
+    if !call.kind.namespaced {
+        metadata.remove("namespace");
+        return Ok(());
+    }
+    if namespace.is_empty() {
+        return Err(ApiError::method_not_allowed());
+    }
+    match metadata.get("namespace").and_then(Value::as_str).unwrap_or_default() {
+        "" => {
+            metadata.insert("namespace".to_owned(), namespace.into());
+            Ok(())
+        }
+        found if found == namespace => Ok(()),
+        _ => Err(ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request")),
+    }
+}
+
+async fn named(call: &Call, mut object: Value) -> Result<Stored> {
+    let base = write::text(&object, "generateName").to_owned();
+    if !write::text(&object, "name").is_empty() || base.is_empty() {
+        return write::create(call, object).await;
+    }
+    let mut taken = None;
+    for _ in 0..ATTEMPTS {
+        object["metadata"]["name"] = generated(&base).into();
+        match write::create(call, object.clone()).await {
+            Err(error) if error.reason == "AlreadyExists" => taken = Some(error),
+            outcome => return outcome,
+        }
+    }
+    Err(taken.unwrap_or_else(|| ApiError::internal("no free name was found")))
+}
+
+/// A name from its beginning: cut so that five letters fit.
+pub(crate) fn generated(base: &str) -> String {
+    let mut base = base.to_owned();
+    base.truncate(58);
+    base + &random_suffix()
+}
+
+pub(crate) fn random_suffix() -> String {
+    let mut random = rand::rng();
+    (0..5).map(|_| char::from(ALPHABET[random.random_range(0..ALPHABET.len())])).collect()
+}

@@ -1,0 +1,205 @@
+//! DELETE of one object: at once, after a grace period, or when its finalizers are done.
+
+use coracle_kinds::Kind;
+use coracle_store::Expect;
+use serde_json::{Value, json};
+
+use crate::{
+    admit::{Attributes, Operation},
+    body::{self, Expected},
+    call::Call,
+    error::{ApiError, Result},
+    media::Form,
+    reply::{self, Reply},
+    write::{self, Failed, Stored, is_finished, text},
+};
+
+const FOREGROUND: &str = "foregroundDeletion";
+const ORPHAN: &str = "orphan";
+const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+
+/// What the client wants of a deletion, from the body and the query.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    grace: Option<i64>,
+    propagation: Option<Propagation>,
+    uid: Option<String>,
+    revision: Option<String>,
+    dry_run: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Propagation {
+    Background,
+    Foreground,
+    Orphan,
+}
+
+/// What became of the object.
+pub(crate) enum Outcome {
+    /// It is gone; this was its last state.
+    Removed(Value),
+    /// It will be, when its grace period or its finalizers are over.
+    Marked(Stored),
+}
+
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    let options = options(call)?;
+    match one(call, &call.resource.name, &options).await? {
+        Outcome::Removed(object) => reply::deleted(call.kind, &object),
+        Outcome::Marked(stored) => {
+            let form = call.form().unwrap_or(Form::Plain);
+            Ok(reply::object(200, form, call.kind, &stored))
+        }
+    }
+}
+
+/// Deletes one object of the call's kind and namespace.
+pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Outcome> {
+    let kind = call.kind;
+    let cache = &call.state.cache;
+    loop {
+        let current =
+            cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
+        let old = current.value();
+        check(kind, &old, options)?;
+        let attributes = Attributes::new(call, Operation::Delete, name, Some(&old));
+        call.state.admission.validate(&call.state, &attributes, &old)?;
+        let new = marked(kind, &old, options, jiff::Timestamp::now());
+        let finished = is_finished(&new);
+        if new == old && !finished {
+            return Ok(Outcome::Marked(Stored::Committed(current)));
+        }
+        if options.dry_run {
+            return Ok(if finished { Outcome::Removed(old) } else { Outcome::Marked(Stored::DryRun(new)) });
+        }
+        let value = (!finished).then_some(&new);
+        match write::commit(&call.state, kind, &current.key, Expect::Revision(current.revision), value).await {
+            Ok(None) => return Ok(Outcome::Removed(old)),
+            Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
+            // Unless the client named a revision, the deletion is meant whatever the object looks like.
+            Err(Failed::Conflict) => {}
+            Err(Failed::Other(error)) => return Err(error),
+        }
+    }
+}
+
+/// The options of the request; the body's win over the query's.
+pub(crate) fn options(call: &Call) -> Result<Options> {
+    let mut tree = json!({});
+    if !call.body.is_empty() {
+        let mut parsed = body::parse(call)?;
+        // Clients write the version of the resource's own group here; it is the same type.
+        if let Some(object) = parsed.value.as_object_mut() {
+            object.insert("apiVersion".into(), "v1".into());
+            object.insert("kind".into(), "DeleteOptions".into());
+        }
+        let expected = Expected { api_version: "v1", kind: "DeleteOptions", schema: DELETE_OPTIONS };
+        tree = body::check(parsed, &expected, call.validation()?)?.0;
+    }
+    options_from(call, &tree)
+}
+
+/// The options of a tree; what it leaves open the query may say.
+pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
+    let query = &call.info.query;
+    let query_text = |key: &str| Some(query.get(key)).filter(|text| !text.is_empty()).map(Value::from);
+    let propagation = tree.get("propagationPolicy").filter(|policy| !policy.is_null()).cloned().or_else(|| query_text("propagationPolicy"));
+    let orphan = tree.get("orphanDependents").and_then(Value::as_bool);
+    let propagation = match propagation.as_ref().and_then(Value::as_str) {
+        Some("Background") => Some(Propagation::Background),
+        Some("Foreground") => Some(Propagation::Foreground),
+        Some("Orphan") => Some(Propagation::Orphan),
+        None => orphan.map(|orphan| if orphan { Propagation::Orphan } else { Propagation::Background }),
+        Some(other) => {
+            return Err(ApiError::unprocessable(format!(
+                "DeleteOptions is invalid: propagationPolicy: Unsupported value: \"{other}\": supported values: \
+                 \"Background\", \"Foreground\", \"Orphan\""
+            )));
+        }
+    };
+    let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    Ok(Options {
+        grace: tree["gracePeriodSeconds"].as_i64().or_else(|| query.get("gracePeriodSeconds").parse().ok()),
+        propagation,
+        uid: text(&tree["preconditions"]["uid"]),
+        revision: text(&tree["preconditions"]["resourceVersion"]),
+        dry_run: call.dry_run()? || tree["dryRun"].as_array().is_some_and(|list| !list.is_empty()),
+    })
+}
+
+fn check(kind: &Kind, old: &Value, options: &Options) -> Result<()> {
+    let name = text(old, "name");
+    for (what, wanted, found) in [
+        ("UID", &options.uid, text(old, "uid")),
+        ("ResourceVersion", &options.revision, text(old, "resourceVersion")),
+    ] {
+        if let Some(wanted) = wanted
+            && wanted != found
+        {
+            let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
+            return Err(ApiError::conflict(kind, name, why));
+        }
+    }
+    Ok(())
+}
+
+/// The object as the deletion leaves it. Pure: when it is finished, it can go.
+fn marked(kind: &Kind, old: &Value, options: &Options, now: jiff::Timestamp) -> Value {
+    let mut new = old.clone();
+    set_finalizers(&mut new, options.propagation);
+    let grace = grace(kind, old, options);
+    let already = !old["metadata"]["deletionTimestamp"].is_null();
+    let before = old["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
+    if already && grace >= before {
+        return new;
+    }
+    let from = if already {
+        let deadline = text(old, "deletionTimestamp").parse::<jiff::Timestamp>().unwrap_or(now);
+        deadline.checked_sub(jiff::SignedDuration::from_secs(before)).unwrap_or(now)
+    } else {
+        now
+    };
+    let at = from.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
+    if let Some(metadata) = write::metadata_mut(&mut new) {
+        metadata.insert("deletionTimestamp".into(), at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into());
+        metadata.insert("deletionGracePeriodSeconds".into(), grace.into());
+        // Being deleted is a change that controllers must observe.
+        if let Some(generation) = metadata.get("generation").and_then(Value::as_i64).filter(|_| !already) {
+            metadata.insert("generation".into(), (generation + 1).into());
+        }
+    }
+    if kind.kind == "Namespace" {
+        new["status"]["phase"] = "Terminating".into();
+    }
+    new
+}
+
+/// How long the object may take to end. Only pods that run somewhere need any time.
+fn grace(kind: &Kind, old: &Value, options: &Options) -> i64 {
+    let is_pod = kind.kind == "Pod" && kind.group.is_empty();
+    let over = matches!(old["status"]["phase"].as_str(), Some("Failed" | "Succeeded"));
+    let unbound = old["spec"]["nodeName"].as_str().unwrap_or_default().is_empty();
+    if !is_pod || over || unbound {
+        return 0;
+    }
+    let wanted = options.grace.or_else(|| old["spec"]["terminationGracePeriodSeconds"].as_i64()).unwrap_or(30);
+    if wanted < 0 { 1 } else { wanted }
+}
+
+fn set_finalizers(object: &mut Value, propagation: Option<Propagation>) {
+    let Some(propagation) = propagation else { return };
+    let Some(metadata) = write::metadata_mut(object) else { return };
+    let mut list: Vec<Value> = metadata.get("finalizers").and_then(Value::as_array).cloned().unwrap_or_default();
+    list.retain(|name| name != FOREGROUND && name != ORPHAN);
+    match propagation {
+        Propagation::Background => {}
+        Propagation::Foreground => list.push(FOREGROUND.into()),
+        Propagation::Orphan => list.push(ORPHAN.into()),
+    }
+    if list.is_empty() {
+        metadata.remove("finalizers");
+    } else {
+        metadata.insert("finalizers".into(), list.into());
+    }
+}

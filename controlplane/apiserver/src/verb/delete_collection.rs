@@ -1,0 +1,35 @@
+//! DELETE of a collection: each object that the selectors take, by the rules of a single deletion.
+
+use serde_json::json;
+
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+    verb::{delete, list},
+    write::text,
+};
+
+pub(crate) async fn run(call: &Call) -> Result<Reply> {
+    if call.kind.namespaced && call.namespace().is_empty() {
+        return Err(ApiError::method_not_allowed());
+    }
+    let scope = list::scope(call)?;
+    let options = delete::options(call)?;
+    let objects: Vec<_> = call.state.cache.of(call.kind)?.under(&scope.prefix).cloned().collect();
+    let mut touched = Vec::new();
+    for object in objects {
+        let value = object.value();
+        if !scope.selects(&value) {
+            continue;
+        }
+        match delete::one(call, text(&value, "name"), &options).await {
+            Ok(_) => touched.push(object),
+            // Somebody else deleted it in between.
+            Err(error) if error.reason == "NotFound" => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
+    Ok(reply::list(call.form()?, call.kind, &touched, meta))
+}

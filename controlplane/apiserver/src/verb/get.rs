@@ -1,0 +1,15 @@
+//! GET of one object.
+
+use crate::{
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+    write::Stored,
+};
+
+pub(crate) fn run(call: &Call) -> Result<Reply> {
+    let name = &call.resource.name;
+    let object = call.state.cache.get(call.kind, call.namespace(), name);
+    let object = object.ok_or_else(|| ApiError::not_found(call.kind, name))?;
+    Ok(reply::object(200, call.form()?, call.kind, &Stored::Committed(object)))
+}

@@ -1,0 +1,119 @@
+//! GET of a collection: selectors, pages, and as of which revision.
+
+use std::sync::Arc;
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use coracle_kinds::selector::{FieldSelector, LabelSelector};
+use serde_json::json;
+
+use crate::{
+    cache::{Object, Scope, prefix_of},
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+};
+
+/// Where the next page starts and as of which revision.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Continue {
+    rv: u64,
+    start: String,
+}
+
+pub(crate) fn run(call: &Call) -> Result<Reply> {
+    let scope = scope(call)?;
+    let (objects, revision) = snapshot(call, &scope)?;
+    let limit = call.info.query.number("limit").filter(|limit| *limit > 0);
+    let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+    let mut page: Vec<Arc<Object>> = Vec::new();
+    let mut meta = json!({"resourceVersion": revision.to_string()});
+    let mut candidates = objects.into_iter();
+    for object in candidates.by_ref() {
+        if !scope.is_plain() && !scope.selects(&object.value()) {
+            continue;
+        }
+        if page.len() == limit {
+            let next = Continue { rv: revision, start: object.key.to_string() };
+            let token = serde_json::to_vec(&next).map_err(ApiError::internal)?;
+            meta["continue"] = BASE64_URL_SAFE_NO_PAD.encode(token).into();
+            if scope.is_plain() {
+                meta["remainingItemCount"] = (candidates.len() + 1).into();
+            }
+            break;
+        }
+        page.push(object);
+    }
+    Ok(reply::list(call.form()?, call.kind, &page, meta))
+}
+
+/// What the query selects.
+pub(crate) fn scope(call: &Call) -> Result<Scope> {
+    let query = &call.info.query;
+    let bad = |error: coracle_kinds::selector::SelectorError| ApiError::bad_request(error.to_string());
+    let labels = match query.get("labelSelector") {
+        "" => LabelSelector::default(),
+        text => LabelSelector::parse(text).map_err(bad)?,
+    };
+    let fields = match query.get("fieldSelector") {
+        "" => FieldSelector::default(),
+        text => FieldSelector::parse(call.kind, text).map_err(bad)?,
+    };
+    Ok(Scope { prefix: prefix_of(call.kind, call.namespace()), labels, fields })
+}
+
+/// The objects of the scope's prefix, from the page's start on, and the revision they are of.
+fn snapshot(call: &Call, scope: &Scope) -> Result<(Vec<Arc<Object>>, u64)> {
+    let query = &call.info.query;
+    let token = query.get("continue");
+    let cache = &call.state.cache;
+    if !token.is_empty() {
+        let next = parse_token(token)?;
+        let mut objects = cache.of(call.kind)?.under_at(&scope.prefix, next.rv).map_err(|_expired| {
+            ApiError::expired("The provided continue parameter is too old to display a consistent list result. \
+                 You must start a new list without the continue parameter.")
+        })?;
+        objects.retain(|object| *object.key >= *next.start);
+        return Ok((objects, next.rv));
+    }
+    let objects = cache.of(call.kind)?;
+    let newest = cache.revision().max(objects.newest());
+    match (revision(query.get("resourceVersion"))?, query.get("resourceVersionMatch")) {
+        (None, "") => {}
+        (None, _) => {
+            return Err(ApiError::unprocessable("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+        }
+        (Some(asked), _) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
+        (Some(asked), "Exact") => return Ok((objects.under_at(&scope.prefix, asked)?, asked)),
+        (Some(_), "" | "NotOlderThan") => {}
+        (Some(_), other) => {
+            return Err(ApiError::unprocessable(format!("resourceVersionMatch: Unsupported value: \"{other}\"")));
+        }
+    }
+    // One name: no need to look at the others.
+    let found = match scope.fields.exact_name() {
+        Some(name) if !scope.prefix.ends_with("//") && is_single(call) => {
+            objects.get(&format!("{}{name}", scope.prefix)).into_iter().collect()
+        }
+        _ => objects.under(&scope.prefix).cloned().collect(),
+    };
+    Ok((found, newest))
+}
+
+/// Whether a name alone tells the object: it has no namespace, or the request names one.
+fn is_single(call: &Call) -> bool {
+    !call.kind.namespaced || !call.namespace().is_empty()
+}
+
+pub(crate) fn revision(text: &str) -> Result<Option<u64>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_not_a_number| {
+        ApiError::bad_request(format!("resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: invalid syntax"))
+    })
+}
+
+fn parse_token(token: &str) -> Result<Continue> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).unwrap_or_default();
+    serde_json::from_slice(&bytes).map_err(|_malformed| ApiError::bad_request("continue key is not valid"))
+}

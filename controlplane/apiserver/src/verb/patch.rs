@@ -1,0 +1,88 @@
+//! PATCH: JSON patch, merge patch and strategic merge patch.
+
+use coracle_kinds::{
+    patch::{self, PatchError},
+    schema::{self, Parsed},
+};
+use serde_json::Value;
+
+use crate::{
+    body::{self, Expected},
+    call::Call,
+    error::{ApiError, Result},
+    media::{self, BodyType},
+    reply::{self, Reply},
+    write::{self, Part},
+};
+
+/// A patch that was read, ready for any object.
+pub(crate) enum Patch {
+    Json(Value),
+    Merge(Value),
+    Strategic(Value),
+}
+
+pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
+    let patch = read(call)?;
+    let mut warnings = Vec::new();
+    let api_version = call.kind.api_version();
+    let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
+    let validation = call.validation()?;
+    let stored = write::update(call, &call.resource.name, part, |old| {
+        let patched = patch.apply(call.kind.schema, old)?;
+        write::check_revision(call.kind, old, &patched["metadata"]["resourceVersion"])?;
+        same_identity(old, &patched)?;
+        let parsed = Parsed { value: patched, duplicates: Vec::new() };
+        let (new, found) = body::check(parsed, &expected, validation)?;
+        warnings = found;
+        Ok(new)
+    })
+    .await?;
+    let reply = reply::object(200, call.form()?, call.kind, &stored);
+    Ok(reply::warned(reply, &warnings))
+}
+
+/// Reads the body as the patch that its content type names.
+pub(crate) fn read(call: &Call) -> Result<Patch> {
+    let body_type = media::body_type(&call.headers)?;
+    let tree = || {
+        let parsed = schema::parse_json(&call.body);
+        parsed.map(|parsed| parsed.value).map_err(|error| ApiError::bad_request(error.to_string()))
+    };
+    match body_type {
+        BodyType::JsonPatch => Ok(Patch::Json(tree()?)),
+        BodyType::MergePatch => Ok(Patch::Merge(tree()?)),
+        BodyType::StrategicPatch => Ok(Patch::Strategic(tree()?)),
+        BodyType::ApplyPatch => Err(ApiError::unsupported_media_type(
+            "server-side apply is not supported by this server yet: \
+             use a merge, strategic merge or JSON patch (kubectl apply without --server-side)",
+        )),
+        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Err(ApiError::unsupported_media_type(
+            "the body of the request was in an unknown format - accepted media types include: \
+             application/json-patch+json, application/merge-patch+json, application/strategic-merge-patch+json",
+        )),
+    }
+}
+
+impl Patch {
+    pub(crate) fn apply(&self, schema: &str, old: &Value) -> Result<Value> {
+        let patched = match self {
+            Self::Json(operations) => patch::json(old, operations),
+            Self::Merge(tree) => patch::merge(old, tree),
+            Self::Strategic(tree) => patch::strategic(schema, old, tree),
+        };
+        patched.map_err(|error| match error {
+            PatchError::Malformed(message) => ApiError::bad_request(message),
+            PatchError::Unprocessable(message) => ApiError::unprocessable(message),
+        })
+    }
+}
+
+fn same_identity(old: &Value, new: &Value) -> Result<()> {
+    for field in ["name", "namespace"] {
+        if old["metadata"][field] != new["metadata"][field] {
+            return Err(ApiError::bad_request(format!("a patch cannot change metadata.{field}")));
+        }
+    }
+    Ok(())
+}

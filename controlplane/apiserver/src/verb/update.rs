@@ -1,0 +1,51 @@
+//! PUT of an object or its status.
+
+use serde_json::Value;
+
+use coracle_kinds::validate::Cause;
+
+use crate::{
+    body,
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+    verb::create,
+    write::{self, Part},
+};
+
+pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
+    let (mut object, warnings) = body::object(call)?;
+    create::place(call, &mut object)?;
+    let name = &call.resource.name;
+    same_name(&object, name)?;
+    let revision = object["metadata"]["resourceVersion"].clone();
+    require_revision(call, &revision)?;
+    let stored = write::update(call, name, part, |old| {
+        write::check_revision(call.kind, old, &revision)?;
+        Ok(object.clone())
+    })
+    .await?;
+    let reply = reply::object(200, call.form()?, call.kind, &stored);
+    Ok(reply::warned(reply, &warnings))
+}
+
+/// Some kinds refuse to be overwritten blindly.
+fn require_revision(call: &Call, revision: &Value) -> Result<()> {
+    if call.kind.unconditional_update() || revision.as_str().is_some_and(|given| !given.is_empty()) {
+        return Ok(());
+    }
+    let field = "metadata.resourceVersion".to_owned();
+    let message = "Invalid value: 0: must be specified for an update".to_owned();
+    let cause = Cause { reason: "FieldValueInvalid", field, message };
+    Err(ApiError::invalid(call.kind, &call.resource.name, &[cause]))
+}
+
+fn same_name(object: &Value, name: &str) -> Result<()> {
+    match write::text(object, "name") {
+        "" => Err(ApiError::bad_request("name must be provided")),
+        found if found == name => Ok(()),
+        found => Err(ApiError::bad_request(format!(
+            "the name of the object ({found}) does not match the name on the URL ({name})"
+        ))),
+    }
+}

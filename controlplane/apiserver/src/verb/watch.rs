@@ -1,0 +1,187 @@
+//! GET with `watch=true`: a stream of events, one JSON object a line.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use coracle_kinds::{Kind, table};
+use futures::{Stream, StreamExt as _, stream};
+use http::{HeaderValue, Response, header};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use rand::RngExt as _;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::{
+    cache::{Event, Object, Scope, Watcher},
+    call::Call,
+    error::{ApiError, Result},
+    media::Form,
+    reply::Reply,
+    request::Query,
+    verb::list,
+};
+
+/// Without `timeoutSeconds` a watch ends after half an hour to an hour, so that clients spread.
+const DEFAULT_SECONDS: u64 = 1800;
+
+/// What every event of one watch is written with.
+struct Writer {
+    kind: &'static Kind,
+    form: Form,
+    headers_written: bool,
+}
+
+/// Where a watch begins.
+enum Start {
+    /// With everything that exists, as ADDED.
+    Now { end_marker: bool },
+    /// With what happened after a revision.
+    After(u64),
+}
+
+pub(crate) fn run(call: &Call) -> Result<Reply> {
+    let mut scope = list::scope(call)?;
+    if !call.resource.name.is_empty() {
+        let text = format!("metadata.name={}", call.resource.name);
+        scope.fields = coracle_kinds::selector::FieldSelector::parse(call.kind, &text)
+            .map_err(|error| ApiError::bad_request(error.to_string()))?;
+    }
+    let query = &call.info.query;
+    let start = start(query)?;
+    let (first, events) = subscribe(call, scope, &start)?;
+    let mut writer = Writer { kind: call.kind, form: call.form()?, headers_written: false };
+    let lines = stream::iter(first)
+        .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
+        .map(move |event| Ok(Frame::data(writer.line(&event))));
+    let mut response = Response::new(StreamBody::new(limited(call, lines)).boxed_unsync());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+fn start(query: &Query) -> Result<Start> {
+    let revision = list::revision(query.get("resourceVersion"))?;
+    let rule = query.get("resourceVersionMatch");
+    if query.flag("sendInitialEvents") {
+        if rule != "NotOlderThan" {
+            return Err(ApiError::unprocessable(
+                "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+            ));
+        }
+        return Ok(Start::Now { end_marker: query.flag("allowWatchBookmarks") });
+    }
+    if !rule.is_empty() && !query.has("sendInitialEvents") {
+        return Err(ApiError::unprocessable("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+    }
+    let skip_initial = query.has("sendInitialEvents");
+    Ok(match revision {
+        None | Some(0) if !skip_initial => Start::Now { end_marker: false },
+        None | Some(0) => Start::After(u64::MAX),
+        Some(revision) => Start::After(revision),
+    })
+}
+
+/// The events that come at once, and the channel of the rest.
+fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, mpsc::Receiver<Event>)> {
+    let cache = &call.state.cache;
+    let (watcher, events) = Watcher::new(scope, call.info.query.flag("allowWatchBookmarks"));
+    let mut objects = cache.of(call.kind)?;
+    let newest = cache.revision().max(objects.newest());
+    let mut first = Vec::new();
+    match start {
+        Start::Now { end_marker } => {
+            if let Some(asked) = list::revision(call.info.query.get("resourceVersion"))?
+                && asked > newest
+            {
+                return Err(ApiError::future_revision(asked, newest));
+            }
+            first.extend(objects.watch_from_now(watcher, newest).into_iter().map(Event::Added));
+            if *end_marker {
+                first.push(Event::InitialEnd(newest));
+            }
+        }
+        Start::After(u64::MAX) => objects.watch_after(watcher, newest)?,
+        Start::After(revision) if *revision > newest => {
+            return Err(ApiError::future_revision(*revision, newest));
+        }
+        Start::After(revision) => objects.watch_after(watcher, *revision)?,
+    }
+    Ok((first, events))
+}
+
+/// Ends the stream at its time limit and when the server stops.
+fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + use<S> {
+    let asked = call.info.query.number("timeoutSeconds").filter(|seconds| *seconds > 0);
+    let seconds = asked.unwrap_or_else(|| DEFAULT_SECONDS + rand::rng().random_range(0..DEFAULT_SECONDS));
+    let shutdown = call.state.shutdown.clone();
+    lines.take_until(Box::pin(async move {
+        tokio::select! {
+            // Both only wait: nothing is lost when the other is first.
+            () = tokio::time::sleep(Duration::from_secs(seconds)) => {}
+            () = shutdown.cancelled_owned() => {}
+        }
+    }))
+}
+
+// === impl Writer ===
+
+impl Writer {
+    fn line(&mut self, event: &Event) -> Bytes {
+        match event {
+            Event::Added(object) => self.change("ADDED", object),
+            Event::Modified(object) => self.change("MODIFIED", object),
+            Event::Deleted(object) => self.change("DELETED", object),
+            Event::Bookmark(revision) => self.bookmark(json!({"resourceVersion": revision.to_string()})),
+            Event::InitialEnd(revision) => self.bookmark(json!({
+                "resourceVersion": revision.to_string(),
+                "annotations": {"k8s.io/initial-events-end": "true"},
+            })),
+        }
+    }
+
+    fn change(&mut self, name: &str, object: &Arc<Object>) -> Bytes {
+        let rendered;
+        let json: &[u8] = match self.form {
+            Form::Plain | Form::Discovery => &object.json,
+            Form::Partial => {
+                rendered = table::partial_metadata(&object.value()).to_string();
+                rendered.as_bytes()
+            }
+            Form::Table(include) => {
+                let options =
+                    table::Options { include, headers: !self.headers_written, now: jiff::Timestamp::now() };
+                self.headers_written = true;
+                let meta = json!({"resourceVersion": object.revision.to_string()});
+                rendered = table::render(self.kind, [&object.value()], meta, options).to_string();
+                rendered.as_bytes()
+            }
+        };
+        line(name, json)
+    }
+
+    fn bookmark(&self, metadata: Value) -> Bytes {
+        let object = match self.form {
+            Form::Table(include) => {
+                let options = table::Options { include, headers: false, now: jiff::Timestamp::now() };
+                table::render(self.kind, [], metadata, options)
+            }
+            Form::Partial => {
+                json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata})
+            }
+            Form::Plain | Form::Discovery => {
+                json!({"kind": self.kind.kind, "apiVersion": self.kind.api_version(), "metadata": metadata})
+            }
+        };
+        line("BOOKMARK", object.to_string().as_bytes())
+    }
+}
+
+fn line(name: &str, object: &[u8]) -> Bytes {
+    let mut line = Vec::with_capacity(object.len() + 40);
+    line.extend_from_slice(b"{\"type\":\"");
+    line.extend_from_slice(name.as_bytes());
+    line.extend_from_slice(b"\",\"object\":");
+    line.extend_from_slice(object);
+    line.extend_from_slice(b"}\n");
+    line.into()
+}

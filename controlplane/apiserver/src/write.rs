@@ -1,0 +1,262 @@
+//! The way of a write below the verbs: admission, strategy, validation, one commit, and the cache has it.
+
+use std::sync::Arc;
+
+use coracle_kinds::{Kind, defaults, strategy, validate};
+use coracle_store::{Expect, Tier, Write};
+use serde_json::{Value, json};
+
+use crate::{
+    admit::{Attributes, Operation},
+    allocate,
+    cache::{Object, encode, key_of},
+    call::Call,
+    error::{ApiError, Result},
+    server::State,
+};
+
+/// What a write left behind.
+#[derive(Debug)]
+pub(crate) enum Stored {
+    Committed(Arc<Object>),
+    /// What would be there, had it not been a dry run.
+    DryRun(Value),
+}
+
+/// Which part of an object an update may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// All but the status.
+    Main,
+    /// The status.
+    Status,
+    /// What the server itself changes: no strategy, no validation.
+    Internal,
+}
+
+/// Writes are retried so often against others' writes.
+const RETRIES: usize = 16;
+
+// === impl Stored ===
+
+impl Stored {
+    pub(crate) fn value(&self) -> Value {
+        match self {
+            Self::Committed(object) => object.value(),
+            Self::DryRun(value) => value.clone(),
+        }
+    }
+}
+
+/// A new object, already named.
+pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
+    let kind = call.kind;
+    stamp_new(&mut object);
+    defaults::apply(kind, &mut object);
+    let name = text(&object, "name").to_owned();
+    let attributes = Attributes::new(call, Operation::Create, &name, None);
+    call.state.admission.mutate(&call.state, &attributes, &mut object)?;
+    strategy::prepare_for_create(kind, &mut object);
+    defaults::apply(kind, &mut object);
+    let _allocating = allocate::for_create(&call.state, kind, &mut object).await?;
+    call.state.admission.validate(&call.state, &attributes, &object)?;
+    let causes = validate::create(kind, &object);
+    if !causes.is_empty() {
+        return Err(ApiError::invalid(kind, &name, &causes));
+    }
+    let namespace = if kind.namespaced { text(&object, "namespace") } else { "" };
+    if call.dry_run()? {
+        if call.state.cache.get(kind, namespace, &name).is_some() {
+            return Err(ApiError::already_exists(kind, &name));
+        }
+        return Ok(Stored::DryRun(object));
+    }
+    let key = key_of(kind, namespace, &name);
+    match commit(&call.state, kind, &key, Expect::Absent, Some(&object)).await {
+        Err(Failed::Conflict) => Err(ApiError::already_exists(kind, &name)),
+        Err(Failed::Other(error)) => Err(error),
+        Ok(object) => object.map(Stored::Committed).ok_or_else(|| ApiError::internal("a new object vanished")),
+    }
+}
+
+/// Fields that are the server's alone.
+fn stamp_new(object: &mut Value) {
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
+    for field in
+        ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "resourceVersion", "generation"]
+    {
+        metadata.remove(field);
+    }
+    metadata.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
+    metadata.insert("creationTimestamp".to_owned(), now().into());
+}
+
+/// The present as the API writes times.
+pub(crate) fn now() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// Changes an object: `change` makes the new state from the current one and is called again when
+/// somebody else was faster.
+pub(crate) async fn update(
+    call: &Call,
+    name: &str,
+    part: Part,
+    mut change: impl FnMut(&Value) -> Result<Value> + Send,
+) -> Result<Stored> {
+    let kind = call.kind;
+    for _ in 0..RETRIES {
+        let current =
+            call.state.cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
+        let old = current.value();
+        let new = change(&old)?;
+        let new = prepared(call, part, &old, new).await?;
+        if strategy::is_noop(&new, &old) {
+            return Ok(Stored::Committed(current));
+        }
+        if call.dry_run()? {
+            return Ok(Stored::DryRun(new));
+        }
+        let expect = Expect::Revision(current.revision);
+        let finished = is_finished(&new);
+        let value = (!finished).then_some(&new);
+        match commit(&call.state, kind, &current.key, expect, value).await {
+            Ok(Some(object)) => return Ok(Stored::Committed(object)),
+            Ok(None) => return Ok(Stored::DryRun(new)),
+            Err(Failed::Conflict) => {}
+            Err(Failed::Other(error)) => return Err(error),
+        }
+    }
+    Err(ApiError::modified(kind, name))
+}
+
+/// Strategy, admission and validation of an update.
+async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Result<Value> {
+    let kind = call.kind;
+    let name = text(old, "name").to_owned();
+    keep_identity(kind, &name, old, &mut new)?;
+    if part == Part::Internal {
+        return Ok(new);
+    }
+    if part == Part::Status {
+        strategy::prepare_for_status_update(kind, &mut new, old);
+    } else {
+        defaults::apply(kind, &mut new);
+        strategy::prepare_for_update(kind, &mut new, old);
+    }
+    let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
+    call.state.admission.mutate(&call.state, &attributes, &mut new)?;
+    if part == Part::Main {
+        allocate::for_update(&call.state, kind, &mut new, old).await?;
+    }
+    call.state.admission.validate(&call.state, &attributes, &new)?;
+    let causes = match part {
+        Part::Status => validate::status_update(kind, &new, old),
+        Part::Main | Part::Internal => validate::update(kind, &new, old),
+    };
+    if causes.is_empty() { Ok(new) } else { Err(ApiError::invalid(kind, &name, &causes)) }
+}
+
+/// What no update changes. A client that names another uid means another object.
+fn keep_identity(kind: &Kind, name: &str, old: &Value, new: &mut Value) -> Result<()> {
+    let uid = text(new, "uid");
+    if !uid.is_empty() && uid != text(old, "uid") {
+        let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", text(old, "uid"));
+        return Err(ApiError::conflict(kind, name, why));
+    }
+    let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return Err(ApiError::bad_request("metadata must be given"));
+    };
+    metadata.remove("managedFields");
+    metadata.remove("selfLink");
+    for field in ["uid", "creationTimestamp", "resourceVersion", "generation"] {
+        keep(metadata, field, &old["metadata"][field]);
+    }
+    // Only a deletion sets these, and nothing takes them back.
+    for field in ["deletionTimestamp", "deletionGracePeriodSeconds"] {
+        if metadata.get(field).is_none_or(Value::is_null) {
+            keep(metadata, field, &old["metadata"][field]);
+        }
+    }
+    Ok(())
+}
+
+fn keep(metadata: &mut serde_json::Map<String, Value>, field: &str, old: &Value) {
+    if old.is_null() {
+        metadata.remove(field);
+    } else {
+        metadata.insert(field.to_owned(), old.clone());
+    }
+}
+
+/// Whether an object that is being deleted has nothing left that holds it.
+pub(crate) fn is_finished(object: &Value) -> bool {
+    let metadata = &object["metadata"];
+    let empty = |list: &Value| list.as_array().is_none_or(Vec::is_empty);
+    let holds_namespace = object["kind"] == "Namespace" && !empty(&object["spec"]["finalizers"]);
+    !metadata["deletionTimestamp"].is_null()
+        && metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
+        && empty(&metadata["finalizers"])
+        && !holds_namespace
+}
+
+/// Why a commit did not happen.
+pub(crate) enum Failed {
+    /// Somebody else was faster; the cache has what they wrote.
+    Conflict,
+    Other(ApiError),
+}
+
+/// One commit, after which the cache has it. `None` deletes, and returns nothing.
+pub(crate) async fn commit(
+    state: &State,
+    kind: &Kind,
+    key: &str,
+    expect: Expect,
+    object: Option<&Value>,
+) -> std::result::Result<Option<Arc<Object>>, Failed> {
+    let ttl = (kind.ttl_seconds > 0).then(|| std::time::Duration::from_secs(kind.ttl_seconds.into()));
+    let tier = if kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
+    let key: Arc<str> = key.into();
+    let value = object.map(|object| encode(kind, object));
+    let stored = value.clone();
+    match state.store.write(Write { key: key.clone(), expect, value, tier }).await {
+        Ok(revision) => {
+            state.cache.reach(revision).await.map_err(Failed::Other)?;
+            Ok(stored.map(|bytes| {
+                // The cache's own copy, unless yet another write replaced it already.
+                let cached = state.cache.of(kind).ok().and_then(|objects| objects.get(&key));
+                cached
+                    .filter(|cached| cached.revision == revision)
+                    .unwrap_or_else(|| Arc::new(Object::stamped(kind, key, revision, &bytes)))
+            }))
+        }
+        Err(coracle_store::Error::Conflict { found }) => {
+            if let Some(found) = found {
+                state.cache.reach(found).await.map_err(Failed::Other)?;
+            }
+            Err(Failed::Conflict)
+        }
+        Err(error) => Err(Failed::Other(error.into())),
+    }
+}
+
+/// A field of the metadata as text.
+pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+    object["metadata"][field].as_str().unwrap_or_default()
+}
+
+/// Whether a resourceVersion that a client gave fits an object; an empty one always does.
+pub(crate) fn check_revision(kind: &Kind, old: &Value, given: &Value) -> Result<()> {
+    let given = given.as_str().unwrap_or_default();
+    if given.is_empty() || given == "0" || given == text(old, "resourceVersion") {
+        return Ok(());
+    }
+    Err(ApiError::modified(kind, text(old, "name")))
+}
+
+/// The metadata of an object as a map, made if absent.
+pub(crate) fn metadata_mut(object: &mut Value) -> Option<&mut serde_json::Map<String, Value>> {
+    let object = object.as_object_mut()?;
+    object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
+}

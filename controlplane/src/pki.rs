@@ -1,0 +1,227 @@
+//! The cluster's certificates and keys: made at first start, checked and completed at every start.
+//!
+//! Certificates are valid from an hour ago, for clocks that differ, and for ten years, for machines
+//! that nobody visits. One that will not do any more (another address, another authority, soon
+//! over) is made anew from the same authority.
+
+mod file;
+mod leaf;
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+
+pub use leaf::{Leaf, Usage};
+
+/// Why the certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PkiError {
+    /// A file cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file cannot be written.
+    #[error("cannot write {path}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file holds something else than it should.
+    #[error("{path} holds no usable key or certificate")]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: rcgen::Error,
+    },
+    /// A certificate cannot be made.
+    #[error("cannot make the certificate {name}")]
+    Issue {
+        /// Its file name without ending.
+        name: String,
+        /// Why.
+        #[source]
+        source: rcgen::Error,
+    },
+}
+
+/// The directory of keys and certificates, with the authority ready to sign.
+pub struct Pki {
+    dir: PathBuf,
+    authority: Issuer<'static, KeyPair>,
+    authority_pem: String,
+}
+
+/// A certificate and its key, as PEM and where they lie.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The certificate.
+    pub certificate: String,
+    /// The key.
+    pub key: String,
+    /// The certificate's file.
+    pub certificate_path: PathBuf,
+    /// The key's file.
+    pub key_path: PathBuf,
+}
+
+impl Pki {
+    /// Opens the directory, making the authority if it is not there.
+    ///
+    /// # Errors
+    /// [`PkiError`] when files cannot be read, understood or written.
+    pub fn open(dir: &Path) -> Result<Self, PkiError> {
+        std::fs::create_dir_all(dir).map_err(|source| PkiError::Write { path: dir.to_owned(), source })?;
+        let (certificate_path, key_path) = (dir.join("ca.crt"), dir.join("ca.key"));
+        if !certificate_path.exists() {
+            make_authority(&certificate_path, &key_path)?;
+        }
+        let authority_pem = file::read(&certificate_path)?;
+        let key = KeyPair::from_pem(&file::read(&key_path)?)
+            .map_err(|source| PkiError::Unusable { path: key_path, source })?;
+        let authority = Issuer::from_ca_cert_pem(&authority_pem, key)
+            .map_err(|source| PkiError::Unusable { path: certificate_path, source })?;
+        Ok(Self { dir: dir.to_owned(), authority, authority_pem })
+    }
+
+    /// The authority's certificate, PEM.
+    #[must_use]
+    pub fn authority_pem(&self) -> &str {
+        &self.authority_pem
+    }
+
+    /// The authority's certificate file.
+    #[must_use]
+    pub fn authority_path(&self) -> PathBuf {
+        self.dir.join("ca.crt")
+    }
+
+    /// The certificate of that file name, made or made anew if what is there will not do.
+    ///
+    /// # Errors
+    /// [`PkiError`] when files cannot be read or written.
+    pub fn pair(&self, name: &str, leaf: &Leaf) -> Result<Pair, PkiError> {
+        let certificate_path = self.dir.join(format!("{name}.crt"));
+        let key_path = self.dir.join(format!("{name}.key"));
+        if let (Ok(certificate), Ok(key)) = (file::read(&certificate_path), file::read(&key_path))
+            && leaf.is_met_by(&certificate, &key, &self.authority_pem)
+        {
+            return Ok(Pair { certificate, key, certificate_path, key_path });
+        }
+        let issued = leaf.issue(&self.authority);
+        let (certificate, key) = issued.map_err(|source| PkiError::Issue { name: name.to_owned(), source })?;
+        file::write(&key_path, &key, 0o600)?;
+        file::write(&certificate_path, &certificate, 0o644)?;
+        Ok(Pair { certificate, key, certificate_path, key_path })
+    }
+
+    /// The key that signs service-account tokens, PKCS#8; its public half lies beside it.
+    ///
+    /// # Errors
+    /// [`PkiError`] when files cannot be read, understood or written.
+    pub fn service_account_key(&self) -> Result<Vec<u8>, PkiError> {
+        let path = self.dir.join("sa.key");
+        if !path.exists() {
+            let key = KeyPair::generate();
+            let key = key.map_err(|source| PkiError::Issue { name: "sa".to_owned(), source })?;
+            file::write(&self.dir.join("sa.pub"), &key.public_key_pem(), 0o644)?;
+            file::write(&path, &key.serialize_pem(), 0o600)?;
+        }
+        let key = KeyPair::from_pem(&file::read(&path)?);
+        Ok(key.map_err(|source| PkiError::Unusable { path, source })?.serialize_der())
+    }
+
+    /// Writes a file with a key in it beside the state, for its owner alone.
+    ///
+    /// # Errors
+    /// [`PkiError::Write`].
+    pub fn write_secret(path: &Path, text: &str) -> Result<(), PkiError> {
+        file::write(path, text, 0o600)
+    }
+}
+
+fn make_authority(certificate_path: &Path, key_path: &Path) -> Result<(), PkiError> {
+    let issue = |source| PkiError::Issue { name: "ca".to_owned(), source };
+    let key = KeyPair::generate().map_err(issue)?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "coracle-ca");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages =
+        vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
+    leaf::set_validity(&mut params);
+    let certificate = params.self_signed(&key).map_err(issue)?;
+    file::write(key_path, &key.serialize_pem(), 0o600)?;
+    file::write(certificate_path, &certificate.pem(), 0o644)
+}
+
+/// The names and addresses by which clients know the apiserver.
+#[must_use]
+pub fn apiserver_leaf(names: &[String], addresses: &[IpAddr]) -> Leaf {
+    let fixed = [
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+        "localhost",
+    ];
+    let names = fixed.into_iter().map(str::to_owned).chain(names.iter().cloned()).collect();
+    Leaf { common_name: "kube-apiserver".to_owned(), organization: None, usage: Usage::Server, names, addresses: addresses.to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_kept_until_it_will_not_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let pki = Pki::open(dir.path()).unwrap();
+        let leaf = apiserver_leaf(&["host".into()], &["10.0.0.1".parse().unwrap()]);
+        let first = pki.pair("apiserver", &leaf).unwrap();
+        let pki = Pki::open(dir.path()).unwrap();
+        assert_eq!(pki.pair("apiserver", &leaf).unwrap().certificate, first.certificate);
+        let moved = apiserver_leaf(&["host".into()], &["10.0.0.2".parse().unwrap()]);
+        assert_ne!(pki.pair("apiserver", &moved).unwrap().certificate, first.certificate);
+        assert_eq!(pki.service_account_key().unwrap(), pki.service_account_key().unwrap());
+        for key in ["ca.key", "apiserver.key", "sa.key"] {
+            let mode = std::fs::metadata(dir.path().join(key)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{key}");
+        }
+    }
+
+    #[test]
+    fn another_authority_makes_other_certificates() {
+        let dir = tempfile::tempdir().unwrap();
+        let leaf = Leaf::client("kubernetes-admin", Some("system:masters"));
+        let first = Pki::open(dir.path()).unwrap().pair("admin", &leaf).unwrap();
+        std::fs::remove_file(dir.path().join("ca.crt")).unwrap();
+        let second = Pki::open(dir.path()).unwrap().pair("admin", &leaf).unwrap();
+        assert_ne!(first.certificate, second.certificate);
+    }
+
+    #[test]
+    fn a_torn_authority_is_one_clear_error() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(Pki::open(dir.path()).unwrap());
+        std::fs::write(dir.path().join("ca.key"), "torn").unwrap();
+        let Err(error) = Pki::open(dir.path()) else { panic!("opened") };
+        assert!(error.to_string().contains("ca.key holds no usable key"));
+    }
+}

@@ -1,0 +1,296 @@
+//! Wires the parts and starts them.
+
+use std::{
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use coracle_apiserver::{Apiserver, ApiserverConfig, KubeletTls, OpenError, User};
+use coracle_controllers::ControllersConfig;
+use coracle_scheduler::SchedulerConfig;
+use coracle_store::{Embedded, EmbeddedOptions};
+use ipnetwork::{IpNetwork, Ipv4Network};
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    kubeconfig,
+    pki::{self, Leaf, Pki, PkiError, Usage},
+    tls::{self, TlsError},
+};
+
+const DOMAIN: &str = "cluster.local";
+
+/// Settings of the control plane.
+#[derive(Clone, Debug)]
+pub struct ControlPlaneConfig {
+    /// What outlives a boot: `store/`, `pki/`, `admin.kubeconfig`.
+    pub state_dir: PathBuf,
+    /// Where the API listens.
+    pub listen: SocketAddr,
+    /// The address by which nodes and pods reach the API; `None` finds the machine's own.
+    pub advertise: Option<IpAddr>,
+    /// Further names and addresses by which clients reach the API.
+    pub serving_names: Vec<String>,
+    /// Addresses of pods; nodes get parts of it.
+    pub cluster_cidr: IpNetwork,
+    /// Addresses of services.
+    pub service_cidr: Ipv4Network,
+    /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
+    pub token_file: Option<PathBuf>,
+}
+
+/// Why the control plane did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The store cannot be opened: in use, damaged, or on a disk that cannot be written.
+    #[error("the control plane cannot open its store")]
+    Store(#[source] coracle_store::Error),
+    /// Keys and certificates cannot be used.
+    #[error("the control plane cannot use its keys and certificates")]
+    Pki(#[source] PkiError),
+    /// Certificates cannot be used for TLS.
+    #[error("the control plane cannot set up TLS")]
+    Tls(#[source] TlsError),
+    /// The address cannot be listened on.
+    #[error("the API cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The apiserver cannot start.
+    #[error("the API cannot start")]
+    Apiserver(#[source] OpenError),
+}
+
+/// A running control plane.
+pub struct ControlPlane {
+    api: Apiserver,
+    pki: Pki,
+    address: SocketAddr,
+    kubeconfig: PathBuf,
+    tasks: TaskTracker,
+}
+
+/// What a node needs to be one.
+#[derive(Clone)]
+pub struct NodeIdentity {
+    /// Client within this process, as `system:node:<name>`.
+    pub client: kube::Client,
+    /// Certificate of the node's own API.
+    pub serving_cert: PathBuf,
+    /// Its key.
+    pub serving_key: PathBuf,
+    /// The authority whose clients may call the node's API.
+    pub client_ca: PathBuf,
+    /// Kubeconfig for a node in a process of its own.
+    pub kubeconfig: PathBuf,
+}
+
+// === impl ControlPlaneConfig ===
+
+impl ControlPlaneConfig {
+    /// The settings of `coracle up`, with the state in a directory.
+    #[must_use]
+    pub fn new(state_dir: &Path) -> Self {
+        // A prefix of 16 bits is always valid; the error cannot happen.
+        let network = |a, b| Ipv4Network::new(Ipv4Addr::new(a, b, 0, 0), 16).unwrap_or_else(|_| Ipv4Addr::UNSPECIFIED.into());
+        Self {
+            state_dir: state_dir.to_owned(),
+            listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 6443)),
+            advertise: None,
+            serving_names: Vec::new(),
+            cluster_cidr: IpNetwork::V4(network(10, 42)),
+            service_cidr: network(10, 43),
+            token_file: None,
+        }
+    }
+}
+
+/// Starts the control plane; when this returns, the API answers. Cancelling `shutdown` stops it.
+///
+/// # Errors
+/// [`Error`], and then nothing runs.
+pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> Result<ControlPlane, Error> {
+    // The store's lock comes first: who has it may write the rest of the directory.
+    let store = Embedded::open(&config.state_dir.join("store"), &EmbeddedOptions::default());
+    let store = Arc::new(store.map_err(Error::Store)?);
+    let pki = Pki::open(&config.state_dir.join("pki")).map_err(Error::Pki)?;
+    let failed = |source| Error::Listen { address: config.listen, source };
+    let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let address = SocketAddr::new(config.advertise.unwrap_or_else(|| own_address(bound.ip())), bound.port());
+    let tls = serving_tls(&config, &pki, address)?;
+    let stopped = shutdown.child_token();
+    let settings = apiserver_config(&config, &pki, address)?;
+    let api = Apiserver::open(settings, store, stopped.clone()).await;
+    let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
+    let kubeconfig = config.state_dir.join("admin.kubeconfig");
+    let local = local_server(bound);
+    write_client_kubeconfigs(&pki, &kubeconfig, &local).map_err(Error::Pki)?;
+    let tasks = TaskTracker::new();
+    tasks.spawn(api.clone().serve(listener, tls));
+    let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks };
+    plane.start_clients(&config, &stopped);
+    Ok(plane)
+}
+
+fn serving_tls(config: &ControlPlaneConfig, pki: &Pki, address: SocketAddr) -> Result<Arc<rustls::ServerConfig>, Error> {
+    let (mut names, mut addresses) = (Vec::new(), vec![IpAddr::V4(Ipv4Addr::LOCALHOST), address.ip()]);
+    addresses.extend(config.service_cidr.nth(1).map(IpAddr::V4));
+    for name in &config.serving_names {
+        match name.parse() {
+            Ok(address) => addresses.push(address),
+            Err(_name) => names.push(name.clone()),
+        }
+    }
+    names.extend(host_name());
+    if !config.listen.ip().is_unspecified() {
+        addresses.push(config.listen.ip());
+    }
+    let pair = pki.pair("apiserver", &pki::apiserver_leaf(&names, &addresses)).map_err(Error::Pki)?;
+    tls::server(&pair, pki.authority_pem()).map_err(Error::Tls)
+}
+
+fn apiserver_config(config: &ControlPlaneConfig, pki: &Pki, address: SocketAddr) -> Result<ApiserverConfig, Error> {
+    let leaf = Leaf::client("kube-apiserver-kubelet-client", Some("system:masters"));
+    let pair = pki.pair("apiserver-kubelet-client", &leaf).map_err(Error::Pki)?;
+    Ok(ApiserverConfig {
+        advertise: address,
+        service_cidr: config.service_cidr,
+        service_account_key: pki.service_account_key().map_err(Error::Pki)?,
+        issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
+        token_file: config.token_file.clone(),
+        kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
+    })
+}
+
+/// The people's kubeconfig, and certificates for parts that run elsewhere.
+fn write_client_kubeconfigs(pki: &Pki, path: &Path, server: &str) -> Result<(), PkiError> {
+    for (name, user) in
+        [("controller-manager", "system:kube-controller-manager"), ("scheduler", "system:kube-scheduler")]
+    {
+        pki.pair(name, &Leaf::client(user, None))?;
+    }
+    let admin = pki.pair("admin", &Leaf::client("kubernetes-admin", Some("system:masters")))?;
+    let text = kubeconfig::text(server, pki.authority_pem(), "kubernetes-admin", &admin);
+    write_if_changed(path, &text)
+}
+
+fn write_if_changed(path: &Path, text: &str) -> Result<(), PkiError> {
+    if std::fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    Pki::write_secret(path, text)
+}
+
+/// The server's URL for clients on this machine.
+fn local_server(bound: SocketAddr) -> String {
+    let ip = if bound.ip().is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { bound.ip() };
+    format!("https://{}", SocketAddr::new(ip, bound.port()))
+}
+
+/// The address that this machine would use towards others; no packet is sent. Loopback without a network.
+fn own_address(listen: IpAddr) -> IpAddr {
+    if !listen.is_unspecified() {
+        return listen;
+    }
+    let routed = || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+        // 192.0.2.0/24 is for documentation: it is routed like any far address and belongs to nobody.
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+        Some(socket.local_addr().ok()?.ip())
+    };
+    routed().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+}
+
+fn host_name() -> Option<String> {
+    let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
+    let valid = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
+    valid.then(|| name.to_ascii_lowercase())
+}
+
+// === impl ControlPlane ===
+
+impl ControlPlane {
+    fn start_clients(&self, config: &ControlPlaneConfig, shutdown: &CancellationToken) {
+        let controllers = ControllersConfig {
+            cluster_cidrs: vec![config.cluster_cidr],
+            root_ca_pem: Some(self.pki.authority_pem().to_owned()),
+            ..ControllersConfig::default()
+        };
+        let client = self.client("system:kube-controller-manager", &[]);
+        self.tasks.spawn(coracle_controllers::run(client, controllers, shutdown.clone()));
+        let client = self.client("system:kube-scheduler", &[]);
+        self.tasks.spawn(coracle_scheduler::run(client, SchedulerConfig::default(), shutdown.clone()));
+    }
+
+    /// A client within this process, as any user. Must be called within a tokio runtime.
+    #[must_use]
+    pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
+        let (api, user) = (self.api.clone(), User::new(user, groups));
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (api, user) = (api.clone(), user.clone());
+            async move { Ok::<_, Infallible>(api.handle(request, Some(user)).await) }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    /// The cluster's keys and certificates.
+    #[must_use]
+    pub fn pki(&self) -> &Pki {
+        &self.pki
+    }
+
+    /// Where the API listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The administrator's kubeconfig.
+    #[must_use]
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// What the node of this name, at these addresses, needs.
+    ///
+    /// # Errors
+    /// [`PkiError`] when its certificates cannot be made or written.
+    pub fn node_identity(&self, name: &str, addresses: &[IpAddr]) -> Result<NodeIdentity, PkiError> {
+        let user = format!("system:node:{name}");
+        let mut all = addresses.to_vec();
+        all.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let serving = Leaf {
+            common_name: user.clone(),
+            organization: Some("system:nodes".to_owned()),
+            usage: Usage::Server,
+            names: vec![name.to_owned(), "localhost".to_owned()],
+            addresses: all,
+        };
+        let serving = self.pki.pair("kubelet", &serving)?;
+        let client = self.pki.pair("kubelet-client", &Leaf::client(&user, Some("system:nodes")))?;
+        let kubeconfig = self.kubeconfig.with_file_name("kubelet.kubeconfig");
+        let text = kubeconfig::text(&local_server(self.address), self.pki.authority_pem(), &user, &client);
+        write_if_changed(&kubeconfig, &text)?;
+        Ok(NodeIdentity {
+            client: self.client(&user, &["system:nodes"]),
+            serving_cert: serving.certificate_path,
+            serving_key: serving.key_path,
+            client_ca: self.pki.authority_path(),
+            kubeconfig,
+        })
+    }
+
+    /// Waits until everything ended, after the shutdown was asked for.
+    pub async fn stopped(self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}

@@ -1,0 +1,77 @@
+//! TLS settings from certificates: ring alone, so that a static build needs no second C toolchain.
+
+use std::sync::Arc;
+
+use rustls::{
+    ClientConfig, RootCertStore, ServerConfig,
+    crypto::{CryptoProvider, ring},
+    server::WebPkiClientVerifier,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+
+use crate::pki::Pair;
+
+/// Why a certificate cannot be used for TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// Not PEM.
+    #[error("a certificate or key is not PEM")]
+    Pem(#[source] rustls_pki_types::pem::Error),
+    /// Not usable together.
+    #[error("a certificate and its key cannot be used")]
+    Rustls(#[source] rustls::Error),
+    /// The authority cannot verify clients.
+    #[error("the authority cannot verify clients")]
+    Verifier(#[source] rustls::server::VerifierBuilderError),
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn roots(authority: &str) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(authority.as_bytes()) {
+        roots.add(certificate.map_err(TlsError::Pem)?).map_err(TlsError::Rustls)?;
+    }
+    Ok(roots)
+}
+
+type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+fn chain(pair: &Pair) -> Result<Chain, TlsError> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect();
+    let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).map_err(TlsError::Pem)?;
+    Ok((certificates.map_err(TlsError::Pem)?, key))
+}
+
+/// The apiserver's side: clients may show a certificate, which must then be the authority's.
+pub(crate) fn server(pair: &Pair, authority: &str) -> Result<Arc<ServerConfig>, TlsError> {
+    let (certificates, key) = chain(pair)?;
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(authority)?), provider())
+        .allow_unauthenticated()
+        .build()
+        .map_err(TlsError::Verifier)?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Rustls)?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(certificates, key)
+        .map_err(TlsError::Rustls)?;
+    // WebSocket upgrades need HTTP/1.1, so it stays on offer.
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// A client's side, towards servers with the authority's certificates.
+pub(crate) fn client(pair: &Pair, authority: &str) -> Result<Arc<ClientConfig>, TlsError> {
+    let (certificates, key) = chain(pair)?;
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(TlsError::Rustls)?
+        .with_root_certificates(roots(authority)?)
+        .with_client_auth_cert(certificates, key)
+        .map_err(TlsError::Rustls)?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
