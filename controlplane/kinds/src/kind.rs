@@ -5,6 +5,12 @@ use serde_json::Value;
 use crate::selector::Field;
 use crate::validate::Causes;
 
+mod rows;
+#[cfg(test)]
+mod tests;
+
+pub use self::rows::KINDS;
+
 /// What the API serves under one resource name.
 pub struct Kind {
     /// API group, empty for the core group.
@@ -48,10 +54,23 @@ pub(crate) struct Rules {
     pub(crate) name: NameRule,
     /// Whether an update without a resourceVersion may overwrite.
     pub(crate) unconditional_update: bool,
+    /// Where the kind has a status, what a new object's is, and when its generation grows.
+    pub(crate) writes: Writes,
     /// Table columns.
     pub(crate) columns: &'static [crate::table::Column],
     /// Table cells of one object.
     pub(crate) cells: fn(&Value, jiff::Timestamp) -> Vec<Value>,
+}
+
+/// How writes treat status and generation.
+#[derive(Clone, Copy)]
+pub(crate) struct Writes {
+    /// Whether there is a status that only `/status` may change.
+    pub(crate) status: bool,
+    /// Whether `metadata.generation` counts changes of the spec.
+    pub(crate) generation: bool,
+    /// What is special for a new object, after its status was dropped.
+    pub(crate) create: fn(&mut Value),
 }
 
 /// Rule for `metadata.name`.
@@ -82,9 +101,6 @@ pub struct Subresource {
     pub verbs: &'static [&'static str],
 }
 
-/// Every kind that is served.
-pub static KINDS: &[Kind] = &[];
-
 /// The kind served under a resource name.
 pub fn by_resource(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.plural == plural && kind.group == group && kind.version == version)
@@ -96,9 +112,37 @@ pub fn by_kind(api_version: &str, name: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.kind == name && kind.group == group && kind.version == version)
 }
 
+/// Kinds that are only bodies of requests and answers.
+const VIRTUAL: &[(&str, &str, &str)] = &[
+    ("v1", "Binding", "io.k8s.api.core.v1.Binding"),
+    ("v1", "Status", "io.k8s.apimachinery.pkg.apis.meta.v1.Status"),
+    ("autoscaling/v1", "Scale", "io.k8s.api.autoscaling.v1.Scale"),
+    ("policy/v1", "Eviction", "io.k8s.api.policy.v1.Eviction"),
+    ("authentication.k8s.io/v1", "TokenRequest", "io.k8s.api.authentication.v1.TokenRequest"),
+];
+
 /// The OpenAPI definition of any kind that bodies may have, served or virtual (Scale, DeleteOptions, Binding, …).
 pub fn schema_of(api_version: &str, name: &str) -> Option<&'static str> {
-    by_kind(api_version, name).map(|kind| kind.schema)
+    if name == "DeleteOptions" {
+        return Some("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions");
+    }
+    let found = VIRTUAL.iter().find(|(version, kind, _)| *version == api_version && *kind == name);
+    found.map(|(_, _, schema)| *schema).or_else(|| by_kind(api_version, name).map(|kind| kind.schema))
+}
+
+/// The kinds of a group version, in the order of their resource names.
+pub fn of_version(group: &str, version: &str) -> Vec<&'static Kind> {
+    let mut kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.group == group && kind.version == version).collect();
+    kinds.sort_by_key(|kind| kind.plural);
+    kinds
+}
+
+/// All group versions, the core group first.
+pub fn group_versions() -> Vec<(&'static str, &'static str)> {
+    let mut all: Vec<(&str, &str)> = KINDS.iter().map(|kind| (kind.group, kind.version)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 // === impl Kind ===

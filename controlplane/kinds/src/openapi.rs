@@ -1,6 +1,18 @@
-//! OpenAPI v3 documents with the minimal paths that clients look for.
+//! OpenAPI v3 documents: the definitions with their descriptions, and the few paths that clients look for.
+//!
+//! kubectl finds a kind through a path whose operations carry `x-kubernetes-group-version-kind`, takes server-side
+//! field validation from the `fieldValidation` parameter of its PATCH, and strategic merge from the PATCH's body
+//! types. Documents are made anew for each request and not kept: clients keep them, under the content hash.
 
-use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::LazyLock;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha512};
+
+use crate::kind::{self, Kind};
+use crate::schema::model::definitions_text;
 
 /// One group version's document.
 #[derive(Clone, Debug)]
@@ -11,12 +23,215 @@ pub struct Document {
     pub hash: String,
 }
 
+/// The documents' hashes, by path.
+static HASHES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
+    let text = definitions_text();
+    let definitions = Definitions::read(&text);
+    kind::group_versions()
+        .into_iter()
+        .map(|(group, version)| {
+            (path_of(group, version), hash(&definitions.document(group, version)))
+        })
+        .collect()
+});
+
 /// `/openapi/v3`: path → URL with content hash.
 pub fn root() -> Value {
-    Value::Null
+    let paths: Map<String, Value> = HASHES
+        .iter()
+        .map(|(path, hash)| {
+            (path.clone(), json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}")}))
+        })
+        .collect();
+    json!({"paths": paths})
 }
 
 /// The document of `api/v1`, `apis/apps/v1`, …
-pub fn document(_path: &str) -> Option<Document> {
-    None
+pub fn document(path: &str) -> Option<Document> {
+    let (group, version) =
+        kind::group_versions().into_iter().find(|(group, version)| path_of(group, version) == path)?;
+    let text = definitions_text();
+    let body = Definitions::read(&text).document(group, version);
+    Some(Document { hash: hash(&body), body })
+}
+
+fn path_of(group: &str, version: &str) -> String {
+    if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
+}
+
+fn hash(body: &[u8]) -> String {
+    hex::encode_upper(Sha512::digest(body))
+}
+
+/// The definitions as they lie in the inflated text.
+struct Definitions<'a> {
+    version: &'a str,
+    texts: HashMap<&'a str, &'a RawValue>,
+}
+
+#[derive(serde::Deserialize)]
+struct File<'a> {
+    version: &'a str,
+    #[serde(borrow)]
+    definitions: HashMap<&'a str, &'a RawValue>,
+}
+
+impl<'a> Definitions<'a> {
+    fn read(text: &'a str) -> Definitions<'a> {
+        match serde_json::from_str::<File<'_>>(text) {
+            Ok(file) => Definitions { version: file.version, texts: file.definitions },
+            // Not reached: the text is part of the program and read by the unit tests.
+            Err(_) => Definitions { version: "", texts: HashMap::new() },
+        }
+    }
+
+    fn document(&self, group: &str, version: &str) -> Vec<u8> {
+        let kinds = kind::of_version(group, version);
+        let mut paths = Map::new();
+        for kind in &kinds {
+            add_paths(kind, &mut paths);
+        }
+        let schemas: BTreeMap<&str, &RawValue> = self.reachable(&kinds);
+        let document = Page {
+            openapi: "3.0.0",
+            info: json!({"title": "Kubernetes", "version": format!("v{}", self.version)}),
+            paths,
+            components: Components { schemas },
+        };
+        serde_json::to_vec(&document).unwrap_or_default()
+    }
+
+    /// The kinds' definitions, those of their bodies, and all that they refer to.
+    fn reachable(&self, kinds: &[&Kind]) -> BTreeMap<&'a str, &'a RawValue> {
+        let bodies = kinds.iter().flat_map(|kind| kind.subresources).filter_map(|sub| {
+            let api_version =
+                if sub.group.is_empty() { sub.version.to_owned() } else { format!("{}/{}", sub.group, sub.version) };
+            kind::schema_of(&api_version, sub.kind)
+        });
+        let options = kind::schema_of("v1", "DeleteOptions");
+        let mut waiting: Vec<&str> = kinds.iter().map(|kind| kind.schema).chain(bodies).chain(options).collect();
+        let mut seen = BTreeSet::new();
+        let mut found = BTreeMap::new();
+        while let Some(name) = waiting.pop() {
+            let Some((name, text)) = self.texts.get_key_value(name) else { continue };
+            if seen.insert(*name) {
+                found.insert(*name, *text);
+                waiting.extend(references(text.get()));
+            }
+        }
+        found
+    }
+}
+
+#[derive(serde::Serialize)]
+struct Page<'a> {
+    openapi: &'a str,
+    info: Value,
+    paths: Map<String, Value>,
+    components: Components<'a>,
+}
+
+#[derive(serde::Serialize)]
+struct Components<'a> {
+    schemas: BTreeMap<&'a str, &'a RawValue>,
+}
+
+/// Names that a definition's text refers to.
+fn references(text: &str) -> impl Iterator<Item = &str> {
+    text.split("\"$ref\":\"#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next())
+}
+
+fn add_paths(kind: &Kind, paths: &mut Map<String, Value>) {
+    let base = match (kind.group, kind.namespaced) {
+        ("", true) => format!("/api/{}/namespaces/{{namespace}}/{}", kind.version, kind.plural),
+        ("", false) => format!("/api/{}/{}", kind.version, kind.plural),
+        (group, true) => format!("/apis/{group}/{}/namespaces/{{namespace}}/{}", kind.version, kind.plural),
+        (group, false) => format!("/apis/{group}/{}/{}", kind.version, kind.plural),
+    };
+    let reference = format!("#/components/schemas/{}", kind.schema);
+    if kind.has_verb("create") {
+        let mut operations = json!({"post": write_operation(kind, "post", &reference, &["application/json"])});
+        if kind.has_verb("list") {
+            operations["get"] = operation(kind, "list", &reference);
+        }
+        paths.insert(base.clone(), operations);
+    }
+    if kind.has_verb("get") {
+        let mut operations = json!({"get": operation(kind, "get", &reference)});
+        operations["put"] = write_operation(kind, "put", &reference, &["application/json"]);
+        operations["patch"] = write_operation(kind, "patch", &reference, PATCHES);
+        operations["delete"] = operation(kind, "delete", &reference);
+        paths.insert(format!("{base}/{{name}}"), operations);
+    }
+}
+
+const PATCHES: &[&str] = &[
+    "application/json-patch+json",
+    "application/merge-patch+json",
+    "application/strategic-merge-patch+json",
+];
+
+fn operation(kind: &Kind, action: &str, reference: &str) -> Value {
+    json!({
+        "operationId": format!("{action}{}{}{}", kind.group.replace(['.', '-'], ""), kind.version, kind.kind),
+        "responses": {"200": {"description": "OK", "content": {"application/json": {"schema": {"$ref": reference}}}}},
+        "x-kubernetes-action": action,
+        "x-kubernetes-group-version-kind": {"group": kind.group, "kind": kind.kind, "version": kind.version},
+    })
+}
+
+fn write_operation(kind: &Kind, action: &str, reference: &str, types: &[&str]) -> Value {
+    let mut operation = operation(kind, action, reference);
+    let parameters = ["dryRun", "fieldManager", "fieldValidation"]
+        .map(|name| json!({"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": true}}));
+    operation["parameters"] = json!(parameters);
+    let content: Map<String, Value> =
+        types.iter().map(|media| ((*media).to_owned(), json!({"schema": {"$ref": reference}}))).collect();
+    operation["requestBody"] = json!({"content": content, "required": true});
+    operation
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(path: &str) -> Value {
+        serde_json::from_slice(&document(path).unwrap().body).unwrap()
+    }
+
+    #[test]
+    fn the_root_names_every_document_by_its_hash() {
+        let root = root();
+        for (path, entry) in root["paths"].as_object().unwrap() {
+            let hash = document(path).unwrap().hash;
+            assert_eq!(entry["serverRelativeURL"], format!("/openapi/v3/{path}?hash={hash}"));
+        }
+        assert!(root["paths"].get("api/v1").is_some());
+        assert!(root["paths"].get("apis/apps/v1").is_some());
+        assert!(document("apis/apps/v9").is_none());
+    }
+
+    #[test]
+    fn patches_say_what_kubectl_looks_for() {
+        let apps = read("apis/apps/v1");
+        let patch = &apps["paths"]["/apis/apps/v1/namespaces/{namespace}/deployments/{name}"]["patch"];
+        assert_eq!(patch["x-kubernetes-group-version-kind"]["kind"], "Deployment");
+        assert!(patch["requestBody"]["content"].get("application/strategic-merge-patch+json").is_some());
+        assert!(patch["parameters"].as_array().unwrap().iter().any(|p| p["name"] == "fieldValidation"));
+    }
+
+    #[test]
+    fn no_reference_dangles_and_descriptions_are_there() {
+        for path in HASHES.keys() {
+            let document = read(path);
+            let schemas = document["components"]["schemas"].as_object().unwrap();
+            let text = document.to_string();
+            for name in references(&text) {
+                assert!(schemas.contains_key(name), "{name} in {path}");
+            }
+        }
+        let core = read("api/v1");
+        let image = &core["components"]["schemas"]["io.k8s.api.core.v1.Container"]["properties"]["image"];
+        assert!(image["description"].as_str().unwrap().contains("image name"));
+    }
 }

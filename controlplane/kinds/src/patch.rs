@@ -1,9 +1,15 @@
-//! The three patches of RFC 6902, RFC 7386 and Kubernetes' strategic merge.
+//! The three patches: RFC 6902, RFC 7386 and Kubernetes' strategic merge.
 
+mod strategic;
+
+use serde::Deserialize;
 use serde_json::Value;
 
+/// A JSON patch with more operations is refused, as upstream does.
+const MAX_OPERATIONS: usize = 10_000;
+
 /// Why a patch could not be applied.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PatchError {
     /// The patch itself is not one (400).
     #[error("{0}")]
@@ -11,22 +17,37 @@ pub enum PatchError {
     /// The patch does not fit the object (422).
     #[error("{0}")]
     Unprocessable(String),
+    /// The patch has too many operations (413).
+    #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
+    TooLarge(usize),
 }
 
 /// RFC 6902.
 pub fn json(object: &Value, patch: &Value) -> Result<Value, PatchError> {
-    let _ = (object, patch);
-    Ok(Value::Null)
+    let patch = json_patch::Patch::deserialize(patch)
+        .map_err(|error| PatchError::Malformed(format!("error decoding patch: {error}")))?;
+    if patch.0.len() > MAX_OPERATIONS {
+        return Err(PatchError::TooLarge(patch.0.len()));
+    }
+    let mut object = object.clone();
+    json_patch::patch(&mut object, &patch).map_err(|error| PatchError::Unprocessable(error.to_string()))?;
+    Ok(object)
 }
 
 /// RFC 7386.
 pub fn merge(object: &Value, patch: &Value) -> Result<Value, PatchError> {
-    let _ = (object, patch);
-    Ok(Value::Null)
+    if !patch.is_object() {
+        return Err(PatchError::Malformed("error decoding patch: a merge patch must be an object".to_owned()));
+    }
+    let mut object = object.clone();
+    json_patch::merge(&mut object, patch);
+    Ok(object)
 }
 
 /// Strategic merge, by the patch markers of the named definition.
 pub fn strategic(schema: &str, object: &Value, patch: &Value) -> Result<Value, PatchError> {
-    let _ = (schema, object, patch);
-    Ok(Value::Null)
+    strategic::apply(schema, object, patch)
 }
+
+#[cfg(test)]
+mod tests;

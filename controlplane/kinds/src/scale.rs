@@ -1,18 +1,76 @@
 //! The `scale` subresource of workloads.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::Kind;
-use crate::validate::Cause;
+use crate::selector::LabelSelector;
+use crate::validate::{Cause, Causes, Path};
 
 /// The `autoscaling/v1` Scale of a workload.
-pub fn read(kind: &Kind, workload: &Value) -> Value {
-    let _ = (kind, workload);
-    Value::Null
+pub fn read(_kind: &Kind, workload: &Value) -> Value {
+    let mut metadata = Map::new();
+    for name in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
+        if let Some(value) = workload["metadata"].get(name) {
+            metadata.insert(name.to_owned(), value.clone());
+        }
+    }
+    let count = |part: &str| workload[part]["replicas"].as_i64().unwrap_or(0);
+    let selector = LabelSelector::from_object(&workload["spec"]["selector"]).unwrap_or_default();
+    json!({
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": metadata,
+        "spec": {"replicas": count("spec")},
+        "status": {"replicas": count("status"), "selector": selector.to_string()},
+    })
 }
 
-/// Writes a Scale's replicas (and resourceVersion, when given) into the workload.
-pub fn apply(kind: &Kind, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
-    let _ = (kind, workload, scale);
+/// Writes a Scale's replicas (and its resourceVersion, when given, as the update's precondition) into the workload.
+pub fn apply(_kind: &Kind, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
+    let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
+    let mut causes = Causes::default();
+    let path = Path::root("spec").field("replicas");
+    if replicas < 0 {
+        causes.invalid(&path, &replicas.into(), "must be greater than or equal to 0");
+    }
+    let mut same = |name: &str| {
+        let (given, stored) = (&scale["metadata"][name], &workload["metadata"][name]);
+        if !given.is_null() && given != stored {
+            causes.invalid(&Path::root("metadata").field(name), given, "field is immutable");
+        }
+    };
+    same("name");
+    same("uid");
+    if !causes.is_empty() {
+        return Err(causes.into_list());
+    }
+    workload["spec"]["replicas"] = replicas.into();
+    if let Some(version) = scale["metadata"].get("resourceVersion").filter(|version| !version.is_null()) {
+        workload["metadata"]["resourceVersion"] = version.clone();
+    }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::by_kind;
+
+    #[test]
+    fn a_scale_is_read_and_applied() {
+        let kind = by_kind("apps/v1", "Deployment").unwrap();
+        let mut workload = json!({"metadata": {"name": "d", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": {"x": "y"}},
+            "spec": {"replicas": 2, "selector": {"matchLabels": {"b": "1", "a": "2"}}}, "status": {"replicas": 1}});
+        let mut scale = read(kind, &workload);
+        let expect = json!({"kind": "Scale", "apiVersion": "autoscaling/v1",
+            "metadata": {"name": "d", "namespace": "n", "uid": "u", "resourceVersion": "7"},
+            "spec": {"replicas": 2}, "status": {"replicas": 1, "selector": "a=2,b=1"}});
+        assert_eq!(scale, expect);
+        scale["spec"]["replicas"] = 5.into();
+        assert_eq!(apply(kind, &mut workload, &scale), Ok(()));
+        assert_eq!(workload["spec"]["replicas"], 5);
+        scale["spec"]["replicas"] = (-1).into();
+        let causes = apply(kind, &mut workload, &scale).unwrap_err();
+        assert_eq!(causes[0].message, "Invalid value: -1: must be greater than or equal to 0");
+    }
 }

@@ -1,9 +1,13 @@
 //! Types of fields: decoding, unknown and duplicate fields.
 
+mod check;
+pub(crate) mod model;
+mod parse;
+
 use serde_json::Value;
 
 /// `fieldValidation` of a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {
     /// Unknown and duplicate fields are dropped silently.
     Ignore,
@@ -43,13 +47,35 @@ pub enum SchemaError {
 
 /// Reads JSON, noting duplicate keys.
 pub fn parse_json(bytes: &[u8]) -> Result<Parsed, SchemaError> {
-    let value = serde_json::from_slice(bytes).map_err(|error| SchemaError::Syntax(error.to_string()))?;
-    Ok(Parsed { value, duplicates: Vec::new() })
+    parse::parse(bytes).map_err(|error| SchemaError::Syntax(error.to_string()))
 }
 
-/// Checks types against the definition of the object's own apiVersion and kind, drops unknown fields and nulls.
-/// Returns warnings (`unknown field "spec.foo"`).
-pub fn decode(schema: &str, parsed: Parsed, validation: FieldValidation) -> Result<(Value, Vec<String>), SchemaError> {
-    let _ = (schema, validation);
-    Ok((parsed.value, Vec::new()))
+/// Checks an object against the named definition (see [`crate::kind::schema_of`]) and brings it into canonical form:
+/// unknown fields, nulls and empty lists dropped, times and quantities rewritten. Returns the object and warnings
+/// such as `unknown field "spec.foo"`.
+pub fn decode(
+    schema: &str,
+    parsed: Parsed,
+    validation: FieldValidation,
+) -> Result<(Value, Vec<String>), SchemaError> {
+    let Parsed { mut value, duplicates } = parsed;
+    let problem = |value: &Value, problem: String| {
+        let api_version = value["apiVersion"].as_str().unwrap_or_default();
+        let version = api_version.rsplit('/').next().unwrap_or_default().to_owned();
+        SchemaError::Decode { kind: value["kind"].as_str().unwrap_or_default().to_owned(), version, problem }
+    };
+    let Some(definition) = model::schemas().find(schema) else {
+        return Err(problem(&value, format!("no definition {schema}")));
+    };
+    let mut notes = check::conform(definition, &mut value).map_err(|error| problem(&value, error))?;
+    notes.splice(0..0, duplicates);
+    match validation {
+        FieldValidation::Ignore => Ok((value, Vec::new())),
+        FieldValidation::Warn => Ok((value, notes)),
+        FieldValidation::Strict if notes.is_empty() => Ok((value, notes)),
+        FieldValidation::Strict => Err(problem(&value, format!("strict decoding error: {}", notes.join(", ")))),
+    }
 }
+
+#[cfg(test)]
+mod tests;

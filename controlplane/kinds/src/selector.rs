@@ -1,6 +1,12 @@
 //! Label and field selectors.
 
+pub(crate) mod fields;
+mod label;
+
 use serde_json::Value;
+
+pub use self::label::{LabelSelector, Requirement};
+use crate::Kind;
 
 /// A field that lists and watches can select by.
 #[derive(Clone, Copy)]
@@ -14,75 +20,50 @@ pub struct Field {
 /// Why a selector cannot be understood (400).
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SelectorError {
-    /// Syntax.
+    /// A label selector's syntax.
     #[error("unable to parse requirement: {0}")]
-    Syntax(String),
+    Label(String),
+    /// A field selector's syntax.
+    #[error("invalid selector: '{0}'; can't understand '{1}'")]
+    Field(String, String),
     /// The kind does not know the field.
     #[error("field label not supported: {0}")]
     UnknownField(String),
-}
-
-/// One requirement on labels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Requirement {
-    /// `k in (a,b)`, `k=a`.
-    In(String, Vec<String>),
-    /// `k notin (a,b)`, `k!=a`: also true without the label.
-    NotIn(String, Vec<String>),
-    /// `k`.
-    Exists(String),
-    /// `!k`.
-    Absent(String),
-}
-
-/// All of the requirements on labels.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct LabelSelector {
-    /// All must hold.
-    pub requirements: Vec<Requirement>,
+    /// An operator of a LabelSelector object.
+    #[error("{0:?} is not a valid label selector operator")]
+    Operator(String),
 }
 
 /// All of the requirements on fields.
 #[derive(Clone, Default)]
 pub struct FieldSelector {
-    terms: Vec<(Field, bool, String)>,
+    terms: Vec<Term>,
 }
 
-impl LabelSelector {
-    /// `a=b,c in (d,e),!f`.
-    pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
-        let _ = text;
-        Ok(LabelSelector::default())
-    }
-
-    /// `{matchLabels: …, matchExpressions: …}`; null or absent selects nothing, so it is an error of the caller.
-    pub fn from_object(object: &Value) -> Result<LabelSelector, SelectorError> {
-        let _ = object;
-        Ok(LabelSelector::default())
-    }
-
-    /// Whether nothing is required.
-    pub fn is_empty(&self) -> bool {
-        self.requirements.is_empty()
-    }
-
-    /// Whether a `labels` map (or null) meets all requirements.
-    pub fn matches(&self, labels: &Value) -> bool {
-        let _ = labels;
-        true
-    }
-
-    /// Whether an object's labels meet all requirements.
-    pub fn matches_object(&self, object: &Value) -> bool {
-        self.matches(&object["metadata"]["labels"])
-    }
+#[derive(Clone)]
+struct Term {
+    field: Field,
+    equal: bool,
+    value: String,
 }
+
+// === impl FieldSelector ===
 
 impl FieldSelector {
     /// `spec.nodeName=a,status.phase!=Failed`, on the fields that the kind knows.
-    pub fn parse(kind: &crate::Kind, text: &str) -> Result<FieldSelector, SelectorError> {
-        let _ = (kind, text);
-        Ok(FieldSelector::default())
+    pub fn parse(kind: &Kind, text: &str) -> Result<FieldSelector, SelectorError> {
+        let mut terms = Vec::new();
+        for part in split_terms(text) {
+            if part.is_empty() {
+                continue;
+            }
+            let wrong = || SelectorError::Field(text.to_owned(), part.to_owned());
+            let (name, equal, value) = split_term(part).ok_or_else(wrong)?;
+            let known = fields::COMMON.iter().chain(kind.fields).find(|field| field.name == name);
+            let field = *known.ok_or_else(|| SelectorError::UnknownField(name.to_owned()))?;
+            terms.push(Term { field, equal, value: unescape(value).ok_or_else(wrong)? });
+        }
+        Ok(FieldSelector { terms })
     }
 
     /// Whether nothing is required.
@@ -97,11 +78,90 @@ impl FieldSelector {
 
     /// The value that `field=value` asks for, if it does.
     pub fn exact(&self, field: &str) -> Option<&str> {
-        self.terms.iter().find(|(f, equal, _)| *equal && f.name == field).map(|(_, _, value)| value.as_str())
+        let term = self.terms.iter().find(|term| term.equal && term.field.name == field)?;
+        Some(&term.value)
     }
 
     /// Whether an object meets all requirements.
     pub fn matches(&self, object: &Value) -> bool {
-        self.terms.iter().all(|(field, equal, value)| ((field.value)(object) == *value) == *equal)
+        self.terms.iter().all(|term| ((term.field.value)(object) == term.value) == term.equal)
+    }
+}
+
+/// Splits at commas that no backslash escapes.
+fn split_terms(text: &str) -> Vec<&str> {
+    let (mut parts, mut start, mut escaped) = (Vec::new(), 0, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ',' => {
+                parts.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[start..]);
+    parts
+}
+
+fn split_term(part: &str) -> Option<(&str, bool, &str)> {
+    let at = part.find('=')?;
+    if let Some(name) = part[..at].strip_suffix('!') {
+        return Some((name, false, &part[at + 1..]));
+    }
+    let value = &part[at + 1..];
+    Some((&part[..at], true, value.strip_prefix('=').unwrap_or(value)))
+}
+
+fn unescape(text: &str) -> Option<String> {
+    let (mut out, mut chars) = (String::new(), text.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next()? {
+                c @ ('\\' | ',' | '=') => out.push(c),
+                _ => return None,
+            },
+            ',' | '=' => return None,
+            c => out.push(c),
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::kind::by_kind;
+
+    #[test]
+    fn fields_select_by_their_text() {
+        let pod = json!({"metadata": {"name": "a", "namespace": "b"}, "spec": {"nodeName": "n"}, "status": {"phase": "Running"}});
+        let cases = [
+            ("", true),
+            ("metadata.name=a", true),
+            ("metadata.name==a,metadata.namespace=b", true),
+            ("metadata.name!=a", false),
+            ("spec.nodeName=n,status.phase!=Failed,status.phase!=Succeeded", true),
+            ("spec.nodeName=", false),
+            ("status.podIP=", true),
+            ("spec.hostNetwork=false", true),
+        ];
+        for (text, expect) in cases {
+            let selector = FieldSelector::parse(by_kind("v1", "Pod").unwrap(), text).unwrap();
+            assert_eq!(selector.matches(&pod), expect, "for {text}");
+        }
+    }
+
+    #[test]
+    fn other_fields_and_texts_are_refused() {
+        let pod = by_kind("v1", "Pod").unwrap();
+        let error = |text| FieldSelector::parse(pod, text).map(|_| ()).unwrap_err().to_string();
+        assert_eq!(error("spec.foo=1"), "field label not supported: spec.foo");
+        assert_eq!(error("metadata.name"), "invalid selector: 'metadata.name'; can't understand 'metadata.name'");
+        assert_eq!(error("metadata.name=a=b"), "invalid selector: 'metadata.name=a=b'; can't understand 'metadata.name=a=b'");
     }
 }

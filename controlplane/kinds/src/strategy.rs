@@ -1,25 +1,261 @@
-//! What each way of writing may change: status, spec, generation.
+//! What each way of writing may change: status, spec, generation and the metadata that the server owns.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use crate::Kind;
+use crate::quantity::Quantity;
 
-/// A new object: status reset, generation 1 where the kind has one.
+/// Metadata that no client changes after creation.
+const SERVER_OWNED: [&str; 5] = ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
+
+/// A new object: the client's status dropped, generation 1 where the kind has one.
 pub fn prepare_for_create(kind: &Kind, object: &mut Value) {
-    let _ = (kind, object);
+    let writes = kind.rules.writes;
+    let Some(metadata) = object.as_object_mut().and_then(metadata_of) else { return };
+    metadata.remove("selfLink");
+    metadata.remove("deletionTimestamp");
+    metadata.remove("deletionGracePeriodSeconds");
+    if writes.generation {
+        metadata.insert("generation".to_owned(), 1.into());
+    } else {
+        metadata.remove("generation");
+    }
+    (writes.create)(object);
 }
 
 /// The main path: the old status stays, generation grows with the spec.
 pub fn prepare_for_update(kind: &Kind, new: &mut Value, old: &Value) {
-    let _ = (kind, new, old);
+    let writes = kind.rules.writes;
+    keep_server_owned(new, old);
+    if writes.status {
+        take(new, old, "status");
+    }
+    if kind.kind == "Namespace" {
+        // Finalizers of the spec go through /finalize.
+        take(new, old, "spec");
+    }
+    if writes.generation && is_new_generation(kind, new, old) {
+        let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;
+        new["metadata"]["generation"] = generation.into();
+    }
 }
 
-/// `/status`: only status changes (and, as upstream, metadata.annotations, labels and finalizers where it allows).
+/// `/status`: only status changes, and of metadata what upstream lets pass there.
 pub fn prepare_for_status_update(kind: &Kind, new: &mut Value, old: &Value) {
-    let _ = (kind, new, old);
+    keep_server_owned(new, old);
+    let Some(map) = new.as_object_mut() else { return };
+    let mut kept = old.as_object().cloned().unwrap_or_default();
+    for name in ["metadata", "status"] {
+        match map.remove(name) {
+            Some(value) => kept.insert(name.to_owned(), value),
+            None => kept.remove(name),
+        };
+    }
+    if let Some(metadata) = metadata_of(&mut kept) {
+        for name in status_keeps(kind) {
+            match old["metadata"].get(name) {
+                Some(value) => metadata.insert((*name).to_owned(), value.clone()),
+                None => metadata.remove(*name),
+            };
+        }
+    }
+    *map = kept;
+}
+
+/// `/finalize` of namespaces: only the spec's finalizers change.
+pub fn prepare_for_finalize(new: &mut Value, old: &Value) {
+    keep_server_owned(new, old);
+    take(new, old, "status");
+}
+
+/// `/ephemeralcontainers` of pods: only that list changes.
+pub fn prepare_for_ephemeral_containers(kind: &Kind, new: &mut Value, old: &Value) {
+    let list = new["spec"]["ephemeralContainers"].take();
+    let version = new["metadata"]["resourceVersion"].take();
+    *new = old.clone();
+    if !version.is_null() {
+        new["metadata"]["resourceVersion"] = version;
+    }
+    if let Some(spec) = new["spec"].as_object_mut() {
+        match list {
+            Value::Null => spec.remove("ephemeralContainers"),
+            list => spec.insert("ephemeralContainers".to_owned(), list),
+        };
+    }
+    prepare_for_update(kind, new, old);
 }
 
 /// Whether a write changes nothing, so that it gets no new resourceVersion.
 pub fn is_noop(new: &Value, old: &Value) -> bool {
-    new == old
+    let (Some(new), Some(old)) = (new.as_object(), old.as_object()) else { return new == old };
+    let version = "resourceVersion";
+    new.len() == old.len()
+        && new.iter().all(|(name, value)| match (name.as_str(), value, old.get(name)) {
+            ("metadata", Value::Object(a), Some(Value::Object(b))) => {
+                let others = |map: &Map<String, Value>| map.len() - usize::from(map.contains_key(version));
+                others(a) == others(b) && a.iter().all(|(key, value)| key == version || b.get(key) == Some(value))
+            }
+            (_, value, other) => Some(value) == other,
+        })
+}
+
+/// The status of a pod that nobody has seen yet.
+pub(crate) fn new_pod(pod: &mut Value) {
+    let class = qos_class(&pod["spec"]);
+    pod["status"] = json!({"phase": "Pending", "qosClass": class});
+}
+
+/// `Guaranteed`, `Burstable` or `BestEffort`, by the CPU and memory of all containers.
+pub fn qos_class(spec: &Value) -> &'static str {
+    let lists = ["containers", "initContainers"].map(|list| spec[list].as_array());
+    let (mut any, mut guaranteed) = (false, true);
+    for container in lists.into_iter().flatten().flatten() {
+        for resource in ["cpu", "memory"] {
+            let read = |list: &str| {
+                let text = container["resources"][list][resource].as_str()?;
+                Quantity::parse(text).ok().filter(|quantity| quantity.signum() > 0)
+            };
+            let (request, limit) = (read("requests"), read("limits"));
+            any |= request.is_some() || limit.is_some();
+            guaranteed &= limit.is_some() && request.is_none_or(|request| Some(request) == limit);
+        }
+    }
+    match (any, guaranteed) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
+
+/// The metadata of an object, made when absent; nothing when it is no object.
+fn metadata_of(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
+    object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
+}
+
+/// Absent server-owned metadata means "as it was"; generation and deletion are never the client's to set.
+fn keep_server_owned(new: &mut Value, old: &Value) {
+    let Some(metadata) = new.as_object_mut().and_then(metadata_of) else { return };
+    metadata.remove("selfLink");
+    for name in SERVER_OWNED {
+        let given = metadata.get(name).is_some_and(|value| !value.is_null() && value != "");
+        if given && matches!(name, "uid" | "creationTimestamp") {
+            continue;
+        }
+        match old["metadata"].get(name) {
+            Some(value) => metadata.insert(name.to_owned(), value.clone()),
+            None => metadata.remove(name),
+        };
+    }
+}
+
+fn take(new: &mut Value, old: &Value, name: &str) {
+    let Some(map) = new.as_object_mut() else { return };
+    match old.get(name) {
+        Some(value) => map.insert(name.to_owned(), value.clone()),
+        None => map.remove(name),
+    };
+}
+
+fn is_new_generation(kind: &Kind, new: &Value, old: &Value) -> bool {
+    match kind.kind {
+        // Revision annotations count for deployments.
+        "Deployment" => new["spec"] != old["spec"] || new["metadata"]["annotations"] != old["metadata"]["annotations"],
+        "EndpointSlice" => {
+            ["addressType", "endpoints", "ports"].iter().any(|name| new[name] != old[name])
+                || new["metadata"]["labels"] != old["metadata"]["labels"]
+        }
+        _ => new["spec"] != old["spec"],
+    }
+}
+
+fn status_keeps(kind: &Kind) -> &'static [&'static str] {
+    match kind.kind {
+        "Deployment" => &["labels"],
+        "Pod" => &["ownerReferences"],
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::by_kind;
+
+    fn kind(name: &str) -> &'static Kind {
+        by_kind("v1", name).or_else(|| by_kind("apps/v1", name)).unwrap()
+    }
+
+    #[test]
+    fn creation_resets_status() {
+        let cases = [
+            ("Pod", json!({"spec": {}, "status": {"phase": "Running"}}), json!({"phase": "Pending", "qosClass": "BestEffort"})),
+            ("Deployment", json!({"status": {"replicas": 3}}), json!({})),
+            ("Namespace", json!({"status": {"phase": "Terminating"}}), json!({"phase": "Active"})),
+            ("Node", json!({"status": {"capacity": {"cpu": "2"}}}), json!({"capacity": {"cpu": "2"}})),
+        ];
+        for (name, mut object, expect) in cases {
+            prepare_for_create(kind(name), &mut object);
+            assert_eq!(object["status"], expect, "{name}");
+        }
+    }
+
+    #[test]
+    fn generation_counts_changes_of_the_spec() {
+        let old = json!({"metadata": {"generation": 4}, "spec": {"replicas": 1}, "status": {"replicas": 1}});
+        let cases = [
+            (json!({"metadata": {"generation": 9}, "spec": {"replicas": 1}, "status": {}}), 4),
+            (json!({"metadata": {"labels": {"a": "b"}}, "spec": {"replicas": 1}}), 4),
+            (json!({"metadata": {"annotations": {"a": "b"}}, "spec": {"replicas": 1}}), 5),
+            (json!({"spec": {"replicas": 2}}), 5),
+        ];
+        for (mut new, expect) in cases {
+            prepare_for_update(kind("Deployment"), &mut new, &old);
+            assert_eq!(new["metadata"]["generation"], expect);
+            assert_eq!(new["status"], old["status"]);
+        }
+    }
+
+    #[test]
+    fn status_updates_change_status_only() {
+        let old = json!({"kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "1"}, "generation": 2}, "spec": {"replicas": 1}});
+        let mut new = json!({"kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "2"}, "annotations": {"x": "y"}},
+            "spec": {"replicas": 5}, "status": {"replicas": 1}});
+        prepare_for_status_update(kind("Deployment"), &mut new, &old);
+        let expect = json!({"kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "1"}, "annotations": {"x": "y"}, "generation": 2},
+            "spec": {"replicas": 1}, "status": {"replicas": 1}});
+        assert_eq!(new, expect);
+    }
+
+    #[test]
+    fn a_deletion_mark_stays() {
+        let old = json!({"metadata": {"uid": "u", "deletionTimestamp": "2024-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}});
+        let mut new = json!({"metadata": {"deletionGracePeriodSeconds": 0}});
+        prepare_for_update(kind("Pod"), &mut new, &old);
+        assert_eq!(new, old);
+    }
+
+    #[test]
+    fn only_resource_version_may_differ_in_a_noop() {
+        let old = json!({"metadata": {"name": "a", "resourceVersion": "1"}, "data": {}});
+        assert!(is_noop(&json!({"metadata": {"name": "a", "resourceVersion": "2"}, "data": {}}), &old));
+        assert!(is_noop(&json!({"metadata": {"name": "a"}, "data": {}}), &old));
+        assert!(!is_noop(&json!({"metadata": {"name": "a", "labels": {}}, "data": {}}), &old));
+        assert!(!is_noop(&json!({"metadata": {"name": "a"}}), &old));
+    }
+
+    #[test]
+    fn quality_of_service_follows_requests_and_limits() {
+        let both = json!({"cpu": "1", "memory": "1Gi"});
+        let cases = [
+            (json!({}), "BestEffort"),
+            (json!({"requests": {"cpu": "1"}}), "Burstable"),
+            (json!({"limits": both, "requests": both}), "Guaranteed"),
+            (json!({"limits": both}), "Guaranteed"),
+            (json!({"limits": both, "requests": {"cpu": "1", "memory": "1"}}), "Burstable"),
+            (json!({"limits": {"example.com/gpu": "1"}}), "BestEffort"),
+        ];
+        for (resources, expect) in cases {
+            assert_eq!(qos_class(&json!({"containers": [{"resources": resources}]})), expect, "for {resources}");
+        }
+    }
 }

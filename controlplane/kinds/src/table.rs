@@ -1,8 +1,17 @@
-//! Server-side tables.
+//! Server-side tables: what `kubectl get` prints.
+
+mod age;
+pub(crate) mod event;
+pub(crate) mod node;
+pub(crate) mod object;
+pub(crate) mod pod;
+pub(crate) mod service;
+pub(crate) mod workload;
 
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
+use self::age::age;
 use crate::Kind;
 
 /// One column.
@@ -50,11 +59,123 @@ pub fn render<'a>(
     list_meta: Value,
     options: Options,
 ) -> Value {
-    let _ = (kind, objects.into_iter().count(), options);
-    list_meta
+    let rows: Vec<Value> = objects
+        .into_iter()
+        .map(|object| {
+            let cells = (kind.rules.cells)(object, options.now);
+            match options.include {
+                Include::None => json!({"cells": cells}),
+                Include::Metadata => json!({"cells": cells, "object": partial_metadata(object)}),
+                Include::Object => {
+                    let mut whole = object.clone();
+                    whole["kind"] = kind.kind.into();
+                    whole["apiVersion"] = kind.api_version().into();
+                    json!({"cells": cells, "object": whole})
+                }
+            }
+        })
+        .collect();
+    let columns: Value = if options.headers {
+        kind.rules.columns.iter().map(Column::definition).collect::<Vec<_>>().into()
+    } else {
+        Value::Null
+    };
+    json!({
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": if list_meta.is_null() { json!({}) } else { list_meta },
+        "columnDefinitions": columns,
+        "rows": rows,
+    })
 }
 
 /// `meta.k8s.io/v1` PartialObjectMetadata of an object.
 pub fn partial_metadata(object: &Value) -> Value {
-    serde_json::json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": object["metadata"]})
+    json!({
+        "kind": "PartialObjectMetadata",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": object.get("metadata").cloned().unwrap_or_else(|| Map::new().into()),
+    })
 }
+
+// === impl Column ===
+
+impl Column {
+    fn definition(&self) -> Value {
+        json!({
+            "name": self.name,
+            "type": self.r#type,
+            "format": self.format,
+            "priority": self.priority,
+            "description": self.description,
+        })
+    }
+}
+
+/// The first column of every kind.
+const NAME: Column = Column {
+    name: "Name",
+    r#type: "string",
+    format: "name",
+    priority: 0,
+    description: "Name of the object, unique within its namespace and kind.",
+};
+const AGE: Column = string("Age", "Time since the object was created.");
+
+const fn string(name: &'static str, description: &'static str) -> Column {
+    Column { name, r#type: "string", format: "", priority: 0, description }
+}
+
+const fn integer(name: &'static str, description: &'static str) -> Column {
+    Column { name, r#type: "integer", format: "", priority: 0, description }
+}
+
+const fn wide(column: Column) -> Column {
+    Column { priority: 1, ..column }
+}
+
+/// Kinds without columns of their own.
+pub(crate) const CREATED_AT: &[Column] = &[
+    NAME,
+    Column {
+        name: "Created At",
+        r#type: "date",
+        format: "",
+        priority: 0,
+        description: "Time at which the object was created.",
+    },
+];
+
+/// The row of kinds without columns of their own.
+pub(crate) fn created_at(object: &Value, _now: Timestamp) -> Vec<Value> {
+    vec![name(object), object["metadata"]["creationTimestamp"].clone()]
+}
+
+fn name(object: &Value) -> Value {
+    object["metadata"]["name"].clone()
+}
+
+fn created(object: &Value, now: Timestamp) -> Value {
+    age(&object["metadata"]["creationTimestamp"], now).into()
+}
+
+/// Text, or `<none>` where there is none.
+fn or_none(value: &Value) -> Value {
+    match value.as_str() {
+        None | Some("") => "<none>".into(),
+        Some(text) => text.into(),
+    }
+}
+
+/// Number of entries of a list or map.
+fn length(value: &Value) -> Value {
+    value.as_array().map(Vec::len).or(value.as_object().map(Map::len)).unwrap_or(0).into()
+}
+
+/// The objects of a list.
+fn items(value: &Value) -> impl DoubleEndedIterator<Item = &Value> + ExactSizeIterator {
+    value.as_array().map_or(&[] as &[Value], Vec::as_slice).iter()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,55 +1,117 @@
-//! Rules on the values of objects; every violation is one cause with its field path.
+//! Rules on the values of objects; every violation is one cause with its field path, in upstream's words.
+
+pub(crate) mod cause;
+pub(crate) mod config;
+mod container;
+mod env;
+pub(crate) mod format;
+mod immutable;
+mod meta;
+pub(crate) mod node;
+pub(crate) mod object;
+pub(crate) mod pod;
+mod probe;
+mod resources;
+mod scheduling;
+mod security;
+pub(crate) mod service;
+mod volume;
+pub(crate) mod workload;
 
 use serde_json::Value;
 
+pub use self::cause::{Cause, Causes, Path};
 use crate::Kind;
 
-/// One violation, as `details.causes` carries it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cause {
-    /// `FieldValueRequired`, `FieldValueInvalid`, …
-    pub reason: &'static str,
-    /// `spec.containers[0].image`.
-    pub field: String,
-    /// `Required value`, `Invalid value: "x": …`.
-    pub message: String,
-}
-
-/// Collects violations.
-#[derive(Debug, Default)]
-pub struct Causes {
-    list: Vec<Cause>,
-}
-
-/// Rules for a new object (after defaulting).
+/// Rules for a new object (after defaulting; a generated name already filled in).
 pub fn create(kind: &Kind, object: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
+    meta::create(&mut causes, kind, object);
     (kind.rules.validate)(&mut causes, object, None);
-    causes.list
+    causes.into_list()
 }
 
 /// Rules for an update through the main path (after `strategy` and defaulting).
 pub fn update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
+    meta::create(&mut causes, kind, new);
+    meta::update(&mut causes, new, old);
     (kind.rules.validate)(&mut causes, new, Some(old));
-    causes.list
+    causes.into_list()
 }
 
 /// Rules for an update through `/status`.
 pub fn status_update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
-    let _ = (kind, new, old);
-    Vec::new()
+    let mut causes = Causes::default();
+    meta::create(&mut causes, kind, new);
+    meta::update(&mut causes, new, old);
+    if matches!(kind.kind, "Deployment" | "ReplicaSet") {
+        workload::status(&mut causes, &new["status"]);
+    }
+    causes.into_list()
+}
+
+/// Rules for an update through `/ephemeralcontainers`.
+pub fn ephemeral_containers(new: &Value, old: &Value) -> Vec<Cause> {
+    let mut causes = Causes::default();
+    pod::ephemeral_update(&mut causes, new, old);
+    causes.into_list()
 }
 
 /// Rules for a Binding.
 pub fn binding(binding: &Value) -> Vec<Cause> {
-    let _ = binding;
-    Vec::new()
+    let mut causes = Causes::default();
+    let target = Path::root("target");
+    let kind = &binding["target"]["kind"];
+    if !matches!(kind.as_str(), None | Some("" | "Node")) {
+        causes.unsupported(&target.field("kind"), kind, &["Node", "<empty>"]);
+    }
+    if binding["target"]["name"].as_str().unwrap_or_default().is_empty() {
+        causes.required(&target.field("name"), "");
+    }
+    causes.into_list()
+}
+
+/// Rules for a TokenRequest (after defaulting).
+pub fn token_request(request: &Value) -> Vec<Cause> {
+    let mut causes = Causes::default();
+    let path = Path::root("spec").field("expirationSeconds");
+    let seconds = &request["spec"]["expirationSeconds"];
+    match seconds.as_i64().unwrap_or(0) {
+        ..600 => causes.invalid(&path, seconds, "may not specify a duration less than 10 minutes"),
+        4_294_967_297.. => causes.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds"),
+        _ => {}
+    }
+    causes.into_list()
 }
 
 /// `Deployment.apps "x" is invalid: spec.selector: Required value` or, with several causes, a bracketed list.
 pub fn message(kind: &Kind, name: &str, causes: &[Cause]) -> String {
-    let texts: Vec<String> = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+    let mut texts: Vec<String> = Vec::new();
+    for cause in causes {
+        let text = format!("{}: {}", cause.field, cause.message);
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
     let all = if let [one] = texts.as_slice() { one.clone() } else { format!("[{}]", texts.join(", ")) };
     format!("{} \"{name}\" is invalid: {all}", kind.qualified_kind())
 }
+
+/// Text of a field, empty when absent.
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// A list's elements with their indexes.
+fn items(value: &Value) -> impl Iterator<Item = (usize, &Value)> {
+    value.as_array().into_iter().flatten().enumerate()
+}
+
+/// A map's entries.
+fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests;

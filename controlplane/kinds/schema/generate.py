@@ -1,0 +1,295 @@
+#!/usr/bin/env python3
+"""Writes definitions.json.deflate and messages.json.deflate, the data behind the crate's schemas.
+
+Run by hand when Kubernetes has a new minor version or the crate a new kind (add it to ROOTS):
+
+    generate.py PATH/kubernetes_validate-*.whl VERSION PATH/k8s-pb-*/src
+
+The first is the Python wheel "kubernetes-validate", whose JSON schemas keep every marker of upstream's OpenAPI
+definitions; its rewrites for JSON Schema are undone here. The last is the source of the Rust crate "k8s-pb", whose
+attributes carry upstream's protobuf field numbers; they are joined with the properties of the definitions, which
+carry the JSON names. Names and numbers that are in neither are listed below.
+"""
+
+import json
+import pathlib
+import re
+import sys
+import zipfile
+import zlib
+
+CORE = "io.k8s.api.core.v1."
+META = "io.k8s.apimachinery.pkg.apis.meta.v1."
+ROOTS = [
+    *(CORE + name for name in (
+        "Namespace Node Pod Service Endpoints Secret ConfigMap ServiceAccount Event Binding PodTemplate "
+        "ObjectReference").split()),
+    *("io.k8s.api.apps.v1." + name for name in "Deployment ReplicaSet ControllerRevision".split()),
+    "io.k8s.api.coordination.v1.Lease",
+    "io.k8s.api.discovery.v1.EndpointSlice",
+    "io.k8s.api.autoscaling.v1.Scale",
+    "io.k8s.api.policy.v1.Eviction",
+    *("io.k8s.api.authentication.v1." + name for name in "TokenRequest TokenReview SelfSubjectReview".split()),
+    *("io.k8s.api.authorization.v1." + name for name in (
+        "SelfSubjectAccessReview SubjectAccessReview LocalSubjectAccessReview SelfSubjectRulesReview").split()),
+    *(META + name for name in "DeleteOptions Status ObjectMeta LabelSelector".split()),
+]
+QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
+INT_OR_STRING = "io.k8s.apimachinery.pkg.util.intstr.IntOrString"
+DEFAULTS = {(CORE + "ContainerPort", "protocol"): "TCP", (CORE + "ServicePort", "protocol"): "TCP"}
+
+# Messages whose JSON form is not an object of their fields; the reader knows each by name.
+SPECIAL = {
+    META + "Time", META + "MicroTime", META + "Duration", META + "FieldsV1", QUANTITY, INT_OR_STRING,
+    "io.k8s.apimachinery.pkg.runtime.RawExtension",
+}
+# One-field messages that stand for a list.
+WRAPPED = {"ExtraValue", "Verbs"}
+# Go writes a scalar that is not a pointer even when it is zero. A zero of these fields means "absent".
+PLAIN_INTS = set(
+    "partition hostPort initialDelaySeconds timeoutSeconds periodSeconds successThreshold failureThreshold signal "
+    "minReadySeconds fullyLabeledReplicas readyReplicas availableReplicas updatedReplicas unavailableReplicas "
+    "healthCheckNodePort nodePort count observedGeneration sizeBytes generation remainingItemCount code "
+    "retryAfterSeconds".split())
+PLAIN_BOOLS = set(
+    "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "
+    "unschedulable publishNotReadyAddresses paused authenticated denied".split())
+PLAIN_REPLICAS = {"io.k8s.api.apps.v1.DeploymentStatus", "io.k8s.api.autoscaling.v1.ScaleSpec"}
+POINTER_INTS = {("io.k8s.api.authentication.v1.TokenRequestSpec", "expirationSeconds")}
+POINTER_STRINGS = set(
+    "apiGroup storageClassName volumeAttributesClassName initiatorName fsType signerName service runtimeClassName "
+    "hostnameOverride resourceClaimName resourceClaimTemplateName podGroupName localhostProfile value "
+    "loadBalancerClass trafficDistribution appProtocol nodeName holderIdentity preferredHolder "
+    "gmsaCredentialSpecName gmsaCredentialSpec runAsUserName".split())
+POINTER_STRING_OWNERS = {
+    "apiGroup": {"TypedLocalObjectReference", "TypedObjectReference"}, "value": {"PodDNSConfigOption"},
+    "nodeName": {"EndpointAddress", "Endpoint"}, "fsType": {"AzureDiskVolumeSource", "CSIVolumeSource"},
+}
+# Fields younger than the crate: definition → (number, name, type).
+YOUNGER = {CORE + name: rows for name, rows in {
+    "ClusterTrustBundleProjection": [(6, "user", "i")],
+    "ConfigMapVolumeSource": [(5, "defaultUser", "i")],
+    "DownwardAPIVolumeFile": [(5, "user", "i")],
+    "DownwardAPIVolumeSource": [(3, "defaultUser", "i")],
+    "EmptyDirVolumeSource": [(3, "mode", "i")],
+    "EvictionResponder": [(1, "name", "s"), (2, "priority", "i")],
+    "ImageVolumeStatus": [(1, "imageRef", "s")],
+    "KeyToPath": [(4, "user", "i")],
+    "NodePodPreemptionPolicy": [(1, "disableResizePreemption", "*s")],
+    "NodeSpec": [(8, "podPreemptionPolicy", "m" + CORE + "NodePodPreemptionPolicy")],
+    "PodCertificateProjection": [(8, "user", "i")],
+    "PodSchedulingGroup": [(1, "podGroupName", "s")],
+    "PodSpec": [
+        (43, "schedulingGroup", "m" + CORE + "PodSchedulingGroup"),
+        (44, "evictionResponders", "*m" + CORE + "EvictionResponder")],
+    "ProjectedVolumeSource": [(3, "defaultUser", "i")],
+    "ResourceHealth": [(6, "message", "s")],
+    "SecretVolumeSource": [(5, "defaultUser", "i")],
+    "ServiceAccountTokenProjection": [(4, "user", "i")],
+    "VolumeMount": [(8, "bindMountOptions", "*s")],
+    "VolumeMountStatus": [(5, "volumeStatus", "m" + CORE + "VolumeStatus")],
+    "VolumeStatus": [(1, "image", "m" + CORE + "ImageVolumeStatus")],
+}.items()}
+
+
+def load(wheel, version):
+    """The definitions of one Kubernetes version, by name."""
+    path = f"kubernetes_validate/kubernetes-json-schema/v{version}-local/_definitions.json"
+    with zipfile.ZipFile(wheel) as archive:
+        return json.loads(archive.read(path))["$defs"]
+
+
+def restore(node):
+    """Undoes the rewrites for JSON Schema."""
+    if isinstance(node, list):
+        return [restore(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out = {}
+    for key, value in node.items():
+        if key == "type" and isinstance(value, list):
+            out[key] = next(name for name in value if name != "null")
+        elif key == "$ref":
+            out[key] = "#/components/schemas/" + value.rsplit("/", 1)[1]
+        elif key == "properties":
+            out[key] = {name: restore(child) for name, child in value.items()}
+        else:
+            out[key] = restore(value)
+    if "$ref" in out and len(out) > 1:
+        # Beside a reference other keys do not count in OpenAPI 3.0.
+        out["allOf"] = [{"$ref": out.pop("$ref")}]
+    return out
+
+
+def definition(name, raw):
+    """One definition as OpenAPI has it."""
+    out = restore(raw)
+    properties = out.get("properties", {})
+    if "x-kubernetes-group-version-kind" in out:
+        for field in ("apiVersion", "kind"):
+            properties.get(field, {}).pop("enum", None)
+    if name == QUANTITY:
+        out = {"type": "string"}
+    if name == INT_OR_STRING:
+        out = {"type": "string", "format": "int-or-string"}
+    for (owner, field), value in DEFAULTS.items():
+        if owner == name:
+            properties[field]["default"] = value
+    return out
+
+
+def references(node):
+    """Names of the definitions that a schema refers to."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key == "$ref":
+                yield value.rsplit("/", 1)[1]
+            else:
+                yield from references(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from references(item)
+
+
+def reachable(definitions, roots):
+    """The roots and all that they refer to."""
+    found, waiting = {}, list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = definition(name, definitions[name])
+            waiting += references(found[name])
+    return dict(sorted(found.items()))
+
+
+FIELD = re.compile(r"#\[prost\(([^]]*)\)\]\s*pub (r#)?(\w+):\s*([^;{}]*?),(?=\s*(?:#\[|///|\Z))", re.S)
+STRUCT = re.compile(r"pub struct (\w+) \{(.*?)\n\}", re.S)
+
+
+class Named(dict):
+    """Keys in the spelling of the definitions: Rust writes HttpGetAction for HTTPGetAction."""
+
+    def __init__(self, spelling):
+        super().__init__()
+        self.spelling = spelling
+
+    def spell(self, name):
+        return self.spelling.get(name.lower(), name)
+
+
+def messages(source, definitions):
+    """message → [(number, rust name, prost kind, rust type)], named as the definitions are."""
+    found = Named({name.lower(): name for name in definitions})
+    for path in pathlib.Path(source).rglob("*.rs"):
+        module = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".mod")
+        for name, body in STRUCT.findall(path.read_text()):
+            fields = []
+            for attribute, _, field, rust in FIELD.findall(body):
+                number = int(re.search(r'tag = "(\d+)"', attribute)[1])
+                fields.append((number, field, attribute, " ".join(rust.split())))
+            found[found.spell("io.k8s." + module + "." + name)] = fields
+    return found
+
+
+def target(module, rust, known):
+    """The message that a Rust type names."""
+    path = re.findall(r"[\w:]+(?=[>,\s]*$)", rust.replace("r#", ""))[-1].split("::")
+    here = module.split(".")
+    while path[0] in ("super", ""):
+        path, here = path[1:], here[:-1]
+    full = known.spell("io.k8s." + ".".join([part for part in here + path if part]))
+    if full not in known:
+        raise SystemExit(f"no message {full} ({rust})")
+    return full
+
+
+def plain(text):
+    return text.replace("_", "").lower()
+
+
+class Join:
+    """Joins field numbers with JSON names, from the roots on."""
+
+    def __init__(self, definitions, found):
+        self.definitions, self.found, self.table = definitions, found, {}
+
+    def add(self, name, properties=None):
+        if name in self.table or name in SPECIAL:
+            return
+        if properties is None:
+            properties = self.definitions.get(name, {}).get("properties", {})
+        self.table[name] = rows = []
+        names = {plain(field): field for field in properties}
+        for number, field, attribute, rust in self.found.get(name, []):
+            rows.append(self.row(name, properties, names.get(plain(field)), (number, field, attribute, rust)))
+        for number, field, kind in YOUNGER.get(name, []):
+            rows.append([number, field, kind, int(kind == "i")])
+            if "m" in kind[:2]:
+                self.add(kind.split("m", 1)[1])
+        self.table[name] = [row for row in rows if row]
+
+    def row(self, name, properties, json_name, raw):
+        number, field, attribute, rust = raw
+        module = name.removeprefix("io.k8s.").rsplit(".", 1)[0]
+        kind, prefix = re.match(r"\w+", attribute)[0], ""
+        if kind == "btree_map":
+            prefix = "%"
+            kind = re.search(r'"string, (\w+)"', attribute)[1]
+        elif "repeated" in attribute:
+            prefix = "*"
+        short = name.rsplit(".", 1)[1]
+        if short in WRAPPED:
+            return [number, "", "*" + {"string": "s"}[kind], 0]
+        if kind == "message":
+            message = target(module, rust, self.found)
+            if json_name is None:
+                return self.inlined(message, properties, number, field, name)
+            self.add(message)
+            return [number, json_name, prefix + "m" + message, 0]
+        if json_name is None:
+            print(f"dropped: {name}.{field}", file=sys.stderr)
+            return None
+        letter = {"string": "s", "int32": "i", "int64": "i", "bool": "b", "bytes": "y", "double": "d"}[kind]
+        return [number, json_name, prefix + letter, int(self.keeps_zero(name, short, json_name, letter))]
+
+    def inlined(self, message, properties, number, field, name):
+        own = {plain(f) for _, f, _, _ in self.found[message]}
+        if not own <= {plain(f) for f in properties}:
+            if not own & {plain(f) for f in properties}:
+                print(f"dropped: {name}.{field}", file=sys.stderr)
+                return None
+        self.add(message, properties if message not in self.definitions else None)
+        return [number, "", "m" + message, 0]
+
+    @staticmethod
+    def keeps_zero(name, short, field, letter):
+        if letter == "s":
+            return field in POINTER_STRINGS and short in POINTER_STRING_OWNERS.get(field, {short})
+        if letter == "b":
+            return field not in PLAIN_BOOLS
+        if letter == "i":
+            return field not in PLAIN_INTS and not (field == "replicas" and name in PLAIN_REPLICAS)
+        return True
+
+
+def write(path, value):
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = packer.compress(text) + packer.flush()
+    path.write_bytes(packed)
+    print(f"{path.name}: {len(text)} bytes, {len(packed)} deflated", file=sys.stderr)
+
+
+def main():
+    wheel, version, source = sys.argv[1:]
+    here = pathlib.Path(__file__).parent
+    definitions = reachable(load(wheel, version), ROOTS)
+    write(here / "definitions.json.deflate", {"version": version, "definitions": definitions})
+    join = Join(definitions, messages(source, definitions))
+    for name in ROOTS:
+        join.add(name)
+    write(here / "messages.json.deflate", dict(sorted(join.table.items())))
+
+
+if __name__ == "__main__":
+    main()

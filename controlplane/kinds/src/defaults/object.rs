@@ -1,0 +1,44 @@
+//! Namespaces, nodes, secrets.
+
+use base64::Engine;
+use serde_json::Value;
+
+use super::{child, child_of, fill};
+
+/// Every namespace carries its name as a label, so that selectors can name it.
+pub(crate) fn namespace(object: &mut Value) {
+    let name = object["metadata"]["name"].clone();
+    if let (Some(text), Some(metadata)) = (name.as_str(), child(object, "metadata")) {
+        if !text.is_empty() {
+            if let Some(labels) = child_of(metadata, "labels") {
+                labels.insert("kubernetes.io/metadata.name".to_owned(), name);
+            }
+        }
+    }
+    child(object, "spec");
+    if let Some(status) = child(object, "status") {
+        fill(status, "phase", "Active");
+    }
+}
+
+/// Until the agent says otherwise, all of a node's capacity may be used.
+pub(crate) fn node(object: &mut Value) {
+    child(object, "spec");
+    let Some(status) = child(object, "status") else { return };
+    if let (None, Some(capacity)) = (status.get("allocatable"), status.get("capacity").cloned()) {
+        status.insert("allocatable".to_owned(), capacity);
+    }
+}
+
+/// `stringData` is for writing only: it becomes `data`.
+pub(crate) fn secret(object: &mut Value) {
+    let Some(map) = object.as_object_mut() else { return };
+    fill(map, "type", "Opaque");
+    let Some(Value::Object(texts)) = map.remove("stringData") else { return };
+    if let Some(data) = child_of(map, "data") {
+        for (name, text) in texts {
+            let text = text.as_str().unwrap_or_default();
+            data.insert(name, base64::engine::general_purpose::STANDARD.encode(text).into());
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Services and their endpoints. Addresses and ports of a Service are given out by the API server, not here.
+
+use serde_json::Value;
+
+use super::{child, child_of, each, fill};
+
+/// Fills a Service.
+pub(crate) fn service(object: &mut Value) {
+    let Some(spec) = child(object, "spec") else { return };
+    fill(spec, "type", "ClusterIP");
+    fill(spec, "sessionAffinity", "None");
+    let text = |spec: &serde_json::Map<String, Value>, name: &str| {
+        spec.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
+    let kind = text(spec, "type");
+    if text(spec, "sessionAffinity") == "ClientIP" {
+        let config = child_of(spec, "sessionAffinityConfig").and_then(|config| child_of(config, "clientIP"));
+        if let Some(client) = config {
+            fill(client, "timeoutSeconds", 10_800);
+        }
+    }
+    if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
+        fill(spec, "externalTrafficPolicy", "Cluster");
+    }
+    if matches!(kind.as_str(), "ClusterIP" | "NodePort" | "LoadBalancer") {
+        fill(spec, "internalTrafficPolicy", "Cluster");
+    }
+    if kind == "LoadBalancer" {
+        fill(spec, "allocateLoadBalancerNodePorts", true);
+    }
+    for port in each(spec, "ports") {
+        fill(port, "protocol", "TCP");
+        let number = port.get("port").cloned().unwrap_or_default();
+        // Go clients write the zero of a port that was not given.
+        if port.get("targetPort").is_none_or(|target| target.is_null() || *target == 0 || target == "") {
+            port.insert("targetPort".to_owned(), number);
+        }
+    }
+    if let Some(status) = child(object, "status") {
+        child_of(status, "loadBalancer");
+    }
+}
+
+/// Fills an Endpoints.
+pub(crate) fn endpoints(object: &mut Value) {
+    let Some(map) = object.as_object_mut() else { return };
+    for subset in each(map, "subsets") {
+        for port in each(subset, "ports") {
+            fill(port, "protocol", "TCP");
+        }
+    }
+}
+
+/// Fills an EndpointSlice.
+pub(crate) fn endpoint_slice(object: &mut Value) {
+    let Some(map) = object.as_object_mut() else { return };
+    for port in each(map, "ports") {
+        port.entry("name").or_insert_with(|| "".into());
+        fill(port, "protocol", "TCP");
+    }
+}

@@ -1,0 +1,93 @@
+//! Cases for defaulting.
+
+use serde_json::json;
+
+use super::*;
+use crate::kind::by_kind;
+
+fn defaulted(api_version: &str, kind: &str, mut object: Value) -> Value {
+    let kind = by_kind(api_version, kind).unwrap();
+    apply(kind, &mut object);
+    let once = object.clone();
+    apply(kind, &mut object);
+    assert_eq!(object, once, "defaulting twice changes nothing");
+    object
+}
+
+#[test]
+fn a_pod_gets_what_upstream_gives_it() {
+    let pod = defaulted("v1", "Pod", json!({"spec": {"containers": [{"name": "a", "image": "nginx"}]}}));
+    let expect = json!({"metadata": {}, "spec": {
+        "containers": [{"name": "a", "image": "nginx", "imagePullPolicy": "Always", "resources": {},
+            "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"}],
+        "dnsPolicy": "ClusterFirst", "enableServiceLinks": true, "restartPolicy": "Always",
+        "schedulerName": "default-scheduler", "securityContext": {}, "terminationGracePeriodSeconds": 30}});
+    assert_eq!(pod, expect);
+}
+
+#[test]
+fn pull_policy_follows_the_tag() {
+    let cases = [
+        ("nginx", "Always"),
+        ("nginx:latest", "Always"),
+        ("nginx:1.27", "IfNotPresent"),
+        ("localhost:5000/nginx", "Always"),
+        ("localhost:5000/nginx:1", "IfNotPresent"),
+        ("nginx@sha256:00", "IfNotPresent"),
+        ("nginx:latest@sha256:00", "IfNotPresent"),
+    ];
+    for (image, expect) in cases {
+        assert_eq!(container::pull_policy(image), expect, "for {image}");
+    }
+}
+
+#[test]
+fn probes_ports_and_requests_are_filled() {
+    let pod = defaulted("v1", "Pod", json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "image": "x:1",
+        "ports": [{"containerPort": 80}], "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}},
+        "livenessProbe": {"httpGet": {"port": 80}}, "readinessProbe": {"periodSeconds": 0, "tcpSocket": {"port": 1}}}]}}));
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["ports"][0], json!({"containerPort": 80, "hostPort": 80, "protocol": "TCP"}));
+    assert_eq!(container["resources"]["requests"], json!({"cpu": "500m", "memory": "1Gi"}));
+    let expect = json!({"httpGet": {"path": "/", "port": 80, "scheme": "HTTP"}, "timeoutSeconds": 1,
+        "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3});
+    assert_eq!(container["livenessProbe"], expect);
+    assert_eq!(container["readinessProbe"]["periodSeconds"], 10);
+}
+
+#[test]
+fn volumes_get_modes_and_a_source() {
+    let pod = defaulted("v1", "Pod", json!({"spec": {"volumes": [{"name": "a"}, {"name": "b", "configMap": {"name": "c"}},
+        {"name": "h", "hostPath": {"path": "/x"}},
+        {"name": "p", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]}}));
+    let expect = json!([{"name": "a", "emptyDir": {}}, {"name": "b", "configMap": {"name": "c", "defaultMode": 420}},
+        {"name": "h", "hostPath": {"path": "/x", "type": ""}},
+        {"name": "p", "projected": {"defaultMode": 420, "sources": [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}]}}]);
+    assert_eq!(pod["spec"]["volumes"], expect);
+}
+
+#[test]
+fn templates_keep_what_only_pods_get() {
+    let deployment = defaulted("apps/v1", "Deployment", json!({"spec": {"template": {"spec": {"containers": [
+        {"name": "a", "image": "x:1", "resources": {"limits": {"cpu": "1"}}}]}}}}));
+    let spec = &deployment["spec"];
+    assert_eq!(spec["strategy"], json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}}));
+    assert_eq!((&spec["replicas"], &spec["revisionHistoryLimit"], &spec["progressDeadlineSeconds"]), (&json!(1), &json!(10), &json!(600)));
+    assert_eq!(spec["template"]["spec"]["containers"][0]["resources"], json!({"limits": {"cpu": "1"}}));
+    assert_eq!(spec["template"]["spec"]["enableServiceLinks"], Value::Null);
+    let zero = defaulted("apps/v1", "Deployment", json!({"spec": {"replicas": 0, "strategy": {"type": "Recreate"}}}));
+    assert_eq!((&zero["spec"]["replicas"], &zero["spec"]["strategy"]), (&json!(0), &json!({"type": "Recreate"})));
+}
+
+#[test]
+fn services_secrets_and_namespaces_are_filled() {
+    let service = defaulted("v1", "Service", json!({"spec": {"ports": [{"port": 80, "targetPort": 0}]}}));
+    let expect = json!({"spec": {"type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
+        "ports": [{"port": 80, "protocol": "TCP", "targetPort": 80}]}, "status": {"loadBalancer": {}}});
+    assert_eq!(service, expect);
+    let secret = defaulted("v1", "Secret", json!({"data": {"a": "YQ=="}, "stringData": {"b": "b"}}));
+    assert_eq!(secret, json!({"type": "Opaque", "data": {"a": "YQ==", "b": "Yg=="}}));
+    let namespace = defaulted("v1", "Namespace", json!({"metadata": {"name": "n"}}));
+    assert_eq!(namespace["metadata"]["labels"], json!({"kubernetes.io/metadata.name": "n"}));
+    assert_eq!(namespace["status"], json!({"phase": "Active"}));
+}

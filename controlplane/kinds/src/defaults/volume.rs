@@ -1,0 +1,56 @@
+//! Volumes: modes, and emptyDir where no source is named.
+
+use serde_json::{Map, Value};
+
+use super::{child_of, each, fill, present};
+
+/// Readable by all, writable by the owner (0644).
+const MODE: i64 = 0o644;
+
+/// Fills one volume of a pod.
+pub(super) fn volume(volume: &mut Map<String, Value>) {
+    if !volume.keys().any(|name| name != "name") {
+        child_of(volume, "emptyDir");
+    }
+    for source in ["secret", "configMap", "downwardAPI", "projected"] {
+        if let Some(source) = present(volume, source) {
+            fill(source, "defaultMode", MODE);
+        }
+    }
+    if let Some(path) = present(volume, "hostPath") {
+        path.entry("type").or_insert_with(|| "".into());
+    }
+    if let Some(api) = present(volume, "downwardAPI") {
+        field_references(api);
+    }
+    if let Some(projected) = present(volume, "projected") {
+        for source in each(projected, "sources") {
+            if let Some(token) = present(source, "serviceAccountToken") {
+                fill(token, "expirationSeconds", 3600);
+            }
+            if let Some(api) = present(source, "downwardAPI") {
+                field_references(api);
+            }
+        }
+    }
+    if let Some(image) = present(volume, "image") {
+        let policy =
+            super::container::pull_policy(image.get("reference").and_then(Value::as_str).unwrap_or_default());
+        fill(image, "pullPolicy", policy);
+    }
+    if let Some(iscsi) = present(volume, "iscsi") {
+        fill(iscsi, "iscsiInterface", "default");
+    }
+    let claim = present(volume, "ephemeral").and_then(|ephemeral| present(ephemeral, "volumeClaimTemplate"));
+    if let Some(spec) = claim.and_then(|claim| present(claim, "spec")) {
+        fill(spec, "volumeMode", "Filesystem");
+    }
+}
+
+fn field_references(api: &mut Map<String, Value>) {
+    for item in each(api, "items") {
+        if let Some(field) = present(item, "fieldRef") {
+            fill(field, "apiVersion", "v1");
+        }
+    }
+}

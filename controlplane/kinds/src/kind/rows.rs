@@ -1,0 +1,410 @@
+//! The rows of the table. A new kind is a row here, a root in `schema/generate.py` and the functions that it names.
+
+use serde_json::{Value, json};
+
+use super::{Kind, NameRule, Rules, Subresource, Writes};
+use crate::selector::fields;
+use crate::{defaults, table, validate};
+
+const ALL: &[&str] = &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+const NO_COLLECTION: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
+const GET_PATCH_UPDATE: &[&str] = &["get", "patch", "update"];
+const CREATE: &[&str] = &["create"];
+const STREAM: &[&str] = &["create", "get"];
+
+const PLAIN: Writes = Writes { status: false, generation: false, create: nothing };
+const WITH_STATUS: Writes = Writes { status: true, generation: false, create: nothing };
+const WITH_GENERATION: Writes = Writes { status: true, generation: true, create: nothing };
+
+const RULES: Rules = Rules {
+    defaults: nothing,
+    validate: |_, _, _| {},
+    name: NameRule::Dns1123Subdomain,
+    unconditional_update: true,
+    writes: PLAIN,
+    columns: table::CREATED_AT,
+    cells: table::created_at,
+};
+
+const KIND: Kind = Kind {
+    group: "",
+    version: "v1",
+    kind: "",
+    plural: "",
+    singular: "",
+    short_names: &[],
+    categories: &[],
+    namespaced: true,
+    verbs: ALL,
+    subresources: &[],
+    schema: "",
+    volatile: false,
+    ttl_seconds: 0,
+    fields: &[],
+    rules: RULES,
+};
+
+fn nothing(_: &mut Value) {}
+
+/// The `status` subresource of a kind.
+const fn status(group: &'static str, kind: &'static str) -> Subresource {
+    sub("status", (group, "v1", kind), GET_PATCH_UPDATE)
+}
+
+const fn sub(
+    name: &'static str,
+    speaks: (&'static str, &'static str, &'static str),
+    verbs: &'static [&'static str],
+) -> Subresource {
+    Subresource { name, group: speaks.0, version: speaks.1, kind: speaks.2, verbs }
+}
+
+const SCALE: Subresource = sub("scale", ("autoscaling", "v1", "Scale"), GET_PATCH_UPDATE);
+
+/// A kind that is only asked for: one POST, one answer.
+const fn review(group: &'static str, kind: &'static str, plural: &'static str, schema: &'static str) -> Kind {
+    Kind { group, kind, plural, namespaced: false, verbs: CREATE, schema, ..KIND }
+}
+
+/// Every kind that is served.
+pub static KINDS: &[Kind] = &[
+    NAMESPACES,
+    NODES,
+    PODS,
+    SERVICES,
+    ENDPOINTS,
+    SECRETS,
+    CONFIG_MAPS,
+    SERVICE_ACCOUNTS,
+    EVENTS,
+    DEPLOYMENTS,
+    REPLICA_SETS,
+    CONTROLLER_REVISIONS,
+    LEASES,
+    ENDPOINT_SLICES,
+    Kind {
+        singular: "tokenreview",
+        ..review(
+            "authentication.k8s.io",
+            "TokenReview",
+            "tokenreviews",
+            "io.k8s.api.authentication.v1.TokenReview",
+        )
+    },
+    Kind {
+        singular: "selfsubjectreview",
+        ..review(
+            "authentication.k8s.io",
+            "SelfSubjectReview",
+            "selfsubjectreviews",
+            "io.k8s.api.authentication.v1.SelfSubjectReview",
+        )
+    },
+    Kind {
+        singular: "selfsubjectaccessreview",
+        ..review(
+            "authorization.k8s.io",
+            "SelfSubjectAccessReview",
+            "selfsubjectaccessreviews",
+            "io.k8s.api.authorization.v1.SelfSubjectAccessReview",
+        )
+    },
+    Kind {
+        singular: "selfsubjectrulesreview",
+        ..review(
+            "authorization.k8s.io",
+            "SelfSubjectRulesReview",
+            "selfsubjectrulesreviews",
+            "io.k8s.api.authorization.v1.SelfSubjectRulesReview",
+        )
+    },
+    Kind {
+        singular: "subjectaccessreview",
+        ..review(
+            "authorization.k8s.io",
+            "SubjectAccessReview",
+            "subjectaccessreviews",
+            "io.k8s.api.authorization.v1.SubjectAccessReview",
+        )
+    },
+    Kind {
+        singular: "localsubjectaccessreview",
+        namespaced: true,
+        ..review(
+            "authorization.k8s.io",
+            "LocalSubjectAccessReview",
+            "localsubjectaccessreviews",
+            "io.k8s.api.authorization.v1.LocalSubjectAccessReview",
+        )
+    },
+];
+
+const NAMESPACES: Kind = Kind {
+    kind: "Namespace",
+    plural: "namespaces",
+    singular: "namespace",
+    short_names: &["ns"],
+    namespaced: false,
+    verbs: NO_COLLECTION,
+    subresources: &[sub("finalize", ("", "v1", "Namespace"), &["update"]), status("", "Namespace")],
+    schema: "io.k8s.api.core.v1.Namespace",
+    fields: fields::NAMESPACE,
+    rules: Rules {
+        defaults: defaults::object::namespace,
+        validate: validate::object::namespace,
+        name: NameRule::Dns1123Label,
+        writes: Writes {
+            create: |object| {
+                object["status"] = json!({"phase": "Active"});
+                object["spec"]["finalizers"] = json!(["kubernetes"]);
+            },
+            ..WITH_STATUS
+        },
+        columns: table::object::NAMESPACE,
+        cells: table::object::namespace,
+        ..RULES
+    },
+    ..KIND
+};
+
+const NODES: Kind = Kind {
+    kind: "Node",
+    plural: "nodes",
+    singular: "node",
+    short_names: &["no"],
+    namespaced: false,
+    subresources: &[status("", "Node")],
+    schema: "io.k8s.api.core.v1.Node",
+    fields: fields::NODE,
+    rules: Rules {
+        defaults: defaults::object::node,
+        validate: validate::node::node,
+        // A node comes with its status: the agent registers with all that it knows.
+        writes: WITH_STATUS,
+        columns: table::node::COLUMNS,
+        cells: table::node::cells,
+        ..RULES
+    },
+    ..KIND
+};
+
+const PODS: Kind = Kind {
+    kind: "Pod",
+    plural: "pods",
+    singular: "pod",
+    short_names: &["po"],
+    categories: &["all"],
+    subresources: &[
+        sub("attach", ("", "v1", "PodAttachOptions"), STREAM),
+        sub("binding", ("", "v1", "Binding"), CREATE),
+        sub("ephemeralcontainers", ("", "v1", "Pod"), GET_PATCH_UPDATE),
+        sub("eviction", ("policy", "v1", "Eviction"), CREATE),
+        sub("exec", ("", "v1", "PodExecOptions"), STREAM),
+        sub("log", ("", "v1", "Pod"), &["get"]),
+        sub("portforward", ("", "v1", "PodPortForwardOptions"), STREAM),
+        status("", "Pod"),
+    ],
+    schema: "io.k8s.api.core.v1.Pod",
+    fields: fields::POD,
+    rules: Rules {
+        defaults: defaults::pod::pod,
+        validate: validate::pod::pod,
+        writes: Writes { create: crate::strategy::new_pod, ..WITH_GENERATION },
+        columns: table::pod::COLUMNS,
+        cells: table::pod::cells,
+        ..RULES
+    },
+    ..KIND
+};
+
+const SERVICES: Kind = Kind {
+    kind: "Service",
+    plural: "services",
+    singular: "service",
+    short_names: &["svc"],
+    categories: &["all"],
+    subresources: &[status("", "Service")],
+    schema: "io.k8s.api.core.v1.Service",
+    fields: fields::SERVICE,
+    rules: Rules {
+        defaults: defaults::service::service,
+        validate: validate::service::service,
+        name: NameRule::Dns1035Label,
+        writes: Writes { create: |object| object["status"] = json!({"loadBalancer": {}}), ..WITH_STATUS },
+        columns: table::service::COLUMNS,
+        cells: table::service::cells,
+        ..RULES
+    },
+    ..KIND
+};
+
+const ENDPOINTS: Kind = Kind {
+    kind: "Endpoints",
+    plural: "endpoints",
+    singular: "endpoints",
+    short_names: &["ep"],
+    schema: "io.k8s.api.core.v1.Endpoints",
+    rules: Rules {
+        defaults: defaults::service::endpoints,
+        validate: validate::service::endpoints,
+        columns: table::service::ENDPOINTS,
+        cells: table::service::endpoints,
+        ..RULES
+    },
+    ..KIND
+};
+
+const SECRETS: Kind = Kind {
+    kind: "Secret",
+    plural: "secrets",
+    singular: "secret",
+    schema: "io.k8s.api.core.v1.Secret",
+    fields: fields::SECRET,
+    rules: Rules {
+        defaults: defaults::object::secret,
+        validate: validate::config::secret,
+        columns: table::object::SECRET,
+        cells: table::object::secret,
+        ..RULES
+    },
+    ..KIND
+};
+
+const CONFIG_MAPS: Kind = Kind {
+    kind: "ConfigMap",
+    plural: "configmaps",
+    singular: "configmap",
+    short_names: &["cm"],
+    schema: "io.k8s.api.core.v1.ConfigMap",
+    rules: Rules {
+        validate: validate::config::config_map,
+        columns: table::object::CONFIG_MAP,
+        cells: table::object::config_map,
+        ..RULES
+    },
+    ..KIND
+};
+
+const SERVICE_ACCOUNTS: Kind = Kind {
+    kind: "ServiceAccount",
+    plural: "serviceaccounts",
+    singular: "serviceaccount",
+    short_names: &["sa"],
+    subresources: &[sub("token", ("authentication.k8s.io", "v1", "TokenRequest"), CREATE)],
+    schema: "io.k8s.api.core.v1.ServiceAccount",
+    rules: Rules {
+        unconditional_update: false,
+        columns: table::object::SERVICE_ACCOUNT,
+        cells: table::object::service_account,
+        ..RULES
+    },
+    ..KIND
+};
+
+const EVENTS: Kind = Kind {
+    kind: "Event",
+    plural: "events",
+    singular: "event",
+    short_names: &["ev"],
+    schema: "io.k8s.api.core.v1.Event",
+    volatile: true,
+    ttl_seconds: 3600,
+    fields: fields::EVENT,
+    rules: Rules {
+        validate: validate::object::event,
+        columns: table::event::COLUMNS,
+        cells: table::event::cells,
+        ..RULES
+    },
+    ..KIND
+};
+
+const DEPLOYMENTS: Kind = Kind {
+    group: "apps",
+    kind: "Deployment",
+    plural: "deployments",
+    singular: "deployment",
+    short_names: &["deploy"],
+    categories: &["all"],
+    subresources: &[SCALE, status("apps", "Deployment")],
+    schema: "io.k8s.api.apps.v1.Deployment",
+    rules: Rules {
+        defaults: defaults::workload::deployment,
+        validate: validate::workload::deployment,
+        writes: Writes { create: |object| object["status"] = json!({}), ..WITH_GENERATION },
+        columns: table::workload::DEPLOYMENT,
+        cells: table::workload::deployment,
+        ..RULES
+    },
+    ..KIND
+};
+
+const REPLICA_SETS: Kind = Kind {
+    group: "apps",
+    kind: "ReplicaSet",
+    plural: "replicasets",
+    singular: "replicaset",
+    short_names: &["rs"],
+    categories: &["all"],
+    subresources: &[SCALE, status("apps", "ReplicaSet")],
+    schema: "io.k8s.api.apps.v1.ReplicaSet",
+    fields: fields::REPLICA_SET,
+    rules: Rules {
+        defaults: defaults::workload::replica_set,
+        validate: validate::workload::replica_set,
+        writes: Writes { create: |object| object["status"] = json!({"replicas": 0}), ..WITH_GENERATION },
+        columns: table::workload::REPLICA_SET,
+        cells: table::workload::replica_set,
+        ..RULES
+    },
+    ..KIND
+};
+
+const CONTROLLER_REVISIONS: Kind = Kind {
+    group: "apps",
+    kind: "ControllerRevision",
+    plural: "controllerrevisions",
+    singular: "controllerrevision",
+    schema: "io.k8s.api.apps.v1.ControllerRevision",
+    rules: Rules {
+        validate: validate::workload::controller_revision,
+        columns: table::workload::CONTROLLER_REVISION,
+        cells: table::workload::controller_revision,
+        ..RULES
+    },
+    ..KIND
+};
+
+const LEASES: Kind = Kind {
+    group: "coordination.k8s.io",
+    kind: "Lease",
+    plural: "leases",
+    singular: "lease",
+    schema: "io.k8s.api.coordination.v1.Lease",
+    volatile: true,
+    rules: Rules {
+        validate: validate::object::lease,
+        unconditional_update: false,
+        columns: table::object::LEASE,
+        cells: table::object::lease,
+        ..RULES
+    },
+    ..KIND
+};
+
+const ENDPOINT_SLICES: Kind = Kind {
+    group: "discovery.k8s.io",
+    kind: "EndpointSlice",
+    plural: "endpointslices",
+    singular: "endpointslice",
+    schema: "io.k8s.api.discovery.v1.EndpointSlice",
+    rules: Rules {
+        defaults: defaults::service::endpoint_slice,
+        validate: validate::service::endpoint_slice,
+        writes: Writes { generation: true, ..PLAIN },
+        columns: table::service::ENDPOINT_SLICE,
+        cells: table::service::endpoint_slice,
+        ..RULES
+    },
+    ..KIND
+};

@@ -1,0 +1,253 @@
+//! Strategic merge: lists whose definition says so are merged by their key instead of being replaced.
+//!
+//! Directives: `$patch: replace|delete` in a map or a list element, `$retainKeys`, `$setElementOrder/<list>`,
+//! `$deleteFromPrimitiveList/<list>`, and null for "remove". Elements are identified by the one patch merge key
+//! (`containerPort`, `name`), not by the keys that server-side apply uses.
+
+mod order;
+
+use serde_json::{Map, Value};
+
+use self::order::{in_order, position};
+use super::PatchError;
+use crate::schema::model::{Definition, PatchMarkers, Shape, schemas};
+
+const DIRECTIVE: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const SET_ORDER: &str = "$setElementOrder/";
+const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
+
+type Object = Map<String, Value>;
+
+/// Applies a patch to an object of the named definition.
+pub(super) fn apply(schema: &str, object: &Value, patch: &Value) -> Result<Value, PatchError> {
+    let (Value::Object(object), Value::Object(patch)) = (object, patch) else {
+        return Err(malformed("invalid JSON document"));
+    };
+    merge_map(object.clone(), patch.clone(), schemas().find(schema)).map(Value::Object)
+}
+
+fn malformed(text: &str) -> PatchError {
+    PatchError::Malformed(text.to_owned())
+}
+
+/// What the definition says about one field; nothing for fields of free-form maps.
+struct FieldInfo<'a> {
+    markers: PatchMarkers,
+    /// The object's or, for lists and maps, the element's definition.
+    inner: Option<&'a Definition>,
+}
+
+fn field_info<'a>(definition: Option<&'a Definition>, name: &str) -> FieldInfo<'a> {
+    let property = definition.and_then(|definition| definition.property(name));
+    let Some(property) = property else { return FieldInfo { markers: PatchMarkers::default(), inner: None } };
+    let shape = match &property.shape {
+        Shape::List(item) => item,
+        shape => shape,
+    };
+    let inner = match shape {
+        Shape::Object(id) => Some(schemas().get(*id)),
+        _ => None,
+    };
+    FieldInfo { markers: property.patch.clone(), inner }
+}
+
+fn merge_map(
+    mut original: Object,
+    mut patch: Object,
+    definition: Option<&Definition>,
+) -> Result<Object, PatchError> {
+    if let Some(directive) = patch.remove(DIRECTIVE) {
+        return match directive.as_str() {
+            Some("replace") => Ok(patch),
+            Some("delete") => Ok(Object::new()),
+            _ => Err(malformed(&format!("unknown patch type '{}' in map", plain(&directive)))),
+        };
+    }
+    retain_keys(&mut original, &mut patch)?;
+    merge_ordered_lists(&mut original, &mut patch, definition)?;
+    for (name, value) in patch {
+        if let Some(list) = name.strip_prefix(DELETE_PRIMITIVES) {
+            let Value::Array(gone) = value else { return Err(malformed("invalid patch format of primitive list")) };
+            if let Some(Value::Array(items)) = original.get_mut(list) {
+                items.retain(|item| !gone.contains(item));
+            }
+            continue;
+        }
+        if value.is_null() {
+            original.remove(&name);
+            continue;
+        }
+        let merged = match (original.remove(&name), value) {
+            (Some(Value::Object(old)), Value::Object(new)) => {
+                let info = field_info(definition, &name);
+                Value::Object(merge_map(old, new, info.inner)?)
+            }
+            (Some(Value::Array(old)), Value::Array(new)) => {
+                Value::Array(merge_list(old, new, &field_info(definition, &name))?)
+            }
+            (_, new) => strip(new),
+        };
+        original.insert(name, merged);
+    }
+    Ok(original)
+}
+
+/// Drops what `$retainKeys` does not list.
+fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchError> {
+    let Some(directive) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
+    let Value::Array(kept) = directive else { return Err(malformed("invalid patch format of retainKeys")) };
+    let keeps = |name: &str| kept.iter().any(|keep| keep.as_str() == Some(name));
+    if patch.iter().any(|(name, value)| !value.is_null() && !name.starts_with('$') && !keeps(name)) {
+        return Err(malformed("invalid patch format of retainKeys"));
+    }
+    original.retain(|name, _| keeps(name));
+    Ok(())
+}
+
+/// Merges the lists whose order the patch gives, and puts them into that order.
+fn merge_ordered_lists(
+    original: &mut Object,
+    patch: &mut Object,
+    definition: Option<&Definition>,
+) -> Result<(), PatchError> {
+    let directives: Vec<String> = patch.keys().filter(|name| name.starts_with(SET_ORDER)).cloned().collect();
+    for directive in directives {
+        let name = directive[SET_ORDER.len()..].to_owned();
+        let Some(Value::Array(order)) = patch.remove(&directive) else {
+            return Err(malformed("invalid patch format of setElementOrder list"));
+        };
+        let info = field_info(definition, &name);
+        let key = info.markers.merge_key.as_deref();
+        if patch.get(&name).is_some_and(Value::is_null) {
+            continue;
+        }
+        let old = match original.get(&name) {
+            Some(Value::Array(old)) => Some(old.clone()),
+            _ => None,
+        };
+        let merged = match (old.clone(), patch.remove(&name)) {
+            (Some(old), Some(Value::Array(new))) => {
+                check_order(&new, &order, key)?;
+                merge_list(old, new, &info)?
+            }
+            (Some(old), _) => old,
+            (None, Some(Value::Array(new))) => match strip(Value::Array(new)) {
+                Value::Array(new) => new,
+                _ => Vec::new(),
+            },
+            (None, _) => continue,
+        };
+        let server = old.unwrap_or_default();
+        original.insert(name, Value::Array(in_order(merged, &order, &server, key)));
+    }
+    Ok(())
+}
+
+/// The elements that a patch sends must stand in the order that it asks for.
+fn check_order(items: &[Value], order: &[Value], key: Option<&str>) -> Result<(), PatchError> {
+    let mut last = 0;
+    for item in items.iter().filter(|item| item.get(DIRECTIVE).is_none()) {
+        match position(order, item, key) {
+            Some(at) if at >= last => last = at,
+            _ => {
+                return Err(malformed(&format!(
+                    "The order in patch list:\n{}\n doesn't match {SET_ORDER} list:\n{}\n",
+                    Value::from(items.to_vec()),
+                    Value::from(order.to_vec())
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<Vec<Value>, PatchError> {
+    if !info.markers.merge {
+        return Ok(match strip(Value::Array(new)) {
+            Value::Array(new) => new,
+            _ => Vec::new(),
+        });
+    }
+    let key = info.markers.merge_key.as_deref();
+    let is_map = old.first().or(new.first()).is_some_and(Value::is_object);
+    if !is_map {
+        let mut merged = old.clone();
+        for item in &new {
+            if !merged.contains(item) {
+                merged.push(item.clone());
+            }
+        }
+        return Ok(in_order(merged, &new, &old, None));
+    }
+    let Some(key) = key else { return Err(malformed("cannot merge lists without merge key")) };
+    let server = old.clone();
+    let (mut merged, new) = apply_element_directives(old, new, key)?;
+    for item in &new {
+        let Value::Object(element) = item else { return Err(malformed("list element is not an object")) };
+        if !element.contains_key(key) {
+            return Err(PatchError::Unprocessable(format!(
+                "map: {item} does not contain declared merge key: {key}"
+            )));
+        }
+        match position(&merged, item, Some(key)).and_then(|at| merged.get_mut(at)) {
+            Some(Value::Object(old)) => *old = merge_map(std::mem::take(old), element.clone(), info.inner)?,
+            Some(other) => *other = item.clone(),
+            None => merged.push(strip(item.clone())),
+        }
+    }
+    Ok(in_order(merged, &new, &server, Some(key)))
+}
+
+/// Handles `$patch` in list elements: what is deleted or replaced, and the elements left to merge.
+fn apply_element_directives(
+    mut old: Vec<Value>,
+    new: Vec<Value>,
+    key: &str,
+) -> Result<(Vec<Value>, Vec<Value>), PatchError> {
+    let (mut rest, mut replace) = (Vec::new(), false);
+    for item in new {
+        match item.get(DIRECTIVE).map(plain).as_deref() {
+            None => rest.push(item),
+            Some("delete") => {
+                let id = item.get(key).cloned();
+                if id.is_none() {
+                    return Err(PatchError::Unprocessable(format!(
+                        "map: {item} does not contain declared merge key: {key}"
+                    )));
+                }
+                old.retain(|element| element.get(key) != id.as_ref());
+            }
+            Some("replace") => replace = true,
+            Some("merge") => return Err(malformed("merging lists cannot yet be specified in the patch")),
+            Some(other) => return Err(malformed(&format!("unknown patch type '{other}' in map"))),
+        }
+    }
+    if replace {
+        return Ok((rest.into_iter().map(strip).collect(), Vec::new()));
+    }
+    Ok((old, rest))
+}
+
+/// A part of the patch that meets nothing in the object: directives and nulls mean nothing there.
+fn strip(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.into_iter().filter(|(name, value)| !value.is_null() && !is_directive(name));
+            Value::Object(kept.map(|(name, value)| (name, strip(value))).collect())
+        }
+        Value::Array(list) => {
+            let deletes = |item: &Value| item.get(DIRECTIVE).is_some_and(|word| word == "delete");
+            Value::Array(list.into_iter().filter(|item| !deletes(item)).map(strip).collect())
+        }
+        other => other,
+    }
+}
+
+fn is_directive(name: &str) -> bool {
+    name == DIRECTIVE || name == RETAIN_KEYS || name.starts_with(SET_ORDER) || name.starts_with(DELETE_PRIMITIVES)
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}

@@ -1,0 +1,148 @@
+//! The generated table: message → field numbers, JSON names and types.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::LazyLock;
+
+use crate::schema::model::inflate;
+
+static MESSAGES: &[u8] = include_bytes!("../../schema/messages.json.deflate");
+static TABLES: LazyLock<Tables> = LazyLock::new(Tables::load);
+
+/// Index of a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MessageId(u16);
+
+/// All messages.
+#[derive(Default)]
+pub(super) struct Tables {
+    messages: Vec<Message>,
+    names: HashMap<Box<str>, MessageId>,
+}
+
+/// One message's fields, sorted by number.
+pub(super) struct Message {
+    fields: Box<[Field]>,
+}
+
+/// One field.
+pub(super) struct Field {
+    number: u32,
+    /// JSON name; empty where a message's fields stand in place of it.
+    pub(super) name: Box<str>,
+    pub(super) r#type: Type,
+    pub(super) repeated: bool,
+    pub(super) map: bool,
+    /// Whether a zero is a value; otherwise it means "absent".
+    pub(super) keep_zero: bool,
+}
+
+/// A field's type.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Type {
+    Text,
+    Int,
+    Bool,
+    Bytes,
+    Double,
+    Time,
+    MicroTime,
+    Quantity,
+    IntOrString,
+    /// An embedded JSON document.
+    Json,
+    Message(MessageId),
+}
+
+/// The table, inflated on first use.
+pub(super) fn tables() -> &'static Tables {
+    &TABLES
+}
+
+// === impl Tables ===
+
+impl Tables {
+    fn load() -> Tables {
+        let text = inflate(MESSAGES);
+        let Ok(raw) = serde_json::from_str::<BTreeMap<Cow<'_, str>, Vec<Row<'_>>>>(&text) else {
+            return Tables::default();
+        };
+        let names: HashMap<Box<str>, MessageId> =
+            raw.keys().zip(0..).map(|(name, id)| (Box::from(name.as_ref()), MessageId(id))).collect();
+        let messages = raw.values().map(|rows| Message::new(rows, &names)).collect();
+        Tables { messages, names }
+    }
+
+    /// The message of a definition's name.
+    pub(super) fn find(&self, name: &str) -> Option<&Message> {
+        self.names.get(name).map(|id| self.get(*id))
+    }
+
+    /// The message of that index.
+    pub(super) fn get(&self, id: MessageId) -> &Message {
+        &self.messages[usize::from(id.0)]
+    }
+}
+
+// === impl Message ===
+
+impl Message {
+    fn new(rows: &[Row<'_>], names: &HashMap<Box<str>, MessageId>) -> Message {
+        let mut fields: Vec<Field> = rows.iter().filter_map(|row| Field::new(row, names)).collect();
+        fields.sort_unstable_by_key(|field| field.number);
+        Message { fields: fields.into() }
+    }
+
+    /// The field of that number.
+    pub(super) fn field(&self, number: u32) -> Option<&Field> {
+        let at = self.fields.binary_search_by_key(&number, |field| field.number).ok()?;
+        self.fields.get(at)
+    }
+
+    /// Whether the message is only there to carry a list.
+    pub(super) fn is_wrapper(&self) -> bool {
+        matches!(&*self.fields, [field] if field.name.is_empty() && field.repeated)
+    }
+}
+
+// === impl Field ===
+
+/// `[number, JSON name, type, keeps zero]`.
+type Row<'a> = (u32, Cow<'a, str>, Cow<'a, str>, u8);
+
+impl Field {
+    fn new(row: &Row<'_>, names: &HashMap<Box<str>, MessageId>) -> Option<Field> {
+        let (number, name, notation, keep_zero) = row;
+        let kind = notation.trim_start_matches(['*', '%']);
+        let r#type = match kind {
+            "s" => Type::Text,
+            "i" => Type::Int,
+            "b" => Type::Bool,
+            "y" => Type::Bytes,
+            "d" => Type::Double,
+            _ => Type::named(kind.strip_prefix('m')?, names)?,
+        };
+        Some(Field {
+            number: *number,
+            name: Box::from(name.as_ref()),
+            r#type,
+            repeated: notation.starts_with('*'),
+            map: notation.starts_with('%'),
+            keep_zero: *keep_zero == 1,
+        })
+    }
+}
+
+impl Type {
+    fn named(name: &str, names: &HashMap<Box<str>, MessageId>) -> Option<Type> {
+        let (package, short) = name.rsplit_once('.')?;
+        Some(match (package.ends_with("meta.v1"), short) {
+            (true, "Time") => Type::Time,
+            (true, "MicroTime") => Type::MicroTime,
+            (true, "FieldsV1") | (false, "RawExtension") => Type::Json,
+            (false, "Quantity") => Type::Quantity,
+            (false, "IntOrString") => Type::IntOrString,
+            _ => Type::Message(*names.get(name)?),
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! Cases for the reader: messages built by hand, and broken ones.
+
+use serde_json::json;
+
+use super::*;
+
+/// A length-delimited field.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![number << 3 | 2, u8::try_from(bytes.len()).unwrap()];
+    out.extend_from_slice(bytes);
+    out
+}
+
+/// A varint field below 128.
+fn number(number: u8, value: u8) -> Vec<u8> {
+    vec![number << 3, value]
+}
+
+fn envelope(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
+    let meta = [field(1, api_version.as_bytes()), field(2, kind.as_bytes())].concat();
+    [b"k8s\0".to_vec(), field(1, &meta), field(2, raw), field(3, b""), field(4, b"")].concat()
+}
+
+fn check(api_version: &str, kind: &str, raw: &[u8], expect: Value) {
+    let mut expect = expect;
+    expect["apiVersion"] = api_version.into();
+    expect["kind"] = kind.into();
+    assert_eq!(decode(&envelope(api_version, kind, raw)), Ok(expect));
+}
+
+#[test]
+fn zero_counts_only_where_go_has_a_pointer() {
+    let spec = [number(1, 0), field(3, &field(3, b"")), number(5, 0), number(7, 0)].concat();
+    check(
+        "apps/v1",
+        "Deployment",
+        &field(2, &spec),
+        json!({"spec": {"replicas": 0, "template": {}}}),
+    );
+}
+
+#[test]
+fn inlined_messages_lie_flat() {
+    let empty_dir = field(2, &field(2, b""));
+    let volume = [field(1, b"v"), empty_dir].concat();
+    check("v1", "Pod", &field(2, &field(1, &volume)), json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}));
+}
+
+#[test]
+fn maps_bytes_and_times_have_their_json_form() {
+    let data = [field(1, b"k"), field(2, b"hi")].concat();
+    let created = field(8, &number(1, 60));
+    check(
+        "v1",
+        "Secret",
+        &[field(1, &[field(1, b"s"), created].concat()), field(2, &data)].concat(),
+        json!({"metadata": {"name": "s", "creationTimestamp": "1970-01-01T00:01:00Z"}, "data": {"k": "aGk="}}),
+    );
+}
+
+#[test]
+fn int_or_string_follows_its_type() {
+    let text = field(4, &[number(1, 1), number(2, 0), field(3, b"http")].concat());
+    let whole = field(4, &[number(1, 0), number(2, 80), field(3, b"")].concat());
+    for (target, expect) in [(text, json!("http")), (whole, json!(80))] {
+        check("v1", "Service", &field(2, &field(1, &target)), json!({"spec": {"ports": [{"targetPort": expect}]}}));
+    }
+}
+
+#[test]
+fn delete_options_are_known_in_every_group() {
+    let raw = [number(1, 5), field(4, b"Background")].concat();
+    for version in ["v1", "apps/v1", "meta.k8s.io/v1"] {
+        check(version, "DeleteOptions", &raw, json!({"gracePeriodSeconds": 5, "propagationPolicy": "Background"}));
+    }
+}
+
+#[test]
+fn broken_bytes_are_errors() {
+    assert_eq!(decode(b"{}"), Err(DecodeError::Prefix));
+    let good = envelope("v1", "Pod", &field(1, &field(1, b"name")));
+    for length in 4..good.len() {
+        // A cut envelope either misses the object or is an error; it never panics.
+        let _ = decode(&good[..length]);
+    }
+    assert_eq!(decode(&envelope("v1", "Pod", &[0x0a, 0x7f])), Err(DecodeError::Malformed("unexpected end")));
+    assert_eq!(decode(&envelope("v1", "Pod", &[0x0b])), Err(DecodeError::Malformed("unknown wire type")));
+    let unknown = DecodeError::UnknownKind { api_version: "x/v1".into(), kind: "Y".into() };
+    assert_eq!(decode(&envelope("x/v1", "Y", b"")), Err(unknown));
+}

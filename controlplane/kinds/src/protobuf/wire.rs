@@ -1,0 +1,98 @@
+//! The protobuf wire format: tags, varints, lengths.
+
+/// Bytes that do not follow the format.
+#[derive(Debug)]
+pub(super) struct WireError(pub(super) &'static str);
+
+/// One value as it is on the wire.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WireValue<'a> {
+    Varint(u64),
+    Fixed64(u64),
+    Fixed32(u32),
+    Bytes(&'a [u8]),
+}
+
+/// Goes through the fields of one message.
+pub(super) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+// === impl Reader ===
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { rest: bytes }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// The next field's number and value.
+    pub(super) fn next(&mut self) -> Result<Option<(u32, WireValue<'a>)>, WireError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let tag = self.varint()?;
+        let number = u32::try_from(tag >> 3).map_err(|_error| WireError("field number out of range"))?;
+        let value = match tag & 7 {
+            0 => WireValue::Varint(self.varint()?),
+            1 => WireValue::Fixed64(u64::from_le_bytes(self.array()?)),
+            2 => {
+                let length = usize::try_from(self.varint()?).map_err(|_error| WireError("length out of range"))?;
+                WireValue::Bytes(self.take(length)?)
+            }
+            5 => WireValue::Fixed32(u32::from_le_bytes(self.array()?)),
+            _ => return Err(WireError("unknown wire type")),
+        };
+        Ok(Some((number, value)))
+    }
+
+    /// A base-128 number of at most ten bytes.
+    pub(super) fn varint(&mut self) -> Result<u64, WireError> {
+        let mut number = 0;
+        for shift in (0..70).step_by(7) {
+            let [byte] = self.array()?;
+            number |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        Err(WireError("number too long"))
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], WireError> {
+        let (taken, rest) = self.rest.split_at_checked(length).ok_or(WireError("unexpected end"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(WireError("unexpected end"))?;
+        self.rest = rest;
+        Ok(*taken)
+    }
+}
+
+// === impl WireValue ===
+
+impl WireValue<'_> {
+    /// As a signed integer (two's complement, as proto's int32 and int64 are).
+    pub(super) fn int(self) -> Result<i64, WireError> {
+        match self {
+            WireValue::Varint(number) => Ok(number.cast_signed()),
+            WireValue::Fixed64(number) => Ok(number.cast_signed()),
+            WireValue::Fixed32(number) => Ok(i64::from(number)),
+            WireValue::Bytes(_) => Err(WireError("a number was expected")),
+        }
+    }
+
+    /// As a floating-point number.
+    pub(super) fn double(self) -> Result<f64, WireError> {
+        match self {
+            WireValue::Fixed64(bits) => Ok(f64::from_bits(bits)),
+            _ => Err(WireError("a double was expected")),
+        }
+    }
+}

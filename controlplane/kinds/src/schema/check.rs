@@ -1,0 +1,242 @@
+//! Brings a tree into the form of its definition: types checked, unknown fields noted and dropped, texts canonical.
+
+use base64::Engine;
+use jiff::Timestamp;
+use serde_json::{Map, Value};
+
+use super::model::{Definition, Property, Schemas, Shape, schemas};
+use crate::quantity::Quantity;
+
+/// Where a value stands, in the two forms that messages use.
+#[derive(Clone, Default)]
+struct Place {
+    /// `spec.containers[0].name`.
+    indexed: String,
+    /// `spec.containers.name`.
+    plain: String,
+    /// Name of the innermost struct.
+    owner: String,
+}
+
+impl Place {
+    fn field(&self, owner: &Definition, name: &str) -> Place {
+        let join = |path: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        Place {
+            indexed: join(&self.indexed),
+            plain: join(&self.plain),
+            owner: owner.short_name().to_owned(),
+        }
+    }
+
+    fn item(&self, index: usize) -> Place {
+        Place { indexed: format!("{}[{index}]", self.indexed), ..self.clone() }
+    }
+}
+
+/// Checks and normalizes an object in place. Returns the unknown fields' messages, or the first type error.
+pub(super) fn conform(definition: &Definition, value: &mut Value) -> Result<Vec<String>, String> {
+    let mut check = Check { schemas: schemas(), unknown: Vec::new() };
+    let Value::Object(map) = value else {
+        return Err(format!(
+            "json: cannot unmarshal {} into Go value of type {}",
+            go_value(value),
+            definition.go_type()
+        ));
+    };
+    check.object(definition, map, &Place::default())?;
+    Ok(check.unknown)
+}
+
+struct Check {
+    schemas: &'static Schemas,
+    unknown: Vec<String>,
+}
+
+impl Check {
+    fn object(&mut self, definition: &Definition, map: &mut Map<String, Value>, place: &Place) -> Result<(), String> {
+        let mut dropped = Vec::new();
+        for (name, value) in map.iter_mut() {
+            let Some(property) = definition.property(name) else {
+                self.unknown.push(format!("unknown field \"{}\"", place.field(definition, name).indexed));
+                dropped.push(name.clone());
+                continue;
+            };
+            if value.is_null() {
+                dropped.push(name.clone());
+                continue;
+            }
+            if is_scalar_ok(&property.shape, value) {
+                continue;
+            }
+            self.value(&property.shape, value, &place.field(definition, name))?;
+            if is_dropped_when_empty(property, value) {
+                dropped.push(name.clone());
+            }
+        }
+        for name in dropped {
+            map.remove(&name);
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, shape: &Shape, value: &mut Value, place: &Place) -> Result<(), String> {
+        match (shape, &mut *value) {
+            (Shape::Any, _) => Ok(()),
+            (Shape::Object(id), Value::Object(map)) => self.object(self.schemas.get(*id), map, place),
+            (Shape::List(item), Value::Array(list)) => {
+                for (index, element) in list.iter_mut().enumerate() {
+                    fill_null(item, element);
+                    self.value(item, element, &place.item(index))?;
+                }
+                Ok(())
+            }
+            (Shape::Map(item), Value::Object(map)) => {
+                for (name, element) in map.iter_mut() {
+                    fill_null(item, element);
+                    let inner = Place {
+                        indexed: format!("{}.{name}", place.indexed),
+                        plain: place.plain.clone(),
+                        owner: place.owner.clone(),
+                    };
+                    self.value(item, element, &inner)?;
+                }
+                Ok(())
+            }
+            (Shape::Object(_) | Shape::List(_) | Shape::Map(_), _) => Err(self.mismatch(shape, value, place)),
+            _ => self.scalar(shape, value, place),
+        }
+    }
+
+    fn scalar(&self, shape: &Shape, value: &mut Value, place: &Place) -> Result<(), String> {
+        if is_scalar_ok(shape, value) {
+            return Ok(());
+        }
+        match (shape, &*value) {
+            (Shape::Bytes, Value::String(text)) => base64::engine::general_purpose::STANDARD
+                .decode(text)
+                .map(|_| ())
+                .map_err(|error| format!("illegal base64 data at input byte {}", base64_offset(&error))),
+            (Shape::Time | Shape::MicroTime, Value::String(text)) => {
+                *value = time(text, matches!(shape, Shape::MicroTime))?;
+                Ok(())
+            }
+            (Shape::Quantity, Value::String(_) | Value::Number(_)) => {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                let quantity = Quantity::parse(text.trim()).map_err(|error| error.to_string())?;
+                *value = Value::String(quantity.to_string());
+                Ok(())
+            }
+            (Shape::IntOrString, _) => {
+                Err(format!("json: cannot unmarshal {} into Go value of type int32", go_value(value)))
+            }
+            _ => Err(self.mismatch(shape, value, place)),
+        }
+    }
+
+    fn mismatch(&self, shape: &Shape, value: &Value, place: &Place) -> String {
+        format!(
+            "json: cannot unmarshal {} into Go struct field {}.{} of type {}",
+            match shape {
+                Shape::Int32 | Shape::Int64 => go_number(value),
+                _ => go_value(value).to_owned(),
+            },
+            place.owner,
+            place.plain,
+            self.go_type(shape)
+        )
+    }
+
+    fn go_type(&self, shape: &Shape) -> String {
+        match shape {
+            Shape::Any => "runtime.RawExtension".to_owned(),
+            Shape::Bool => "bool".to_owned(),
+            Shape::Int32 => "int32".to_owned(),
+            Shape::Int64 => "int64".to_owned(),
+            Shape::Number => "float64".to_owned(),
+            Shape::Text | Shape::Time | Shape::MicroTime => "string".to_owned(),
+            Shape::Bytes => "[]uint8".to_owned(),
+            Shape::IntOrString => "intstr.IntOrString".to_owned(),
+            Shape::Quantity => "resource.Quantity".to_owned(),
+            Shape::Object(id) => self.schemas.get(*id).go_type().to_owned(),
+            Shape::List(item) => format!("[]{}", self.go_type(item)),
+            Shape::Map(item) => format!("map[string]{}", self.go_type(item)),
+        }
+    }
+}
+
+/// Whether the value already is as the shape wants it, without looking inside.
+fn is_scalar_ok(shape: &Shape, value: &Value) -> bool {
+    match shape {
+        Shape::Bool => value.is_boolean(),
+        Shape::Int32 => value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()),
+        Shape::Int64 => value.is_i64(),
+        Shape::Number => value.is_number(),
+        Shape::Text => value.is_string(),
+        Shape::IntOrString => {
+            value.is_string() || value.as_i64().is_some_and(|number| i32::try_from(number).is_ok())
+        }
+        _ => false,
+    }
+}
+
+/// Go leaves out empty lists, maps and byte strings, save where the field must be there.
+fn is_dropped_when_empty(property: &Property, value: &Value) -> bool {
+    !property.required
+        && match (&property.shape, value) {
+            (Shape::List(_), Value::Array(list)) => list.is_empty(),
+            (Shape::Map(_), Value::Object(map)) => map.is_empty(),
+            _ => false,
+        }
+}
+
+/// A null inside a list or map stands for the zero value of its type.
+fn fill_null(shape: &Shape, value: &mut Value) {
+    if value.is_null() {
+        *value = match shape {
+            Shape::Any => Value::Null,
+            Shape::Bool => Value::Bool(false),
+            Shape::Int32 | Shape::Int64 | Shape::Number | Shape::IntOrString => 0.into(),
+            Shape::Text | Shape::Bytes | Shape::Time | Shape::MicroTime => Value::String(String::new()),
+            Shape::Quantity => Value::String("0".to_owned()),
+            Shape::Object(_) | Shape::Map(_) => Value::Object(Map::new()),
+            Shape::List(_) => Value::Array(Vec::new()),
+        };
+    }
+}
+
+fn time(text: &str, micro: bool) -> Result<Value, String> {
+    let Ok(at) = text.parse::<Timestamp>() else {
+        return Err(format!(
+            "parsing time {text:?} as \"2006-01-02T15:04:05Z07:00\": cannot parse {text:?} as \"2006\""
+        ));
+    };
+    let format = if micro { "%Y-%m-%dT%H:%M:%S.%6fZ" } else { "%Y-%m-%dT%H:%M:%SZ" };
+    Ok(Value::String(at.strftime(format).to_string()))
+}
+
+fn base64_offset(error: &base64::DecodeError) -> usize {
+    match error {
+        base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => *at,
+        base64::DecodeError::InvalidLength(length) => *length,
+        base64::DecodeError::InvalidPadding => 0,
+    }
+}
+
+fn go_value(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// A number that does not fit is shown with its digits.
+fn go_number(value: &Value) -> String {
+    match value {
+        Value::Number(number) => format!("number {number}"),
+        _ => go_value(value).to_owned(),
+    }
+}

@@ -1,0 +1,234 @@
+//! The definitions as compact structs, read once from the generated file; descriptions stay compressed.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+static DEFINITIONS: &[u8] = include_bytes!("../../schema/definitions.json.deflate");
+static SCHEMAS: LazyLock<Schemas> = LazyLock::new(Schemas::load);
+
+/// Index of a definition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DefinitionId(u16);
+
+/// Everything known about types.
+#[derive(Default)]
+pub(crate) struct Schemas {
+    definitions: Vec<Definition>,
+    names: HashMap<Box<str>, DefinitionId>,
+}
+
+/// One named type.
+pub(crate) struct Definition {
+    /// `io.k8s.api.core.v1.Container`.
+    pub(crate) name: Box<str>,
+    /// Sorted by name.
+    pub(crate) properties: Box<[Property]>,
+}
+
+/// One field of a type.
+pub(crate) struct Property {
+    /// JSON name.
+    pub(crate) name: Box<str>,
+    /// Its type.
+    pub(crate) shape: Shape,
+    /// Whether the definition lists it as required.
+    pub(crate) required: bool,
+    /// How a strategic merge treats it.
+    pub(crate) patch: PatchMarkers,
+}
+
+/// `x-kubernetes-patch-*` of a field.
+#[derive(Default, Clone, Debug)]
+pub(crate) struct PatchMarkers {
+    /// Lists are merged instead of replaced.
+    pub(crate) merge: bool,
+    /// `$retainKeys` may be given.
+    pub(crate) retain_keys: bool,
+    /// What identifies an element of a merged list of objects.
+    pub(crate) merge_key: Option<Box<str>>,
+}
+
+/// A type.
+#[derive(Clone, Debug)]
+pub(crate) enum Shape {
+    /// Free-form.
+    Any,
+    Bool,
+    Int32,
+    Int64,
+    Number,
+    Text,
+    /// Base64 text.
+    Bytes,
+    /// RFC 3339 to the second.
+    Time,
+    /// RFC 3339 to the microsecond.
+    MicroTime,
+    IntOrString,
+    Quantity,
+    Object(DefinitionId),
+    List(Box<Shape>),
+    Map(Box<Shape>),
+}
+
+/// The schemas, inflated on first use.
+pub(crate) fn schemas() -> &'static Schemas {
+    &SCHEMAS
+}
+
+/// The text of the generated file, with descriptions.
+pub(crate) fn inflate(packed: &[u8]) -> String {
+    let mut text = String::new();
+    // The bytes are part of the program: a failure here fails the unit tests, and leaves nothing to report at run time.
+    let _ = flate2::read::DeflateDecoder::new(packed).read_to_string(&mut text);
+    text
+}
+
+/// The definitions as OpenAPI text, with descriptions.
+pub(crate) fn definitions_text() -> String {
+    inflate(DEFINITIONS)
+}
+
+// === impl Schemas ===
+
+impl Schemas {
+    fn load() -> Schemas {
+        let text = definitions_text();
+        let Ok(file) = serde_json::from_str::<File<'_>>(&text) else { return Schemas::default() };
+        let mut names: Vec<&str> = file.definitions.keys().map(AsRef::as_ref).collect();
+        names.sort_unstable();
+        let ids = names.iter().zip(0..).map(|(name, id)| (Box::from(*name), DefinitionId(id))).collect();
+        let definitions = names
+            .iter()
+            .filter_map(|name| file.definitions.get(*name).map(|raw| Definition::new(name, raw, &ids)))
+            .collect();
+        Schemas { definitions, names: ids }
+    }
+
+    /// The definition of that name.
+    pub(crate) fn find(&self, name: &str) -> Option<&Definition> {
+        self.names.get(name).map(|id| self.get(*id))
+    }
+
+    /// The definition of that index.
+    pub(crate) fn get(&self, id: DefinitionId) -> &Definition {
+        &self.definitions[usize::from(id.0)]
+    }
+}
+
+// === impl Definition ===
+
+impl Definition {
+    fn new(name: &str, raw: &RawSchema<'_>, ids: &HashMap<Box<str>, DefinitionId>) -> Definition {
+        let mut properties: Vec<Property> = raw
+            .properties
+            .iter()
+            .map(|(field, schema)| Property {
+                name: Box::from(field.as_ref()),
+                shape: Shape::new(schema, ids),
+                required: raw.required.iter().any(|required| required == field),
+                patch: PatchMarkers {
+                    merge: schema.strategy.split(',').any(|word| word == "merge"),
+                    retain_keys: schema.strategy.split(',').any(|word| word == "retainKeys"),
+                    merge_key: schema.merge_key.as_deref().map(Box::from),
+                },
+            })
+            .collect();
+        properties.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Definition { name: Box::from(name), properties: properties.into() }
+    }
+
+    /// The field of that name.
+    pub(crate) fn property(&self, name: &str) -> Option<&Property> {
+        let at = self.properties.binary_search_by(|property| property.name.as_ref().cmp(name)).ok()?;
+        self.properties.get(at)
+    }
+
+    /// The Go struct's name, as decoding errors show it.
+    pub(crate) fn short_name(&self) -> &str {
+        self.name.rsplit_once('.').map_or(&self.name, |(_, short)| short)
+    }
+
+    /// The Go type, `v1.Container`.
+    pub(crate) fn go_type(&self) -> &str {
+        let dot = self.name.rmatch_indices('.').nth(1).map_or(0, |(at, _)| at + 1);
+        &self.name[dot..]
+    }
+}
+
+// === impl Shape ===
+
+impl Shape {
+    fn new(raw: &RawSchema<'_>, ids: &HashMap<Box<str>, DefinitionId>) -> Shape {
+        if let Some(reference) = raw.reference.as_deref().or(raw.all_of.first().and_then(|r| r.reference.as_deref())) {
+            return Shape::named(reference.rsplit('/').next().unwrap_or(reference), ids);
+        }
+        match (raw.kind, raw.format) {
+            ("boolean", _) => Shape::Bool,
+            ("integer", "int32") => Shape::Int32,
+            ("integer", _) => Shape::Int64,
+            ("number", _) => Shape::Number,
+            ("string", "byte") => Shape::Bytes,
+            ("string", "int-or-string") => Shape::IntOrString,
+            ("string", _) => Shape::Text,
+            ("array", _) => {
+                Shape::List(Box::new(raw.items.as_deref().map_or(Shape::Any, |items| Shape::new(items, ids))))
+            }
+            ("object", _) => match &raw.additional {
+                Some(values) => Shape::Map(Box::new(Shape::new(values, ids))),
+                None => Shape::Any,
+            },
+            _ => Shape::Any,
+        }
+    }
+
+    fn named(name: &str, ids: &HashMap<Box<str>, DefinitionId>) -> Shape {
+        let (package, short) = name.rsplit_once('.').unwrap_or(("", name));
+        match (package.ends_with("meta.v1"), short) {
+            (true, "Time") => Shape::Time,
+            (true, "MicroTime") => Shape::MicroTime,
+            (true, "FieldsV1") | (false, "RawExtension") => Shape::Any,
+            (false, "Quantity") => Shape::Quantity,
+            (false, "IntOrString") => Shape::IntOrString,
+            _ => ids.get(name).map_or(Shape::Any, |id| Shape::Object(*id)),
+        }
+    }
+}
+
+// === the file ===
+
+#[derive(Deserialize)]
+struct File<'a> {
+    #[serde(borrow)]
+    definitions: HashMap<Cow<'a, str>, RawSchema<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct RawSchema<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    format: &'a str,
+    #[serde(rename = "$ref", borrow)]
+    reference: Option<Cow<'a, str>>,
+    #[serde(rename = "allOf", borrow)]
+    all_of: Vec<RawSchema<'a>>,
+    #[serde(borrow)]
+    properties: HashMap<Cow<'a, str>, RawSchema<'a>>,
+    #[serde(borrow)]
+    required: Vec<Cow<'a, str>>,
+    #[serde(borrow)]
+    items: Option<Box<RawSchema<'a>>>,
+    #[serde(rename = "additionalProperties", borrow)]
+    additional: Option<Box<RawSchema<'a>>>,
+    #[serde(rename = "x-kubernetes-patch-strategy")]
+    strategy: &'a str,
+    #[serde(rename = "x-kubernetes-patch-merge-key", borrow)]
+    merge_key: Option<Cow<'a, str>>,
+}
+

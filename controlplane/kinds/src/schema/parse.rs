@@ -1,0 +1,105 @@
+//! Reads JSON text into a tree and notes keys that are given twice.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use super::Parsed;
+
+/// Reads one JSON value that fills the whole text.
+pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, serde_json::Error> {
+    let duplicates = RefCell::new(Vec::new());
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let value = Seed { path: &Path::Root, duplicates: &duplicates }.deserialize(&mut reader)?;
+    reader.end()?;
+    Ok(Parsed { value, duplicates: duplicates.into_inner() })
+}
+
+/// Where in the tree the reader is; a chain on the stack, written out only when needed.
+enum Path<'a> {
+    Root,
+    Field(&'a Path<'a>, &'a str),
+    Item(&'a Path<'a>, usize),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Path::Root => Ok(()),
+            Path::Field(Path::Root, name) => write!(f, "{name}"),
+            Path::Field(parent, name) => write!(f, "{parent}.{name}"),
+            Path::Item(parent, index) => write!(f, "{parent}[{index}]"),
+        }
+    }
+}
+
+struct Seed<'a> {
+    path: &'a Path<'a>,
+    duplicates: &'a RefCell<Vec<String>>,
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        loop {
+            let path = Path::Item(self.path, list.len());
+            let Some(item) = items.next_element_seed(Seed { path: &path, duplicates: self.duplicates })? else {
+                return Ok(Value::Array(list));
+            };
+            list.push(item);
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            let path = Path::Field(self.path, &name);
+            let value = entries.next_value_seed(Seed { path: &path, duplicates: self.duplicates })?;
+            if map.contains_key(&name) {
+                self.duplicates.borrow_mut().push(format!("duplicate field \"{path}\""));
+            }
+            map.insert(name, value);
+        }
+        Ok(Value::Object(map))
+    }
+}

@@ -1,0 +1,74 @@
+//! The fields that each kind can be selected by.
+
+use serde_json::Value;
+
+use super::Field;
+
+/// Text at a path of names; empty when absent.
+fn text(object: &Value, path: &[&str]) -> String {
+    let value = path.iter().fold(object, |value, name| &value[*name]);
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Booleans that are absent are false.
+fn flag(object: &Value, path: &[&str]) -> String {
+    path.iter().fold(object, |value, name| &value[*name]).as_bool().unwrap_or(false).to_string()
+}
+
+/// Numbers that are absent are zero.
+fn count(object: &Value, path: &[&str]) -> String {
+    path.iter().fold(object, |value, name| &value[*name]).as_i64().unwrap_or(0).to_string()
+}
+
+macro_rules! field {
+    ($read:ident: $first:ident $(. $rest:ident)*) => {
+        Field {
+            name: concat!(stringify!($first) $(, ".", stringify!($rest))*),
+            value: |object| $read(object, &[stringify!($first) $(, stringify!($rest))*]),
+        }
+    };
+}
+
+/// What every kind can be selected by.
+pub(crate) const COMMON: &[Field] = &[field!(text: metadata.name), field!(text: metadata.namespace)];
+
+pub(crate) const POD: &[Field] = &[
+    field!(text: spec.nodeName),
+    field!(text: spec.restartPolicy),
+    field!(text: spec.schedulerName),
+    field!(text: spec.serviceAccountName),
+    field!(flag: spec.hostNetwork),
+    field!(text: status.phase),
+    field!(text: status.podIP),
+    field!(text: status.nominatedNodeName),
+];
+
+pub(crate) const EVENT: &[Field] = &[
+    field!(text: involvedObject.kind),
+    field!(text: involvedObject.namespace),
+    field!(text: involvedObject.name),
+    field!(text: involvedObject.uid),
+    field!(text: involvedObject.apiVersion),
+    field!(text: involvedObject.resourceVersion),
+    field!(text: involvedObject.fieldPath),
+    field!(text: reason),
+    field!(text: reportingComponent),
+    Field {
+        name: "source",
+        value: |event| {
+            let source = text(event, &["source", "component"]);
+            if source.is_empty() { text(event, &["reportingComponent"]) } else { source }
+        },
+    },
+    field!(text: type),
+];
+
+pub(crate) const NODE: &[Field] = &[field!(flag: spec.unschedulable)];
+pub(crate) const NAMESPACE: &[Field] = &[field!(text: status.phase)];
+pub(crate) const SECRET: &[Field] = &[field!(text: type)];
+pub(crate) const SERVICE: &[Field] = &[field!(text: spec.type), field!(text: spec.clusterIP)];
+pub(crate) const REPLICA_SET: &[Field] = &[field!(count: status.replicas)];

@@ -1,0 +1,39 @@
+//! Namespaces, config maps, secrets, service accounts, leases.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{AGE, Column, NAME, created, integer, length, name, string};
+
+pub(crate) const NAMESPACE: &[Column] = &[NAME, string("Status", "Whether the namespace is in use."), AGE];
+
+pub(crate) fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
+    vec![name(object), object["status"]["phase"].clone(), created(object, now)]
+}
+
+pub(crate) const CONFIG_MAP: &[Column] = &[NAME, integer("Data", "Number of entries."), AGE];
+
+pub(crate) fn config_map(object: &Value, now: Timestamp) -> Vec<Value> {
+    let count = length(&object["data"]).as_u64().unwrap_or(0) + length(&object["binaryData"]).as_u64().unwrap_or(0);
+    vec![name(object), count.into(), created(object, now)]
+}
+
+pub(crate) const SECRET: &[Column] =
+    &[NAME, string("Type", "What the secret is for."), integer("Data", "Number of entries."), AGE];
+
+pub(crate) fn secret(object: &Value, now: Timestamp) -> Vec<Value> {
+    vec![name(object), object["type"].clone(), length(&object["data"]), created(object, now)]
+}
+
+pub(crate) const SERVICE_ACCOUNT: &[Column] = &[NAME, integer("Secrets", "Number of secrets that pods may use."), AGE];
+
+pub(crate) fn service_account(object: &Value, now: Timestamp) -> Vec<Value> {
+    vec![name(object), length(&object["secrets"]), created(object, now)]
+}
+
+pub(crate) const LEASE: &[Column] = &[NAME, string("Holder", "Who holds the lease."), AGE];
+
+pub(crate) fn lease(object: &Value, now: Timestamp) -> Vec<Value> {
+    let holder = object["spec"]["holderIdentity"].as_str().unwrap_or_default();
+    vec![name(object), holder.into(), created(object, now)]
+}

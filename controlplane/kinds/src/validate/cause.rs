@@ -1,0 +1,149 @@
+//! Violations and the paths that they name.
+
+use std::fmt;
+
+use serde_json::Value;
+
+/// One violation, as `details.causes` carries it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// `FieldValueRequired`, `FieldValueInvalid`, …
+    pub reason: &'static str,
+    /// `spec.containers[0].image`.
+    pub field: String,
+    /// `Required value`, `Invalid value: "x": …`.
+    pub message: String,
+}
+
+/// Where a value stands: `spec.containers[0].resources.limits[cpu]`.
+#[derive(Clone, Debug)]
+pub struct Path(String);
+
+/// Collects violations.
+#[derive(Debug, Default)]
+pub struct Causes {
+    list: Vec<Cause>,
+}
+
+// === impl Path ===
+
+impl Path {
+    /// A field at the top.
+    pub fn root(name: &str) -> Path {
+        Path(name.to_owned())
+    }
+
+    /// A field in the object here.
+    #[must_use]
+    pub fn field(&self, name: &str) -> Path {
+        Path(format!("{}.{name}", self.0))
+    }
+
+    /// An element of the list here.
+    #[must_use]
+    pub fn index(&self, index: usize) -> Path {
+        Path(format!("{}[{index}]", self.0))
+    }
+
+    /// An entry of the map here.
+    #[must_use]
+    pub fn key(&self, key: &str) -> Path {
+        Path(format!("{}[{key}]", self.0))
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+// === impl Causes ===
+
+impl Causes {
+    /// Whether nothing is wrong.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// What is wrong, in the order found.
+    pub fn into_list(self) -> Vec<Cause> {
+        self.list
+    }
+
+    /// A value must be given.
+    pub fn required(&mut self, path: &Path, detail: &str) {
+        self.add("FieldValueRequired", path, with("Required value".to_owned(), detail));
+    }
+
+    /// A value is wrong.
+    pub fn invalid(&mut self, path: &Path, value: &Value, detail: &str) {
+        self.add("FieldValueInvalid", path, with(format!("Invalid value: {value}"), detail));
+    }
+
+    /// A value may not be given here.
+    pub fn forbidden(&mut self, path: &Path, detail: &str) {
+        self.add("FieldValueForbidden", path, with("Forbidden".to_owned(), detail));
+    }
+
+    /// A value is none of those that are known.
+    pub fn unsupported(&mut self, path: &Path, value: &Value, supported: &[&str]) {
+        let known: Vec<String> = supported.iter().map(|word| format!("{word:?}")).collect();
+        let message = format!("Unsupported value: {value}: supported values: {}", known.join(", "));
+        self.add("FieldValueNotSupported", path, message);
+    }
+
+    /// A value is given twice.
+    pub fn duplicate(&mut self, path: &Path, value: &Value) {
+        self.add("FieldValueDuplicate", path, format!("Duplicate value: {value}"));
+    }
+
+    /// A value names something that is not there.
+    pub fn not_found(&mut self, path: &Path, value: &Value) {
+        self.add("FieldValueNotFound", path, format!("Not found: {value}"));
+    }
+
+    /// A value is too long.
+    pub fn too_long(&mut self, path: &Path, max: usize) {
+        self.add("FieldValueTooLong", path, format!("Too long: may not be more than {max} bytes"));
+    }
+
+    /// One of the known words, or an error; `required` when empty.
+    pub fn one_of(&mut self, path: &Path, value: &Value, supported: &[&str]) {
+        match value.as_str() {
+            None | Some("") => self.required(path, ""),
+            Some(word) if supported.contains(&word) => {}
+            Some(_) => self.unsupported(path, value, supported),
+        }
+    }
+
+    /// Not below zero; absent is fine.
+    pub fn not_negative(&mut self, path: &Path, value: &Value) {
+        if value.as_i64().is_some_and(|number| number < 0) {
+            self.invalid(path, value, "must be greater than or equal to 0");
+        }
+    }
+
+    /// Within bounds; absent is fine.
+    pub fn in_range(&mut self, path: &Path, value: &Value, bounds: std::ops::RangeInclusive<i64>) {
+        if value.as_i64().is_some_and(|number| !bounds.contains(&number)) {
+            let detail = format!("must be between {} and {}, inclusive", bounds.start(), bounds.end());
+            self.invalid(path, value, &detail);
+        }
+    }
+
+    /// Each problem of a format is one violation.
+    pub(crate) fn format(&mut self, path: &Path, value: &str, problems: Vec<String>) {
+        for problem in problems {
+            self.invalid(path, &value.into(), &problem);
+        }
+    }
+
+    fn add(&mut self, reason: &'static str, path: &Path, message: String) {
+        self.list.push(Cause { reason, field: path.to_string(), message });
+    }
+}
+
+fn with(head: String, detail: &str) -> String {
+    if detail.is_empty() { head } else { format!("{head}: {detail}") }
+}

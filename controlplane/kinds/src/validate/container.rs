@@ -1,0 +1,161 @@
+//! Containers of all three lists.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::volume::Volumes;
+use super::{Causes, Path, env, format, items, probe, resources, security, text};
+
+const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
+const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
+
+/// Every container of a spec.
+pub(super) fn all(causes: &mut Causes, path: &Path, spec: &Value, volumes: &Volumes<'_>) {
+    let mut names = HashSet::new();
+    if items(&spec["containers"]).next().is_none() {
+        causes.required(&path.field("containers"), "");
+    }
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        for (index, item) in items(&spec[list]) {
+            let here = path.field(list).index(index);
+            let name = text(&item["name"]);
+            if !name.is_empty() && !names.insert(name) {
+                causes.duplicate(&here.field("name"), &item["name"]);
+            }
+            container(causes, &here, item, volumes);
+            match list {
+                "containers" => ordinary(causes, &here, item),
+                "initContainers" => init(causes, &here, item),
+                _ => ephemeral(causes, &here, item),
+            }
+        }
+    }
+}
+
+fn container(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes<'_>) {
+    let name = text(&container["name"]);
+    if name.is_empty() {
+        causes.required(&path.field("name"), "");
+    } else {
+        causes.format(&path.field("name"), name, format::dns1123_label(name));
+    }
+    let image = text(&container["image"]);
+    if image.is_empty() {
+        causes.required(&path.field("image"), "");
+    } else if image.trim() != image {
+        causes.invalid(
+            &path.field("image"),
+            &container["image"],
+            "must not have leading or trailing whitespace",
+        );
+    }
+    causes.one_of(&path.field("imagePullPolicy"), &container["imagePullPolicy"], PULL_POLICIES);
+    causes.one_of(
+        &path.field("terminationMessagePolicy"),
+        &container["terminationMessagePolicy"],
+        &["File", "FallbackToLogsOnError"],
+    );
+    ports(causes, &path.field("ports"), &container["ports"]);
+    env::all(causes, path, container);
+    mounts(causes, path, container, volumes);
+    resources::container(causes, &path.field("resources"), &container["resources"]);
+    security::container(causes, &path.field("securityContext"), &container["securityContext"]);
+}
+
+fn ordinary(causes: &mut Causes, path: &Path, container: &Value) {
+    probe::all(causes, path, container);
+}
+
+fn init(causes: &mut Causes, path: &Path, container: &Value) {
+    match text(&container["restartPolicy"]) {
+        "Always" => return probe::all(causes, path, container),
+        "" => {}
+        _ => causes.unsupported(&path.field("restartPolicy"), &container["restartPolicy"], &["Always"]),
+    }
+    for name in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
+        if !container[name].is_null() {
+            let detail = "may not be set for init containers without restartPolicy=Always";
+            causes.forbidden(&path.field(name), detail);
+        }
+    }
+}
+
+fn ephemeral(causes: &mut Causes, path: &Path, container: &Value) {
+    for name in ["ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"] {
+        if !container[name].is_null() {
+            causes.forbidden(&path.field(name), "cannot be set for an Ephemeral Container");
+        }
+    }
+    if container["resources"].as_object().is_some_and(|resources| !resources.is_empty()) {
+        causes.forbidden(&path.field("resources"), "cannot be set for an Ephemeral Container");
+    }
+}
+
+fn ports(causes: &mut Causes, path: &Path, ports: &Value) {
+    let mut names = HashSet::new();
+    for (index, port) in items(ports) {
+        let here = path.index(index);
+        let name = text(&port["name"]);
+        if !name.is_empty() {
+            causes.format(&here.field("name"), name, format::port_name(name));
+            if !names.insert(name) {
+                causes.duplicate(&here.field("name"), &port["name"]);
+            }
+        }
+        match port["containerPort"].as_i64().unwrap_or(0) {
+            0 => causes.required(&here.field("containerPort"), ""),
+            _ => causes.in_range(&here.field("containerPort"), &port["containerPort"], 1..=65_535),
+        }
+        if port["hostPort"].as_i64().unwrap_or(0) != 0 {
+            causes.in_range(&here.field("hostPort"), &port["hostPort"], 1..=65_535);
+        }
+        let host_ip = text(&port["hostIP"]);
+        if !host_ip.is_empty() {
+            causes.format(&here.field("hostIP"), host_ip, format::ip(host_ip));
+        }
+        causes.one_of(&here.field("protocol"), &port["protocol"], PROTOCOLS);
+    }
+}
+
+fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes<'_>) {
+    let mut paths = HashSet::new();
+    for (index, mount) in items(&container["volumeMounts"]) {
+        let here = path.field("volumeMounts").index(index);
+        let (name, at) = (text(&mount["name"]), text(&mount["mountPath"]));
+        if name.is_empty() {
+            causes.required(&here.field("name"), "");
+        } else if !volumes.contains(name) {
+            causes.not_found(&here.field("name"), &mount["name"]);
+        }
+        if at.is_empty() {
+            causes.required(&here.field("mountPath"), "");
+        } else if !paths.insert(at) {
+            causes.invalid(&here.field("mountPath"), &mount["mountPath"], "must be unique");
+        }
+        let (sub, expr) = (text(&mount["subPath"]), text(&mount["subPathExpr"]));
+        relative(causes, &here.field("subPath"), sub);
+        relative(causes, &here.field("subPathExpr"), expr);
+        if !sub.is_empty() && !expr.is_empty() {
+            causes.invalid(&here.field("subPathExpr"), &mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive");
+        }
+        let propagation = &mount["mountPropagation"];
+        if !propagation.is_null() {
+            let path = here.field("mountPropagation");
+            causes.one_of(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
+            if propagation == "Bidirectional" && container["securityContext"]["privileged"] != true {
+                causes.forbidden(&path, "Bidirectional mount propagation is available only to privileged containers");
+            }
+        }
+    }
+}
+
+/// A path below something else; empty is fine.
+pub(super) fn relative(causes: &mut Causes, path: &Path, value: &str) {
+    if value.starts_with('/') {
+        causes.invalid(path, &value.into(), "must be a relative path");
+    }
+    if value.split('/').any(|part| part == "..") {
+        causes.invalid(path, &value.into(), "must not contain '..'");
+    }
+}

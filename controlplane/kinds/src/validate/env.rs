@@ -1,0 +1,131 @@
+//! Environment variables and where they come from.
+
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, text};
+
+const SOURCES: &[&str] = &["fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef", "fileKeyRef"];
+const FIELDS: &[&str] = &[
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+const RESOURCES: &[&str] = &[
+    "limits.cpu",
+    "limits.ephemeral-storage",
+    "limits.memory",
+    "requests.cpu",
+    "requests.ephemeral-storage",
+    "requests.memory",
+];
+
+/// `env` and `envFrom` of a container.
+pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
+    for (index, variable) in items(&container["env"]) {
+        let here = path.field("env").index(index);
+        let name = text(&variable["name"]);
+        if name.is_empty() {
+            causes.required(&here.field("name"), "");
+        } else {
+            causes.format(&here.field("name"), name, format::env_name(name));
+        }
+        if !variable["valueFrom"].is_null() {
+            source(causes, &here.field("valueFrom"), variable);
+        }
+    }
+    for (index, from) in items(&container["envFrom"]) {
+        bulk(causes, &path.field("envFrom").index(index), from);
+    }
+}
+
+fn source(causes: &mut Causes, path: &Path, variable: &Value) {
+    let from = &variable["valueFrom"];
+    let given: Vec<&&str> = SOURCES.iter().filter(|source| !from[**source].is_null()).collect();
+    let names = "`fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`";
+    match given.len() {
+        0 => causes.invalid(path, &"".into(), &format!("must specify one of: {names}")),
+        1 => {}
+        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
+    }
+    if !given.is_empty() && !text(&variable["value"]).is_empty() {
+        causes.invalid(path, &"".into(), "may not be specified when `value` is not empty");
+    }
+    if !from["fieldRef"].is_null() {
+        field_reference(causes, &path.field("fieldRef"), &from["fieldRef"], FIELDS);
+    }
+    if !from["resourceFieldRef"].is_null() {
+        resource_reference(causes, &path.field("resourceFieldRef"), &from["resourceFieldRef"], false);
+    }
+    for name in ["configMapKeyRef", "secretKeyRef"] {
+        let (here, reference) = (path.field(name), &from[name]);
+        if reference.is_null() {
+            continue;
+        }
+        if text(&reference["name"]).is_empty() {
+            causes.required(&here.field("name"), "");
+        }
+        match text(&reference["key"]) {
+            "" => causes.required(&here.field("key"), ""),
+            key => causes.format(&here.field("key"), key, format::config_key(key)),
+        }
+    }
+}
+
+/// A field of the pod itself: one of the listed, or an entry of its labels or annotations.
+pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Value, supported: &[&str]) {
+    match text(&reference["apiVersion"]) {
+        "" => causes.required(&path.field("apiVersion"), ""),
+        "v1" => {}
+        _ => causes.invalid(&path.field("apiVersion"), &reference["apiVersion"], "pod field reference must use apiVersion v1"),
+    }
+    let (here, field) = (path.field("fieldPath"), text(&reference["fieldPath"]));
+    if field.is_empty() {
+        return causes.required(&here, "");
+    }
+    let subscript = field.strip_suffix("']").and_then(|rest| rest.split_once("['"));
+    match subscript {
+        Some(("metadata.labels" | "metadata.annotations", key)) => {
+            causes.format(&here, key, format::qualified_name(&key.to_lowercase()));
+        }
+        Some(_) => causes.invalid(&here, &reference["fieldPath"], "error converting fieldPath: field label does not support subscript"),
+        None if supported.contains(&field) => {}
+        None => causes.unsupported(&here, &reference["fieldPath"], supported),
+    }
+}
+
+/// A resource of a container; a volume must name the container.
+pub(super) fn resource_reference(causes: &mut Causes, path: &Path, reference: &Value, named: bool) {
+    if named && text(&reference["containerName"]).is_empty() {
+        causes.required(&path.field("containerName"), "");
+    }
+    let resource = text(&reference["resource"]);
+    let huge = ["limits.hugepages-", "requests.hugepages-"].iter().any(|prefix| resource.starts_with(prefix));
+    match resource {
+        "" => causes.required(&path.field("resource"), ""),
+        _ if huge || RESOURCES.contains(&resource) => {}
+        _ => causes.unsupported(&path.field("resource"), &reference["resource"], RESOURCES),
+    }
+}
+
+fn bulk(causes: &mut Causes, path: &Path, from: &Value) {
+    let prefix = text(&from["prefix"]);
+    if !prefix.is_empty() {
+        causes.format(&path.field("prefix"), prefix, format::env_name(prefix));
+    }
+    let given: Vec<&str> = ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()).collect();
+    match given.as_slice() {
+        [] => causes.invalid(path, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
+        [name] => {
+            if text(&from[*name]["name"]).is_empty() {
+                causes.required(&path.field(name).field("name"), "");
+            }
+        }
+        _ => causes.invalid(path, &"".into(), "may not have more than one field specified at a time"),
+    }
+}

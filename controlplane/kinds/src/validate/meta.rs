@@ -1,0 +1,123 @@
+//! Metadata of every object.
+
+use serde_json::Value;
+
+use super::{Causes, Path, entries, format, items, text};
+use crate::Kind;
+use crate::kind::NameRule;
+
+/// All annotations together, in bytes.
+const MAX_ANNOTATIONS: usize = 256 * 1024;
+
+/// Rules that hold at any time.
+pub(super) fn create(causes: &mut Causes, kind: &Kind, object: &Value) {
+    let (path, metadata) = (Path::root("metadata"), &object["metadata"]);
+    names(causes, kind, &path, metadata);
+    causes.not_negative(&path.field("generation"), &metadata["generation"]);
+    labels(causes, &path.field("labels"), &metadata["labels"]);
+    annotations(causes, &path.field("annotations"), &metadata["annotations"]);
+    owners(causes, &path.field("ownerReferences"), &metadata["ownerReferences"]);
+    for (_, finalizer) in items(&metadata["finalizers"]) {
+        let finalizer = text(finalizer);
+        causes.format(&path.field("finalizers"), finalizer, format::qualified_name(finalizer));
+    }
+}
+
+/// What no update may change.
+pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
+    let path = Path::root("metadata");
+    let fields = ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"];
+    for name in fields {
+        let (new, old) = (&new["metadata"][name], &old["metadata"][name]);
+        if new != old {
+            causes.invalid(&path.field(name), new, "field is immutable");
+        }
+    }
+    if old["metadata"]["deletionTimestamp"].is_string() {
+        let before = &old["metadata"]["finalizers"];
+        let known = |finalizer: &Value| items(before).any(|(_, other)| other == finalizer);
+        let added = items(&new["metadata"]["finalizers"]).map(|(_, finalizer)| finalizer);
+        let added: Vec<String> = added.filter(|finalizer| !known(finalizer)).map(Value::to_string).collect();
+        if !added.is_empty() {
+            let detail = format!(
+                "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{}}}",
+                added.join(", ")
+            );
+            causes.forbidden(&path.field("finalizers"), &detail);
+        }
+    }
+}
+
+fn names(causes: &mut Causes, kind: &Kind, path: &Path, metadata: &Value) {
+    let rule: fn(&str) -> Vec<String> = match kind.rules.name {
+        NameRule::Dns1123Label => format::dns1123_label,
+        NameRule::Dns1123Subdomain => format::dns1123_subdomain,
+        NameRule::Dns1035Label => format::dns1035_label,
+        NameRule::PathSegment => format::path_segment,
+    };
+    let (name, prefix) = (text(&metadata["name"]), text(&metadata["generateName"]));
+    if !prefix.is_empty() {
+        // What will be appended makes a trailing dash good.
+        let sample = format!("{}a", prefix);
+        causes.format(&path.field("generateName"), prefix, rule(&sample));
+    }
+    if name.is_empty() {
+        causes.required(&path.field("name"), "name or generateName is required");
+    } else {
+        causes.format(&path.field("name"), name, rule(name));
+    }
+    let namespace = text(&metadata["namespace"]);
+    match (kind.namespaced, namespace) {
+        (true, "") => causes.required(&path.field("namespace"), ""),
+        (true, name) => causes.format(&path.field("namespace"), name, format::dns1123_label(name)),
+        (false, "") => {}
+        (false, _) => causes.forbidden(&path.field("namespace"), "not allowed on this type"),
+    }
+}
+
+/// A map of labels.
+pub(super) fn labels(causes: &mut Causes, path: &Path, labels: &Value) {
+    for (key, value) in entries(labels) {
+        causes.format(path, key, format::qualified_name(key));
+        causes.format(path, text(value), format::label_value(text(value)));
+    }
+}
+
+fn annotations(causes: &mut Causes, path: &Path, annotations: &Value) {
+    let mut total = 0;
+    for (key, value) in entries(annotations) {
+        causes.format(path, key, format::qualified_name(&key.to_lowercase()));
+        total += key.len() + text(value).len();
+    }
+    if total > MAX_ANNOTATIONS {
+        causes.too_long(path, MAX_ANNOTATIONS);
+    }
+}
+
+fn owners(causes: &mut Causes, path: &Path, owners: &Value) {
+    for (index, owner) in items(owners) {
+        let here = path.index(index);
+        if text(&owner["apiVersion"]).rsplit('/').next().is_none_or(str::is_empty) {
+            causes.invalid(&here.field("apiVersion"), &owner["apiVersion"], "version must not be empty");
+        }
+        for (name, what) in [("kind", "kind"), ("name", "name"), ("uid", "uid")] {
+            if text(&owner[name]).is_empty() {
+                causes.invalid(&here.field(name), &owner[name], &format!("{what} must not be empty"));
+            }
+        }
+        if owner["kind"] == "Event" && text(&owner["apiVersion"]).ends_with("v1") {
+            causes.invalid(&here, owner, "Event is disallowed from being an owner");
+        }
+    }
+    let controllers: Vec<&Value> =
+        items(owners).map(|(_, owner)| owner).filter(|owner| owner["controller"] == true).collect();
+    if let [first, second, ..] = controllers.as_slice() {
+        let name = |owner: &Value| format!("{}/{}", text(&owner["kind"]), text(&owner["name"]));
+        let detail = format!(
+            "Only one reference can have Controller set to true. Found \"true\" in references for {} and {}",
+            name(first),
+            name(second)
+        );
+        causes.invalid(path, owners, &detail);
+    }
+}

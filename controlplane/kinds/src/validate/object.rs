@@ -1,0 +1,36 @@
+//! Namespaces, events, leases.
+
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, text};
+
+pub(crate) fn namespace(causes: &mut Causes, object: &Value, _old: Option<&Value>) {
+    let path = Path::root("spec").field("finalizers");
+    for (index, finalizer) in items(&object["spec"]["finalizers"]) {
+        let name = text(finalizer);
+        causes.format(&path.index(index), name, format::qualified_name(name));
+    }
+}
+
+pub(crate) fn event(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
+    let about = text(&event["involvedObject"]["namespace"]);
+    let own = text(&event["metadata"]["namespace"]);
+    // Events about objects without a namespace are kept in the default one.
+    let good = about == own || (about.is_empty() && matches!(own, "default" | "kube-system"));
+    if !good {
+        let path = Path::root("involvedObject").field("namespace");
+        causes.invalid(&path, &about.into(), "does not match event.namespace");
+    }
+}
+
+pub(crate) fn lease(causes: &mut Causes, lease: &Value, _old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &lease["spec"]);
+    if spec["leaseDurationSeconds"].as_i64().is_some_and(|seconds| seconds <= 0) {
+        let detail = "must be greater than 0";
+        causes.invalid(&path.field("leaseDurationSeconds"), &spec["leaseDurationSeconds"], detail);
+    }
+    causes.not_negative(&path.field("leaseTransitions"), &spec["leaseTransitions"]);
+    if spec["holderIdentity"] == "" {
+        causes.invalid(&path.field("holderIdentity"), &spec["holderIdentity"], "must not be empty");
+    }
+}

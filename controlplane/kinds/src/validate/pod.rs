@@ -1,0 +1,145 @@
+//! Pods and the specs of pod templates.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::{Causes, Path, container, format, immutable, items, scheduling, security, text, volume};
+
+const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
+const DNS_POLICIES: &[&str] = &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
+
+pub(crate) fn pod(causes: &mut Causes, pod: &Value, old: Option<&Value>) {
+    spec(causes, &Path::root("spec"), &pod["spec"]);
+    match old {
+        Some(old) => immutable::pod(causes, &pod["spec"], &old["spec"]),
+        None if items(&pod["spec"]["ephemeralContainers"]).next().is_some() => {
+            let path = Path::root("spec").field("ephemeralContainers");
+            causes.forbidden(&path, "cannot be set on create");
+        }
+        None => {}
+    }
+}
+
+/// The ephemeral containers after a change: valid, and none removed or altered.
+pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
+    spec(causes, &Path::root("spec"), &new["spec"]);
+    let path = Path::root("spec").field("ephemeralContainers");
+    let after = &new["spec"]["ephemeralContainers"];
+    for (_, before) in items(&old["spec"]["ephemeralContainers"]) {
+        match items(after).find(|(_, container)| container["name"] == before["name"]) {
+            None => {
+                let detail = format!("existing ephemeral containers {} may not be removed\n", before["name"]);
+                causes.forbidden(&path, &detail);
+            }
+            Some((_, container)) if container != before => {
+                let detail = format!("existing ephemeral containers {} may not be changed\n", before["name"]);
+                causes.forbidden(&path, &detail);
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// A pod's spec, also within a template.
+pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
+    let volumes = volume::volumes(causes, &path.field("volumes"), &spec["volumes"]);
+    container::all(causes, path, spec, &volumes);
+    causes.one_of(&path.field("restartPolicy"), &spec["restartPolicy"], RESTART_POLICIES);
+    dns(causes, path, spec);
+    causes.not_negative(&path.field("terminationGracePeriodSeconds"), &spec["terminationGracePeriodSeconds"]);
+    let deadline = &spec["activeDeadlineSeconds"];
+    causes.in_range(&path.field("activeDeadlineSeconds"), deadline, 1..=i64::from(i32::MAX));
+    names(causes, path, spec);
+    security::pod(causes, &path.field("securityContext"), &spec["securityContext"]);
+    scheduling::spec(causes, path, spec);
+    host_network(causes, path, spec);
+    for (index, alias) in items(&spec["hostAliases"]) {
+        let here = path.field("hostAliases").index(index);
+        causes.format(&here.field("ip"), text(&alias["ip"]), format::ip(text(&alias["ip"])));
+        for (at, name) in items(&alias["hostnames"]) {
+            let name = text(name);
+            causes.format(&here.field("hostnames").index(at), name, format::dns1123_subdomain(name));
+        }
+    }
+    for (index, secret) in items(&spec["imagePullSecrets"]) {
+        if text(&secret["name"]).is_empty() {
+            causes.required(&path.field("imagePullSecrets").index(index).field("name"), "");
+        }
+    }
+    for (index, gate) in items(&spec["readinessGates"]) {
+        let here = path.field("readinessGates").index(index).field("conditionType");
+        let name = text(&gate["conditionType"]);
+        causes.format(&here, name, format::qualified_name(name));
+    }
+}
+
+fn names(causes: &mut Causes, path: &Path, spec: &Value) {
+    let mut check = |field: &str, rule: fn(&str) -> Vec<String>| {
+        let name = text(&spec[field]);
+        if !name.is_empty() {
+            causes.format(&path.field(field), name, rule(name));
+        }
+    };
+    check("serviceAccountName", format::dns1123_subdomain);
+    check("nodeName", format::dns1123_subdomain);
+    check("hostname", format::dns1123_label);
+    check("subdomain", format::dns1123_label);
+    check("priorityClassName", format::dns1123_subdomain);
+    check("runtimeClassName", format::dns1123_subdomain);
+    check("schedulerName", format::qualified_name);
+    if text(&spec["schedulerName"]).is_empty() {
+        causes.required(&path.field("schedulerName"), "");
+    }
+}
+
+fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
+    causes.one_of(&path.field("dnsPolicy"), &spec["dnsPolicy"], DNS_POLICIES);
+    let (here, config) = (path.field("dnsConfig"), &spec["dnsConfig"]);
+    let servers = items(&config["nameservers"]).count();
+    if spec["dnsPolicy"] == "None" {
+        if config.is_null() {
+            causes.required(&here, "must provide `dnsConfig` when `dnsPolicy` is None");
+        } else if servers == 0 {
+            let detail = "must provide at least one DNS nameserver when `dnsPolicy` is None";
+            causes.required(&here.field("nameservers"), detail);
+        }
+    }
+    if servers > 3 {
+        causes.invalid(&here.field("nameservers"), &config["nameservers"], "must not have more than 3 nameservers");
+    }
+    for (index, server) in items(&config["nameservers"]) {
+        causes.format(&here.field("nameservers").index(index), text(server), format::ip(text(server)));
+    }
+    for (index, search) in items(&config["searches"]) {
+        let name = text(search).trim_end_matches('.');
+        if !name.is_empty() {
+            causes.format(&here.field("searches").index(index), name, format::dns1123_subdomain(name));
+        }
+    }
+    for (index, option) in items(&config["options"]) {
+        if text(&option["name"]).is_empty() {
+            causes.required(&here.field("options").index(index).field("name"), "");
+        }
+    }
+}
+
+/// Ports of the node: on its network they must be the same, and no two containers may take the same one.
+fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
+    let shared = spec["hostNetwork"] == true;
+    let mut taken = HashSet::new();
+    for (index, container) in items(&spec["containers"]) {
+        for (at, port) in items(&container["ports"]) {
+            let here = path.field("containers").index(index).field("ports").index(at);
+            let host_port = port["hostPort"].as_i64().unwrap_or(0);
+            if shared && host_port != 0 && port["hostPort"] != port["containerPort"] {
+                let detail = "must match `hostPort` when `hostNetwork` is true";
+                causes.invalid(&here.field("containerPort"), &port["containerPort"], detail);
+            }
+            let id = format!("{}/{}/{host_port}", text(&port["protocol"]), text(&port["hostIP"]));
+            if host_port != 0 && !taken.insert(id.clone()) {
+                causes.duplicate(&here.field("hostPort"), &id.into());
+            }
+        }
+    }
+}

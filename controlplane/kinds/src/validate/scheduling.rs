@@ -1,0 +1,144 @@
+//! Where a pod may run: tolerations, node selectors, affinity, spreading.
+
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, meta, text, workload};
+
+/// The parts of a spec that speak to the scheduler.
+pub(super) fn spec(causes: &mut Causes, path: &Path, spec: &Value) {
+    meta::labels(causes, &path.field("nodeSelector"), &spec["nodeSelector"]);
+    tolerations(causes, &path.field("tolerations"), &spec["tolerations"]);
+    node_affinity(causes, &path.field("affinity").field("nodeAffinity"), &spec["affinity"]["nodeAffinity"]);
+    for name in ["podAffinity", "podAntiAffinity"] {
+        pod_affinity(causes, &path.field("affinity").field(name), &spec["affinity"][name]);
+    }
+    spreading(causes, &path.field("topologySpreadConstraints"), &spec["topologySpreadConstraints"]);
+    for (index, gate) in items(&spec["schedulingGates"]) {
+        let name = text(&gate["name"]);
+        causes.format(&path.field("schedulingGates").index(index), name, format::qualified_name(name));
+    }
+}
+
+fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value) {
+    for (index, toleration) in items(tolerations) {
+        let here = path.index(index);
+        let (key, operator) = (text(&toleration["key"]), text(&toleration["operator"]));
+        if !key.is_empty() {
+            causes.format(&here.field("key"), key, format::qualified_name(key));
+        }
+        if key.is_empty() && operator != "Exists" {
+            causes.invalid(&here.field("operator"), &operator.into(), "operator must be Exists when `key` is empty, which means \"match all values and all keys\"");
+        }
+        if !toleration["tolerationSeconds"].is_null() && toleration["effect"] != "NoExecute" {
+            causes.invalid(&here.field("effect"), &text(&toleration["effect"]).into(), "effect must be 'NoExecute' when `tolerationSeconds` is set");
+        }
+        let value = text(&toleration["value"]);
+        match operator {
+            "" | "Equal" => causes.format(&here.field("value"), value, format::label_value(value)),
+            "Exists" if !value.is_empty() => {
+                causes.invalid(&here.field("value"), &value.into(), "value must be empty when `operator` is 'Exists'");
+            }
+            "Exists" => {}
+            _ => causes.unsupported(&here.field("operator"), &operator.into(), &["Equal", "Exists"]),
+        }
+        if !text(&toleration["effect"]).is_empty() {
+            let effects = &["NoSchedule", "PreferNoSchedule", "NoExecute"];
+            causes.one_of(&here.field("effect"), &toleration["effect"], effects);
+        }
+    }
+}
+
+fn node_affinity(causes: &mut Causes, path: &Path, affinity: &Value) {
+    let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
+    let here = path.field("requiredDuringSchedulingIgnoredDuringExecution").field("nodeSelectorTerms");
+    if !required.is_null() && items(&required["nodeSelectorTerms"]).next().is_none() {
+        causes.required(&here, "must have at least one node selector term");
+    }
+    for (index, term) in items(&required["nodeSelectorTerms"]) {
+        node_term(causes, &here.index(index), term);
+    }
+    for (index, preferred) in items(&affinity["preferredDuringSchedulingIgnoredDuringExecution"]) {
+        let here = path.field("preferredDuringSchedulingIgnoredDuringExecution").index(index);
+        weight(causes, &here, preferred);
+        node_term(causes, &here.field("preference"), &preferred["preference"]);
+    }
+}
+
+fn weight(causes: &mut Causes, path: &Path, preferred: &Value) {
+    let weight = preferred["weight"].as_i64().unwrap_or(0);
+    if !(1..=100).contains(&weight) {
+        causes.invalid(&path.field("weight"), &weight.into(), "must be in the range 1-100");
+    }
+}
+
+fn node_term(causes: &mut Causes, path: &Path, term: &Value) {
+    for list in ["matchExpressions", "matchFields"] {
+        for (index, expression) in items(&term[list]) {
+            node_requirement(causes, &path.field(list).index(index), expression);
+        }
+    }
+}
+
+fn node_requirement(causes: &mut Causes, path: &Path, expression: &Value) {
+    let count = items(&expression["values"]).count();
+    let values = path.field("values");
+    match text(&expression["operator"]) {
+        "In" | "NotIn" if count == 0 => {
+            causes.required(&values, "must be specified when `operator` is 'In' or 'NotIn'");
+        }
+        "Exists" | "DoesNotExist" if count > 0 => {
+            causes.forbidden(&values, "may not be specified when `operator` is 'Exists' or 'DoesNotExist'");
+        }
+        "Gt" | "Lt" if count != 1 => {
+            causes.required(&values, "must be specified single value when `operator` is 'Lt' or 'Gt'");
+        }
+        "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
+        _ => causes.invalid(&path.field("operator"), &expression["operator"], "not a valid selector operator"),
+    }
+    let key = text(&expression["key"]);
+    causes.format(&path.field("key"), key, format::qualified_name(key));
+}
+
+fn pod_affinity(causes: &mut Causes, path: &Path, affinity: &Value) {
+    for (index, term) in items(&affinity["requiredDuringSchedulingIgnoredDuringExecution"]) {
+        let here = path.field("requiredDuringSchedulingIgnoredDuringExecution").index(index);
+        pod_term(causes, &here, term);
+    }
+    for (index, preferred) in items(&affinity["preferredDuringSchedulingIgnoredDuringExecution"]) {
+        let here = path.field("preferredDuringSchedulingIgnoredDuringExecution").index(index);
+        weight(causes, &here, preferred);
+        pod_term(causes, &here.field("podAffinityTerm"), &preferred["podAffinityTerm"]);
+    }
+}
+
+fn pod_term(causes: &mut Causes, path: &Path, term: &Value) {
+    workload::label_selector(causes, &path.field("labelSelector"), &term["labelSelector"]);
+    workload::label_selector(causes, &path.field("namespaceSelector"), &term["namespaceSelector"]);
+    let key = text(&term["topologyKey"]);
+    if key.is_empty() {
+        causes.required(&path.field("topologyKey"), "can not be empty");
+    } else {
+        causes.format(&path.field("topologyKey"), key, format::qualified_name(key));
+    }
+}
+
+fn spreading(causes: &mut Causes, path: &Path, constraints: &Value) {
+    for (index, constraint) in items(constraints) {
+        let here = path.index(index);
+        if constraint["maxSkew"].as_i64().unwrap_or(0) <= 0 {
+            causes.invalid(&here.field("maxSkew"), &constraint["maxSkew"], "must be greater than zero");
+        }
+        let key = text(&constraint["topologyKey"]);
+        if key.is_empty() {
+            causes.required(&here.field("topologyKey"), "can not be empty");
+        } else {
+            causes.format(&here.field("topologyKey"), key, format::qualified_name(key));
+        }
+        let ways = &["DoNotSchedule", "ScheduleAnyway"];
+        match text(&constraint["whenUnsatisfiable"]) {
+            "DoNotSchedule" | "ScheduleAnyway" => {}
+            other => causes.unsupported(&here.field("whenUnsatisfiable"), &other.into(), ways),
+        }
+        workload::label_selector(causes, &here.field("labelSelector"), &constraint["labelSelector"]);
+    }
+}

@@ -1,0 +1,169 @@
+//! Deployments, replica sets, controller revisions.
+
+use serde_json::Value;
+
+use super::{Causes, Path, format, items, meta, pod, text};
+use crate::selector::LabelSelector;
+
+const PERCENT: &str = "a valid percent string must be a numeric string followed by an ending '%' (e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')";
+
+pub(crate) fn deployment(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    causes.not_negative(&path.field("replicas"), &spec["replicas"]);
+    selector(causes, &path, spec, "deployment");
+    template(causes, &path.field("template"), &spec["template"]);
+    strategy(causes, &path.field("strategy"), &spec["strategy"]);
+    for name in ["minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"] {
+        causes.not_negative(&path.field(name), &spec[name]);
+    }
+    let deadline = &spec["progressDeadlineSeconds"];
+    if deadline.as_i64().is_some_and(|deadline| deadline <= spec["minReadySeconds"].as_i64().unwrap_or(0)) {
+        causes.invalid(&path.field("progressDeadlineSeconds"), deadline, "must be greater than minReadySeconds");
+    }
+    same_selector(causes, spec, old);
+}
+
+pub(crate) fn replica_set(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    causes.not_negative(&path.field("replicas"), &spec["replicas"]);
+    causes.not_negative(&path.field("minReadySeconds"), &spec["minReadySeconds"]);
+    selector(causes, &path, spec, "replicaset");
+    template(causes, &path.field("template"), &spec["template"]);
+    same_selector(causes, spec, old);
+}
+
+pub(crate) fn controller_revision(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    causes.not_negative(&Path::root("revision"), &object["revision"]);
+    match old {
+        None if object["data"].is_null() => causes.required(&Path::root("data"), "data is mandatory"),
+        Some(old) if object["data"] != old["data"] => {
+            causes.invalid(&Path::root("data"), &object["data"], "field is immutable");
+        }
+        _ => {}
+    }
+}
+
+/// Counts in a status.
+pub(super) fn status(causes: &mut Causes, status: &Value) {
+    let path = Path::root("status");
+    for name in ["observedGeneration", "replicas", "updatedReplicas", "readyReplicas", "availableReplicas"] {
+        causes.not_negative(&path.field(name), &status[name]);
+    }
+    let count = |name: &str| status[name].as_i64().unwrap_or(0);
+    for name in ["updatedReplicas", "readyReplicas", "availableReplicas"] {
+        if count(name) > count("replicas") {
+            causes.invalid(&path.field(name), &status[name], "cannot be greater than status.replicas");
+        }
+    }
+    if count("availableReplicas") > count("readyReplicas") {
+        let detail = "cannot be greater than readyReplicas";
+        causes.invalid(&path.field("availableReplicas"), &status["availableReplicas"], detail);
+    }
+}
+
+fn selector(causes: &mut Causes, path: &Path, spec: &Value, what: &str) {
+    let (here, selector) = (path.field("selector"), &spec["selector"]);
+    if selector.is_null() {
+        return causes.required(&here, "");
+    }
+    label_selector(causes, &here, selector);
+    match LabelSelector::from_object(selector) {
+        Ok(parsed) if parsed.is_empty() => {
+            causes.invalid(&here, selector, &format!("empty selector is invalid for {what}"));
+        }
+        Ok(parsed) => {
+            let labels = &spec["template"]["metadata"]["labels"];
+            if !parsed.matches(labels) {
+                let at = path.field("template").field("metadata").field("labels");
+                causes.invalid(&at, labels, "`selector` does not match template `labels`");
+            }
+        }
+        Err(_) => {}
+    }
+}
+
+/// The parts of a LabelSelector.
+pub(super) fn label_selector(causes: &mut Causes, path: &Path, selector: &Value) {
+    meta::labels(causes, &path.field("matchLabels"), &selector["matchLabels"]);
+    for (index, expression) in items(&selector["matchExpressions"]) {
+        let here = path.field("matchExpressions").index(index);
+        let has_values = items(&expression["values"]).next().is_some();
+        match text(&expression["operator"]) {
+            "In" | "NotIn" if !has_values => {
+                causes.required(&here.field("values"), "must be specified when `operator` is 'In' or 'NotIn'");
+            }
+            "Exists" | "DoesNotExist" if has_values => {
+                let detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
+                causes.forbidden(&here.field("values"), detail);
+            }
+            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
+            _ => causes.invalid(&here.field("operator"), &expression["operator"], "not a valid selector operator"),
+        }
+        let key = text(&expression["key"]);
+        causes.format(&here.field("key"), key, format::qualified_name(key));
+        for (at, value) in items(&expression["values"]) {
+            causes.format(&here.field("values").index(at), text(value), format::label_value(text(value)));
+        }
+    }
+}
+
+fn same_selector(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
+    if old.is_some_and(|old| old["spec"]["selector"] != spec["selector"]) {
+        causes.invalid(&Path::root("spec").field("selector"), &spec["selector"], "field is immutable");
+    }
+}
+
+fn template(causes: &mut Causes, path: &Path, template: &Value) {
+    let (here, spec) = (path.field("spec"), &template["spec"]);
+    meta::labels(causes, &path.field("metadata").field("labels"), &template["metadata"]["labels"]);
+    pod::spec(causes, &here, spec);
+    if !text(&spec["restartPolicy"]).is_empty() && spec["restartPolicy"] != "Always" {
+        causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);
+    }
+    if !spec["activeDeadlineSeconds"].is_null() {
+        let detail = "activeDeadlineSeconds in ReplicaSet is not Supported";
+        causes.forbidden(&here.field("activeDeadlineSeconds"), detail);
+    }
+    if items(&spec["ephemeralContainers"]).next().is_some() {
+        causes.forbidden(&here.field("ephemeralContainers"), "ephemeral containers not allowed in pod template");
+    }
+}
+
+fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
+    causes.one_of(&path.field("type"), &strategy["type"], &["Recreate", "RollingUpdate"]);
+    let (here, rolling) = (path.field("rollingUpdate"), &strategy["rollingUpdate"]);
+    match text(&strategy["type"]) {
+        "Recreate" if !rolling.is_null() => {
+            causes.forbidden(&here, "may not be specified when strategy `type` is 'Recreate'");
+        }
+        "RollingUpdate" if rolling.is_null() => causes.required(&here, "this should be defaulted and never be nil"),
+        "RollingUpdate" => {
+            let (unavailable, surge) = (&rolling["maxUnavailable"], &rolling["maxSurge"]);
+            int_or_percent(causes, &here.field("maxUnavailable"), unavailable);
+            int_or_percent(causes, &here.field("maxSurge"), surge);
+            if is_zero(unavailable) && is_zero(surge) {
+                causes.invalid(&here.field("maxUnavailable"), unavailable, "may not be 0 when `maxSurge` is 0");
+            }
+            if percent(unavailable).is_some_and(|percent| percent > 100) {
+                causes.invalid(&here.field("maxUnavailable"), unavailable, "must not be greater than 100%");
+            }
+        }
+        _ => {}
+    }
+}
+
+fn int_or_percent(causes: &mut Causes, path: &Path, value: &Value) {
+    match value {
+        Value::String(_) if percent(value).is_none() => causes.invalid(path, value, PERCENT),
+        _ => causes.not_negative(path, value),
+    }
+}
+
+fn percent(value: &Value) -> Option<u64> {
+    let digits = value.as_str()?.strip_suffix('%')?;
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+}
+
+fn is_zero(value: &Value) -> bool {
+    value.is_null() || *value == 0 || percent(value) == Some(0)
+}
