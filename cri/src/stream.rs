@@ -1,24 +1,36 @@
 //! Streams to clients: exec, attach and port-forward, over WebSocket and SPDY/3.1.
 //!
 //! A client comes with a token in its path; the ticket behind it says what it may do. The upgraded
-//! connection is given to one of two transports, which turn it into the same few channels.
+//! connection is given to one of the transports, which turn it into the same few channels:
+//! `websocket` and `spdy_command` for `command`, `websocket` and `spdy_forward` for `forward`.
 
+mod command;
 mod descriptor;
+mod forward;
+mod spdy;
+mod spdy_command;
+mod spdy_forward;
 mod token;
+mod upgrade;
+mod websocket;
 
 use std::convert::Infallible;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
-use hyper::body::Incoming;
+use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
+use self::command::Client;
 pub(crate) use self::descriptor::Descriptor;
+use self::spdy::Session;
+use self::spdy_command::Wanted;
 pub(crate) use self::token::{Ticket, Tokens};
+use self::upgrade::{Protocol, Transport};
 use crate::runtime::Runtime;
 
 /// The body of an answer: short texts only, the streams go over the upgraded connection.
@@ -27,15 +39,79 @@ pub type BoxBody = Full<Bytes>;
 impl Runtime {
     /// Answers a request for `/exec/{token}`, `/attach/{token}` or `/portforward/{token}` and serves
     /// the stream on the connection that it upgrades.
-    pub async fn stream(&self, request: Request<Incoming>) -> Response<BoxBody> {
-        let path = request.uri().path().trim_matches('/').to_owned();
-        let ticket = path
-            .rsplit_once('/')
-            .and_then(|(verb, token)| self.inner.tokens.take(verb.rsplit('/').next().unwrap_or(verb), token));
-        match ticket {
-            Some(_ticket) => text(StatusCode::BAD_REQUEST, "upgrade to WebSocket or SPDY/3.1 required"),
-            None => text(StatusCode::NOT_FOUND, "no such stream: its token is unknown, used or too old"),
+    pub async fn stream<B: Send>(&self, mut request: Request<B>) -> Response<BoxBody> {
+        let path = request.uri().path().trim_matches('/');
+        let ticket = path.rsplit_once('/').and_then(|(before, token)| {
+            let verb = before.rsplit('/').next().unwrap_or(before);
+            self.inner.tokens.take(verb, token)
+        });
+        let Some(ticket) = ticket else {
+            return text(StatusCode::NOT_FOUND, "no such stream: its token is unknown, used or too old");
+        };
+        let transport = match upgrade::negotiate(request.headers(), &ticket) {
+            Ok(transport) => transport,
+            Err(refusal) => return text(StatusCode::BAD_REQUEST, refusal),
+        };
+        let response = transport.response();
+        let runtime = self.clone();
+        let upgraded = hyper::upgrade::on(&mut request);
+        tokio::spawn(async move {
+            match upgraded.await {
+                Ok(connection) => runtime.serve_stream(ticket, transport, connection).await,
+                Err(error) => debug!(%error, "a client did not upgrade its connection"),
+            }
+        });
+        response
+    }
+
+    async fn serve_stream(&self, ticket: Ticket, transport: Transport, connection: Upgraded) {
+        match (ticket, transport.protocol()) {
+            (Ticket::PortForward(request), Protocol::WebSocketChannels) => {
+                websocket::forward(self, request, websocket::accept(connection).await).await;
+            }
+            (Ticket::PortForward(request), Protocol::WebSocketSpdy) => {
+                let tunnel = websocket::tunnel(websocket::accept(connection).await);
+                spdy_forward::forward(self, &request, Session::open(tunnel)).await;
+            }
+            (Ticket::PortForward(request), Protocol::Spdy) => {
+                spdy_forward::forward(self, &request, Session::open(TokioIo::new(connection))).await;
+            }
+            (command, Protocol::Spdy) => {
+                let (session, wanted) = (Session::open(TokioIo::new(connection)), wanted(&command));
+                spdy_command::command(session, wanted, async |client| self.run(command, client).await).await;
+            }
+            (command, Protocol::WebSocketChannels | Protocol::WebSocketSpdy) => {
+                let socket = websocket::accept(connection).await;
+                websocket::command(socket, async |client| self.run(command, client).await).await;
+            }
         }
+    }
+
+    async fn run(&self, ticket: Ticket, client: Client) {
+        match ticket {
+            Ticket::Exec(request) => command::exec(self, request, client).await,
+            Ticket::Attach(request) => command::attach(self, request, client).await,
+            // Forwards are no commands: `serve_stream` has taken them.
+            Ticket::PortForward(_) => {}
+        }
+    }
+}
+
+fn wanted(ticket: &Ticket) -> Wanted {
+    match ticket {
+        Ticket::Exec(request) => Wanted {
+            stdin: request.stdin,
+            stdout: request.stdout,
+            stderr: request.stderr,
+            terminal: request.tty,
+        },
+        Ticket::Attach(request) => Wanted {
+            stdin: request.stdin,
+            stdout: request.stdout,
+            stderr: request.stderr,
+            terminal: request.tty,
+        },
+        Ticket::PortForward(_) => Wanted { stdin: false, stdout: false, stderr: false, terminal: false },
     }
 }
 

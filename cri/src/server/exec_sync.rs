@@ -142,6 +142,13 @@ impl Runtime {
         }
     }
 
+    /// Forgets an exec that nobody waits for any more.
+    pub(crate) fn forget_exec(&self, container: &Container, exec_id: &str) {
+        if let Some(sandbox) = self.inner.sandboxes.get(&container.record.sandbox_id) {
+            sandbox.forget_exec(exec_id);
+        }
+    }
+
     /// For an exec whose shim died.
     pub(crate) fn lost(&self, container: &Container) -> Error {
         Error::WrongState { what: "container", id: container.id.clone(), state: "lost with its shim" }

@@ -1,0 +1,340 @@
+//! Exec and attach, whatever the transport: bytes and sizes come in, bytes and one last status go
+//! out.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use coracle_proto::cri;
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::Descriptor;
+use crate::error::Error;
+use crate::runtime::Runtime;
+use crate::server::{Exec, exit_code};
+use crate::shim_client::{AttachTo, Attached, ExecStdio};
+
+const READ_SIZE: usize = 32 << 10;
+/// How long outputs may stay open after the command ended, by processes that it left behind.
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// What a client sends. When no more can come, the client is gone.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    Stdin(Bytes),
+    StdinClosed,
+    Resize { width: u16, height: u16 },
+}
+
+/// What a client gets; the status is the last.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    Stdout(Bytes),
+    Stderr(Bytes),
+    Status(Bytes),
+}
+
+/// A client, as a transport presents it.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) input: mpsc::Receiver<Input>,
+    pub(super) output: mpsc::Sender<Output>,
+}
+
+/// The ends of a command's streams.
+type Reader = Box<dyn AsyncRead + Send + Unpin>;
+type Sink = Box<dyn AsyncWrite + Send + Unpin>;
+struct Streams {
+    stdin: Option<Sink>,
+    stdout: Option<Reader>,
+    stderr: Option<Reader>,
+}
+
+/// Where sizes go and what happens at the end of the input.
+struct Target<'a> {
+    runtime: &'a Runtime,
+    container_id: &'a str,
+    exec_id: &'a str,
+    /// The container's own input closes with the first client's.
+    stdin_once: bool,
+}
+
+/// Runs a command for a client. A client that goes away closes the command's streams; the command
+/// itself is not killed, as with every runtime.
+pub(super) async fn exec(runtime: &Runtime, request: cri::ExecRequest, client: Client) {
+    let output = client.output.clone();
+    let status = match exec_status(runtime, request, client).await {
+        Ok(Some(code)) => ended(code),
+        Ok(None) => return,
+        Err(error) => failed(&error.chain()),
+    };
+    let _gone = output.send(Output::Status(status)).await;
+}
+
+/// The exit code; none when the client went away.
+async fn exec_status(
+    runtime: &Runtime,
+    request: cri::ExecRequest,
+    client: Client,
+) -> Result<Option<i32>, Error> {
+    let container = runtime.running(&request.container_id)?;
+    let (stdio, ours) = stdio(&request)?;
+    let exec = match runtime.exec(&container, request.cmd, stdio).await {
+        Ok(exec) => exec,
+        Err(Error::Shim { source, .. }) if exit_code(source.kind).is_some() => {
+            let text = Bytes::from(format!("{}\n", source.message));
+            let output = if request.tty { Output::Stdout(text) } else { Output::Stderr(text) };
+            let _gone = client.output.send(output).await;
+            return Ok(exit_code(source.kind));
+        }
+        Err(error) => return Err(error),
+    };
+    let Exec { id, started, exit } = exec;
+    let streams = match started.terminal {
+        Some(terminal) => terminal_streams(terminal)?,
+        None => pipe_streams(ours)?,
+    };
+    let target = Target { runtime, container_id: &container.id, exec_id: &id, stdin_once: false };
+    let result = pump(&target, streams, client, async { exit.await.ok().map(|exit| exit.code) }).await;
+    match result {
+        None => {
+            runtime.forget_exec(&container, &id);
+            Ok(None)
+        }
+        Some(None) => Err(runtime.lost(&container)),
+        Some(code) => Ok(code),
+    }
+}
+
+/// Attaches a client to a container's first process, until that ends.
+pub(super) async fn attach(runtime: &Runtime, request: cri::AttachRequest, client: Client) {
+    let output = client.output.clone();
+    let status = match attach_ended(runtime, &request, client).await {
+        Ok(true) => ended(0),
+        Ok(false) => return,
+        Err(error) => failed(&error.chain()),
+    };
+    let _gone = output.send(Output::Status(status)).await;
+}
+
+/// Whether the container ended; false when the client went away.
+async fn attach_ended(
+    runtime: &Runtime,
+    request: &cri::AttachRequest,
+    client: Client,
+) -> Result<bool, Error> {
+    let container = runtime.running(&request.container_id)?;
+    let to = AttachTo { stdin: request.stdin, stdout: request.stdout, stderr: request.stderr };
+    let shim = runtime.shim_of(&container)?;
+    let attached = shim.attach(&container.id, to).await.map_err(Error::shim("attach to the container"))?;
+    let streams = match attached {
+        Attached { terminal: Some(terminal), .. } => terminal_streams(terminal)?,
+        Attached { stdin, stdout, stderr, .. } => pipe_streams([stdin, stdout, stderr])?,
+    };
+    let target = Target {
+        runtime,
+        container_id: &container.id,
+        exec_id: "",
+        stdin_once: container.record.config.stdin_once,
+    };
+    let ended = pump(&target, streams, client, async {
+        container.wait_exited().await;
+        Some(0)
+    });
+    Ok(ended.await.is_some())
+}
+
+/// Carries bytes both ways until the command ended and its output is delivered. None when the client
+/// went away before.
+async fn pump(
+    target: &Target<'_>,
+    streams: Streams,
+    client: Client,
+    exit: impl Future<Output = Option<i32>>,
+) -> Option<Option<i32>> {
+    let Client { input, output } = client;
+    let gone = feed(target, input, streams.stdin);
+    let outputs = async {
+        tokio::join!(
+            copy(streams.stdout, &output, Output::Stdout),
+            copy(streams.stderr, &output, Output::Stderr)
+        )
+    };
+    let mut outputs = std::pin::pin!(outputs);
+    let mut exit = std::pin::pin!(exit);
+    let command = async {
+        tokio::select! {
+            // Neither loses anything: both futures live on outside of the select.
+            _ = &mut outputs => exit.await,
+            code = &mut exit => {
+                let _left_open = timeout(DRAIN_TIME, outputs).await;
+                code
+            }
+        }
+    };
+    tokio::select! {
+        () = gone => None,
+        code = command => Some(code),
+    }
+}
+
+/// Carries the client's input until the client is gone.
+async fn feed(target: &Target<'_>, mut input: mpsc::Receiver<Input>, mut stdin: Option<Sink>) {
+    while let Some(input) = input.recv().await {
+        match input {
+            Input::Stdin(bytes) => {
+                if let Some(open) = &mut stdin
+                    && open.write_all(&bytes).await.is_err()
+                {
+                    // The command reads no more: what still comes is dropped.
+                    stdin = None;
+                }
+            }
+            Input::StdinClosed => {
+                stdin = None;
+                target.close_stdin().await;
+            }
+            Input::Resize { width, height } => target.resize(width, height).await,
+        }
+    }
+    drop(stdin);
+    target.close_stdin().await;
+}
+
+// === impl Target ===
+
+impl Target<'_> {
+    async fn resize(&self, width: u16, height: u16) {
+        let Ok(container) = self.runtime.container(self.container_id) else { return };
+        let Ok(shim) = self.runtime.shim_of(&container) else { return };
+        if let Err(error) = shim.resize(self.container_id, self.exec_id, width, height).await {
+            debug!(container = self.container_id, %error, "could not set a terminal's size");
+        }
+    }
+
+    async fn close_stdin(&self) {
+        if !self.stdin_once {
+            return;
+        }
+        let Ok(container) = self.runtime.container(self.container_id) else { return };
+        let Ok(shim) = self.runtime.shim_of(&container) else { return };
+        if let Err(error) = shim.close_stdin(self.container_id).await {
+            debug!(container = self.container_id, %error, "could not close a container's input");
+        }
+    }
+}
+
+async fn copy(from: Option<Reader>, to: &mpsc::Sender<Output>, wrap: impl Fn(Bytes) -> Output) {
+    let Some(mut from) = from else { return };
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(READ_SIZE);
+        match from.read_buf(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if to.send(wrap(buffer.split().freeze())).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What the new process gets, and our ends of it: stdin, stdout, stderr.
+fn stdio(request: &cri::ExecRequest) -> Result<(ExecStdio, [Option<OwnedFd>; 3]), Error> {
+    if request.tty {
+        return Ok((ExecStdio::Terminal, [None, None, None]));
+    }
+    let (stdin, our_stdin) = pipe(request.stdin)?;
+    let (our_stdout, stdout) = pipe(request.stdout)?;
+    let (our_stderr, stderr) = pipe(request.stderr)?;
+    Ok((ExecStdio::Pipes { stdin, stdout, stderr }, [our_stdin, our_stdout, our_stderr]))
+}
+
+/// A pipe, when wanted: its read end and its write end.
+fn pipe(wanted: bool) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Error> {
+    if !wanted {
+        return Ok((None, None));
+    }
+    let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
+        .map_err(|errno| Error::Kernel { doing: "make a pipe", source: errno.into() })?;
+    Ok((Some(read), Some(write)))
+}
+
+fn pipe_streams([stdin, stdout, stderr]: [Option<OwnedFd>; 3]) -> Result<Streams, Error> {
+    let reader =
+        |fd: Option<OwnedFd>| fd.map(descriptor).transpose().map(|fd| fd.map(|fd| Box::new(fd) as Reader));
+    Ok(Streams {
+        stdin: stdin.map(descriptor).transpose()?.map(|fd| Box::new(fd) as Sink),
+        stdout: reader(stdout)?,
+        stderr: reader(stderr)?,
+    })
+}
+
+fn terminal_streams(terminal: OwnedFd) -> Result<Streams, Error> {
+    let (read, write) = tokio::io::split(descriptor(terminal)?);
+    Ok(Streams { stdin: Some(Box::new(write)), stdout: Some(Box::new(read)), stderr: None })
+}
+
+fn descriptor(fd: OwnedFd) -> Result<Descriptor, Error> {
+    Descriptor::new(fd).map_err(|source| Error::Kernel { doing: "watch a descriptor", source })
+}
+
+/// The status of a command that ended.
+fn ended(code: i32) -> Bytes {
+    let status = if code == 0 {
+        json!({ "metadata": {}, "status": "Success" })
+    } else {
+        json!({
+            "metadata": {},
+            "status": "Failure",
+            "message": format!("command terminated with non-zero exit code: {code}"),
+            "reason": "NonZeroExitCode",
+            "details": { "causes": [{ "reason": "ExitCode", "message": code.to_string() }] },
+        })
+    };
+    Bytes::from(status.to_string())
+}
+
+/// The status of a command that could not be run.
+pub(super) fn failed(message: &str) -> Bytes {
+    let status = json!({
+        "metadata": {},
+        "status": "Failure",
+        "message": format!("Internal error occurred: {message}"),
+        "reason": "InternalError",
+        "details": { "causes": [{ "message": message }] },
+        "code": 500,
+    });
+    Bytes::from(status.to_string())
+}
+
+/// A terminal's size as clients write it, with capital letters.
+pub(super) fn resize(text: &[u8]) -> Option<Input> {
+    let size: serde_json::Value = serde_json::from_slice(text).ok()?;
+    let side = |name: &str| size.get(name)?.as_u64().and_then(|side| u16::try_from(side).ok());
+    Some(Input::Resize { width: side("Width")?, height: side("Height")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exit_code_is_a_cause_of_the_status() {
+        let status: serde_json::Value = serde_json::from_slice(&ended(7)).expect("json");
+        assert_eq!(status["reason"], "NonZeroExitCode");
+        assert_eq!(status["details"]["causes"][0], json!({"reason": "ExitCode", "message": "7"}));
+        assert_eq!(ended(0), Bytes::from(r#"{"metadata":{},"status":"Success"}"#));
+    }
+
+    #[test]
+    fn sizes_are_read_as_clients_write_them() {
+        assert_eq!(resize(b"{\"Width\":80,\"Height\":24}\n"), Some(Input::Resize { width: 80, height: 24 }));
+        assert_eq!(resize(b"{\"Width\":-1,\"Height\":24}"), None);
+        assert_eq!(resize(b"?"), None);
+    }
+}

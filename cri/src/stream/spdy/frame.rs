@@ -1,0 +1,182 @@
+//! SPDY/3.1 frames: bytes to frames and back. Pure.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// A longer frame is refused: no client of ours writes more than 32 kB at once.
+const LIMIT: usize = 4 << 20;
+const HEADER: usize = 8;
+const VERSION: u16 = 3;
+const FIN: u8 = 1;
+
+const SYN_STREAM: u16 = 1;
+const SYN_REPLY: u16 = 2;
+const RST_STREAM: u16 = 3;
+const PING: u16 = 6;
+const GOAWAY: u16 = 7;
+
+/// A frame; header blocks are as on the wire.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// Opens a stream.
+    SynStream { id: u32, fin: bool, block: Bytes },
+    /// Accepts a stream.
+    SynReply { id: u32, block: Bytes },
+    /// Ends a stream by force.
+    RstStream { id: u32, status: u32 },
+    /// Asks for its own echo.
+    Ping { id: u32 },
+    /// Announces the end.
+    GoAway { last: u32 },
+    /// Carries a stream's bytes.
+    Data { id: u32, fin: bool, bytes: Bytes },
+    /// Settings, header and window frames: those who talk to us ignore flow control, and so do we.
+    Other,
+}
+
+/// Why bytes are no frame.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(super) enum FrameError {
+    #[error("a frame of {0} bytes is too long")]
+    TooLong(usize),
+    #[error("SPDY version {0} is not spoken")]
+    Version(u16),
+    #[error("a frame of type {0} is too short")]
+    Short(u16),
+}
+
+/// Takes the next whole frame off the buffer; none when more bytes are needed.
+pub(super) fn decode(buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
+    if buffer.len() < HEADER {
+        return Ok(None);
+    }
+    let mut peek = &buffer[..HEADER];
+    let (word, rest) = (peek.get_u32(), peek.get_u32());
+    let flags = (rest >> 24) as u8;
+    let length = (rest & 0x00ff_ffff) as usize;
+    if length > LIMIT {
+        return Err(FrameError::TooLong(length));
+    }
+    if buffer.len() < HEADER + length {
+        return Ok(None);
+    }
+    buffer.advance(HEADER);
+    let body = buffer.split_to(length).freeze();
+    let fin = flags & FIN != 0;
+    if word >> 31 == 0 {
+        return Ok(Some(Frame::Data { id: word, fin, bytes: body }));
+    }
+    let version = ((word >> 16) & 0x7fff) as u16;
+    if version != VERSION {
+        return Err(FrameError::Version(version));
+    }
+    control((word & 0xffff) as u16, fin, body).map(Some)
+}
+
+fn control(kind: u16, fin: bool, mut body: Bytes) -> Result<Frame, FrameError> {
+    let needed = match kind {
+        SYN_STREAM => 10,
+        RST_STREAM => 8,
+        SYN_REPLY | PING | GOAWAY => 4,
+        _ => return Ok(Frame::Other),
+    };
+    if body.len() < needed {
+        return Err(FrameError::Short(kind));
+    }
+    let id = body.get_u32() & 0x7fff_ffff;
+    Ok(match kind {
+        SYN_STREAM => {
+            body.advance(6);
+            Frame::SynStream { id, fin, block: body }
+        }
+        SYN_REPLY => Frame::SynReply { id, block: body },
+        RST_STREAM => Frame::RstStream { id, status: body.get_u32() },
+        PING => Frame::Ping { id },
+        _ => Frame::GoAway { last: id },
+    })
+}
+
+/// Appends a frame to the buffer.
+pub(super) fn encode(frame: &Frame, buffer: &mut BytesMut) {
+    match frame {
+        Frame::Data { id, fin, bytes } => {
+            buffer.put_u32(id & 0x7fff_ffff);
+            buffer.put_u32(head(*fin, bytes.len()));
+            buffer.extend_from_slice(bytes);
+        }
+        Frame::SynStream { id, fin, block } => {
+            start(buffer, SYN_STREAM, *fin, 10 + block.len());
+            buffer.put_u32(*id);
+            buffer.put_slice(&[0; 6]);
+            buffer.extend_from_slice(block);
+        }
+        Frame::SynReply { id, block } => {
+            start(buffer, SYN_REPLY, false, 4 + block.len());
+            buffer.put_u32(*id);
+            buffer.extend_from_slice(block);
+        }
+        Frame::RstStream { id, status } => {
+            start(buffer, RST_STREAM, false, 8);
+            buffer.put_u32(*id);
+            buffer.put_u32(*status);
+        }
+        Frame::Ping { id } => {
+            start(buffer, PING, false, 4);
+            buffer.put_u32(*id);
+        }
+        Frame::GoAway { last } => {
+            start(buffer, GOAWAY, false, 8);
+            buffer.put_u32(*last);
+            buffer.put_u32(0);
+        }
+        Frame::Other => {}
+    }
+}
+
+fn start(buffer: &mut BytesMut, kind: u16, fin: bool, length: usize) {
+    buffer.put_u16(0x8000 | VERSION);
+    buffer.put_u16(kind);
+    buffer.put_u32(head(fin, length));
+}
+
+fn head(fin: bool, length: usize) -> u32 {
+    (u32::from(fin) << 24) | (u32::try_from(length).unwrap_or_default() & 0x00ff_ffff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_frame_comes_back_as_it_was_also_in_pieces() {
+        let frames = [
+            Frame::SynStream { id: 1, fin: true, block: Bytes::from_static(b"block") },
+            Frame::SynReply { id: 1, block: Bytes::from_static(b"b") },
+            Frame::RstStream { id: 3, status: 5 },
+            Frame::Ping { id: 7 },
+            Frame::GoAway { last: 9 },
+            Frame::Data { id: 5, fin: false, bytes: Bytes::from_static(b"hello") },
+            Frame::Data { id: 5, fin: true, bytes: Bytes::new() },
+        ];
+        let mut wire = BytesMut::new();
+        for frame in &frames {
+            encode(frame, &mut wire);
+        }
+        let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
+        for byte in wire {
+            buffer.put_u8(byte);
+            while let Some(frame) = decode(&mut buffer).expect("a frame") {
+                found.push(frame);
+            }
+        }
+        assert_eq!(found, frames);
+    }
+
+    #[test]
+    fn what_is_no_frame_of_ours_is_refused_or_passed_over() {
+        let decode = |bytes: &[u8]| decode(&mut BytesMut::from(bytes));
+        assert_eq!(decode(&[0x80, 2, 0, 1, 0, 0, 0, 0]), Err(FrameError::Version(2)));
+        assert_eq!(decode(&[0x80, 3, 0, 1, 0, 0, 0, 0]), Err(FrameError::Short(1)));
+        assert_eq!(decode(&[0, 0, 0, 1, 0, 0xff, 0xff, 0xff]), Err(FrameError::TooLong(0xff_ffff)));
+        assert_eq!(decode(&[0x80, 3, 0, 9, 0, 0, 0, 0]), Ok(Some(Frame::Other)));
+    }
+}

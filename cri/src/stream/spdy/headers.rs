@@ -1,0 +1,153 @@
+//! SPDY/3 header blocks: name and value pairs, compressed by one stream in each direction.
+
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+
+use super::dictionary::dictionary;
+
+/// A header block that unpacks to more is refused.
+const LIMIT: usize = 64 << 10;
+
+/// Names (in lower case) and values, in order.
+pub(super) type Headers = Vec<(String, String)>;
+
+/// Why a header block cannot be read.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(super) enum HeaderError {
+    #[error("a header block does not unpack: {0}")]
+    Compression(String),
+    #[error("a header block unpacks to more than {LIMIT} bytes")]
+    TooLong,
+    #[error("a header block ends too early")]
+    Short,
+}
+
+/// The compressed stream of one direction, as received.
+#[derive(Debug)]
+pub(super) struct Inflater {
+    inflate: Decompress,
+}
+
+/// The compressed stream of one direction, as sent.
+#[derive(Debug)]
+pub(super) struct Deflater {
+    deflate: Compress,
+}
+
+// === impl Inflater ===
+
+impl Inflater {
+    pub(super) fn new() -> Self {
+        Self { inflate: Decompress::new(true) }
+    }
+
+    /// Unpacks the next block.
+    pub(super) fn headers(&mut self, block: &[u8]) -> Result<Headers, HeaderError> {
+        let plain = self.unpack(block)?;
+        parse(&plain).ok_or(HeaderError::Short)
+    }
+
+    fn unpack(&mut self, mut block: &[u8]) -> Result<Vec<u8>, HeaderError> {
+        let mut plain = Vec::new();
+        let mut chunk = [0; 4096];
+        loop {
+            let (before_in, before_out) = (self.inflate.total_in(), self.inflate.total_out());
+            let status = match self.inflate.decompress(block, &mut chunk, FlushDecompress::Sync) {
+                Err(error) if error.needs_dictionary().is_some() => {
+                    let set = self.inflate.set_dictionary(&dictionary());
+                    set.map_err(|error| HeaderError::Compression(error.to_string()))?;
+                    Status::Ok
+                }
+                other => other.map_err(|error| HeaderError::Compression(error.to_string()))?,
+            };
+            let used = usize::try_from(self.inflate.total_in() - before_in).unwrap_or(block.len());
+            let made = usize::try_from(self.inflate.total_out() - before_out).unwrap_or_default();
+            block = &block[used.min(block.len())..];
+            plain.extend_from_slice(&chunk[..made.min(chunk.len())]);
+            if plain.len() > LIMIT {
+                return Err(HeaderError::TooLong);
+            }
+            let stuck = used == 0 && made == 0;
+            if status == Status::StreamEnd || (block.is_empty() && made < chunk.len()) || stuck {
+                return Ok(plain);
+            }
+        }
+    }
+}
+
+fn parse(mut plain: &[u8]) -> Option<Headers> {
+    let count = take_number(&mut plain)?;
+    let mut headers = Vec::new();
+    for _ in 0..count {
+        let name = take_text(&mut plain)?;
+        headers.push((name.to_ascii_lowercase(), take_text(&mut plain)?));
+    }
+    Some(headers)
+}
+
+fn take_number(plain: &mut &[u8]) -> Option<u32> {
+    let (bytes, rest) = plain.split_first_chunk::<4>()?;
+    *plain = rest;
+    Some(u32::from_be_bytes(*bytes))
+}
+
+fn take_text(plain: &mut &[u8]) -> Option<String> {
+    let length = usize::try_from(take_number(plain)?).ok()?;
+    let (text, rest) = plain.split_at_checked(length)?;
+    *plain = rest;
+    Some(String::from_utf8_lossy(text).into_owned())
+}
+
+// === impl Deflater ===
+
+impl Deflater {
+    pub(super) fn new() -> Result<Self, HeaderError> {
+        let mut deflate = Compress::new(Compression::default(), true);
+        let set = deflate.set_dictionary(&dictionary());
+        set.map_err(|error| HeaderError::Compression(error.to_string()))?;
+        Ok(Self { deflate })
+    }
+
+    /// Packs the next block.
+    pub(super) fn block(&mut self, headers: &Headers) -> Result<Vec<u8>, HeaderError> {
+        let mut plain = length(headers.len());
+        for (name, value) in headers {
+            for text in [name, value] {
+                plain.extend(length(text.len()));
+                plain.extend_from_slice(text.as_bytes());
+            }
+        }
+        let mut packed = Vec::with_capacity(plain.len() + 128);
+        let packing = self.deflate.compress_vec(&plain, &mut packed, FlushCompress::Sync);
+        packing.map_err(|error| HeaderError::Compression(error.to_string()))?;
+        Ok(packed)
+    }
+}
+
+fn length(length: usize) -> Vec<u8> {
+    u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes().to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_one_connection_share_one_compressed_stream() {
+        let mut deflate = Deflater::new().expect("dictionary");
+        let mut inflate = Inflater::new();
+        for port in ["80", "8080"] {
+            let headers: Headers = vec![("streamtype".into(), "data".into()), ("port".into(), port.into())];
+            let block = deflate.block(&headers).expect("packs");
+            assert_eq!(inflate.headers(&block), Ok(headers));
+        }
+    }
+
+    #[test]
+    fn nonsense_and_bombs_are_refused() {
+        assert!(Inflater::new().headers(b"nonsense").is_err());
+        let mut deflate = Deflater::new().expect("dictionary");
+        let mut block = Vec::with_capacity(1 << 20);
+        deflate.deflate.compress_vec(&vec![0; 1 << 20], &mut block, FlushCompress::Sync).expect("packs");
+        assert_eq!(Inflater::new().headers(&block), Err(HeaderError::TooLong));
+    }
+}

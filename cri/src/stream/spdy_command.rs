@@ -1,0 +1,196 @@
+//! Exec and attach over SPDY: the client opens one stream for each of error, stdin, stdout, stderr
+//! and resize, named by the header `streamtype`; the status goes to the error stream.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::command::{self, Client, Input, Output};
+use super::spdy::{Event, Session, Writer, header};
+
+/// How long the client may take to open all of its streams.
+const OPEN_TIME: Duration = Duration::from_secs(30);
+const BACKLOG: usize = 16;
+
+/// Which streams a client will open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) stdin: bool,
+    pub(super) stdout: bool,
+    pub(super) stderr: bool,
+    /// Implies a resize stream.
+    pub(super) terminal: bool,
+}
+
+/// The ids of the streams that were opened; 0 is none.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Opened {
+    error: u32,
+    stdin: u32,
+    stdout: u32,
+    stderr: u32,
+    resize: u32,
+}
+
+// === impl Opened ===
+
+impl Opened {
+    fn note(&mut self, kind: &str, id: u32) {
+        match kind {
+            "error" => self.error = id,
+            "stdin" => self.stdin = id,
+            "stdout" => self.stdout = id,
+            "stderr" => self.stderr = id,
+            "resize" => self.resize = id,
+            _ => {}
+        }
+    }
+
+    fn complete(&self, wanted: Wanted) -> bool {
+        let there = |needed: bool, id: u32| !needed || id != 0;
+        self.error != 0
+            && there(wanted.stdin, self.stdin)
+            && there(wanted.stdout, self.stdout)
+            && there(wanted.stderr && !wanted.terminal, self.stderr)
+            && there(wanted.terminal, self.resize)
+    }
+}
+
+/// Serves a command's client.
+pub(super) async fn command(mut session: Session, wanted: Wanted, run: impl AsyncFnOnce(Client)) {
+    let mut early = Vec::new();
+    let Ok(Some(opened)) = timeout(OPEN_TIME, open(&mut session, wanted, &mut early)).await else { return };
+    let Session { events, writer } = session;
+    let (input_sender, input) = mpsc::channel(BACKLOG);
+    let (output, output_receiver) = mpsc::channel(BACKLOG);
+    let receiving = tokio::spawn(receive(events, early, opened.clone(), input_sender));
+    let sending = tokio::spawn(send(writer, opened, output_receiver));
+    run(Client { input, output }).await;
+    // Its end drops the writer, and with that the connection closes when the client has read all.
+    let _sent = sending.await;
+    receiving.abort();
+}
+
+/// Waits for all streams. What comes on them meanwhile is kept in `early`.
+async fn open(session: &mut Session, wanted: Wanted, early: &mut Vec<Event>) -> Option<Opened> {
+    let mut opened = Opened::default();
+    while !opened.complete(wanted) {
+        match session.events.recv().await? {
+            Event::Opened { id, headers } => opened.note(header(&headers, "streamtype"), id),
+            other => early.push(other),
+        }
+    }
+    Some(opened)
+}
+
+async fn receive(
+    mut events: mpsc::Receiver<Event>,
+    early: Vec<Event>,
+    opened: Opened,
+    input: mpsc::Sender<Input>,
+) {
+    let mut early = early.into_iter();
+    let mut sizes = BytesMut::new();
+    loop {
+        let event = match early.next() {
+            Some(event) => event,
+            None => match events.recv().await {
+                Some(event) => event,
+                None => return,
+            },
+        };
+        for decoded in decode(&event, &opened, &mut sizes) {
+            let _ended = input.send(decoded).await;
+        }
+    }
+}
+
+/// What the client did, in the words of a command. Sizes may come in pieces: one ends with its line.
+fn decode(event: &Event, opened: &Opened, sizes: &mut BytesMut) -> Vec<Input> {
+    let mut inputs = Vec::new();
+    match event {
+        Event::Data { id, bytes, fin } if *id == opened.stdin => {
+            if !bytes.is_empty() {
+                inputs.push(Input::Stdin(bytes.clone()));
+            }
+            if *fin {
+                inputs.push(Input::StdinClosed);
+            }
+        }
+        Event::Reset { id } if *id == opened.stdin => inputs.push(Input::StdinClosed),
+        Event::Data { id, bytes, .. } if *id == opened.resize => {
+            sizes.extend_from_slice(bytes);
+            while let Some(end) = sizes.iter().position(|byte| *byte == b'\n') {
+                let line = sizes.split_to(end + 1);
+                inputs.extend(command::resize(&line));
+            }
+            // A size is short: what never ends its line is none.
+            if sizes.len() > 1024 {
+                sizes.clear();
+            }
+        }
+        Event::Data { .. } | Event::Reset { .. } | Event::Opened { .. } => {}
+    }
+    inputs
+}
+
+async fn send(writer: Writer, opened: Opened, mut output: mpsc::Receiver<Output>) {
+    let mut status = Bytes::new();
+    while let Some(output) = output.recv().await {
+        let sent = match output {
+            Output::Stdout(bytes) => writer.data(opened.stdout, bytes).await,
+            Output::Stderr(bytes) => writer.data(opened.stderr, bytes).await,
+            Output::Status(bytes) => {
+                status = bytes;
+                true
+            }
+        };
+        if !sent {
+            return;
+        }
+    }
+    for id in [opened.stdout, opened.stderr] {
+        if id != 0 {
+            writer.finish(id).await;
+        }
+    }
+    writer.data(opened.error, status).await;
+    writer.finish(opened.error).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_wanted_streams_must_be_there() {
+        let wanted = Wanted { stdin: true, stdout: true, stderr: true, terminal: true };
+        let mut opened = Opened::default();
+        for (kind, id) in [("error", 1), ("stdin", 3), ("stdout", 5)] {
+            opened.note(kind, id);
+        }
+        assert!(!opened.complete(wanted), "a terminal has a size");
+        opened.note("resize", 7);
+        assert!(opened.complete(wanted), "a terminal has no stderr");
+        assert!(!opened.complete(Wanted { terminal: false, ..wanted }));
+    }
+
+    #[test]
+    fn a_size_in_pieces_is_one_size() {
+        let opened = Opened { stdin: 3, resize: 7, ..Default::default() };
+        let mut sizes = BytesMut::new();
+        let piece = |text: &'static str| Event::Data {
+            id: 7,
+            bytes: Bytes::from_static(text.as_bytes()),
+            fin: false,
+        };
+        assert!(decode(&piece("{\"Width\":80,"), &opened, &mut sizes).is_empty());
+        let inputs = decode(&piece("\"Height\":24}\n"), &opened, &mut sizes);
+        assert_eq!(inputs, [Input::Resize { width: 80, height: 24 }]);
+        let last = Event::Data { id: 3, bytes: Bytes::from_static(b"x"), fin: true };
+        let inputs = decode(&last, &opened, &mut sizes);
+        assert_eq!(inputs, [Input::Stdin(Bytes::from_static(b"x")), Input::StdinClosed]);
+    }
+}

@@ -1,0 +1,241 @@
+//! WebSocket: exec and attach as `v4`/`v5.channel.k8s.io`, port-forward as `v4.channel.k8s.io` or as
+//! SPDY frames inside binary messages. Each binary message of a channel protocol is one byte of
+//! channel and its bytes.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use coracle_proto::cri;
+use futures::stream::{SplitSink, SplitStream};
+use futures::{SinkExt, StreamExt};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::protocol::frame::CloseFrame;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+
+use super::command::{self, Client, Input, Output};
+use super::forward::{Back, Forward};
+use crate::runtime::Runtime;
+
+const STDIN: u8 = 0;
+const STDOUT: u8 = 1;
+const STDERR: u8 = 2;
+const ERROR: u8 = 3;
+const RESIZE: u8 = 4;
+/// Version 5: the client closes the channel that the next byte names.
+const CLOSE: u8 = 255;
+
+const BACKLOG: usize = 16;
+const BUFFER: usize = 64 << 10;
+/// How long a client may take to close after we are done.
+const LINGER: Duration = Duration::from_secs(5);
+
+type Socket = WebSocketStream<TokioIo<Upgraded>>;
+type Sender = SplitSink<Socket, Message>;
+type Receiver = SplitStream<Socket>;
+
+/// The protocol of an upgraded connection.
+pub(super) async fn accept(connection: Upgraded) -> Socket {
+    WebSocketStream::from_raw_socket(TokioIo::new(connection), Role::Server, None).await
+}
+
+/// The two ends of a command's client; the futures that serve it must be polled beside the command.
+pub(super) async fn command(socket: Socket, run: impl AsyncFnOnce(Client)) {
+    let (sink, source) = socket.split();
+    let (input_sender, input) = mpsc::channel(BACKLOG);
+    let (output, output_receiver) = mpsc::channel(BACKLOG);
+    let receiving = tokio::spawn(receive(source, input_sender));
+    let sending = tokio::spawn(send(sink, output_receiver));
+    run(Client { input, output }).await;
+    // The status is on its way: the client closes when it has it.
+    let _sent = timeout(LINGER, sending).await;
+    let stop = receiving.abort_handle();
+    if timeout(LINGER, receiving).await.is_err() {
+        stop.abort();
+    }
+}
+
+async fn receive(mut source: Receiver, input: mpsc::Sender<Input>) {
+    while let Some(Ok(message)) = source.next().await {
+        match message {
+            Message::Binary(bytes) => {
+                if let Some(decoded) = decode(&bytes) {
+                    // After the command's end the rest is read and dropped, until the client closes.
+                    let _ended = input.send(decoded).await;
+                }
+            }
+            Message::Text(text) => {
+                if let Some(decoded) = decode(&Bytes::from(text)) {
+                    let _ended = input.send(decoded).await;
+                }
+            }
+            Message::Close(_) => return,
+            Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
+        }
+    }
+}
+
+async fn send(mut sink: Sender, mut output: mpsc::Receiver<Output>) {
+    while let Some(output) = output.recv().await {
+        if sink.send(Message::Binary(encode(&output))).await.is_err() {
+            return;
+        }
+    }
+    close(&mut sink).await;
+}
+
+async fn close(sink: &mut Sender) {
+    let frame = CloseFrame { code: CloseCode::Normal, reason: "".into() };
+    // The client may be gone already.
+    let _gone = sink.send(Message::Close(Some(frame))).await;
+}
+
+/// What a message of a client means; none for what has no meaning.
+fn decode(message: &Bytes) -> Option<Input> {
+    let (channel, rest) = message.split_first()?;
+    match (*channel, rest) {
+        (STDIN, _) => Some(Input::Stdin(message.slice(1..))),
+        (RESIZE, size) => command::resize(size),
+        (CLOSE, [STDIN]) => Some(Input::StdinClosed),
+        _ => None,
+    }
+}
+
+fn encode(output: &Output) -> Bytes {
+    match output {
+        Output::Stdout(bytes) => on(STDOUT, bytes),
+        Output::Stderr(bytes) => on(STDERR, bytes),
+        Output::Status(bytes) => on(ERROR, bytes),
+    }
+}
+
+fn on(channel: u8, bytes: &[u8]) -> Bytes {
+    let mut message = BytesMut::with_capacity(1 + bytes.len());
+    message.extend_from_slice(&[channel]);
+    message.extend_from_slice(bytes);
+    message.freeze()
+}
+
+/// Forwards the ports that the request names: port n has the channels 2n (data) and 2n + 1 (errors),
+/// each opened by the port as two bytes, the low one first.
+pub(super) async fn forward(runtime: &Runtime, request: cri::PortForwardRequest, socket: Socket) {
+    let (mut sink, mut source) = socket.split();
+    let (back, mut answers) = mpsc::channel(BACKLOG);
+    let mut inputs = Vec::new();
+    for (channel, port) in
+        (0u8..).step_by(2).zip(request.port.iter().filter_map(|port| u16::try_from(*port).ok()))
+    {
+        for channel in [channel, channel + 1] {
+            if sink.send(Message::Binary(on(channel, &port.to_le_bytes()))).await.is_err() {
+                return;
+            }
+        }
+        let sandbox_id = request.pod_sandbox_id.clone();
+        let forward = Forward { sandbox_id, port, key: channel, back: back.clone() };
+        inputs.push(forward.open(runtime));
+    }
+    drop(back);
+    let sending = async {
+        while let Some((channel, what)) = answers.recv().await {
+            let message = match what {
+                Back::Data(bytes) => on(channel, &bytes),
+                Back::Failed(text) => on(channel + 1, text.as_bytes()),
+                Back::End | Back::Closed => continue,
+            };
+            if sink.send(Message::Binary(message)).await.is_err() {
+                return;
+            }
+        }
+        close(&mut sink).await;
+    };
+    let receiving = async {
+        while let Some(Ok(message)) = source.next().await {
+            let Message::Binary(bytes) = message else { continue };
+            let Some((channel, _)) = bytes.split_first() else { continue };
+            if channel % 2 == 0
+                && let Some(input) = inputs.get(usize::from(channel / 2))
+            {
+                let _ended = input.send(bytes.slice(1..)).await;
+            }
+        }
+    };
+    tokio::select! {
+        // Either way the client's connection is over, and with it both directions.
+        () = sending => {}
+        () = receiving => {}
+    }
+}
+
+/// The socket as a stream of bytes, for SPDY inside it.
+pub(super) fn tunnel(socket: Socket) -> DuplexStream {
+    let (ours, theirs) = tokio::io::duplex(BUFFER);
+    tokio::spawn(async move {
+        let (sink, source) = socket.split();
+        let (from, to) = tokio::io::split(theirs);
+        tokio::select! {
+            // Either way the connection is over, and with it both directions.
+            _ = inward(source, to) => {}
+            _ = outward(from, sink) => {}
+        }
+    });
+    ours
+}
+
+async fn inward(mut source: Receiver, mut to: impl tokio::io::AsyncWrite + Unpin) -> io::Result<()> {
+    while let Some(Ok(message)) = source.next().await {
+        match message {
+            Message::Binary(bytes) => to.write_all(&bytes).await?,
+            Message::Close(_) => break,
+            Message::Text(_) | Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
+        }
+    }
+    to.shutdown().await
+}
+
+async fn outward(mut from: impl tokio::io::AsyncRead + Unpin, mut sink: Sender) -> io::Result<()> {
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(BUFFER);
+        if from.read_buf(&mut buffer).await? == 0 {
+            close(&mut sink).await;
+            return Ok(());
+        }
+        let bytes = buffer.split().freeze();
+        sink.send(Message::Binary(bytes)).await.map_err(io::Error::other)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_clients_by_channel() {
+        let cases: [(&[u8], Option<Input>); 7] = [
+            (b"\x00hello", Some(Input::Stdin(Bytes::from_static(b"hello")))),
+            (b"\x00", Some(Input::Stdin(Bytes::new()))),
+            (b"\x04{\"Width\":2,\"Height\":3}\n", Some(Input::Resize { width: 2, height: 3 })),
+            (b"\xff\x00", Some(Input::StdinClosed)),
+            (b"\xff\x01", None),
+            (b"\x01out", None),
+            (b"", None),
+        ];
+        for (message, expected) in cases {
+            assert_eq!(decode(&Bytes::copy_from_slice(message)), expected, "{message:?}");
+        }
+    }
+
+    #[test]
+    fn outputs_are_prefixed_by_their_channel() {
+        assert_eq!(encode(&Output::Stdout(Bytes::from_static(b"a"))), Bytes::from_static(b"\x01a"));
+        assert_eq!(encode(&Output::Stderr(Bytes::from_static(b"b"))), Bytes::from_static(b"\x02b"));
+        assert_eq!(encode(&Output::Status(Bytes::from_static(b"{}"))), Bytes::from_static(b"\x03{}"));
+    }
+}
