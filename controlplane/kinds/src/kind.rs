@@ -82,8 +82,6 @@ pub(crate) enum NameRule {
     Dns1123Subdomain,
     /// A label that starts with a letter.
     Dns1035Label,
-    /// Anything that fits into one path segment.
-    PathSegment,
 }
 
 /// What is served under an object's path, such as `pods/{name}/log`.

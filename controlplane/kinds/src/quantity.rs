@@ -237,8 +237,8 @@ mod tests {
         for (a, b) in [("1", "1000m"), ("1Ki", "1024"), ("1e3", "1k"), ("0.001", "1m")] {
             assert_eq!(Quantity::parse(a), Quantity::parse(b), "{a} and {b}");
         }
-        assert!(Quantity::parse("1Gi") > Quantity::parse("1G"));
-        assert!(Quantity::parse("999m") < Quantity::parse("1"));
+        assert!(Quantity::parse("1Gi").unwrap() > Quantity::parse("1G").unwrap());
+        assert!(Quantity::parse("999m").unwrap() < Quantity::parse("1").unwrap());
     }
 
     #[test]

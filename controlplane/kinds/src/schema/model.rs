@@ -46,8 +46,6 @@ pub(crate) struct Property {
 pub(crate) struct PatchMarkers {
     /// Lists are merged instead of replaced.
     pub(crate) merge: bool,
-    /// `$retainKeys` may be given.
-    pub(crate) retain_keys: bool,
     /// What identifies an element of a merged list of objects.
     pub(crate) merge_key: Option<Box<str>>,
 }
@@ -133,7 +131,6 @@ impl Definition {
                 required: raw.required.iter().any(|required| required == field),
                 patch: PatchMarkers {
                     merge: schema.strategy.split(',').any(|word| word == "merge"),
-                    retain_keys: schema.strategy.split(',').any(|word| word == "retainKeys"),
                     merge_key: schema.merge_key.as_deref().map(Box::from),
                 },
             })

@@ -53,15 +53,6 @@ pub(crate) fn dns1035_label(text: &str) -> Vec<String> {
     problems([(text.len() > 63, too_long(63)), (!good, LABEL_1035.to_owned())])
 }
 
-/// Something that can stand in a URL path.
-pub(crate) fn path_segment(text: &str) -> Vec<String> {
-    if matches!(text, "." | "..") {
-        return vec![format!("may not be '{text}'")];
-    }
-    let found = ['/', '%'].into_iter().filter(|c| text.contains(*c));
-    found.map(|c| format!("may not contain '{c}'")).collect()
-}
-
 /// A label's value.
 pub(crate) fn label_value(text: &str) -> Vec<String> {
     let good = text.is_empty() || is_word(text);
@@ -161,7 +152,6 @@ mod tests {
         check(dns1123_label, &["a", "a-b", "1", "0-9", &long], &["", "A", "-a", "a-", "a.b", "a_b", &longer]);
         check(dns1123_subdomain, &["a.b-c.d", "1.2", &longer], &["", "a..b", ".a", "a.", "A.b", "a_b"]);
         check(dns1035_label, &["a1", "a-b"], &["1a", "-a", "A", ""]);
-        check(path_segment, &["a:b", "x y"], &[".", "..", "a/b", "a%b"]);
         check(label_value, &["", "a", "A_b.c-d", &long], &["-a", "a-", "a b", &longer]);
         check(qualified_name, &["a", "a.b_c", "example.com/a"], &["", "/a", "a/", "a/b/c", "A.com/a", "-a"]);
         check(config_key, &["a", "..a".trim_start_matches('.'), ".a", "A_b-c.d"], &["", ".", "..", "..a", "a/b", "a b"]);
