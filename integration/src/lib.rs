@@ -1,1 +1,33 @@
-//! Tests and benches that run the built binary as a user would.
+//! Fixtures for tests that run the built binary as a user would: a machine of its own (a network
+//! namespace, directories, a cgroup), a registry, a cluster, the real kubectl.
+//!
+//! Links nothing of what it tests. Whatever a test starts ends with it, also when it fails.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    reason = "fixtures of tests panic and wait like tests"
+)]
+
+mod cluster;
+mod machine;
+mod trace;
+
+pub use cluster::Cluster;
+pub use machine::{Machine, on_a_machine};
+pub use trace::Trace;
+
+use std::time::{Duration, Instant};
+
+/// Waits until `done` gives a value, looking twenty times a second; panics with `what` after `seconds`.
+pub fn eventually<T>(what: &str, seconds: u64, mut done: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(Instant::now() < end, "waited {seconds} s in vain for {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,192 @@
+//! A cluster on a test's machine, driven with the real kubectl.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::{Machine, eventually};
+
+/// What `coracle up` runs, and how to talk to it.
+pub struct Cluster {
+    process: Option<Child>,
+    flags: Vec<String>,
+    places: Vec<String>,
+    kubeconfig: PathBuf,
+    log: PathBuf,
+    cgroup: String,
+}
+
+impl Cluster {
+    /// `coracle up` on this machine, with its node Ready.
+    ///
+    /// # Panics
+    /// When it does not become so within 30 s.
+    #[must_use]
+    pub fn up(machine: &Machine, mirrors: &std::path::Path) -> Self {
+        let text = |path: PathBuf| path.to_str().unwrap().to_owned();
+        let places = vec![
+            "--state-dir".to_owned(),
+            text(machine.path("state")),
+            "--run-dir".to_owned(),
+            text(machine.path("run")),
+        ];
+        let flags = [
+            ("--pod-log-dir", text(machine.path("logs"))),
+            ("--cgroup-root", format!("/{}", machine.name())),
+            ("--registry-config-dir", text(mirrors.to_owned())),
+            ("--node-name", "node-1".to_owned()),
+        ];
+        let mut cluster = Self {
+            process: None,
+            flags: flags.into_iter().flat_map(|(k, v)| [k.to_owned(), v]).collect(),
+            places,
+            kubeconfig: machine.path("state/admin.kubeconfig"),
+            log: machine.path("coracle.log"),
+            cgroup: machine.name().to_owned(),
+        };
+        cluster.start();
+        cluster
+    }
+
+    /// Starts `coracle up` and waits for the node.
+    ///
+    /// # Panics
+    /// When the node is not Ready within 30 s.
+    pub fn start(&mut self) {
+        assert!(self.process.is_none(), "it runs already");
+        let log = fs::File::options().create(true).append(true).open(&self.log).unwrap();
+        let mut command = Command::new(Machine::coracle());
+        command.arg("up").args(&self.places).args(&self.flags);
+        command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.process = Some(command.spawn().unwrap());
+        eventually("the node to be Ready", 30, || {
+            if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
+                panic!("coracle up ended: {status}");
+            }
+            let ready = "{.items[*].status.conditions[?(@.type==\"Ready\")].status}";
+            let output = self.try_kubectl(&["get", "nodes", "-o", &format!("jsonpath={ready}")]);
+            (output.status.success() && output.stdout == b"True").then_some(())
+        });
+    }
+
+    /// SIGTERM to `coracle up`, and waits for its end.
+    pub fn stop(&mut self) {
+        self.end(Signal::SIGTERM);
+    }
+
+    /// SIGKILL to `coracle up`.
+    pub fn kill(&mut self) {
+        self.end(Signal::SIGKILL);
+    }
+
+    fn end(&mut self, signal: Signal) {
+        if let Some(mut process) = self.process.take() {
+            kill(Pid::from_raw(i32::try_from(process.id()).unwrap()), signal).ok();
+            process.wait().unwrap();
+        }
+    }
+
+    /// The process of `coracle up`.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().map_or(0, Child::id)
+    }
+
+    /// Runs kubectl; its standard output.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
+        let output = self.try_kubectl(arguments);
+        assert!(
+            output.status.success(),
+            "kubectl {arguments:?}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs kubectl 1.37, whatever comes of it.
+    #[must_use]
+    pub fn try_kubectl(&self, arguments: &[&str]) -> Output {
+        self.kubectl_of("1.37", arguments, "")
+    }
+
+    /// Runs kubectl of a minor version with something on its standard input.
+    #[must_use]
+    pub fn kubectl_of(&self, version: &str, arguments: &[&str], input: &str) -> Output {
+        use std::io::Write;
+        let mut child = Command::new(Machine::kubectl(version))
+            .env("KUBECONFIG", &self.kubeconfig)
+            .env("HOME", self.kubeconfig.parent().unwrap())
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).ok();
+        child.wait_with_output().unwrap()
+    }
+
+    /// `kubectl apply -f -`, which must succeed.
+    pub fn apply(&self, manifest: &str) {
+        let output = self.kubectl_of("1.37", &["apply", "-f", "-"], manifest);
+        assert!(output.status.success(), "apply: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// `kubectl get … -o json`.
+    #[must_use]
+    pub fn get(&self, arguments: &[&str]) -> Value {
+        let mut all = vec!["get", "-o", "json"];
+        all.extend(arguments);
+        serde_json::from_str(&self.kubectl(&all)).unwrap()
+    }
+
+    /// What the log says so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// `coracle down`, which stops the cluster if it runs and removes every pod; the state stays.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn down(&mut self) {
+        let output = self.run_down(&[]);
+        if let Some(mut process) = self.process.take() {
+            process.wait().unwrap();
+        }
+        assert!(output.status.success(), "coracle down: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn run_down(&self, more: &[&str]) -> Output {
+        let mut command = Command::new(Machine::coracle());
+        command.arg("down").args(&self.places).args(&self.flags).args(more).output().unwrap()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<&str> = log.lines().rev().take(60).collect();
+            eprintln!("--- the end of coracle's log:");
+            tail.iter().rev().for_each(|line| eprintln!("{line}"));
+        }
+        self.end(Signal::SIGTERM);
+        let down = self.run_down(&["--purge"]);
+        if !down.status.success() {
+            eprintln!("coracle down: {}", String::from_utf8_lossy(&down.stderr));
+        }
+        for hierarchy in fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+            fs::remove_dir(hierarchy.path().join(&self.cgroup)).ok();
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What of a test's is on the machine, by the kernel's truth: what must be the same before and after.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use crate::Machine;
+use crate::machine::run;
+
+/// Processes, links, mounts, cgroups, firewall tables and files of a machine.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Trace(BTreeSet<String>);
+
+impl Trace {
+    /// Looks now.
+    #[must_use]
+    pub fn of(machine: &Machine) -> Self {
+        let ours = machine.path("");
+        let ours = ours.to_str().unwrap().trim_end_matches('/');
+        let mut found = BTreeSet::new();
+        found.extend(processes(ours));
+        found.extend(run("ip", &["-o", "link"]).lines().filter_map(|line| {
+            let name = line.split(": ").nth(1)?.split('@').next()?;
+            Some(format!("link {name}"))
+        }));
+        found.extend(run("nft", &["list", "tables"]).lines().map(str::to_owned));
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        found.extend(mounts.lines().filter(|l| l.contains(ours)).map(|l| format!("mount {l}")));
+        for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+            cgroups(&hierarchy.path().join(machine.name()), &mut found);
+        }
+        cgroups(&Path::new("/sys/fs/cgroup").join(machine.name()), &mut found);
+        for dir in ["run", "state/pods", "state/containers", "logs"] {
+            files(&machine.path(dir), &mut found);
+        }
+        Self(found)
+    }
+
+    /// What is here and was not there.
+    #[must_use]
+    pub fn since<'a>(&'a self, before: &'a Self) -> Vec<&'a str> {
+        self.0.difference(&before.0).map(String::as_str).collect()
+    }
+}
+
+/// Processes whose command line names the machine's directory, by what they are, without their ids.
+fn processes(ours: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        if command.contains(ours) && !command.starts_with("docker-registry") {
+            found.push(format!("process {command}"));
+        }
+    }
+    found
+}
+
+fn cgroups(dir: &Path, found: &mut BTreeSet<String>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    found.insert(format!("cgroup {}", dir.display()));
+    for entry in entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+        cgroups(&entry.path(), found);
+    }
+}
+
+fn files(dir: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        found.insert(format!("file {}", entry.path().display()));
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            files(&entry.path(), found);
+        }
+    }
+}

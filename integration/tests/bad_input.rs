@@ -1,0 +1,179 @@
+//! What bad input gets: a clear error in Kubernetes' own form, and nothing half-done.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::fs;
+use std::process::{Command, Output};
+
+use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+
+fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(machine, &mut cluster);
+    });
+}
+
+fn refused(cluster: &Cluster, manifest: &str, says: &[&str]) {
+    let output = cluster.kubectl_of("1.37", &["create", "-f", "-"], manifest);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "accepted: {manifest}");
+    for text in says {
+        assert!(errors.contains(text), "{text:?} is not in: {errors}");
+    }
+}
+
+fn pod(spec: &str) -> String {
+    format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"p"}},"spec":{spec}}}"#)
+}
+
+/// The reason why the pod's container waits, once it is this one.
+fn waits_for(cluster: &Cluster, pod: &str, reason: &str) {
+    eventually(&format!("{pod} to wait with {reason}"), 60, || {
+        let status = cluster.get(&["pod", pod]);
+        let waiting = &status["status"]["containerStatuses"][0]["state"]["waiting"];
+        (waiting["reason"] == reason).then_some(())
+    });
+}
+
+fn event(cluster: &Cluster, reason: &str, says: &str) {
+    eventually(&format!("an event {reason} with {says:?}"), 30, || {
+        let events = cluster.get(&["events"]);
+        let found = events["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(says)));
+        found.then_some(())
+    });
+}
+
+#[test]
+fn bad_manifests_are_refused_with_field_paths_and_nothing_is_stored() {
+    with_cluster(|_, cluster| {
+        refused(cluster, &pod(r#"{"containers":[{"name":"c"}],"hostNetwork":"yes"}"#), &["hostNetwork"]);
+        refused(
+            cluster,
+            &pod(r#"{"containers":[{"name":"c","image":"i","imgae":"x"}]}"#),
+            &["unknown field", "imgae"],
+        );
+        refused(cluster, &pod(r#"{"containers":[]}"#), &["spec.containers", "Required value"]);
+        refused(
+            cluster,
+            &pod(r#"{"containers":[{"name":"C_","image":"i","ports":[{"containerPort":70000}]}]}"#),
+            &["spec.containers[0].name", "Invalid value", "spec.containers[0].ports[0].containerPort"],
+        );
+        assert_eq!(cluster.kubectl(&["get", "pods", "-o", "name"]), "");
+
+        cluster.kubectl(&["create", "deployment", "d", "--image=busybox", "--replicas=0"]);
+        let patch = r#"{"spec":{"selector":{"matchLabels":{"app":"other"}}}}"#;
+        let output = cluster.try_kubectl(&["patch", "deployment", "d", "-p", patch]);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains("field is immutable"), "{errors}");
+    });
+}
+
+#[test]
+fn image_troubles_end_in_back_off_with_their_reason() {
+    with_cluster(|machine, cluster| {
+        cluster.kubectl(&["run", "absent", "--image=nosuchimage:1"]);
+        cluster.kubectl(&["run", "badname", "--image=UPPER//case"]);
+        cluster.kubectl(&["run", "never", "--image=nginx", "--image-pull-policy=Never"]);
+        waits_for(cluster, "absent", "ImagePullBackOff");
+        waits_for(cluster, "badname", "InvalidImageName");
+        waits_for(cluster, "never", "ErrImageNeverPull");
+        event(cluster, "Failed", "nosuchimage:1");
+        machine.stop_registry();
+        cluster.kubectl(&["run", "down", "--image=nginx"]);
+        waits_for(cluster, "down", "ImagePullBackOff");
+        assert_eq!(fs::read_dir(machine.path("state/images/layers")).map_or(0, Iterator::count), 0);
+    });
+}
+
+#[test]
+fn container_troubles_have_the_states_and_reasons_of_kubernetes() {
+    with_cluster(|_, cluster| {
+        cluster.kubectl(&["run", "nocommand", "--image=busybox", "--command", "--", "/no/such"]);
+        cluster.kubectl(&["run", "crash", "--image=busybox", "--command", "--", "sh", "-c", "exit 3"]);
+        cluster.kubectl(&["run", "done", "--image=busybox", "--restart=Never", "--command", "--", "true"]);
+        cluster.apply(
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"novolume"},"spec":{"containers":[{"name":"c","image":"busybox",
+            "volumeMounts":[{"name":"v","mountPath":"/v"}]}],"volumes":[{"name":"v","configMap":{"name":"absent"}}]}}"#,
+        );
+        cluster.kubectl(&["run", "toobig", "--image=busybox", "--overrides",
+            r#"{"spec":{"containers":[{"name":"toobig","image":"busybox","resources":{"requests":{"cpu":"9999"}}}]}}"#]);
+        event(cluster, "FailedMount", "configmap \"absent\" not found");
+        event(cluster, "FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu");
+        waits_for(cluster, "crash", "CrashLoopBackOff");
+        eventually("the done pod to succeed", 30, || {
+            (cluster.get(&["pod", "done"])["status"]["phase"] == "Succeeded").then_some(())
+        });
+        let crash = cluster.get(&["pod", "crash"]);
+        assert_eq!(crash["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"], 3);
+        eventually("the start error", 30, || {
+            let status = cluster.get(&["pod", "nocommand"])["status"]["containerStatuses"][0].clone();
+            status.to_string().contains("/no/such").then_some(())
+        });
+    });
+}
+
+#[test]
+fn strangers_are_refused_by_name() {
+    with_cluster(|_, cluster| {
+        let output = cluster.try_kubectl(&["get", "pods", "--as=jane"]);
+        assert!(!output.status.success());
+        let output = cluster.try_kubectl(&["get", "pods", "--token=nonsense", "--kubeconfig=/dev/null"]);
+        assert!(!output.status.success());
+    });
+}
+
+fn up(machine: &Machine, more: &[&str]) -> Output {
+    let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+    Command::new(Machine::coracle())
+        .args([
+            "up",
+            "--state-dir",
+            &path("state"),
+            "--run-dir",
+            &path("run"),
+            "--pod-log-dir",
+            &path("logs"),
+        ])
+        .args(["--cgroup-root", &format!("/{}", machine.name())])
+        .args(more)
+        .output()
+        .unwrap()
+}
+
+/// One clear sentence and a non-zero exit.
+fn one_sentence(output: &Output, says: &[&str]) {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{errors}");
+    let sentence = errors.lines().last().unwrap_or_default();
+    assert!(sentence.starts_with("coracle: "), "{errors}");
+    for text in says {
+        assert!(sentence.contains(text), "{text:?} is not in: {sentence}");
+    }
+}
+
+#[test]
+fn a_start_that_cannot_succeed_says_why_and_leaves_nothing() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let taken = std::net::TcpListener::bind("0.0.0.0:6443").unwrap();
+        one_sentence(&up(machine, &[]), &["6443", "in use"]);
+        drop(taken);
+        let file = machine.path("wrong.toml");
+        fs::write(&file, "[node]\nbrigde = \"x\"\n").unwrap();
+        one_sentence(&up(machine, &["--config", file.to_str().unwrap()]), &["wrong.toml", "brigde"]);
+        let left: Vec<String> = Trace::of(machine).since(&before).into_iter().map(str::to_owned).collect();
+        assert!(left.iter().all(|l| l.starts_with("file ")), "{left:?}");
+    });
+}
+
+#[test]
+fn a_second_node_on_the_same_directories_is_refused() {
+    with_cluster(|machine, cluster| {
+        one_sentence(&up(machine, &[]), &["in use by process", &cluster.pid().to_string()]);
+    });
+}

@@ -1,0 +1,170 @@
+//! Crashes and restarts: pods go on, nothing is lost, nothing leaks.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+
+const SLEEPERS: &str = r#"{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"sleepers"},
+"spec":{"replicas":3,"selector":{"matchLabels":{"app":"s"}},"template":{"metadata":{"labels":{"app":"s"}},
+"spec":{"terminationGracePeriodSeconds":1,"containers":[{"name":"c","image":"busybox","imagePullPolicy":"IfNotPresent",
+"command":["sleep","100000"]}]}}}}"#;
+
+fn with_sleepers(machine: &mut Machine) -> Cluster {
+    let mirrors = machine.start_registry();
+    let cluster = Cluster::up(machine, &mirrors);
+    cluster.apply(SLEEPERS);
+    cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+    cluster
+}
+
+/// Each pod's container id and restarts.
+fn containers(cluster: &Cluster) -> BTreeMap<String, (String, u64)> {
+    let pods = cluster.get(&["pods"]);
+    let of = |pod: &serde_json::Value| {
+        let status = &pod["status"]["containerStatuses"][0];
+        let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+        (
+            name,
+            (
+                status["containerID"].as_str().unwrap_or("").to_owned(),
+                status["restartCount"].as_u64().unwrap_or(0),
+            ),
+        )
+    };
+    pods["items"].as_array().unwrap().iter().map(of).collect()
+}
+
+/// Process ids of the sleeping containers, by the kernel.
+fn sleepers(machine: &Machine) -> Vec<String> {
+    let mut found = Vec::new();
+    for hierarchy in ["memory", ""] {
+        let root = std::path::Path::new("/sys/fs/cgroup").join(hierarchy).join(machine.name());
+        walk(&root, &mut found);
+    }
+    found.retain(|pid| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|c| c.starts_with(b"sleep\x00100000"))
+    });
+    found.sort();
+    found.dedup();
+    found
+}
+
+fn walk(dir: &std::path::Path, found: &mut Vec<String>) {
+    found.extend(fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default().lines().map(str::to_owned));
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            walk(&entry.path(), found);
+        }
+    }
+}
+
+#[test]
+fn stopping_and_killing_the_node_touches_no_pod() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let mut cluster = with_sleepers(machine);
+        let (pids, known) = (sleepers(machine), containers(&cluster));
+        assert_eq!((pids.len(), known.len()), (3, 3));
+        for kill in [false, true, true] {
+            if kill {
+                cluster.kill()
+            } else {
+                cluster.stop()
+            }
+            assert_eq!(sleepers(machine), pids);
+            cluster.start();
+            cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+            assert_eq!(sleepers(machine), pids);
+            assert_eq!(containers(&cluster), known);
+        }
+        cluster.down();
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+#[test]
+fn killed_while_pods_start_it_converges_and_leaks_nothing() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        for round in 0..6u64 {
+            cluster.apply(SLEEPERS);
+            std::thread::sleep(std::time::Duration::from_millis(round * 40));
+            cluster.kill();
+            cluster.start();
+            cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+            assert_eq!(sleepers(machine).len(), 3);
+            cluster.kubectl(&["delete", "deployment", "sleepers", "--wait=false"]);
+            std::thread::sleep(std::time::Duration::from_millis(round * 40));
+            cluster.kill();
+            cluster.start();
+            eventually("the pods' end", 60, || containers(&cluster).is_empty().then_some(()));
+            assert_eq!(sleepers(machine), Vec::<String>::new());
+        }
+        cluster.down();
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+#[test]
+fn a_pod_whose_shim_is_killed_is_cleaned_up_and_restarted() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let mut cluster = with_sleepers(machine);
+        let pids = sleepers(machine);
+        let parent = |pid: &str| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(')').next().unwrap().split_whitespace().nth(1).unwrap().to_owned()
+        };
+        let shim = parent(&pids[0]);
+        assert!(Command::new("kill").args(["-9", &shim]).status().unwrap().success());
+        eventually("the pod to be restarted", 60, || {
+            let now = sleepers(machine);
+            (now.len() == 3 && !now.contains(&pids[0])).then_some(())
+        });
+        cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+        cluster.down();
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+#[test]
+fn a_copy_of_the_state_taken_under_load_opens() {
+    on_a_machine(|machine| {
+        let mut cluster = with_sleepers(machine);
+        let writer = |cluster: &Cluster, from: u32| {
+            for number in from..from + 10 {
+                cluster.kubectl(&["create", "configmap", &format!("c{number}"), "--from-literal=a=b"]);
+            }
+        };
+        writer(&cluster, 0);
+        // As a power cut leaves it: whatever was durable at some instant, while writes go on.
+        std::thread::scope(|scope| {
+            scope.spawn(|| writer(&cluster, 10));
+            let copied = Command::new("cp")
+                .arg("-a")
+                .arg(machine.path("state/store"))
+                .arg(machine.path("copy"))
+                .status();
+            assert!(copied.unwrap().success());
+        });
+        cluster.stop();
+        fs::rename(machine.path("state/store"), machine.path("whole")).unwrap();
+        fs::rename(machine.path("copy"), machine.path("state/store")).unwrap();
+        cluster.start();
+        let names = cluster.kubectl(&["get", "configmaps", "-o", "name"]);
+        for number in 0..10 {
+            assert!(names.contains(&format!("configmap/c{number}\n")), "{names}");
+        }
+        cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+    });
+}
