@@ -51,7 +51,10 @@ fn present<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut
 }
 
 /// The objects in the list at a field.
-fn each<'a>(parent: &'a mut Map<String, Value>, name: &str) -> impl Iterator<Item = &'a mut Map<String, Value>> {
+fn each<'a>(
+    parent: &'a mut Map<String, Value>,
+    name: &str,
+) -> impl Iterator<Item = &'a mut Map<String, Value>> {
     parent.get_mut(name).and_then(Value::as_array_mut).into_iter().flatten().filter_map(Value::as_object_mut)
 }
 

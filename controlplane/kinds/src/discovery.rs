@@ -60,7 +60,11 @@ fn groups() -> Vec<&'static str> {
 }
 
 fn versions(group: &str) -> Vec<&'static str> {
-    kind::group_versions().into_iter().filter(|(known, _)| *known == group).map(|(_, version)| version).collect()
+    kind::group_versions()
+        .into_iter()
+        .filter(|(known, _)| *known == group)
+        .map(|(_, version)| version)
+        .collect()
 }
 
 fn group_entry(group: &str) -> Value {
@@ -110,8 +114,11 @@ fn aggregated(groups: &[&str]) -> Value {
                     json!({"version": version, "freshness": "Current", "resources": resources})
                 })
                 .collect();
-            let metadata =
-                if group.is_empty() { json!({"creationTimestamp": null}) } else { json!({"name": group, "creationTimestamp": null}) };
+            let metadata = if group.is_empty() {
+                json!({"creationTimestamp": null})
+            } else {
+                json!({"name": group, "creationTimestamp": null})
+            };
             json!({"metadata": metadata, "versions": versions})
         })
         .collect();
@@ -176,7 +183,12 @@ mod tests {
         let pods = named(&core["resources"], "name", "pods");
         assert_eq!((&pods["shortNames"], &pods["categories"]), (&json!(["po"]), &json!(["all"])));
         let groups = aggregated_groups();
-        let apps = groups["items"].as_array().unwrap().iter().find(|item| item["metadata"]["name"] == "apps").unwrap();
+        let apps = groups["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|item| item["metadata"]["name"] == "apps")
+            .unwrap();
         let deployments = named(&apps["versions"][0]["resources"], "resource", "deployments");
         let scale = named(&deployments["subresources"], "subresource", "scale");
         assert_eq!(scale["responseKind"], json!({"group": "autoscaling", "version": "v1", "kind": "Scale"}));
@@ -185,8 +197,15 @@ mod tests {
     #[test]
     fn every_group_is_listed_once() {
         let list = api_group_list();
-        let names: Vec<&Value> = list["groups"].as_array().unwrap().iter().map(|group| &group["name"]).collect();
-        let expect = ["apps", "authentication.k8s.io", "authorization.k8s.io", "coordination.k8s.io", "discovery.k8s.io"];
+        let names: Vec<&Value> =
+            list["groups"].as_array().unwrap().iter().map(|group| &group["name"]).collect();
+        let expect = [
+            "apps",
+            "authentication.k8s.io",
+            "authorization.k8s.io",
+            "coordination.k8s.io",
+            "discovery.k8s.io",
+        ];
         assert_eq!(names, expect);
         assert_eq!(api_group("apps").unwrap()["preferredVersion"]["groupVersion"], "apps/v1");
         assert_eq!(api_group("nope"), None);

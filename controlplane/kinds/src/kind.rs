@@ -130,7 +130,8 @@ pub fn schema_of(api_version: &str, name: &str) -> Option<&'static str> {
 
 /// The kinds of a group version, in the order of their resource names.
 pub fn of_version(group: &str, version: &str) -> Vec<&'static Kind> {
-    let mut kinds: Vec<&Kind> = KINDS.iter().filter(|kind| kind.group == group && kind.version == version).collect();
+    let mut kinds: Vec<&Kind> =
+        KINDS.iter().filter(|kind| kind.group == group && kind.version == version).collect();
     kinds.sort_by_key(|kind| kind.plural);
     kinds
 }

@@ -29,9 +29,7 @@ static HASHES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     let definitions = Definitions::read(&text);
     kind::group_versions()
         .into_iter()
-        .map(|(group, version)| {
-            (path_of(group, version), hash(&definitions.document(group, version)))
-        })
+        .map(|(group, version)| (path_of(group, version), hash(&definitions.document(group, version))))
         .collect()
 });
 
@@ -104,12 +102,16 @@ impl<'a> Definitions<'a> {
     /// The kinds' definitions, those of their bodies, and all that they refer to.
     fn reachable(&self, kinds: &[&Kind]) -> BTreeMap<&'a str, &'a RawValue> {
         let bodies = kinds.iter().flat_map(|kind| kind.subresources).filter_map(|sub| {
-            let api_version =
-                if sub.group.is_empty() { sub.version.to_owned() } else { format!("{}/{}", sub.group, sub.version) };
+            let api_version = if sub.group.is_empty() {
+                sub.version.to_owned()
+            } else {
+                format!("{}/{}", sub.group, sub.version)
+            };
             kind::schema_of(&api_version, sub.kind)
         });
         let options = kind::schema_of("v1", "DeleteOptions");
-        let mut waiting: Vec<&str> = kinds.iter().map(|kind| kind.schema).chain(bodies).chain(options).collect();
+        let mut waiting: Vec<&str> =
+            kinds.iter().map(|kind| kind.schema).chain(bodies).chain(options).collect();
         let mut seen = BTreeSet::new();
         let mut found = BTreeMap::new();
         while let Some(name) = waiting.pop() {
@@ -150,7 +152,8 @@ fn add_paths(kind: &Kind, paths: &mut Map<String, Value>) {
     };
     let reference = format!("#/components/schemas/{}", kind.schema);
     if kind.has_verb("create") {
-        let mut operations = json!({"post": write_operation(kind, "post", &reference, &["application/json"])});
+        let mut operations =
+            json!({"post": write_operation(kind, "post", &reference, &["application/json"])});
         if kind.has_verb("list") {
             operations["get"] = operation(kind, "list", &reference);
         }

@@ -37,7 +37,9 @@ pub fn json(object: &Value, patch: &Value) -> Result<Value, PatchError> {
 /// RFC 7386.
 pub fn merge(object: &Value, patch: &Value) -> Result<Value, PatchError> {
     if !patch.is_object() {
-        return Err(PatchError::Malformed("error decoding patch: a merge patch must be an object".to_owned()));
+        return Err(PatchError::Malformed(
+            "error decoding patch: a merge patch must be an object".to_owned(),
+        ));
     }
     let mut object = object.clone();
     json_patch::merge(&mut object, patch);

@@ -75,7 +75,12 @@ fn type_meta(bytes: &[u8]) -> Result<(String, String), DecodeError> {
     Ok((api_version, kind))
 }
 
-fn read_message(message: &Message, bytes: &[u8], into: &mut Map<String, Value>, depth: u32) -> Result<(), DecodeError> {
+fn read_message(
+    message: &Message,
+    bytes: &[u8],
+    into: &mut Map<String, Value>,
+    depth: u32,
+) -> Result<(), DecodeError> {
     if depth > MAX_DEPTH {
         return Err(DecodeError::Malformed("nested too deeply"));
     }
@@ -108,7 +113,12 @@ fn insert(into: &mut Map<String, Value>, name: &str, value: Value) {
     }
 }
 
-fn read_element(field: &Field, value: WireValue<'_>, list: &mut Vec<Value>, depth: u32) -> Result<(), DecodeError> {
+fn read_element(
+    field: &Field,
+    value: WireValue<'_>,
+    list: &mut Vec<Value>,
+    depth: u32,
+) -> Result<(), DecodeError> {
     if let (Type::Int | Type::Bool, WireValue::Bytes(packed)) = (&field.r#type, &value) {
         let mut reader = Reader::new(packed);
         while !reader.is_empty() {
@@ -121,7 +131,12 @@ fn read_element(field: &Field, value: WireValue<'_>, list: &mut Vec<Value>, dept
     Ok(())
 }
 
-fn read_entry(field: &Field, bytes: &[u8], into: &mut Map<String, Value>, depth: u32) -> Result<(), DecodeError> {
+fn read_entry(
+    field: &Field,
+    bytes: &[u8],
+    into: &mut Map<String, Value>,
+    depth: u32,
+) -> Result<(), DecodeError> {
     let mut name = String::new();
     let mut read = None;
     let mut reader = Reader::new(bytes);
@@ -147,7 +162,9 @@ fn read_value(
     depth: u32,
 ) -> Result<Option<Value>, DecodeError> {
     let read = match shape {
-        Type::Text => text(value).map(|text| (keep_zero || !text.is_empty()).then_some(Value::String(text)))?,
+        Type::Text => {
+            text(value).map(|text| (keep_zero || !text.is_empty()).then_some(Value::String(text)))?
+        }
         Type::Int => {
             let number = value.int()?;
             (keep_zero || number != 0).then(|| Value::from(number))
@@ -157,7 +174,9 @@ fn read_value(
             (keep_zero || yes).then_some(Value::Bool(yes))
         }
         Type::Double => serde_json::Number::from_f64(value.double()?).map(Value::Number),
-        Type::Bytes => Some(Value::String(base64::engine::general_purpose::STANDARD.encode(bytes_of(value)?))),
+        Type::Bytes => {
+            Some(Value::String(base64::engine::general_purpose::STANDARD.encode(bytes_of(value)?)))
+        }
         Type::Time | Type::MicroTime => time(bytes_of(value)?, matches!(shape, Type::MicroTime))?,
         Type::Quantity => Some(Value::String(first_text(bytes_of(value)?)?)),
         Type::IntOrString => Some(int_or_string(bytes_of(value)?)?),

@@ -73,7 +73,9 @@ pub fn decode(
         FieldValidation::Ignore => Ok((value, Vec::new())),
         FieldValidation::Warn => Ok((value, notes)),
         FieldValidation::Strict if notes.is_empty() => Ok((value, notes)),
-        FieldValidation::Strict => Err(problem(&value, format!("strict decoding error: {}", notes.join(", ")))),
+        FieldValidation::Strict => {
+            Err(problem(&value, format!("strict decoding error: {}", notes.join(", "))))
+        }
     }
 }
 

@@ -161,7 +161,13 @@ mod tests {
         let pod = by_kind("v1", "Pod").unwrap();
         let error = |text| FieldSelector::parse(pod, text).map(|_| ()).unwrap_err().to_string();
         assert_eq!(error("spec.foo=1"), "field label not supported: spec.foo");
-        assert_eq!(error("metadata.name"), "invalid selector: 'metadata.name'; can't understand 'metadata.name'");
-        assert_eq!(error("metadata.name=a=b"), "invalid selector: 'metadata.name=a=b'; can't understand 'metadata.name=a=b'");
+        assert_eq!(
+            error("metadata.name"),
+            "invalid selector: 'metadata.name'; can't understand 'metadata.name'"
+        );
+        assert_eq!(
+            error("metadata.name=a=b"),
+            "invalid selector: 'metadata.name=a=b'; can't understand 'metadata.name=a=b'"
+        );
     }
 }

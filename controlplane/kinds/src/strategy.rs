@@ -6,7 +6,8 @@ use crate::Kind;
 use crate::quantity::Quantity;
 
 /// Metadata that no client changes after creation.
-const SERVER_OWNED: [&str; 5] = ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
+const SERVER_OWNED: [&str; 5] =
+    ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
 
 /// A new object: the client's status dropped, generation 1 where the kind has one.
 pub fn prepare_for_create(kind: &Kind, object: &mut Value) {
@@ -93,7 +94,8 @@ pub fn is_noop(new: &Value, old: &Value) -> bool {
         && new.iter().all(|(name, value)| match (name.as_str(), value, old.get(name)) {
             ("metadata", Value::Object(a), Some(Value::Object(b))) => {
                 let others = |map: &Map<String, Value>| map.len() - usize::from(map.contains_key(version));
-                others(a) == others(b) && a.iter().all(|(key, value)| key == version || b.get(key) == Some(value))
+                others(a) == others(b)
+                    && a.iter().all(|(key, value)| key == version || b.get(key) == Some(value))
             }
             (_, value, other) => Some(value) == other,
         })
@@ -159,7 +161,9 @@ fn take(new: &mut Value, old: &Value, name: &str) {
 fn is_new_generation(kind: &Kind, new: &Value, old: &Value) -> bool {
     match kind.kind {
         // Revision annotations count for deployments.
-        "Deployment" => new["spec"] != old["spec"] || new["metadata"]["annotations"] != old["metadata"]["annotations"],
+        "Deployment" => {
+            new["spec"] != old["spec"] || new["metadata"]["annotations"] != old["metadata"]["annotations"]
+        }
         "EndpointSlice" => {
             ["addressType", "endpoints", "ports"].iter().any(|name| new[name] != old[name])
                 || new["metadata"]["labels"] != old["metadata"]["labels"]
@@ -188,7 +192,11 @@ mod tests {
     #[test]
     fn creation_resets_status() {
         let cases = [
-            ("Pod", json!({"spec": {}, "status": {"phase": "Running"}}), json!({"phase": "Pending", "qosClass": "BestEffort"})),
+            (
+                "Pod",
+                json!({"spec": {}, "status": {"phase": "Running"}}),
+                json!({"phase": "Pending", "qosClass": "BestEffort"}),
+            ),
             ("Deployment", json!({"status": {"replicas": 3}}), json!({})),
             ("Namespace", json!({"status": {"phase": "Terminating"}}), json!({"phase": "Active"})),
             ("Node", json!({"status": {"capacity": {"cpu": "2"}}}), json!({"capacity": {"cpu": "2"}})),
@@ -255,7 +263,11 @@ mod tests {
             (json!({"limits": {"example.com/gpu": "1"}}), "BestEffort"),
         ];
         for (resources, expect) in cases {
-            assert_eq!(qos_class(&json!({"containers": [{"resources": resources}]})), expect, "for {resources}");
+            assert_eq!(
+                qos_class(&json!({"containers": [{"resources": resources}]})),
+                expect,
+                "for {resources}"
+            );
         }
     }
 }

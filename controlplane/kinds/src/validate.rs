@@ -79,7 +79,9 @@ pub fn token_request(request: &Value) -> Vec<Cause> {
     let seconds = &request["spec"]["expirationSeconds"];
     match seconds.as_i64().unwrap_or(0) {
         ..600 => causes.invalid(&path, seconds, "may not specify a duration less than 10 minutes"),
-        4_294_967_297.. => causes.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds"),
+        4_294_967_297.. => {
+            causes.invalid(&path, seconds, "may not specify a duration larger than 2^32 seconds")
+        }
         _ => {}
     }
     causes.into_list()

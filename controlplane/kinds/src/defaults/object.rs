@@ -8,12 +8,11 @@ use super::{child, child_of, fill};
 /// Every namespace carries its name as a label, so that selectors can name it.
 pub(crate) fn namespace(object: &mut Value) {
     let name = object["metadata"]["name"].clone();
-    if let (Some(text), Some(metadata)) = (name.as_str(), child(object, "metadata")) {
-        if !text.is_empty() {
-            if let Some(labels) = child_of(metadata, "labels") {
-                labels.insert("kubernetes.io/metadata.name".to_owned(), name);
-            }
-        }
+    let named = name.as_str().is_some_and(|text| !text.is_empty());
+    let labels =
+        child(object, "metadata").filter(|_| named).and_then(|metadata| child_of(metadata, "labels"));
+    if let Some(labels) = labels {
+        labels.insert("kubernetes.io/metadata.name".to_owned(), name);
     }
     child(object, "spec");
     if let Some(status) = child(object, "status") {

@@ -43,9 +43,13 @@ fn pull_policy_follows_the_tag() {
 
 #[test]
 fn probes_ports_and_requests_are_filled() {
-    let pod = defaulted("v1", "Pod", json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "image": "x:1",
+    let pod = defaulted(
+        "v1",
+        "Pod",
+        json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "image": "x:1",
         "ports": [{"containerPort": 80}], "resources": {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "500m"}},
-        "livenessProbe": {"httpGet": {"port": 80}}, "readinessProbe": {"periodSeconds": 0, "tcpSocket": {"port": 1}}}]}}));
+        "livenessProbe": {"httpGet": {"port": 80}}, "readinessProbe": {"periodSeconds": 0, "tcpSocket": {"port": 1}}}]}}),
+    );
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["ports"][0], json!({"containerPort": 80, "hostPort": 80, "protocol": "TCP"}));
     assert_eq!(container["resources"]["requests"], json!({"cpu": "500m", "memory": "1Gi"}));
@@ -57,9 +61,13 @@ fn probes_ports_and_requests_are_filled() {
 
 #[test]
 fn volumes_get_modes_and_a_source() {
-    let pod = defaulted("v1", "Pod", json!({"spec": {"volumes": [{"name": "a"}, {"name": "b", "configMap": {"name": "c"}},
+    let pod = defaulted(
+        "v1",
+        "Pod",
+        json!({"spec": {"volumes": [{"name": "a"}, {"name": "b", "configMap": {"name": "c"}},
         {"name": "h", "hostPath": {"path": "/x"}},
-        {"name": "p", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]}}));
+        {"name": "p", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]}}),
+    );
     let expect = json!([{"name": "a", "emptyDir": {}}, {"name": "b", "configMap": {"name": "c", "defaultMode": 420}},
         {"name": "h", "hostPath": {"path": "/x", "type": ""}},
         {"name": "p", "projected": {"defaultMode": 420, "sources": [{"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}}]}}]);
@@ -68,15 +76,32 @@ fn volumes_get_modes_and_a_source() {
 
 #[test]
 fn templates_keep_what_only_pods_get() {
-    let deployment = defaulted("apps/v1", "Deployment", json!({"spec": {"template": {"spec": {"containers": [
-        {"name": "a", "image": "x:1", "resources": {"limits": {"cpu": "1"}}}]}}}}));
+    let deployment = defaulted(
+        "apps/v1",
+        "Deployment",
+        json!({"spec": {"template": {"spec": {"containers": [
+        {"name": "a", "image": "x:1", "resources": {"limits": {"cpu": "1"}}}]}}}}),
+    );
     let spec = &deployment["spec"];
-    assert_eq!(spec["strategy"], json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}}));
-    assert_eq!((&spec["replicas"], &spec["revisionHistoryLimit"], &spec["progressDeadlineSeconds"]), (&json!(1), &json!(10), &json!(600)));
+    assert_eq!(
+        spec["strategy"],
+        json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"}})
+    );
+    assert_eq!(
+        (&spec["replicas"], &spec["revisionHistoryLimit"], &spec["progressDeadlineSeconds"]),
+        (&json!(1), &json!(10), &json!(600))
+    );
     assert_eq!(spec["template"]["spec"]["containers"][0]["resources"], json!({"limits": {"cpu": "1"}}));
     assert_eq!(spec["template"]["spec"]["enableServiceLinks"], Value::Null);
-    let zero = defaulted("apps/v1", "Deployment", json!({"spec": {"replicas": 0, "strategy": {"type": "Recreate"}}}));
-    assert_eq!((&zero["spec"]["replicas"], &zero["spec"]["strategy"]), (&json!(0), &json!({"type": "Recreate"})));
+    let zero = defaulted(
+        "apps/v1",
+        "Deployment",
+        json!({"spec": {"replicas": 0, "strategy": {"type": "Recreate"}}}),
+    );
+    assert_eq!(
+        (&zero["spec"]["replicas"], &zero["spec"]["strategy"]),
+        (&json!(0), &json!({"type": "Recreate"}))
+    );
 }
 
 #[test]

@@ -12,11 +12,10 @@ pub(crate) fn deployment(object: &mut Value) {
     fill(spec, "progressDeadlineSeconds", 600);
     if let Some(strategy) = child_of(spec, "strategy") {
         fill(strategy, "type", "RollingUpdate");
-        if strategy.get("type").is_some_and(|kind| kind == "RollingUpdate") {
-            if let Some(rolling) = child_of(strategy, "rollingUpdate") {
-                fill(rolling, "maxUnavailable", "25%");
-                fill(rolling, "maxSurge", "25%");
-            }
+        let rolls = strategy.get("type").is_some_and(|kind| kind == "RollingUpdate");
+        if let Some(rolling) = rolls.then(|| child_of(strategy, "rollingUpdate")).flatten() {
+            fill(rolling, "maxUnavailable", "25%");
+            fill(rolling, "maxSurge", "25%");
         }
     }
     template(spec);

@@ -68,7 +68,9 @@ fn merge_map(
     merge_ordered_lists(&mut original, &mut patch, definition)?;
     for (name, value) in patch {
         if let Some(list) = name.strip_prefix(DELETE_PRIMITIVES) {
-            let Value::Array(gone) = value else { return Err(malformed("invalid patch format of primitive list")) };
+            let Value::Array(gone) = value else {
+                return Err(malformed("invalid patch format of primitive list"));
+            };
             if let Some(Value::Array(items)) = original.get_mut(list) {
                 items.retain(|item| !gone.contains(item));
             }
@@ -245,7 +247,10 @@ fn strip(value: Value) -> Value {
 }
 
 fn is_directive(name: &str) -> bool {
-    name == DIRECTIVE || name == RETAIN_KEYS || name.starts_with(SET_ORDER) || name.starts_with(DELETE_PRIMITIVES)
+    name == DIRECTIVE
+        || name == RETAIN_KEYS
+        || name.starts_with(SET_ORDER)
+        || name.starts_with(DELETE_PRIMITIVES)
 }
 
 fn plain(value: &Value) -> String {

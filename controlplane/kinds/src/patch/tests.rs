@@ -60,7 +60,12 @@ fn null_removes_and_does_not_add() {
 fn elements_are_deleted_and_lists_replaced_by_directive() {
     let original = json!({"spec": {"containers": names(&["a", "b", "c"])}});
     let with = |list: &[&str]| json!({"spec": {"containers": names(list)}});
-    check(POD, original.clone(), json!({"spec": {"containers": [{"name": "b", "$patch": "delete"}]}}), with(&["a", "c"]));
+    check(
+        POD,
+        original.clone(),
+        json!({"spec": {"containers": [{"name": "b", "$patch": "delete"}]}}),
+        with(&["a", "c"]),
+    );
     check(
         POD,
         original.clone(),
@@ -68,7 +73,12 @@ fn elements_are_deleted_and_lists_replaced_by_directive() {
         with(&["z"]),
     );
     check(POD, original.clone(), json!({"spec": {"$patch": "delete"}}), json!({"spec": {}}));
-    check(POD, original, json!({"spec": {"$patch": "replace", "nodeName": "n"}}), json!({"spec": {"nodeName": "n"}}));
+    check(
+        POD,
+        original,
+        json!({"spec": {"$patch": "replace", "nodeName": "n"}}),
+        json!({"spec": {"nodeName": "n"}}),
+    );
 }
 
 #[test]
@@ -136,13 +146,22 @@ fn wrong_patches_are_errors() {
     let original = json!({"spec": {"containers": names(&["a", "b"])}});
     let cases = [
         (json!({"spec": {"$patch": "x"}}), "unknown patch type 'x' in map"),
-        (json!({"spec": {"containers": [{"image": "x"}]}}), r#"map: {"image":"x"} does not contain declared merge key: name"#),
-        (json!({"spec": {"containers": [{"name": "a", "$patch": "merge"}]}}), "merging lists cannot yet be specified in the patch"),
+        (
+            json!({"spec": {"containers": [{"image": "x"}]}}),
+            r#"map: {"image":"x"} does not contain declared merge key: name"#,
+        ),
+        (
+            json!({"spec": {"containers": [{"name": "a", "$patch": "merge"}]}}),
+            "merging lists cannot yet be specified in the patch",
+        ),
         (json!({"spec": {"$retainKeys": "a"}}), "invalid patch format of retainKeys"),
         (json!([]), "invalid JSON document"),
     ];
     for (patch, expect) in cases {
-        assert_eq!(strategic(POD, &original, &patch).map_err(|error| error.to_string()), Err(expect.to_owned()));
+        assert_eq!(
+            strategic(POD, &original, &patch).map_err(|error| error.to_string()),
+            Err(expect.to_owned())
+        );
     }
 }
 

@@ -31,19 +31,19 @@ fn check(api_version: &str, kind: &str, raw: &[u8], expect: Value) {
 #[test]
 fn zero_counts_only_where_go_has_a_pointer() {
     let spec = [number(1, 0), field(3, &field(3, b"")), number(5, 0), number(7, 0)].concat();
-    check(
-        "apps/v1",
-        "Deployment",
-        &field(2, &spec),
-        json!({"spec": {"replicas": 0, "template": {}}}),
-    );
+    check("apps/v1", "Deployment", &field(2, &spec), json!({"spec": {"replicas": 0, "template": {}}}));
 }
 
 #[test]
 fn inlined_messages_lie_flat() {
     let empty_dir = field(2, &field(2, b""));
     let volume = [field(1, b"v"), empty_dir].concat();
-    check("v1", "Pod", &field(2, &field(1, &volume)), json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}));
+    check(
+        "v1",
+        "Pod",
+        &field(2, &field(1, &volume)),
+        json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}]}}),
+    );
 }
 
 #[test]
@@ -63,7 +63,12 @@ fn int_or_string_follows_its_type() {
     let text = field(4, &[number(1, 1), number(2, 0), field(3, b"http")].concat());
     let whole = field(4, &[number(1, 0), number(2, 80), field(3, b"")].concat());
     for (target, expect) in [(text, json!("http")), (whole, json!(80))] {
-        check("v1", "Service", &field(2, &field(1, &target)), json!({"spec": {"ports": [{"targetPort": expect}]}}));
+        check(
+            "v1",
+            "Service",
+            &field(2, &field(1, &target)),
+            json!({"spec": {"ports": [{"targetPort": expect}]}}),
+        );
     }
 }
 
@@ -71,7 +76,12 @@ fn int_or_string_follows_its_type() {
 fn delete_options_are_known_in_every_group() {
     let raw = [number(1, 5), field(4, b"Background")].concat();
     for version in ["v1", "apps/v1", "meta.k8s.io/v1"] {
-        check(version, "DeleteOptions", &raw, json!({"gracePeriodSeconds": 5, "propagationPolicy": "Background"}));
+        check(
+            version,
+            "DeleteOptions",
+            &raw,
+            json!({"gracePeriodSeconds": 5, "propagationPolicy": "Background"}),
+        );
     }
 }
 

@@ -40,7 +40,8 @@ impl<'a> Reader<'a> {
             0 => WireValue::Varint(self.varint()?),
             1 => WireValue::Fixed64(u64::from_le_bytes(self.array()?)),
             2 => {
-                let length = usize::try_from(self.varint()?).map_err(|_error| WireError("length out of range"))?;
+                let length =
+                    usize::try_from(self.varint()?).map_err(|_error| WireError("length out of range"))?;
                 WireValue::Bytes(self.take(length)?)
             }
             5 => WireValue::Fixed32(u32::from_le_bytes(self.array()?)),

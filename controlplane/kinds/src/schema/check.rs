@@ -21,11 +21,7 @@ struct Place {
 impl Place {
     fn field(&self, owner: &Definition, name: &str) -> Place {
         let join = |path: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-        Place {
-            indexed: join(&self.indexed),
-            plain: join(&self.plain),
-            owner: owner.short_name().to_owned(),
-        }
+        Place { indexed: join(&self.indexed), plain: join(&self.plain), owner: owner.short_name().to_owned() }
     }
 
     fn item(&self, index: usize) -> Place {
@@ -53,7 +49,12 @@ struct Check {
 }
 
 impl Check {
-    fn object(&mut self, definition: &Definition, map: &mut Map<String, Value>, place: &Place) -> Result<(), String> {
+    fn object(
+        &mut self,
+        definition: &Definition,
+        map: &mut Map<String, Value>,
+        place: &Place,
+    ) -> Result<(), String> {
         let mut dropped = Vec::new();
         for (name, value) in map.iter_mut() {
             let Some(property) = definition.property(name) else {

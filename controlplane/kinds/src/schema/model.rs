@@ -161,7 +161,9 @@ impl Definition {
 
 impl Shape {
     fn new(raw: &RawSchema<'_>, ids: &HashMap<Box<str>, DefinitionId>) -> Shape {
-        if let Some(reference) = raw.reference.as_deref().or(raw.all_of.first().and_then(|r| r.reference.as_deref())) {
+        if let Some(reference) =
+            raw.reference.as_deref().or(raw.all_of.first().and_then(|r| r.reference.as_deref()))
+        {
             return Shape::named(reference.rsplit('/').next().unwrap_or(reference), ids);
         }
         match (raw.kind, raw.format) {
@@ -228,4 +230,3 @@ struct RawSchema<'a> {
     #[serde(rename = "x-kubernetes-patch-merge-key", borrow)]
     merge_key: Option<Cow<'a, str>>,
 }
-

@@ -83,7 +83,8 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut list = Vec::new();
         loop {
             let path = Path::Item(self.path, list.len());
-            let Some(item) = items.next_element_seed(Seed { path: &path, duplicates: self.duplicates })? else {
+            let Some(item) = items.next_element_seed(Seed { path: &path, duplicates: self.duplicates })?
+            else {
                 return Ok(Value::Array(list));
             };
             list.push(item);

@@ -19,11 +19,26 @@ fn check(schema: &str, input: &str, validation: FieldValidation, expect: &str) {
 fn wrong_types_name_the_field_as_go_does() {
     let head = r#"Deployment in version "v1" cannot be handled as a Deployment: json: cannot unmarshal "#;
     let cases = [
-        (r#""spec":{"replicas":"3"}"#, "string into Go struct field DeploymentSpec.spec.replicas of type int32"),
-        (r#""spec":{"replicas":99999999999}"#, "number 99999999999 into Go struct field DeploymentSpec.spec.replicas of type int32"),
-        (r#""spec":{"template":{"spec":{"containers":[{"name":1}]}}}"#, "number into Go struct field Container.spec.template.spec.containers.name of type string"),
-        (r#""spec":{"template":{"spec":{"containers":{}}}}"#, "object into Go struct field PodSpec.spec.template.spec.containers of type []v1.Container"),
-        (r#""metadata":{"labels":{"a":1}}"#, "number into Go struct field ObjectMeta.metadata.labels of type string"),
+        (
+            r#""spec":{"replicas":"3"}"#,
+            "string into Go struct field DeploymentSpec.spec.replicas of type int32",
+        ),
+        (
+            r#""spec":{"replicas":99999999999}"#,
+            "number 99999999999 into Go struct field DeploymentSpec.spec.replicas of type int32",
+        ),
+        (
+            r#""spec":{"template":{"spec":{"containers":[{"name":1}]}}}"#,
+            "number into Go struct field Container.spec.template.spec.containers.name of type string",
+        ),
+        (
+            r#""spec":{"template":{"spec":{"containers":{}}}}"#,
+            "object into Go struct field PodSpec.spec.template.spec.containers of type []v1.Container",
+        ),
+        (
+            r#""metadata":{"labels":{"a":1}}"#,
+            "number into Go struct field ObjectMeta.metadata.labels of type string",
+        ),
         (r#""spec":"x""#, "string into Go struct field Deployment.spec of type v1.DeploymentSpec"),
     ];
     for (fields, expect) in cases {
@@ -37,13 +52,20 @@ fn unknown_and_duplicate_fields_follow_field_validation() {
     let input = r#"{"apiVersion":"v1","kind":"Pod","spec":{"foo":1,"nodeName":"a","nodeName":"b","containers":[{"name":"c","bar":2}]}}"#;
     let pruned = r#"{"apiVersion":"v1","kind":"Pod","spec":{"containers":[{"name":"c"}],"nodeName":"b"}}"#;
     check(POD, input, FieldValidation::Ignore, pruned);
-    let notes = [r#"duplicate field "spec.nodeName""#, r#"unknown field "spec.containers[0].bar""#, r#"unknown field "spec.foo""#];
+    let notes = [
+        r#"duplicate field "spec.nodeName""#,
+        r#"unknown field "spec.containers[0].bar""#,
+        r#"unknown field "spec.foo""#,
+    ];
     check(POD, input, FieldValidation::Warn, &format!("{pruned} {}", notes.join("; ")));
     check(
         POD,
         input,
         FieldValidation::Strict,
-        &format!(r#"Pod in version "v1" cannot be handled as a Pod: strict decoding error: {}"#, notes.join(", ")),
+        &format!(
+            r#"Pod in version "v1" cannot be handled as a Pod: strict decoding error: {}"#,
+            notes.join(", ")
+        ),
     );
 }
 
@@ -51,9 +73,18 @@ fn unknown_and_duplicate_fields_follow_field_validation() {
 fn values_become_canonical() {
     let cases = [
         (r#"{"metadata":{"creationTimestamp":null,"labels":{},"annotations":null}}"#, r#"{"metadata":{}}"#),
-        (r#"{"metadata":{"creationTimestamp":"2024-01-02T05:04:05.7+02:00"}}"#, r#"{"metadata":{"creationTimestamp":"2024-01-02T03:04:05Z"}}"#),
-        (r#"{"spec":{"overhead":{"cpu":0.5,"memory":"1024Mi"}}}"#, r#"{"spec":{"overhead":{"cpu":"500m","memory":"1Gi"}}}"#),
-        (r#"{"spec":{"volumes":[{"name":"a","emptyDir":{}}],"containers":[]}}"#, r#"{"spec":{"containers":[],"volumes":[{"emptyDir":{},"name":"a"}]}}"#),
+        (
+            r#"{"metadata":{"creationTimestamp":"2024-01-02T05:04:05.7+02:00"}}"#,
+            r#"{"metadata":{"creationTimestamp":"2024-01-02T03:04:05Z"}}"#,
+        ),
+        (
+            r#"{"spec":{"overhead":{"cpu":0.5,"memory":"1024Mi"}}}"#,
+            r#"{"spec":{"overhead":{"cpu":"500m","memory":"1Gi"}}}"#,
+        ),
+        (
+            r#"{"spec":{"volumes":[{"name":"a","emptyDir":{}}],"containers":[]}}"#,
+            r#"{"spec":{"containers":[],"volumes":[{"emptyDir":{},"name":"a"}]}}"#,
+        ),
     ];
     for (input, expect) in cases {
         check(POD, input, FieldValidation::Strict, expect);
@@ -64,8 +95,14 @@ fn values_become_canonical() {
 fn bad_texts_are_refused() {
     let head = r#"Pod in version "v1" cannot be handled as a Pod: "#;
     let cases = [
-        (r#""spec":{"overhead":{"cpu":"x"}}"#, "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"),
-        (r#""metadata":{"creationTimestamp":"yesterday"}"#, r#"parsing time "yesterday" as "2006-01-02T15:04:05Z07:00": cannot parse "yesterday" as "2006""#),
+        (
+            r#""spec":{"overhead":{"cpu":"x"}}"#,
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'",
+        ),
+        (
+            r#""metadata":{"creationTimestamp":"yesterday"}"#,
+            r#"parsing time "yesterday" as "2006-01-02T15:04:05Z07:00": cannot parse "yesterday" as "2006""#,
+        ),
     ];
     for (fields, expect) in cases {
         let input = format!(r#"{{"apiVersion":"v1","kind":"Pod",{fields}}}"#);

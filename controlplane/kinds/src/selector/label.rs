@@ -88,8 +88,12 @@ impl LabelSelector {
         self.requirements.iter().all(|requirement| {
             let value = |key: &str| labels.get(key).and_then(Value::as_str);
             match requirement {
-                Requirement::In(key, values) => value(key).is_some_and(|value| values.iter().any(|v| v == value)),
-                Requirement::NotIn(key, values) => value(key).is_none_or(|value| values.iter().all(|v| v != value)),
+                Requirement::In(key, values) => {
+                    value(key).is_some_and(|value| values.iter().any(|v| v == value))
+                }
+                Requirement::NotIn(key, values) => {
+                    value(key).is_none_or(|value| values.iter().all(|v| v != value))
+                }
                 Requirement::Exists(key) => value(key).is_some(),
                 Requirement::Absent(key) => value(key).is_none(),
             }
@@ -178,7 +182,9 @@ impl<'a> Parser<'a> {
             Some(problem) if word.is_empty() => {
                 let found = self.rest.chars().next().map(String::from).unwrap_or_default();
                 let _ = problem;
-                Err(SelectorError::Label(format!("found '{found}', expected: !, identifier, or 'end of string'")))
+                Err(SelectorError::Label(format!(
+                    "found '{found}', expected: !, identifier, or 'end of string'"
+                )))
             }
             Some(problem) => Err(SelectorError::Label(format!("<nil>: Invalid value: {word:?}: {problem}"))),
         }
@@ -258,7 +264,10 @@ mod tests {
 
     #[test]
     fn broken_texts_are_refused() {
-        for text in ["a b", "a=b,", "a in b", "a in (b", "=a", "a=b=c", "a,,b", "!", "a=b c", "-a=b", "a=-", "a in ()x", "a!"] {
+        for text in [
+            "a b", "a=b,", "a in b", "a in (b", "=a", "a=b=c", "a,,b", "!", "a=b c", "-a=b", "a=-",
+            "a in ()x", "a!",
+        ] {
             assert!(LabelSelector::parse(text).is_err(), "for {text}");
         }
     }
@@ -269,6 +278,9 @@ mod tests {
             {"key": "c", "operator": "In", "values": ["z", "y"]}, {"key": "d", "operator": "DoesNotExist"}]});
         let selector = LabelSelector::from_object(&selector).unwrap();
         assert_eq!(selector.to_string(), "a=2,b=1,c in (y,z),!d");
-        assert!(LabelSelector::from_object(&json!({"matchExpressions": [{"key": "a", "operator": "Is"}]})).is_err());
+        assert!(
+            LabelSelector::from_object(&json!({"matchExpressions": [{"key": "a", "operator": "Is"}]}))
+                .is_err()
+        );
     }
 }

@@ -42,10 +42,25 @@ mod tests {
     fn spans_get_coarser_as_they_grow() {
         let (minute, hour, day) = (60, 3600, 86_400);
         let cases = [
-            (-5, "<invalid>"), (-1, "0s"), (0, "0s"), (119, "119s"), (120, "2m"), (192, "3m12s"), (10 * minute + 5, "10m"),
-            (179 * minute, "179m"), (3 * hour, "3h"), (7 * hour + 59 * minute, "7h59m"), (8 * hour + 59 * minute, "8h"),
-            (47 * hour, "47h"), (2 * day, "2d"), (7 * day + 23 * hour, "7d23h"), (8 * day + hour, "8d"), (729 * day, "729d"),
-            (743 * day, "2y13d"), (730 * day, "2y"), (8 * 365 * day, "8y"),
+            (-5, "<invalid>"),
+            (-1, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (192, "3m12s"),
+            (10 * minute + 5, "10m"),
+            (179 * minute, "179m"),
+            (3 * hour, "3h"),
+            (7 * hour + 59 * minute, "7h59m"),
+            (8 * hour + 59 * minute, "8h"),
+            (47 * hour, "47h"),
+            (2 * day, "2d"),
+            (7 * day + 23 * hour, "7d23h"),
+            (8 * day + hour, "8d"),
+            (729 * day, "729d"),
+            (743 * day, "2y13d"),
+            (730 * day, "2y"),
+            (8 * 365 * day, "8y"),
         ];
         for (seconds, expect) in cases {
             assert_eq!(span(seconds), expect, "for {seconds}");

@@ -41,7 +41,7 @@ pub(crate) fn cells(event: &Value, now: Timestamp) -> Vec<Value> {
     ]
 }
 
-fn pick<'a>(candidates: [&'a Value; 2]) -> &'a Value {
+fn pick(candidates: [&Value; 2]) -> &Value {
     let [first, second] = candidates;
     if first.is_string() { first } else { second }
 }

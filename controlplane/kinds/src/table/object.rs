@@ -14,7 +14,8 @@ pub(crate) fn namespace(object: &Value, now: Timestamp) -> Vec<Value> {
 pub(crate) const CONFIG_MAP: &[Column] = &[NAME, integer("Data", "Number of entries."), AGE];
 
 pub(crate) fn config_map(object: &Value, now: Timestamp) -> Vec<Value> {
-    let count = length(&object["data"]).as_u64().unwrap_or(0) + length(&object["binaryData"]).as_u64().unwrap_or(0);
+    let count =
+        length(&object["data"]).as_u64().unwrap_or(0) + length(&object["binaryData"]).as_u64().unwrap_or(0);
     vec![name(object), count.into(), created(object, now)]
 }
 
@@ -25,7 +26,8 @@ pub(crate) fn secret(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), object["type"].clone(), length(&object["data"]), created(object, now)]
 }
 
-pub(crate) const SERVICE_ACCOUNT: &[Column] = &[NAME, integer("Secrets", "Number of secrets that pods may use."), AGE];
+pub(crate) const SERVICE_ACCOUNT: &[Column] =
+    &[NAME, integer("Secrets", "Number of secrets that pods may use."), AGE];
 
 pub(crate) fn service_account(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), length(&object["secrets"]), created(object, now)]

@@ -36,7 +36,8 @@ pub(crate) fn cells(pod: &Value, now: Timestamp) -> Vec<Value> {
     };
     let gates = items(&spec["readinessGates"]);
     let total = gates.len();
-    let open = gates.filter(|gate| condition_is_true(status, gate["conditionType"].as_str().unwrap_or_default()));
+    let open =
+        gates.filter(|gate| condition_is_true(status, gate["conditionType"].as_str().unwrap_or_default()));
     let gates = if total == 0 { "<none>".to_owned() } else { format!("{}/{total}", open.count()) };
     vec![
         name(pod),
@@ -111,7 +112,8 @@ fn add_init_containers(spec: &Value, status: &Value, summary: &mut Summary) -> O
             summary.ready += usize::from(container["ready"] == true);
             continue;
         }
-        let waits_for = waiting["reason"].as_str().filter(|reason| !matches!(*reason, "" | "PodInitializing"));
+        let waits_for =
+            waiting["reason"].as_str().filter(|reason| !matches!(*reason, "" | "PodInitializing"));
         summary.reason = match waits_for {
             _ if ended.is_object() => format!("Init:{}", end_reason(ended)),
             Some(reason) => format!("Init:{reason}"),

@@ -21,7 +21,8 @@ pub(crate) const COLUMNS: &[Column] = &[
 
 pub(crate) fn cells(service: &Value, now: Timestamp) -> Vec<Value> {
     let spec = &service["spec"];
-    let cluster_ip = if spec["clusterIPs"][0].is_string() { &spec["clusterIPs"][0] } else { &spec["clusterIP"] };
+    let cluster_ip =
+        if spec["clusterIPs"][0].is_string() { &spec["clusterIPs"][0] } else { &spec["clusterIP"] };
     let selector = LabelSelector::from_map(&spec["selector"]);
     vec![
         name(service),

@@ -23,8 +23,18 @@ fn the_status_of_a_pod_is_derived_from_its_containers() {
     let two = || json!({"containers": [{"name": "a"}, {"name": "b"}]});
     let running = || json!({"ready": true, "state": {"running": {}}});
     check_pod(one(), json!({"phase": "Pending"}), false, ["Pending", "0/1", "0"]);
-    check_pod(one(), json!({"phase": "Running", "containerStatuses": [running()]}), false, ["Running", "1/1", "0"]);
-    check_pod(one(), json!({"phase": "Running", "containerStatuses": [running()]}), true, ["Terminating", "1/1", "0"]);
+    check_pod(
+        one(),
+        json!({"phase": "Running", "containerStatuses": [running()]}),
+        false,
+        ["Running", "1/1", "0"],
+    );
+    check_pod(
+        one(),
+        json!({"phase": "Running", "containerStatuses": [running()]}),
+        true,
+        ["Terminating", "1/1", "0"],
+    );
     let waiting = |reason: &str| json!({"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": reason}}}]});
     check_pod(one(), waiting("ContainerCreating"), false, ["ContainerCreating", "0/1", "0"]);
     check_pod(one(), waiting("ImagePullBackOff"), false, ["ImagePullBackOff", "0/1", "0"]);
@@ -47,11 +57,32 @@ fn init_containers_show_how_far_they_are() {
     let spec = || json!({"initContainers": [{"name": "i"}, {"name": "j"}], "containers": [{"name": "a"}]});
     let with = |statuses: Value| json!({"phase": "Pending", "initContainerStatuses": statuses});
     let done = || json!({"name": "i", "state": {"terminated": {"exitCode": 0}}});
-    check_pod(spec(), with(json!([{"name": "i", "state": {"running": {}}}])), false, ["Init:0/2", "0/1", "0"]);
-    check_pod(spec(), with(json!([done(), {"name": "j", "state": {"waiting": {"reason": "PodInitializing"}}}])), false, ["Init:1/2", "0/1", "0"]);
-    check_pod(spec(), with(json!([{"name": "i", "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}])), false, ["Init:CrashLoopBackOff", "0/1", "2"]);
-    check_pod(spec(), with(json!([{"name": "i", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}])), false, ["Init:Error", "0/1", "0"]);
-    let sidecar = json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}], "containers": [{"name": "a"}]});
+    check_pod(
+        spec(),
+        with(json!([{"name": "i", "state": {"running": {}}}])),
+        false,
+        ["Init:0/2", "0/1", "0"],
+    );
+    check_pod(
+        spec(),
+        with(json!([done(), {"name": "j", "state": {"waiting": {"reason": "PodInitializing"}}}])),
+        false,
+        ["Init:1/2", "0/1", "0"],
+    );
+    check_pod(
+        spec(),
+        with(json!([{"name": "i", "restartCount": 2, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}])),
+        false,
+        ["Init:CrashLoopBackOff", "0/1", "2"],
+    );
+    check_pod(
+        spec(),
+        with(json!([{"name": "i", "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}])),
+        false,
+        ["Init:Error", "0/1", "0"],
+    );
+    let sidecar =
+        json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}], "containers": [{"name": "a"}]});
     let status = json!({"phase": "Running", "initContainerStatuses": [{"name": "s", "started": true, "ready": true, "state": {"running": {}}}],
         "containerStatuses": [{"ready": true, "state": {"running": {}}}]});
     check_pod(sidecar, status, false, ["Running", "2/2", "0"]);
@@ -81,7 +112,18 @@ fn other_kinds_have_upstreams_columns() {
         json!({"metadata": {"name": "n", "creationTimestamp": "2024-01-01T00:59:50Z", "labels": {"node-role.kubernetes.io/control-plane": ""}},
             "spec": {"unschedulable": true}, "status": {"conditions": [{"type": "Ready", "status": "True"}],
             "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}], "nodeInfo": {"kubeletVersion": "v1.37.0", "osImage": "Debian"}}}),
-        json!(["n", "Ready,SchedulingDisabled", "control-plane", "10s", "v1.37.0", "10.0.0.1", "<none>", "Debian", "<unknown>", "<unknown>"]),
+        json!([
+            "n",
+            "Ready,SchedulingDisabled",
+            "control-plane",
+            "10s",
+            "v1.37.0",
+            "10.0.0.1",
+            "<none>",
+            "Debian",
+            "<unknown>",
+            "<unknown>"
+        ]),
     );
     check_row(
         "v1",
@@ -98,7 +140,12 @@ fn other_kinds_have_upstreams_columns() {
             "firstTimestamp": "2024-01-01T00:00:00Z", "lastTimestamp": "2024-01-01T00:59:55Z"}),
         json!(["5s", "Warning", "Failed", "pod/p", "", "kubelet, n", "no", "60m", 4, "e"]),
     );
-    check_row("v1", "ConfigMap", json!({"metadata": meta(), "data": {"a": ""}, "binaryData": {"b": ""}}), json!(["x", 2, "60m"]));
+    check_row(
+        "v1",
+        "ConfigMap",
+        json!({"metadata": meta(), "data": {"a": ""}, "binaryData": {"b": ""}}),
+        json!(["x", 2, "60m"]),
+    );
 }
 
 #[test]

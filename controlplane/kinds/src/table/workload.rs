@@ -89,7 +89,8 @@ fn count(value: &Value) -> Value {
 /// Containers, images, selector.
 fn template(spec: &Value) -> [Value; 3] {
     let join = |field: &str| -> Value {
-        let list = items(&spec["template"]["spec"]["containers"]).filter_map(|container| container[field].as_str());
+        let list =
+            items(&spec["template"]["spec"]["containers"]).filter_map(|container| container[field].as_str());
         list.collect::<Vec<_>>().join(",").into()
     };
     let selector = match LabelSelector::from_object(&spec["selector"]) {

@@ -63,11 +63,9 @@ fn typed(causes: &mut Causes, object: &Value) {
             need("tls.key");
         }
         "kubernetes.io/ssh-auth" => need("ssh-privatekey"),
-        "kubernetes.io/basic-auth" => {
-            if data.get("username").is_none() && data.get("password").is_none() {
-                need("username");
-                need("password");
-            }
+        "kubernetes.io/basic-auth" if data.get("username").is_none() && data.get("password").is_none() => {
+            need("username");
+            need("password");
         }
         "kubernetes.io/service-account-token" => {
             let name = "kubernetes.io/service-account.name";

@@ -137,14 +137,21 @@ fn mounts(causes: &mut Causes, path: &Path, container: &Value, volumes: &Volumes
         relative(causes, &here.field("subPath"), sub);
         relative(causes, &here.field("subPathExpr"), expr);
         if !sub.is_empty() && !expr.is_empty() {
-            causes.invalid(&here.field("subPathExpr"), &mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive");
+            causes.invalid(
+                &here.field("subPathExpr"),
+                &mount["subPathExpr"],
+                "subPathExpr and subPath are mutually exclusive",
+            );
         }
         let propagation = &mount["mountPropagation"];
         if !propagation.is_null() {
             let path = here.field("mountPropagation");
             causes.one_of(&path, propagation, &["Bidirectional", "HostToContainer", "None"]);
             if propagation == "Bidirectional" && container["securityContext"]["privileged"] != true {
-                causes.forbidden(&path, "Bidirectional mount propagation is available only to privileged containers");
+                causes.forbidden(
+                    &path,
+                    "Bidirectional mount propagation is available only to privileged containers",
+                );
             }
         }
     }

@@ -82,7 +82,11 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
     match text(&reference["apiVersion"]) {
         "" => causes.required(&path.field("apiVersion"), ""),
         "v1" => {}
-        _ => causes.invalid(&path.field("apiVersion"), &reference["apiVersion"], "pod field reference must use apiVersion v1"),
+        _ => causes.invalid(
+            &path.field("apiVersion"),
+            &reference["apiVersion"],
+            "pod field reference must use apiVersion v1",
+        ),
     }
     let (here, field) = (path.field("fieldPath"), text(&reference["fieldPath"]));
     if field.is_empty() {
@@ -93,7 +97,11 @@ pub(super) fn field_reference(causes: &mut Causes, path: &Path, reference: &Valu
         Some(("metadata.labels" | "metadata.annotations", key)) => {
             causes.format(&here, key, format::qualified_name(&key.to_lowercase()));
         }
-        Some(_) => causes.invalid(&here, &reference["fieldPath"], "error converting fieldPath: field label does not support subscript"),
+        Some(_) => causes.invalid(
+            &here,
+            &reference["fieldPath"],
+            "error converting fieldPath: field label does not support subscript",
+        ),
         None if supported.contains(&field) => {}
         None => causes.unsupported(&here, &reference["fieldPath"], supported),
     }
@@ -118,7 +126,8 @@ fn bulk(causes: &mut Causes, path: &Path, from: &Value) {
     if !prefix.is_empty() {
         causes.format(&path.field("prefix"), prefix, format::env_name(prefix));
     }
-    let given: Vec<&str> = ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()).collect();
+    let given: Vec<&str> =
+        ["configMapRef", "secretRef"].into_iter().filter(|name| !from[*name].is_null()).collect();
     match given.as_slice() {
         [] => causes.invalid(path, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
         [name] => {

@@ -85,7 +85,8 @@ pub(crate) fn qualified_name(text: &str) -> Vec<String> {
 
 /// A key of a config map or secret, which may become a file's name.
 pub(crate) fn config_key(text: &str) -> Vec<String> {
-    let good = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    let good =
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     let mut wrong = problems([(text.len() > 253, too_long(253)), (!good, CONFIG_KEY.to_owned())]);
     if matches!(text, "." | "..") {
         wrong.push(format!("must not be '{text}'"));
@@ -154,7 +155,11 @@ mod tests {
         check(dns1035_label, &["a1", "a-b"], &["1a", "-a", "A", ""]);
         check(label_value, &["", "a", "A_b.c-d", &long], &["-a", "a-", "a b", &longer]);
         check(qualified_name, &["a", "a.b_c", "example.com/a"], &["", "/a", "a/", "a/b/c", "A.com/a", "-a"]);
-        check(config_key, &["a", "..a".trim_start_matches('.'), ".a", "A_b-c.d"], &["", ".", "..", "..a", "a/b", "a b"]);
+        check(
+            config_key,
+            &["a", "..a".trim_start_matches('.'), ".a", "A_b-c.d"],
+            &["", ".", "..", "..a", "a/b", "a b"],
+        );
         check(env_name, &["A", "a.b-c", "1x", "a b"], &["", "a=b", "ä"]);
         check(port_name, &["http", "a1", "1a"], &["", "1", "a--b", "-a", "a-", "A", "abcdefghijklmnop"]);
         check(ip, &["10.0.0.1", "::1"], &["", "10.0.0", "x"]);

@@ -52,13 +52,16 @@ fn deadline(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
         (Some(new), Some(old)) if new > old => {
             causes.invalid(path, &new.into(), "must be less than or equal to previous value");
         }
-        (None, Some(old)) => causes.invalid(path, &old.into(), "must not update from a positive integer to nil value"),
+        (None, Some(old)) => {
+            causes.invalid(path, &old.into(), "must not update from a positive integer to nil value")
+        }
         _ => {}
     }
 }
 
 fn tolerations(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
-    let same = |a: &Value, b: &Value| ["key", "operator", "value", "effect"].iter().all(|name| a[name] == b[name]);
+    let same =
+        |a: &Value, b: &Value| ["key", "operator", "value", "effect"].iter().all(|name| a[name] == b[name]);
     let kept = |before: &Value| items(&new["tolerations"]).any(|(_, after)| same(after, before));
     if !items(&old["tolerations"]).all(|(_, before)| kept(before)) {
         let detail = "existing toleration can not be modified except its tolerationSeconds";
@@ -70,7 +73,10 @@ fn gates(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
     let known = |gate: &Value| items(&old["schedulingGates"]).any(|(_, before)| before == gate);
     for (index, gate) in items(&new["schedulingGates"]) {
         if !known(gate) {
-            let detail = format!("only deletion is allowed, but found new scheduling gate '{}'", super::text(&gate["name"]));
+            let detail = format!(
+                "only deletion is allowed, but found new scheduling gate '{}'",
+                super::text(&gate["name"])
+            );
             causes.forbidden(&path.index(index), &detail);
         }
     }

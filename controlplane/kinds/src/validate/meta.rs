@@ -26,7 +26,8 @@ pub(super) fn create(causes: &mut Causes, kind: &Kind, object: &Value) {
 /// What no update may change.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("metadata");
-    let fields = ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"];
+    let fields =
+        ["name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"];
     for name in fields {
         let (new, old) = (&new["metadata"][name], &old["metadata"][name]);
         if new != old {

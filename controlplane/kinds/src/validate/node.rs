@@ -21,7 +21,10 @@ pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {
     }
     let provider = &old["spec"]["providerID"];
     if !text(provider).is_empty() && spec["providerID"] != *provider {
-        causes.forbidden(&path.field("providerID"), "node updates may not change providerID except from \"\" to valid");
+        causes.forbidden(
+            &path.field("providerID"),
+            "node updates may not change providerID except from \"\" to valid",
+        );
     }
 }
 
@@ -33,7 +36,11 @@ fn taints(causes: &mut Causes, path: &Path, taints: &Value) {
         causes.format(&here.field("key"), key, format::qualified_name(key));
         let value = text(&taint["value"]);
         causes.format(&here.field("value"), value, format::label_value(value));
-        causes.one_of(&here.field("effect"), &taint["effect"], &["NoSchedule", "PreferNoSchedule", "NoExecute"]);
+        causes.one_of(
+            &here.field("effect"),
+            &taint["effect"],
+            &["NoSchedule", "PreferNoSchedule", "NoExecute"],
+        );
         if !seen.insert((key, text(&taint["effect"]))) {
             causes.duplicate(&here, taint);
         }

@@ -106,7 +106,11 @@ fn dns(causes: &mut Causes, path: &Path, spec: &Value) {
         }
     }
     if servers > 3 {
-        causes.invalid(&here.field("nameservers"), &config["nameservers"], "must not have more than 3 nameservers");
+        causes.invalid(
+            &here.field("nameservers"),
+            &config["nameservers"],
+            "must not have more than 3 nameservers",
+        );
     }
     for (index, server) in items(&config["nameservers"]) {
         causes.format(&here.field("nameservers").index(index), text(server), format::ip(text(server)));

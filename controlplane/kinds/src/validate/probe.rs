@@ -10,8 +10,13 @@ pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
         let probe = &container[name];
         if !probe.is_null() {
             self::probe(causes, &path.field(name), probe);
-            if name != "readinessProbe" && probe["successThreshold"].as_i64().is_some_and(|count| count != 1) {
-                causes.invalid(&path.field(name).field("successThreshold"), &probe["successThreshold"], "must be 1");
+            if name != "readinessProbe" && probe["successThreshold"].as_i64().is_some_and(|count| count != 1)
+            {
+                causes.invalid(
+                    &path.field(name).field("successThreshold"),
+                    &probe["successThreshold"],
+                    "must be 1",
+                );
             }
         }
     }
@@ -30,7 +35,9 @@ pub(super) fn all(causes: &mut Causes, path: &Path, container: &Value) {
 
 fn probe(causes: &mut Causes, path: &Path, probe: &Value) {
     handler(causes, path, probe, &["exec", "httpGet", "tcpSocket", "grpc"]);
-    for name in ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"] {
+    for name in
+        ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"]
+    {
         causes.not_negative(&path.field(name), &probe[name]);
     }
     if probe["terminationGracePeriodSeconds"].as_i64().is_some_and(|seconds| seconds <= 0) {
@@ -51,7 +58,9 @@ fn handler(causes: &mut Causes, path: &Path, handler: &Value, kinds: &[&str]) {
             continue;
         }
         match *kind {
-            "exec" if items(&action["command"]).next().is_none() => causes.required(&here.field("command"), ""),
+            "exec" if items(&action["command"]).next().is_none() => {
+                causes.required(&here.field("command"), "")
+            }
             "httpGet" => http(causes, &here, action),
             "tcpSocket" => port(causes, &here.field("port"), &action["port"]),
             "grpc" => causes.in_range(&here.field("port"), &action["port"], 1..=65_535),
@@ -72,7 +81,8 @@ fn http(causes: &mut Causes, path: &Path, action: &Value) {
     causes.one_of(&path.field("scheme"), &action["scheme"], &["HTTP", "HTTPS"]);
     for (index, header) in items(&action["httpHeaders"]) {
         let name = text(&header["name"]);
-        let good = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+        let good = !name.is_empty()
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
         if !good {
             let detail = "a valid HTTP header must consist of alphanumeric characters or '-' (e.g. 'X-Header-Name', regex used for validation is '[-A-Za-z0-9]+')";
             causes.invalid(&path.field("httpHeaders").index(index).field("name"), &name.into(), detail);

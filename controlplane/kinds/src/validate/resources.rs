@@ -19,7 +19,11 @@ pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {
         let (Some(request), Some(limit)) = (request, limit) else { continue };
         let exact = is_extended(name) || name.starts_with("hugepages-");
         if exact && request != limit {
-            causes.invalid(&path.field("requests"), amount, &format!("must be equal to {name} limit of {limit}"));
+            causes.invalid(
+                &path.field("requests"),
+                amount,
+                &format!("must be equal to {name} limit of {limit}"),
+            );
         } else if request > limit {
             let detail = format!("must be less than or equal to {name} limit of {limit}");
             causes.invalid(&path.field("requests"), amount, &detail);

@@ -27,16 +27,28 @@ fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value) {
             causes.format(&here.field("key"), key, format::qualified_name(key));
         }
         if key.is_empty() && operator != "Exists" {
-            causes.invalid(&here.field("operator"), &operator.into(), "operator must be Exists when `key` is empty, which means \"match all values and all keys\"");
+            causes.invalid(
+                &here.field("operator"),
+                &operator.into(),
+                "operator must be Exists when `key` is empty, which means \"match all values and all keys\"",
+            );
         }
         if !toleration["tolerationSeconds"].is_null() && toleration["effect"] != "NoExecute" {
-            causes.invalid(&here.field("effect"), &text(&toleration["effect"]).into(), "effect must be 'NoExecute' when `tolerationSeconds` is set");
+            causes.invalid(
+                &here.field("effect"),
+                &text(&toleration["effect"]).into(),
+                "effect must be 'NoExecute' when `tolerationSeconds` is set",
+            );
         }
         let value = text(&toleration["value"]);
         match operator {
             "" | "Equal" => causes.format(&here.field("value"), value, format::label_value(value)),
             "Exists" if !value.is_empty() => {
-                causes.invalid(&here.field("value"), &value.into(), "value must be empty when `operator` is 'Exists'");
+                causes.invalid(
+                    &here.field("value"),
+                    &value.into(),
+                    "value must be empty when `operator` is 'Exists'",
+                );
             }
             "Exists" => {}
             _ => causes.unsupported(&here.field("operator"), &operator.into(), &["Equal", "Exists"]),
@@ -93,7 +105,9 @@ fn node_requirement(causes: &mut Causes, path: &Path, expression: &Value) {
             causes.required(&values, "must be specified single value when `operator` is 'Lt' or 'Gt'");
         }
         "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
-        _ => causes.invalid(&path.field("operator"), &expression["operator"], "not a valid selector operator"),
+        _ => {
+            causes.invalid(&path.field("operator"), &expression["operator"], "not a valid selector operator")
+        }
     }
     let key = text(&expression["key"]);
     causes.format(&path.field("key"), key, format::qualified_name(key));

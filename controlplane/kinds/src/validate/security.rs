@@ -55,7 +55,8 @@ pub(super) fn container(causes: &mut Causes, path: &Path, context: &Value) {
             causes.invalid(path, context, detail);
         }
         if items(&context["capabilities"]["add"]).any(|(_, name)| name == "CAP_SYS_ADMIN") {
-            let detail = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
+            let detail =
+                "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
             causes.invalid(path, context, detail);
         }
     }

@@ -136,10 +136,8 @@ pub(crate) fn endpoints(causes: &mut Causes, object: &Value, _old: Option<&Value
 
 pub(crate) fn endpoint_slice(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     causes.one_of(&Path::root("addressType"), &object["addressType"], &["IPv4", "IPv6", "FQDN"]);
-    if let Some(old) = old {
-        if old["addressType"] != object["addressType"] {
-            causes.invalid(&Path::root("addressType"), &object["addressType"], "field is immutable");
-        }
+    if old.is_some_and(|old| old["addressType"] != object["addressType"]) {
+        causes.invalid(&Path::root("addressType"), &object["addressType"], "field is immutable");
     }
     let fqdn = object["addressType"] == "FQDN";
     for (index, endpoint) in items(&object["endpoints"]) {

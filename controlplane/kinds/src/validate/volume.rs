@@ -65,7 +65,8 @@ fn source(causes: &mut Causes, path: &Path, kind: &str, source: &Value) {
         "emptyDir" => {
             let limit = source["sizeLimit"].as_str().and_then(|text| Quantity::parse(text).ok());
             if limit.is_some_and(|limit| limit.signum() < 0) {
-                causes.forbidden(&path.field("sizeLimit"), "SizeLimit field must be a valid resource quantity");
+                causes
+                    .forbidden(&path.field("sizeLimit"), "SizeLimit field must be a valid resource quantity");
             }
         }
         "configMap" => {
@@ -138,9 +139,15 @@ fn downward(causes: &mut Causes, path: &Path, source: &Value) {
         file(causes, &here, item);
         let (field, resource) = (&item["fieldRef"], &item["resourceFieldRef"]);
         match (field.is_null(), resource.is_null()) {
-            (true, true) => causes.required(&here.field("fieldRef"), "one of fieldRef and resourceFieldRef is required"),
+            (true, true) => {
+                causes.required(&here.field("fieldRef"), "one of fieldRef and resourceFieldRef is required")
+            }
             (false, false) => {
-                causes.invalid(&here, &"resource".into(), "fieldRef and resourceFieldRef can not be specified simultaneously");
+                causes.invalid(
+                    &here,
+                    &"resource".into(),
+                    "fieldRef and resourceFieldRef can not be specified simultaneously",
+                );
             }
             (false, true) => field_reference(causes, &here.field("fieldRef"), field, VOLUME_FIELDS),
             (true, false) => resource_reference(causes, &here.field("resourceFieldRef"), resource, true),
@@ -181,7 +188,11 @@ fn projected(causes: &mut Causes, path: &Path, source: &Value) {
 fn token(causes: &mut Causes, path: &Path, token: &Value) {
     let seconds = &token["expirationSeconds"];
     if seconds.as_i64().is_some_and(|seconds| seconds < 600) {
-        causes.invalid(&path.field("expirationSeconds"), seconds, "may not specify a duration less than 10 minutes");
+        causes.invalid(
+            &path.field("expirationSeconds"),
+            seconds,
+            "may not specify a duration less than 10 minutes",
+        );
     }
     if text(&token["path"]).is_empty() {
         causes.required(&path.field("path"), "");

@@ -18,7 +18,11 @@ pub(crate) fn deployment(causes: &mut Causes, object: &Value, old: Option<&Value
     }
     let deadline = &spec["progressDeadlineSeconds"];
     if deadline.as_i64().is_some_and(|deadline| deadline <= spec["minReadySeconds"].as_i64().unwrap_or(0)) {
-        causes.invalid(&path.field("progressDeadlineSeconds"), deadline, "must be greater than minReadySeconds");
+        causes.invalid(
+            &path.field("progressDeadlineSeconds"),
+            deadline,
+            "must be greater than minReadySeconds",
+        );
     }
     same_selector(causes, spec, old);
 }
@@ -90,14 +94,19 @@ pub(super) fn label_selector(causes: &mut Causes, path: &Path, selector: &Value)
         let has_values = items(&expression["values"]).next().is_some();
         match text(&expression["operator"]) {
             "In" | "NotIn" if !has_values => {
-                causes.required(&here.field("values"), "must be specified when `operator` is 'In' or 'NotIn'");
+                causes
+                    .required(&here.field("values"), "must be specified when `operator` is 'In' or 'NotIn'");
             }
             "Exists" | "DoesNotExist" if has_values => {
                 let detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
                 causes.forbidden(&here.field("values"), detail);
             }
             "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-            _ => causes.invalid(&here.field("operator"), &expression["operator"], "not a valid selector operator"),
+            _ => causes.invalid(
+                &here.field("operator"),
+                &expression["operator"],
+                "not a valid selector operator",
+            ),
         }
         let key = text(&expression["key"]);
         causes.format(&here.field("key"), key, format::qualified_name(key));
@@ -125,7 +134,10 @@ fn template(causes: &mut Causes, path: &Path, template: &Value) {
         causes.forbidden(&here.field("activeDeadlineSeconds"), detail);
     }
     if items(&spec["ephemeralContainers"]).next().is_some() {
-        causes.forbidden(&here.field("ephemeralContainers"), "ephemeral containers not allowed in pod template");
+        causes.forbidden(
+            &here.field("ephemeralContainers"),
+            "ephemeral containers not allowed in pod template",
+        );
     }
 }
 
@@ -136,13 +148,19 @@ fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
         "Recreate" if !rolling.is_null() => {
             causes.forbidden(&here, "may not be specified when strategy `type` is 'Recreate'");
         }
-        "RollingUpdate" if rolling.is_null() => causes.required(&here, "this should be defaulted and never be nil"),
+        "RollingUpdate" if rolling.is_null() => {
+            causes.required(&here, "this should be defaulted and never be nil")
+        }
         "RollingUpdate" => {
             let (unavailable, surge) = (&rolling["maxUnavailable"], &rolling["maxSurge"]);
             int_or_percent(causes, &here.field("maxUnavailable"), unavailable);
             int_or_percent(causes, &here.field("maxSurge"), surge);
             if is_zero(unavailable) && is_zero(surge) {
-                causes.invalid(&here.field("maxUnavailable"), unavailable, "may not be 0 when `maxSurge` is 0");
+                causes.invalid(
+                    &here.field("maxUnavailable"),
+                    unavailable,
+                    "may not be 0 when `maxSurge` is 0",
+                );
             }
             if percent(unavailable).is_some_and(|percent| percent > 100) {
                 causes.invalid(&here.field("maxUnavailable"), unavailable, "must not be greater than 100%");

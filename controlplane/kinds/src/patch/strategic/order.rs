@@ -16,7 +16,12 @@ pub(super) fn position(list: &[Value], item: &Value, key: Option<&str>) -> Optio
 }
 
 /// Orders merged elements: those in `wanted` as there, the others as in `before`, woven by their old places.
-pub(super) fn in_order(merged: Vec<Value>, wanted: &[Value], before: &[Value], key: Option<&str>) -> Vec<Value> {
+pub(super) fn in_order(
+    merged: Vec<Value>,
+    wanted: &[Value],
+    before: &[Value],
+    key: Option<&str>,
+) -> Vec<Value> {
     let (mut patched, mut others): (Vec<_>, Vec<_>) =
         merged.into_iter().partition(|item| position(wanted, item, key).is_some());
     patched.sort_by_key(|item| position(wanted, item, key));
