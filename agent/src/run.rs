@@ -14,12 +14,13 @@ use tokio_util::sync::CancellationToken;
 use crate::cgroup::quantity::milli;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
 use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts};
-use crate::pod::sync::{Inputs, Pods};
 use crate::pod;
+use crate::pod::sync::{Inputs, Pods};
 use crate::runtime::Runtime;
+use crate::server::{Backend, Server, ServerConfig, ServerError, Streams};
+use crate::source;
 use crate::source::remembered::Remembered;
 use crate::source::values::Values;
-use crate::source;
 use crate::volume::{VolumeConfig, VolumeContext, VolumeError};
 
 /// Everything that can be set about one node's agent.
@@ -75,6 +76,9 @@ pub enum Error {
     /// The directories for volumes could not be prepared.
     #[error("cannot prepare the volumes of pods")]
     Volumes(#[source] VolumeError),
+    /// The kubelet API cannot be served.
+    #[error(transparent)]
+    Server(ServerError),
     /// The runtime did not answer.
     #[error("the container runtime does not answer: {0}")]
     Runtime(String),
@@ -84,10 +88,10 @@ pub enum Error {
 ///
 /// # Errors
 /// When a part cannot start; nothing is left half-started then.
-pub async fn run(
+pub async fn run<R: Runtime + Streams>(
     config: AgentConfig,
     client: kube::Client,
-    runtime: Arc<dyn Runtime>,
+    runtime: Arc<R>,
     network: coracle_cni::Network,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
@@ -95,16 +99,20 @@ pub async fn run(
         .map_err(Error::Node)?;
     let facts = agent.facts();
     let node_object = agent.node();
+    let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let (recorder, events) = pod::events(client.clone(), &config.node_name);
-    let node = Arc::new(assemble(config, &client, (runtime, &facts), recorder)?);
+    let shared: Arc<dyn Runtime> = Arc::<R>::clone(&runtime);
+    let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts), recorder)?);
     let pods = Pods::default();
+    let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime };
     let (changes, received) = mpsc::channel(256);
-    let inputs = Inputs { changes: received, node_object, pods: pods.clone() };
+    let inputs = Inputs { changes: received, node_object, pods };
     let statuses = node.statuses.clone();
     let name = node.config.node_name.clone();
     tracing::info!(node = name, "agent started");
     let mut parts = JoinSet::new();
     parts.spawn(agent.run(shutdown.clone()));
+    parts.spawn(server.run(backend, shutdown.clone()));
     parts.spawn(async move { statuses.run().await });
     parts.spawn(events.run());
     parts.spawn(pod::sync::run(Arc::clone(&node), inputs));
@@ -143,16 +151,11 @@ fn assemble(
         pod_pids_limit: None,
     };
     let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
-    let volumes = VolumeConfig {
-        pods_dir: config.state_dir.join("pods"),
-        memory_dir: config.run_dir.join("volumes"),
-    };
+    let volumes =
+        VolumeConfig { pods_dir: config.state_dir.join("pods"), memory_dir: config.run_dir.join("volumes") };
     let volumes = VolumeContext::open(volumes, client.clone(), values.clone(), Arc::clone(facts));
-    let machine = Machine {
-        memory: facts.memory(),
-        cgroup_v2: cgroups.is_v2(),
-        limits_swap: cgroups.limits_swap(),
-    };
+    let machine =
+        Machine { memory: facts.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() };
     Ok(pod::Node {
         runtime,
         values,
@@ -166,6 +169,15 @@ fn assemble(
         cgroups,
         config,
     })
+}
+
+fn server_config(config: &AgentConfig) -> ServerConfig {
+    ServerConfig {
+        listen: config.kubelet_listen,
+        cert: config.serving_cert.clone(),
+        key: config.serving_key.clone(),
+        client_ca: config.client_ca.clone(),
+    }
 }
 
 async fn node_config(config: &AgentConfig, runtime: &dyn Runtime) -> Result<NodeConfig, Error> {

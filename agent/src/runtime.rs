@@ -8,9 +8,16 @@ use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{self, ContainerEventResponse, GetEventsRequest};
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use http::uri::PathAndQuery;
+use http::{Response, Uri};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
+
+use crate::server::{Body, Proxy, Streams};
 
 /// Container events as they come; an error item ends the stream.
 pub type Events = BoxStream<'static, Result<ContainerEventResponse, Status>>;
@@ -35,10 +42,7 @@ impl Remote {
     /// Speaks CRI over a channel that is connected (or connects lazily).
     #[must_use]
     pub fn new(channel: Channel) -> Self {
-        Self {
-            runtime: RuntimeServiceClient::new(channel.clone()),
-            images: ImageServiceClient::new(channel),
-        }
+        Self { runtime: RuntimeServiceClient::new(channel.clone()), images: ImageServiceClient::new(channel) }
     }
 }
 
@@ -178,5 +182,21 @@ impl Host for Remote {
 
     async fn events(&self) -> Result<Events, Status> {
         Ok(self.runtime.clone().get_container_events(GetEventsRequest {}).await?.into_inner().boxed())
+    }
+}
+
+impl Streams for InProcess<coracle_cri::Runtime> {
+    fn stream(&self, url: &str, mut request: http::Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
+        // The runtime knows a stream by the token at the end of the path, and nothing else of the URL.
+        let path = url.parse::<Uri>().ok().and_then(|url| url.path_and_query().cloned());
+        *request.uri_mut() = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+        let runtime = self.0.clone();
+        Box::pin(async move { runtime.stream(request).await.map(BodyExt::boxed_unsync) })
+    }
+}
+
+impl Streams for Remote {
+    fn stream(&self, url: &str, request: http::Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
+        Proxy.stream(url, request)
     }
 }

@@ -30,15 +30,30 @@ pub(crate) enum Report {
     NotPrepared(&'static str),
     SandboxMade,
     /// The image of this container was brought here while the sandbox was made.
-    Image { container: String, present: Present },
+    Image {
+        container: String,
+        present: Present,
+    },
     /// A container could not be started.
-    NotStarted { container: String, waiting: Waiting, failed: Failed },
+    NotStarted {
+        container: String,
+        waiting: Waiting,
+        failed: Failed,
+    },
     /// A container runs; `crashed` is when the one before it ended.
-    Started { container: String, crashed: Option<Timestamp> },
+    Started {
+        container: String,
+        crashed: Option<Timestamp>,
+    },
     /// A running container has to go.
-    Condemned { id: String, why: String },
+    Condemned {
+        id: String,
+        why: String,
+    },
     /// A container's preStop hook has run (or failed) and must not run again.
-    Hooked { id: String },
+    Hooked {
+        id: String,
+    },
     /// An ended pod holds nothing on the node any more.
     Released,
     /// Nothing is left of the pod; its worker may end.
@@ -48,7 +63,9 @@ pub(crate) enum Report {
 /// Which back-off a failed start lengthens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
-    Pull { image: String },
+    Pull {
+        image: String,
+    },
     Start,
     /// It was created and is a crash like any other.
     Run,
@@ -134,7 +151,11 @@ impl Job {
         self.pod.spec.clone().unwrap_or_default()
     }
 
-    fn runtime_error(&self, call: &'static str, what: &str) -> impl FnOnce(tonic::Status) -> ApplyError + use<> {
+    fn runtime_error(
+        &self,
+        call: &'static str,
+        what: &str,
+    ) -> impl FnOnce(tonic::Status) -> ApplyError + use<> {
         let what = what.to_owned();
         move |status| ApplyError::Runtime { call, what, status: Box::new(status) }
     }

@@ -35,9 +35,10 @@ pub(crate) fn hostname(pod: &Pod, cluster_domain: &str) -> (String, Option<Strin
     let name = own.filter(|h| !h.is_empty()).or(meta.name.as_deref()).unwrap_or_default();
     let short = name.get(..63).unwrap_or(name).trim_end_matches(['-', '.']).to_owned();
     let overridden = spec.is_some_and(|s| s.hostname_override.is_some());
-    let domain = spec.and_then(|s| s.subdomain.as_deref()).filter(|s| !s.is_empty() && !overridden).map(|sub| {
-        let namespace = meta.namespace.as_deref().unwrap_or_default();
-        format!("{sub}.{namespace}.svc.{cluster_domain}")
-    });
+    let domain =
+        spec.and_then(|s| s.subdomain.as_deref()).filter(|s| !s.is_empty() && !overridden).map(|sub| {
+            let namespace = meta.namespace.as_deref().unwrap_or_default();
+            format!("{sub}.{namespace}.svc.{cluster_domain}")
+        });
     (short, domain)
 }

@@ -69,11 +69,8 @@ async fn once(target: &Target<'_>, handler: &LifecycleHandler) -> Result<(), Hoo
 }
 
 async fn run_exec(target: &Target<'_>, command: Vec<String>) -> Result<(), HookError> {
-    let request = cri::ExecSyncRequest {
-        container_id: target.id.to_owned(),
-        cmd: command.clone(),
-        timeout: NO_LIMIT,
-    };
+    let request =
+        cri::ExecSyncRequest { container_id: target.id.to_owned(), cmd: command.clone(), timeout: NO_LIMIT };
     let answer = target.runtime.exec_sync(request).await;
     let answer = answer.map_err(|status| HookError::Exec(status.message().to_owned()))?;
     if answer.exit_code == 0 {

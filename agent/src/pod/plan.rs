@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::state::{
-    ContainerRun, ContainerSeen, Memory, RestartPolicy, SANDBOX, Seen, Shape, VOLUMES, Verdict, Waiting, Wish,
-    is_sidecar,
+    ContainerRun, ContainerSeen, Memory, RestartPolicy, SANDBOX, Seen, Shape, VOLUMES, Verdict, Waiting,
+    Wish, is_sidecar,
 };
 
 /// How long a failed start is shown by its own reason before it counts as backing off.
@@ -118,9 +118,11 @@ pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
 /// Whether an init container failed and is not tried again.
 pub(crate) fn init_failed_for_good(shape: &Shape<'_>, seen: &Seen) -> bool {
     shape.restart() == RestartPolicy::Never
-        && shape.inits().iter().filter(|c| !is_sidecar(c)).any(|c| {
-            seen.latest(&c.name).and_then(ContainerSeen::exit).is_some_and(|exit| exit.code != 0)
-        })
+        && shape
+            .inits()
+            .iter()
+            .filter(|c| !is_sidecar(c))
+            .any(|c| seen.latest(&c.name).and_then(ContainerSeen::exit).is_some_and(|exit| exit.code != 0))
 }
 
 fn done_for_good(shape: &Shape<'_>, seen: &Seen, container: &Container) -> bool {

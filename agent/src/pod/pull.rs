@@ -104,8 +104,10 @@ impl Subject<'_> {
     }
 
     fn invalid(&self, error: &dyn std::error::Error) -> Missing {
-        let message =
-            format!("Failed to apply default image tag \"{}\": couldn't parse image name: {error}", self.image);
+        let message = format!(
+            "Failed to apply default image tag \"{}\": couldn't parse image name: {error}",
+            self.image
+        );
         self.event(Level::Warning, "InspectFailed", message.clone());
         self.event(Level::Warning, "Failed", "Error: InvalidImageName".to_owned());
         self.missing("InvalidImageName", message)
@@ -135,11 +137,8 @@ impl Subject<'_> {
         let pulled = loop {
             let auth = credentials.next();
             let last = credentials.len() == 0;
-            let request = cri::PullImageRequest {
-                image: Some(self.spec()),
-                auth,
-                sandbox_config: sandbox.cloned(),
-            };
+            let request =
+                cri::PullImageRequest { image: Some(self.spec()), auth, sandbox_config: sandbox.cloned() };
             let pulled = self.node.runtime.pull_image(request).await;
             if pulled.is_ok() || last {
                 break pulled;
@@ -155,7 +154,8 @@ impl Subject<'_> {
         let Some(image) = image else {
             return Err(self.pull_failed(&tonic::Status::not_found("the pulled image is not there")));
         };
-        let took = format!("{:?}", std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default());
+        let took =
+            format!("{:?}", std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default());
         self.event(
             Level::Normal,
             "Pulled",

@@ -44,7 +44,8 @@ pub(crate) enum SecurityError {
 
 /// The namespaces that a pod shares with its node or among its containers.
 pub(crate) fn namespaces(spec: &PodSpec) -> cri::NamespaceOption {
-    let node_or = |host: Option<bool>, other| if host == Some(true) { cri::NamespaceMode::Node } else { other };
+    let node_or =
+        |host: Option<bool>, other| if host == Some(true) { cri::NamespaceMode::Node } else { other };
     let own_pid = match spec.share_process_namespace {
         Some(true) => cri::NamespaceMode::Pod,
         _ => cri::NamespaceMode::Container,
@@ -60,9 +61,12 @@ pub(crate) fn namespaces(spec: &PodSpec) -> cri::NamespaceOption {
 /// What the sandbox runs as.
 pub(crate) fn sandbox(spec: &PodSpec, seccomp_dir: &Path) -> cri::LinuxSandboxSecurityContext {
     let context = spec.security_context.clone().unwrap_or_default();
-    let privileged = spec.init_containers.iter().flatten().chain(&spec.containers).any(|c| {
-        c.security_context.as_ref().and_then(|s| s.privileged) == Some(true)
-    });
+    let privileged = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .chain(&spec.containers)
+        .any(|c| c.security_context.as_ref().and_then(|s| s.privileged) == Some(true));
     cri::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(spec)),
         run_as_user: context.run_as_user.map(|value| cri::Int64Value { value }),
@@ -114,7 +118,11 @@ pub(crate) fn container(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(&MASKED),
         readonly_paths: paths(&READ_ONLY),
-        seccomp: Some(if privileged { plain(ProfileType::Unconfined) } else { seccomp(profile, seccomp_dir) }),
+        seccomp: Some(if privileged {
+            plain(ProfileType::Unconfined)
+        } else {
+            seccomp(profile, seccomp_dir)
+        }),
         ..cri::LinuxContainerSecurityContext::default()
     })
 }
@@ -188,7 +196,10 @@ mod tests {
 
     use super::*;
 
-    fn context(spec: serde_json::Value, image: &ImageUser) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
+    fn context(
+        spec: serde_json::Value,
+        image: &ImageUser,
+    ) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
         container(&spec, &spec.containers[0], image, Path::new("/seccomp"))
     }
@@ -206,9 +217,7 @@ mod tests {
 
     #[test]
     fn run_as_non_root_refuses_root_however_it_comes() {
-        let spec = |user: Option<i64>| {
-            json!({"securityContext": {"runAsNonRoot": true, "runAsUser": user}, "containers": [{"name": "c"}]})
-        };
+        let spec = |user: Option<i64>| json!({"securityContext": {"runAsNonRoot": true, "runAsUser": user}, "containers": [{"name": "c"}]});
         let root = ImageUser { uid: Some(0), name: String::new() };
         assert_eq!(context(spec(None), &root).unwrap_err(), SecurityError::ImageRunsAsRoot("c".into()));
         assert_eq!(context(spec(Some(0)), &root).unwrap_err(), SecurityError::RunsAsRoot("c".into()));

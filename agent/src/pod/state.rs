@@ -83,7 +83,9 @@ pub(crate) struct ContainerSeen {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ContainerRun {
     Created,
-    Running { started: Timestamp },
+    Running {
+        started: Timestamp,
+    },
     Exited(Exit),
     /// The runtime lost sight of it: it must be stopped before another may start.
     Unknown,

@@ -74,9 +74,9 @@ fn addresses(facts: &Facts<'_>, host_network: bool) -> Vec<String> {
         // Where the pod was stays known after it ended.
         _ => {
             let known = facts.last.and_then(|s| s.pod_ips.as_ref());
-            known.or(facts.pod.status.as_ref().and_then(|s| s.pod_ips.as_ref())).map_or_else(Vec::new, |ips| {
-                ips.iter().map(|ip| ip.ip.clone()).collect()
-            })
+            known
+                .or(facts.pod.status.as_ref().and_then(|s| s.pod_ips.as_ref()))
+                .map_or_else(Vec::new, |ips| ips.iter().map(|ip| ip.ip.clone()).collect())
         }
     }
 }

@@ -18,6 +18,7 @@ use super::config::POD_UID;
 use super::events::Level;
 use super::state::{Verdict, Wish};
 use super::worker;
+use crate::server::PodView;
 use crate::source::PodChange;
 
 /// The pods of this node as they are wanted, for whoever answers questions about them. Cheap to clone.
@@ -42,6 +43,12 @@ impl Pods {
     }
 }
 
+impl PodView for Pods {
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        self.all()
+    }
+}
+
 /// What pod sync reads.
 pub(crate) struct Inputs {
     pub(crate) changes: mpsc::Receiver<PodChange>,
@@ -53,8 +60,6 @@ pub(crate) struct Inputs {
 struct Handle {
     wish: watch::Sender<Wish>,
     wake: Arc<Notify>,
-    /// Wanted again under the same uid after its worker ended.
-    from_api: bool,
 }
 
 struct Sync {
@@ -70,7 +75,8 @@ struct Sync {
 /// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
 pub(crate) async fn run(node: Arc<Node>, inputs: Inputs) {
     let (woken, mut wakes) = mpsc::unbounded_channel();
-    let events = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow_events(Arc::clone(&node), woken)));
+    let events =
+        tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow_events(Arc::clone(&node), woken)));
     let orphans = orphan::find(&node).await;
     let mut sync = Sync {
         adopted: orphans.keys().cloned().collect(),
@@ -115,7 +121,8 @@ async fn follow_events(node: Arc<Node>, woken: mpsc::UnboundedSender<Woken>) {
                 while let Some(Ok(event)) = events.next().await {
                     pause = Duration::from_millis(100);
                     let sandbox = event.pod_sandbox_status.unwrap_or_default();
-                    let uid = sandbox.metadata.map(|m| m.uid).or_else(|| sandbox.labels.get(POD_UID).cloned());
+                    let uid =
+                        sandbox.metadata.map(|m| m.uid).or_else(|| sandbox.labels.get(POD_UID).cloned());
                     let one = uid.filter(|uid| !uid.is_empty()).map_or(Woken::All, Woken::Pod);
                     if woken.send(one).is_err() {
                         return;
@@ -148,8 +155,7 @@ impl Sync {
         let Some(uid) = pod.metadata.uid.clone() else { return };
         let before = self.inputs.pods.all();
         self.inputs.pods.put(&uid, pod);
-        if let Some(handle) = self.handles.get_mut(&uid) {
-            handle.from_api |= from_api;
+        if let Some(handle) = self.handles.get(&uid) {
             if from_api {
                 self.node.remembered.keep(pod);
                 handle.wish.send_replace(Wish::Run(Arc::clone(pod)));
@@ -160,7 +166,7 @@ impl Sync {
             self.node.remembered.keep(pod);
         }
         let verdict = self.admit(&uid, pod, &before);
-        self.start(uid, Wish::Run(Arc::clone(pod)), verdict, from_api);
+        self.start(uid, Wish::Run(Arc::clone(pod)), verdict);
     }
 
     /// A pod that ran here before, or that is over or ending, is not judged again.
@@ -197,7 +203,7 @@ impl Sync {
         }
     }
 
-    fn start(&mut self, uid: String, wish: Wish, verdict: Option<Verdict>, from_api: bool) {
+    fn start(&mut self, uid: String, wish: Wish, verdict: Option<Verdict>) {
         let wake = Arc::new(Notify::new());
         let (sender, receiver) = watch::channel(wish);
         let start = worker::Start {
@@ -207,7 +213,7 @@ impl Sync {
             wake: Arc::clone(&wake),
             verdict,
         };
-        self.handles.insert(uid.clone(), Handle { wish: sender, wake, from_api });
+        self.handles.insert(uid.clone(), Handle { wish: sender, wake });
         self.workers.spawn(async move {
             worker::run(start).await;
             uid
@@ -238,7 +244,7 @@ impl Sync {
         for (uid, pod) in self.orphans.take().into_iter().flatten() {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
                 tracing::info!(uid, pod = pod.metadata.name, "ending a pod that nobody wants");
-                self.start(uid, Wish::Gone(pod), None, true);
+                self.start(uid, Wish::Gone(pod), None);
             }
         }
     }

@@ -282,9 +282,11 @@ impl Worker {
     fn over(&self, wish: &Wish, plan: &Plan) -> bool {
         let now = Timestamp::now();
         let facts = plan::Facts { wish, seen: &self.seen, memory: &self.memory, now };
-        let ended = wish.pod().spec.as_ref().is_some_and(|spec| {
-            plan::ended(wish.pod(), &super::state::Shape::of(spec), &facts)
-        });
+        let ended = wish
+            .pod()
+            .spec
+            .as_ref()
+            .is_some_and(|spec| plan::ended(wish.pod(), &super::state::Shape::of(spec), &facts));
         ended || plan.actions.contains(&Action::Finish)
     }
 }

@@ -125,10 +125,8 @@ impl Values {
 
     /// Forgets the copies that no remembered pod refers to any more; `keep` is `(kind, namespace, name)`.
     pub fn retain(&self, keep: &std::collections::HashSet<(&'static str, String, String)>) {
-        let names: std::collections::HashSet<String> = keep
-            .iter()
-            .map(|(kind, namespace, name)| format!("{kind}_{namespace}_{name}.json"))
-            .collect();
+        let names: std::collections::HashSet<String> =
+            keep.iter().map(|(kind, namespace, name)| format!("{kind}_{namespace}_{name}.json")).collect();
         for path in record::list(&self.dir) {
             let known = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| names.contains(n));
             if !known {

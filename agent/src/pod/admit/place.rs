@@ -16,7 +16,8 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     }
     let taints = node.spec.iter().flat_map(|s| s.taints.iter().flatten());
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
-    let mut hostile = taints.filter(|t| t.effect == "NoExecute" && !tolerations.iter().any(|own| tolerates(own, t)));
+    let mut hostile =
+        taints.filter(|t| t.effect == "NoExecute" && !tolerations.iter().any(|own| tolerates(own, t)));
     match hostile.next() {
         None => Ok(()),
         Some(taint) => {

@@ -6,8 +6,9 @@ use super::{Facts, refuse};
 use crate::pod::state::{Verdict, is_sidecar};
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let clash = host_ports(facts.pod)
-        .any(|wanted| facts.others.iter().any(|other| host_ports(other).any(|taken| overlap(&wanted, &taken))));
+    let clash = host_ports(facts.pod).any(|wanted| {
+        facts.others.iter().any(|other| host_ports(other).any(|taken| overlap(&wanted, &taken)))
+    });
     if clash {
         let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
         return Err(refuse("NodePorts", message));

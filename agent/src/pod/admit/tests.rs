@@ -66,13 +66,17 @@ fn what_is_not_supported_is_refused_by_name_or_told() {
     assert_eq!(decide(users, &[], json!({})), "UnsupportedField");
     let grpc = json!({"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]});
     let verdict = unsupported::check(&pod(grpc)).unwrap_err();
-    assert_eq!(verdict.message, "Pod was rejected: this node does not support containers[c].livenessProbe.grpc");
+    assert_eq!(
+        verdict.message,
+        "Pod was rejected: this node does not support containers[c].livenessProbe.grpc"
+    );
     let mut overhead = plain();
     overhead["overhead"] = json!({"cpu": "1"});
     assert_eq!(unsupported::ignored(&pod(overhead)), ["spec.overhead"]);
     let escape = json!({"containers": [{"name": "c", "securityContext":
         {"seccompProfile": {"type": "Localhost", "localhostProfile": "../../etc/x"}}}]});
     assert_eq!(decide(escape, &[], json!({})), "UnsupportedField");
-    let odd = json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i", "restartPolicy": "Never"}]});
+    let odd =
+        json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i", "restartPolicy": "Never"}]});
     assert_eq!(decide(odd, &[], json!({})), "UnsupportedField");
 }

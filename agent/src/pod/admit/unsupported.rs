@@ -29,7 +29,10 @@ const POD_FIELDS: [PodField; 13] = [
     ("spec.overhead", Then::Tell, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
     ("spec.resources", Then::Tell, |s| s.resources.is_some()),
     ("spec.securityContext.appArmorProfile", Then::Refuse, |s| {
-        s.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref()).is_some_and(|p| p.type_ == "Localhost")
+        s.security_context
+            .as_ref()
+            .and_then(|c| c.app_armor_profile.as_ref())
+            .is_some_and(|p| p.type_ == "Localhost")
     }),
     ("spec.securityContext.seccompProfile", Then::Refuse, |s| {
         bad_seccomp(s.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()))

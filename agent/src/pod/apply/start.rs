@@ -127,7 +127,12 @@ impl Job {
         let run = hook::run(&target, handler, None);
         let Some(Err(error)) = self.interrupt.run_until_cancelled(run).await else { return Ok(()) };
         let why = (Level::Warning, "FailedPostStartHook");
-        self.node.recorder.container(&self.pod, &container.name, why, format!("PostStartHook failed: {error}"));
+        self.node.recorder.container(
+            &self.pod,
+            &container.name,
+            why,
+            format!("PostStartHook failed: {error}"),
+        );
         self.report(Report::Condemned { id: id.to_owned(), why: "FailedPostStartHook".to_owned() });
         Err(NotStarted::new("PostStartHookError", error, Failed::Run))
     }
@@ -141,9 +146,8 @@ impl Job {
     ) -> Result<cri::ContainerConfig, NotStarted> {
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
-        let security =
-            security::container(shape.spec, container, &image.user, &self.node.seccomp_dir())
-                .map_err(NotStarted::config)?;
+        let security = security::container(shape.spec, container, &image.user, &self.node.seccomp_dir())
+            .map_err(NotStarted::config)?;
         let mut mounts = self.volume_mounts(container, &env).map_err(NotStarted::config)?;
         self.own_files(shape, container, attempt, &mut mounts).map_err(NotStarted::config)?;
         let parts = container_config::Parts {

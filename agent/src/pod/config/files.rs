@@ -112,8 +112,7 @@ mod tests {
 
     #[test]
     fn the_hosts_file_names_the_pod_and_its_aliases() {
-        let aliases =
-            [HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) }];
+        let aliases = [HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into(), "b".into()]) }];
         let text = hosts(&["10.42.0.5".into()], ("web", Some("sub.ns.svc.cluster.local")), &aliases);
         assert!(text.contains("\n10.42.0.5\tweb.sub.ns.svc.cluster.local\tweb\n"));
         assert!(text.ends_with("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n"));
@@ -122,7 +121,8 @@ mod tests {
     #[test]
     fn a_log_tail_has_the_text_only() {
         let path = std::env::temp_dir().join(format!("coracle-log-{}", uuid::Uuid::new_v4()));
-        fs::write(&path, "2026-01-01T00:00:00Z stdout F one two\n2026-01-01T00:00:00Z stderr F three\n").unwrap();
+        fs::write(&path, "2026-01-01T00:00:00Z stdout F one two\n2026-01-01T00:00:00Z stderr F three\n")
+            .unwrap();
         assert_eq!(log_tail(&path), "one two\nthree\n");
         fs::remove_file(path).unwrap();
     }

@@ -75,6 +75,12 @@ pub(super) fn resource(
         Some(q) => quantity::units(q),
         None => 0,
     };
-    let divisor = if divisor > 0 { divisor } else if in_millis { 1000 } else { 1 };
+    let divisor = if divisor > 0 {
+        divisor
+    } else if in_millis {
+        1000
+    } else {
+        1
+    };
     Some(((amount + divisor - 1) / divisor).to_string())
 }

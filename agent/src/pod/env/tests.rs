@@ -57,8 +57,7 @@ fn fields_and_resources_of_the_pod_itself() {
 #[test]
 fn config_maps_and_secrets_are_required_unless_optional() {
     let map: ConfigMap = serde_json::from_value(json!({"data": {"k": "v"}})).unwrap();
-    let sources =
-        Sources { config_maps: [("m".to_owned(), Some(map))].into(), ..Sources::default() };
+    let sources = Sources { config_maps: [("m".to_owned(), Some(map))].into(), ..Sources::default() };
     let key = |name: &str, key: &str, optional: bool| {
         json!({"name": "c", "env": [{"name": "A", "valueFrom":
             {"configMapKeyRef": {"name": name, "key": key, "optional": optional}}}]})
@@ -69,10 +68,7 @@ fn config_maps_and_secrets_are_required_unless_optional() {
         env_of(key("m", "z", false), &sources).unwrap_err().to_string(),
         "couldn't find key z in ConfigMap n/m"
     );
-    assert_eq!(
-        env_of(key("q", "k", false), &sources).unwrap_err().to_string(),
-        "configmap \"q\" not found"
-    );
+    assert_eq!(env_of(key("q", "k", false), &sources).unwrap_err().to_string(), "configmap \"q\" not found");
     let from = json!({"name": "c", "envFrom": [{"prefix": "P_", "configMapRef": {"name": "m"}}]});
     assert_eq!(value(&env_of(from, &sources).unwrap(), "P_k"), Some("v"));
 }

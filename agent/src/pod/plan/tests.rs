@@ -194,7 +194,8 @@ fn a_deadline_condemns_when_it_is_due_and_wakes_before() {
     assert_eq!(decide(&wish, &seen, &ready_memory(), 9).wake, Some(at(10)));
     let due = decide(&wish, &seen, &ready_memory(), 10);
     assert!(matches!(due.actions.as_slice(), [Action::Condemn(v)] if v.reason == "DeadlineExceeded"));
-    let memory = Memory { verdict: Some(Verdict { reason: "x".into(), message: "y".into() }), ..ready_memory() };
+    let memory =
+        Memory { verdict: Some(Verdict { reason: "x".into(), message: "y".into() }), ..ready_memory() };
     assert_eq!(decide(&wish, &seen, &memory, 10).actions, [Action::StopPod { grace: 30 }]);
 }
 

@@ -73,7 +73,8 @@ impl Request {
         };
         let mut request = http::Request::get(&self.path);
         let has = |name: &str| self.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name));
-        for (name, default) in [("Host", authority.as_str()), ("User-Agent", "kube-probe/1.37"), ("Accept", "*/*")]
+        for (name, default) in
+            [("Host", authority.as_str()), ("User-Agent", "kube-probe/1.37"), ("Accept", "*/*")]
         {
             if !has(name) {
                 request = request.header(name, default);
@@ -98,7 +99,8 @@ impl Answer {
 
 /// Asks once.
 pub(crate) async fn get(request: &Request) -> Result<Answer, HttpError> {
-    let connect_error = |source| HttpError::Connect { host: request.host.clone(), port: request.port, source };
+    let connect_error =
+        |source| HttpError::Connect { host: request.host.clone(), port: request.port, source };
     let stream = TcpStream::connect((request.host.as_str(), request.port)).await.map_err(connect_error)?;
     if !request.tls {
         return exchange(stream, request).await;
@@ -109,8 +111,9 @@ pub(crate) async fn get(request: &Request) -> Result<Answer, HttpError> {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_no_client_auth();
-    let name = ServerName::try_from(request.host.clone())
-        .map_err(|_invalid| HttpError::Tls(rustls::Error::General("the host is no server name".to_owned())))?;
+    let name = ServerName::try_from(request.host.clone()).map_err(|_invalid| {
+        HttpError::Tls(rustls::Error::General("the host is no server name".to_owned()))
+    })?;
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     exchange(connector.connect(name, stream).await.map_err(connect_error)?, request).await
 }

@@ -7,7 +7,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::Facts;
 use crate::pod::state::{Shape, is_sidecar};
 
-const OURS: [&str; 5] = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+const OURS: [&str; 5] =
+    ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
 struct Judged {
     kind: &'static str,
@@ -42,9 +43,10 @@ fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {
     // A pod that ran to its end is "initialized", with this as its reason.
     let reason = if completed && judged.kind == "Initialized" { "PodCompleted" } else { reason };
     let api = facts.pod.status.as_ref();
-    let old = [facts.last, api].into_iter().flatten().find_map(|s| {
-        s.conditions.iter().flatten().find(|c| c.type_ == judged.kind && c.status == status)
-    });
+    let old = [facts.last, api]
+        .into_iter()
+        .flatten()
+        .find_map(|s| s.conditions.iter().flatten().find(|c| c.type_ == judged.kind && c.status == status));
     let now = Time(Timestamp::from_second(facts.now.as_second()).unwrap_or(facts.now));
     PodCondition {
         type_: judged.kind.to_owned(),
@@ -69,7 +71,10 @@ fn not_initialized(
         let sidecar = shape.container(&s.name).is_some_and(is_sidecar);
         if sidecar { s.started != Some(true) } else { !s.ready }
     });
-    Some(("ContainersNotInitialized", format!("containers with incomplete status: [{}]", incomplete.join(" "))))
+    Some((
+        "ContainersNotInitialized",
+        format!("containers with incomplete status: [{}]", incomplete.join(" ")),
+    ))
 }
 
 fn containers_ready(shape: &Shape<'_>, status: &PodStatus) -> Option<(&'static str, String)> {
@@ -97,10 +102,12 @@ fn gates(facts: &Facts<'_>, shape: &Shape<'_>) -> Option<(&'static str, String)>
             let kind = &gate.condition_type;
             match given.iter().find(|c| c.type_ == *kind) {
                 Some(c) if c.status == "True" => None,
-                Some(_) => Some(format!(
-                    "the status of pod readiness gate \"{kind}\" is not \"True\", but False"
-                )),
-                None => Some(format!("corresponding condition of pod readiness gate \"{kind}\" does not exist.")),
+                Some(_) => {
+                    Some(format!("the status of pod readiness gate \"{kind}\" is not \"True\", but False"))
+                }
+                None => {
+                    Some(format!("corresponding condition of pod readiness gate \"{kind}\" does not exist."))
+                }
             }
         })
         .collect();

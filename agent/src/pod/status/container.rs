@@ -32,7 +32,8 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     let (state, last_state) = match &seen.run {
         ContainerRun::Running { started } => (running(*started), before(facts, seen)),
         ContainerRun::Exited(exit) if will_run => {
-            let (reason, message) = waiting.map(|w| (w.reason.clone(), w.message.clone())).unwrap_or_default();
+            let (reason, message) =
+                waiting.map(|w| (w.reason.clone(), w.message.clone())).unwrap_or_default();
             (wait(reason, message), terminated(seen, exit))
         }
         ContainerRun::Exited(exit) => (terminated(seen, exit), before(facts, seen)),

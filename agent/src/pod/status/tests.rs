@@ -9,7 +9,8 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 fn pod(spec: serde_json::Value) -> Pod {
-    serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u", "generation": 1}, "spec": spec})).unwrap()
+    serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u", "generation": 1}, "spec": spec}))
+        .unwrap()
 }
 
 fn container(name: &str, attempt: u32, run: ContainerRun) -> ContainerSeen {
@@ -33,8 +34,7 @@ fn exited(code: i32) -> ContainerRun {
 }
 
 fn seen(containers: Vec<ContainerSeen>) -> Seen {
-    let sandbox =
-        SandboxSeen { id: "s".into(), ready: true, attempt: 0, ips: vec!["10.42.0.2".into()] };
+    let sandbox = SandboxSeen { id: "s".into(), ready: true, attempt: 0, ips: vec!["10.42.0.2".into()] };
     Seen { sandboxes: vec![sandbox], containers }
 }
 
@@ -192,8 +192,7 @@ fn readiness_gates_hold_a_pod_back_and_conditions_of_others_stay() {
     let mut case = Case::new(spec, seen(vec![container("a", 0, running())]));
     assert_eq!(condition(&case.status(5), "Ready").reason.as_deref(), Some("ReadinessGatesNotReady"));
     let foreign = PodCondition { type_: "x.io/up".into(), status: "True".into(), ..PodCondition::default() };
-    case.pod.status =
-        Some(PodStatus { conditions: Some(vec![foreign.clone()]), ..PodStatus::default() });
+    case.pod.status = Some(PodStatus { conditions: Some(vec![foreign.clone()]), ..PodStatus::default() });
     let status = case.status(5);
     assert_eq!(condition(&status, "Ready").status, "True");
     assert_eq!(condition(&status, "x.io/up"), &foreign);

@@ -92,7 +92,8 @@ impl Worker {
                 }
                 "ImagePullBackOff" => {
                     let spec = wish.pod().spec.as_ref();
-                    let image = spec.and_then(|s| Shape::of(s).container(container)).and_then(|c| c.image.as_deref());
+                    let image =
+                        spec.and_then(|s| Shape::of(s).container(container)).and_then(|c| c.image.as_deref());
                     let message = format!("Back-off pulling image \"{}\"", image.unwrap_or_default());
                     recorder.container(wish.pod(), container, (Level::Normal, "BackOff"), message);
                     let failed = (Level::Warning, "Failed");
