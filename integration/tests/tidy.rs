@@ -1,0 +1,139 @@
+//! Rules about the sources themselves: what may depend on what, how long a file is, what it is called.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Our packages, each with the names of what it depends on (not for tests).
+fn edges() -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let mut edges = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let dependencies = package["dependencies"].as_array().unwrap().iter();
+        let names = dependencies.filter(|d| d["kind"].is_null()).map(|d| d["name"].as_str().unwrap().to_owned());
+        edges.insert(package["name"].as_str().unwrap().to_owned(), names.collect());
+    }
+    edges
+}
+
+#[test]
+fn crates_depend_only_downwards() {
+    let allowed: &[(&str, &[&str])] = &[
+        ("coracle-proto", &[]),
+        ("coracle-cni", &[]),
+        ("coracle-images", &[]),
+        ("coracle-shim", &["coracle-proto"]),
+        ("coracle-cri", &["coracle-proto", "coracle-cni", "coracle-images"]),
+        ("coracle-store", &[]),
+        ("coracle-kinds", &[]),
+        ("coracle-apiserver", &["coracle-store", "coracle-kinds"]),
+        ("coracle-scheduler", &[]),
+        ("coracle-controllers", &[]),
+        (
+            "coracle-controlplane",
+            &["coracle-store", "coracle-kinds", "coracle-apiserver", "coracle-scheduler", "coracle-controllers"],
+        ),
+        (
+            "coracle-agent",
+            &["coracle-proto", "coracle-cni", "coracle-cri", "coracle-images", "coracle-shim", "coracle-controlplane"],
+        ),
+        ("coracle-integration", &[]),
+    ];
+    let edges = edges();
+    assert_eq!(edges.len(), allowed.len(), "a crate is missing from this table");
+    for (name, allowed) in allowed {
+        let ours = edges[*name].iter().filter(|d| d.starts_with("coracle-"));
+        let wrong: Vec<_> = ours.filter(|d| !allowed.contains(&d.as_str())).collect();
+        assert!(wrong.is_empty(), "{name} must not depend on {wrong:?}");
+    }
+}
+
+#[test]
+fn dangerous_libraries_stay_where_they_belong() {
+    let only: &[(&str, &[&str])] = &[
+        ("libcontainer", &["coracle-shim"]),
+        ("kube", &["coracle-agent", "coracle-controllers", "coracle-scheduler", "coracle-controlplane"]),
+        ("fjall", &["coracle-store"]),
+        ("rtnetlink", &["coracle-cni"]),
+        ("anyhow", &["coracle-agent"]),
+    ];
+    for (library, owners) in only {
+        for (name, dependencies) in edges() {
+            assert!(
+                !dependencies.contains(*library) || owners.contains(&name.as_str()),
+                "{name} must not use {library}"
+            );
+        }
+    }
+    let shim = &edges()["coracle-shim"];
+    for threaded in ["tokio", "tonic", "hyper", "rayon"] {
+        assert!(!shim.contains(threaded), "the shim forks: it must not use {threaded}");
+    }
+    let kinds = &edges()["coracle-kinds"];
+    for effect in ["tokio", "hyper", "nix", "libc"] {
+        assert!(!kinds.contains(effect), "kinds is pure: it must not use {effect}");
+    }
+}
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                sources(&path, found);
+            }
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn all_sources() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    sources(root(), &mut found);
+    assert!(found.len() > 100);
+    found
+}
+
+#[test]
+fn a_file_has_at_most_500_lines_before_its_tests_and_says_what_it_is() {
+    for path in all_sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().position(|l| l.starts_with("#[cfg(test)]")).unwrap_or(text.lines().count());
+        let is_test = path.components().any(|c| c.as_os_str() == "tests") || path.ends_with("tests.rs");
+        assert!(is_test || lines <= 500, "{} has {lines} lines", path.display());
+        assert!(is_test || text.starts_with("//!"), "{} does not begin with what it is", path.display());
+    }
+}
+
+#[test]
+fn no_file_is_a_drawer_for_odds_and_ends() {
+    for path in all_sources() {
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        let drawer = ["mod", "utils", "util", "common", "helpers", "helper", "misc", "manager", "constants"];
+        assert!(!drawer.contains(&stem), "{} needs a name that says what it holds", path.display());
+    }
+}
+
+#[test]
+fn plans_are_pure() {
+    for path in all_sources().iter().filter(|p| p.ends_with("plan.rs")) {
+        let text = fs::read_to_string(path).unwrap();
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        for effect in ["tokio::", "std::fs", "std::process", "Instant::now", "SystemTime::now", "Timestamp::now"] {
+            assert!(!code.contains(effect), "{} uses {effect}: a plan only decides", path.display());
+        }
+    }
+}
