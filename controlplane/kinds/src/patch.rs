@@ -17,9 +17,6 @@ pub enum PatchError {
     /// The patch does not fit the object (422).
     #[error("{0}")]
     Unprocessable(String),
-    /// The patch has too many operations (413).
-    #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
-    TooLarge(usize),
 }
 
 /// RFC 6902.
@@ -27,7 +24,10 @@ pub fn json(object: &Value, patch: &Value) -> Result<Value, PatchError> {
     let patch = json_patch::Patch::deserialize(patch)
         .map_err(|error| PatchError::Malformed(format!("error decoding patch: {error}")))?;
     if patch.0.len() > MAX_OPERATIONS {
-        return Err(PatchError::TooLarge(patch.0.len()));
+        let count = patch.0.len();
+        let problem =
+            format!("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {count}");
+        return Err(PatchError::Malformed(problem));
     }
     let mut object = object.clone();
     json_patch::patch(&mut object, &patch).map_err(|error| PatchError::Unprocessable(error.to_string()))?;

@@ -26,7 +26,10 @@ use crate::Kind;
 /// Rules for a new object (after defaulting; a generated name already filled in).
 pub fn create(kind: &Kind, object: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
-    meta::create(&mut causes, kind, object);
+    if kind.stored() {
+        // A review is answered and forgotten, so it needs no name.
+        meta::create(&mut causes, kind, object);
+    }
     (kind.rules.validate)(&mut causes, object, None);
     causes.into_list()
 }

@@ -79,6 +79,12 @@ fn good_objects_pass() {
 }
 
 #[test]
+fn reviews_need_no_name() {
+    let review = by_kind("authorization.k8s.io/v1", "SelfSubjectAccessReview").unwrap();
+    assert_eq!(texts(create(review, &json!({"metadata": {}, "spec": {}}))), Vec::<String>::new());
+}
+
+#[test]
 fn metadata_is_checked_on_every_kind() {
     check(
         "Pod",
