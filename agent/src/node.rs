@@ -177,6 +177,8 @@ impl NodeAgent {
     }
 }
 
+pub(crate) use facts::kib;
+
 /// The addresses that a node without a setting for them reports: for its certificate, made before it.
 pub fn own_addresses() -> Vec<IpAddr> {
     vec![address::find()]

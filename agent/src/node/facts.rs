@@ -48,7 +48,7 @@ fn storage_kib(dir: &Path) -> nix::Result<u64> {
 }
 
 /// A line of meminfo, in KiB.
-pub(super) fn kib(meminfo: &str, name: &str) -> u64 {
+pub(crate) fn kib(meminfo: &str, name: &str) -> u64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }

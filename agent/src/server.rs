@@ -1,0 +1,228 @@
+//! The kubelet's HTTPS API: logs, exec, attach, port-forward, pods and figures of this node.
+//!
+//! Its caller is the API server (or an administrator) with a client certificate of the cluster's CA; only
+//! `/healthz` answers everybody. Requests of pods are looked up in a [`PodView`], containers by asking
+//! the runtime, so that an answer is never older than the runtime itself. Streams are the runtime's: a
+//! request is checked, exchanged for a token, and handed over whole ([`Streams`]).
+
+mod authorize;
+mod logs;
+mod route;
+mod stats;
+mod streams;
+mod tls;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use k8s_openapi::api::core::v1::Pod;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::node::chain;
+use crate::runtime::Runtime;
+use authorize::Caller;
+use route::Route;
+
+pub use streams::Proxy;
+
+/// The body of an answer.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Where the API listens and whom it trusts.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Address and port, 10250 as a rule.
+    pub listen: SocketAddr,
+    /// Its own certificate.
+    pub cert: PathBuf,
+    /// The key of `cert`.
+    pub key: PathBuf,
+    /// The CA whose client certificates are believed.
+    pub client_ca: PathBuf,
+}
+
+/// The pods of this node, as pod sync knows them.
+pub trait PodView: Send + Sync + 'static {
+    /// All of them.
+    fn pods(&self) -> Vec<Arc<Pod>>;
+
+    /// One by its name.
+    fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        let is = |pod: &Arc<Pod>| pod.metadata.namespace.as_deref() == Some(namespace) && pod.metadata.name.as_deref() == Some(name);
+        self.pods().into_iter().find(is)
+    }
+}
+
+/// Serves a stream that the runtime has prepared.
+pub trait Streams: Send + Sync + 'static {
+    /// Answers the caller's request, upgraded where it asks for it, by the stream at `url`: what the
+    /// runtime's Exec, Attach or PortForward returned.
+    fn stream(&self, url: &str, request: Request<Incoming>) -> BoxFuture<'static, Response<Body>>;
+}
+
+/// Everything that answers are made of.
+#[derive(Clone)]
+pub struct Backend {
+    /// Whose pods.
+    pub pods: Arc<dyn PodView>,
+    /// What runs them.
+    pub runtime: Arc<dyn Runtime>,
+    /// Ways into them.
+    pub streams: Arc<dyn Streams>,
+}
+
+/// Why the API cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The port is taken or the address is not ours.
+    #[error("cannot listen on {address} for the kubelet API")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A certificate or key could not be used.
+    #[error("cannot use {path} for the kubelet API: {reason}")]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The API, listening but not yet answering.
+pub struct Server {
+    listener: TcpListener,
+    tls: TlsAcceptor,
+}
+
+/// How long a connection may take to say who it is.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+// === impl Server ===
+
+impl Server {
+    /// Reads the certificates and takes the port.
+    ///
+    /// # Errors
+    /// When either fails; nothing is left behind then.
+    pub async fn bind(config: &ServerConfig) -> Result<Server, ServerError> {
+        let tls = TlsAcceptor::from(Arc::new(tls::config(config)?));
+        let listener = TcpListener::bind(config.listen).await;
+        let listener = listener.map_err(|source| ServerError::Listen { address: config.listen, source })?;
+        Ok(Server { listener, tls })
+    }
+
+    /// Where it listens: the port that the kernel chose, if the setting left it open.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Answers until `shutdown`; connections end with it, their clients come back to the next agent.
+    pub async fn run(self, backend: Backend, shutdown: CancellationToken) {
+        let connections = TaskTracker::new();
+        loop {
+            let accepted = tokio::select! {
+                // Both arms are cancel safe: nothing is accepted that is not returned.
+                () = shutdown.cancelled() => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((connection, _peer)) => {
+                    let serving = serve(connection, self.tls.clone(), backend.clone());
+                    let shutdown = shutdown.clone();
+                    connections.spawn(async move { shutdown.run_until_cancelled(serving).await });
+                }
+                Err(error) => {
+                    // Out of descriptors: a moment later some will have been closed.
+                    tracing::warn!(%error, "cannot accept a connection to the kubelet API");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        connections.close();
+        connections.wait().await;
+    }
+}
+
+async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend) {
+    let _ = connection.set_nodelay(true);
+    let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
+    let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
+    let service = hyper::service::service_fn(move |request| {
+        let (backend, caller) = (backend.clone(), caller.clone());
+        async move { Ok::<_, Infallible>(answer(&backend, &caller, request).await) }
+    });
+    let http = hyper::server::conn::http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service);
+    // A connection that breaks is the client's affair.
+    if let Err(error) = http.with_upgrades().await {
+        tracing::debug!(error = chain(&error), "a connection to the kubelet API ended");
+    }
+}
+
+async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) -> Response<Body> {
+    let route = Route::of(request.uri().path());
+    if matches!(route, Some(Route::Healthz)) {
+        return text(StatusCode::OK, "ok");
+    }
+    if let Err(refused) = caller.may_use(request.method().as_str()) {
+        return refused;
+    }
+    let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
+    let is_stream = matches!(route, Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. });
+    if !(request.method() == Method::GET || is_stream && request.method() == Method::POST) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
+    }
+    match route {
+        Route::Healthz => text(StatusCode::OK, "ok"),
+        Route::Pods => pods(backend),
+        Route::Logs { namespace, pod, container } => {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            logs::answer(backend, (&namespace, &pod, &container), &query).await
+        }
+        Route::Exec(target) => streams::exec(backend, &target, request).await,
+        Route::Attach(target) => streams::attach(backend, &target, request).await,
+        Route::PortForward { namespace, pod } => streams::port_forward(backend, (&namespace, &pod), request).await,
+        Route::StatsSummary => stats::summary(backend).await,
+        Route::Metrics => stats::metrics(backend).await,
+        Route::MetricsResource => stats::resource_metrics(backend).await,
+    }
+}
+
+fn pods(backend: &Backend) -> Response<Body> {
+    let items: Vec<serde_json::Value> = backend.pods.pods().iter().map(|pod| serde_json::json!(**pod)).collect();
+    json(&serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
+}
+
+// === answers ===
+
+fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Body> {
+    typed(status, "text/plain; charset=utf-8", text.into())
+}
+
+fn json(value: &serde_json::Value) -> Response<Body> {
+    typed(StatusCode::OK, "application/json", value.to_string().into())
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Body> {
+    let mut response = Response::new(Full::new(body).boxed_unsync());
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
+    response
+}

@@ -1,0 +1,75 @@
+//! Containers of a pod, as the runtime has them.
+
+use coracle_proto::cri;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use tonic::Status;
+
+use super::Backend;
+use crate::runtime::Events;
+
+/// Whether the pod's spec has such a container.
+pub(in crate::server) fn is_in(pod: &Pod, name: &str) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let mut names = spec.containers.iter().chain(spec.init_containers.iter().flatten()).map(|c| &c.name);
+    let mut later = spec.ephemeral_containers.iter().flatten().map(|c| &c.name);
+    names.any(|n| n == name) || later.any(|n| n == name)
+}
+
+/// The pod's containers of that name, the newest first.
+pub(in crate::server) async fn find(backend: &Backend, uid: &str, name: &str) -> Result<Vec<cri::Container>, Status> {
+    let labels = [("io.kubernetes.pod.uid", uid), ("io.kubernetes.container.name", name)];
+    let filter = cri::ContainerFilter {
+        label_selector: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        ..Default::default()
+    };
+    let mut found = backend.runtime.list_containers(cri::ListContainersRequest { filter: Some(filter) }).await?.containers;
+    found.sort_by_key(|c| std::cmp::Reverse((c.metadata.as_ref().map_or(0, |m| m.attempt), c.created_at)));
+    Ok(found)
+}
+
+/// Waits for a container to end.
+pub(super) struct Ended {
+    id: String,
+    events: Option<Events>,
+}
+
+/// The end of this container, if it still runs.
+pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
+    // Listening before asking: an end in between is not missed.
+    let events = backend.runtime.events().await.ok();
+    let status = backend.runtime.container_status(cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false }).await;
+    let state = status.ok().and_then(|answer| answer.status).map(|status| status.state);
+    let is_alive = state == Some(cri::ContainerState::ContainerRunning.into()) || state == Some(cri::ContainerState::ContainerCreated.into());
+    Ended { id: id.to_owned(), events: events.filter(|_| is_alive) }
+}
+
+impl Ended {
+    /// It does not run, so there is nothing to wait for.
+    pub(super) fn already() -> Ended {
+        Ended { id: String::new(), events: None }
+    }
+
+    #[cfg(test)]
+    pub(super) fn by(id: &str, events: Events) -> Ended {
+        Ended { id: id.to_owned(), events: Some(events) }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.events.is_none()
+    }
+
+    /// Cancel safe: an event is taken from the stream only when it is looked at.
+    pub(super) async fn wait(&mut self) {
+        const STOPPED: i32 = cri::ContainerEventType::ContainerStoppedEvent as i32;
+        const DELETED: i32 = cri::ContainerEventType::ContainerDeletedEvent as i32;
+        while let Some(events) = &mut self.events {
+            match events.next().await {
+                Some(Ok(event)) if event.container_id != self.id => {}
+                Some(Ok(event)) if !matches!(event.container_event_type, STOPPED | DELETED) => {}
+                // The end, or nobody left who could tell of it.
+                _ => self.events = None,
+            }
+        }
+    }
+}

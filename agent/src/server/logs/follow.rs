@@ -1,0 +1,229 @@
+//! Reading a log to its end, and on from there as it grows, over every rotation, until the container ends.
+//!
+//! What wakes a follower is inotify on the container's log directory, the container's end, and its client
+//! going away; nothing is polled. At the end of a file, the file that was written after it is looked for
+//! by inode, so that no rotation is missed, however many there were while the client was slow.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+
+use super::container::Ended;
+use super::files;
+use super::line::Printer;
+use super::options::Options;
+
+const CHUNK: usize = 64 * 1024;
+
+/// Why a log could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("cannot read {path}")]
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot watch {path}")]
+    Watch {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Sends what is wanted of the log, until its end or until nobody wants more.
+pub(super) async fn read(log: PathBuf, options: Options, mut ended: Ended, sender: mpsc::Sender<Bytes>) -> Result<(), ReadError> {
+    let directory = log.parent().unwrap_or(Path::new("/")).to_owned();
+    // Watched before it is read: what is written in between wakes too.
+    let watch = if ended.is_over() { None } else { Some(Watch::on(&directory)?) };
+    let mut reader = Reader::begin(log, &options)?;
+    loop {
+        let is_last = ended.is_over();
+        if reader.drain(&sender).await? == Drained::Done || is_last {
+            return Ok(());
+        }
+        tokio::select! {
+            // All three only wake; what there is to read stays in the files.
+            () = ended.wait() => {}
+            () = changed(watch.as_ref()) => {}
+            () = sender.closed() => return Ok(()),
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Drained {
+    /// All that there is now has been sent.
+    UpToDate,
+    /// The limit is reached or the client has gone.
+    Done,
+}
+
+struct Reader {
+    log: PathBuf,
+    file: Option<Open>,
+    printer: Printer,
+    /// The beginning of a line that is still being written.
+    rest: Vec<u8>,
+}
+
+struct Open {
+    file: File,
+    inode: u64,
+    position: u64,
+}
+
+// === impl Reader ===
+
+impl Reader {
+    fn begin(log: PathBuf, options: &Options) -> Result<Reader, ReadError> {
+        let all = files::all(&log);
+        let (index, offset) = match options.tail {
+            Some(count) => files::tail(&all, count).map_err(|source| ReadError::File { path: log.clone(), source })?,
+            None => (first_since(&all, options), 0),
+        };
+        let file = all.get(index).map(|path| Open::at(path, offset)).transpose()?.flatten();
+        Ok(Reader { log, file, printer: Printer::new(options), rest: Vec::new() })
+    }
+
+    async fn drain(&mut self, sender: &mpsc::Sender<Bytes>) -> Result<Drained, ReadError> {
+        let (mut chunk, mut out) = (vec![0; CHUNK], Vec::new());
+        loop {
+            let read = self.read(&mut chunk)?;
+            if read == 0 && !self.next_file()? {
+                return Ok(Drained::UpToDate);
+            }
+            self.print(&chunk[..read], &mut out);
+            if !out.is_empty() && sender.send(std::mem::take(&mut out).into()).await.is_err() || self.printer.is_full() {
+                return Ok(Drained::Done);
+            }
+        }
+    }
+
+    fn read(&mut self, chunk: &mut [u8]) -> Result<usize, ReadError> {
+        if self.file.is_none() {
+            self.file = Open::at(&self.log, 0)?;
+        }
+        let Some(open) = &mut self.file else { return Ok(0) };
+        open.read(chunk).map_err(|source| ReadError::File { path: self.log.clone(), source })
+    }
+
+    /// Goes on to the file after the one that ended, if there is one. The old one is read once more by
+    /// then: it is no longer written once the next is there.
+    fn next_file(&mut self) -> Result<bool, ReadError> {
+        let Some(open) = &mut self.file else { return Ok(false) };
+        let Some(next) = files::after(&self.log, open.inode) else { return Ok(false) };
+        if open.file.metadata().is_ok_and(|found| found.len() > open.position) {
+            return Ok(true);
+        }
+        let next = Open::at(&next, 0)?;
+        let is_other = next.as_ref().is_some_and(|next| next.inode != open.inode);
+        if is_other {
+            self.file = next;
+        }
+        Ok(is_other)
+    }
+
+    fn print(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
+        while let Some(newline) = bytes.iter().position(|b| *b == b'\n') {
+            let line = &bytes[..newline];
+            if self.rest.is_empty() {
+                self.printer.print(line, out);
+            } else {
+                self.rest.extend_from_slice(line);
+                self.printer.print(&self.rest, out);
+                self.rest.clear();
+            }
+            bytes = &bytes[newline + 1..];
+        }
+        self.rest.extend_from_slice(bytes);
+    }
+}
+
+/// The first file that has something young enough: one not written since then has nothing.
+fn first_since(all: &[PathBuf], options: &Options) -> usize {
+    let Some(since) = options.since else { return 0 };
+    let is_old = |path: &&PathBuf| fs::metadata(path).is_ok_and(|found| found.mtime() < since.as_second());
+    all.iter().take(all.len().saturating_sub(1)).take_while(is_old).count()
+}
+
+// === impl Open ===
+
+impl Open {
+    fn at(path: &Path, position: u64) -> Result<Option<Open>, ReadError> {
+        let failed = |source| ReadError::File { path: path.to_owned(), source };
+        let mut file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
+        let inode = file.metadata().map_err(failed)?.ino();
+        file.seek(SeekFrom::Start(position)).map_err(failed)?;
+        Ok(Some(Open { file, inode, position }))
+    }
+
+    fn read(&mut self, chunk: &mut [u8]) -> io::Result<usize> {
+        let mut read = self.file.read(chunk)?;
+        // A log that is kept in one file is emptied instead of renamed.
+        if read == 0 && self.file.metadata()?.len() < self.position {
+            self.position = self.file.seek(SeekFrom::Start(0))?;
+            read = self.file.read(chunk)?;
+        }
+        self.position += read as u64;
+        Ok(read)
+    }
+}
+
+/// Wakes when something in a directory changes.
+struct Watch {
+    inotify: AsyncFd<Pollable>,
+}
+
+/// tokio asks for the descriptor in the older way too.
+struct Pollable(Inotify);
+
+impl AsFd for Pollable {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Pollable {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl Watch {
+    fn on(directory: &Path) -> Result<Watch, ReadError> {
+        let failed = |source: io::Error| ReadError::Watch { path: directory.to_owned(), source };
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(|errno| failed(errno.into()))?;
+        let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
+        inotify.add_watch(directory, events).map_err(|errno| failed(errno.into()))?;
+        let inotify = AsyncFd::register_with_interest(Pollable(inotify), Interest::READABLE).map_err(|error| failed(error.into()))?;
+        Ok(Watch { inotify })
+    }
+}
+
+async fn changed(watch: Option<&Watch>) {
+    let Some(Watch { inotify }) = watch else { return std::future::pending().await };
+    loop {
+        let Ok(mut ready) = inotify.readable().await else { return std::future::pending().await };
+        let read = inotify.get_ref().0.read_events();
+        if read.is_ok_and(|events| !events.is_empty()) {
+            return;
+        }
+        ready.clear_ready();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! Real files, written, rotated and removed as the runtime does it.
+
+use std::io::Write;
+use std::time::Duration;
+
+use coracle_proto::cri::{ContainerEventResponse, ContainerEventType};
+use futures::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::*;
+
+struct Log {
+    path: PathBuf,
+    rotations: u32,
+}
+
+impl Log {
+    fn new(name: &str) -> Log {
+        let dir = std::env::temp_dir().join(format!("coracle-follow-{}-{name}", std::process::id()));
+        fs::create_dir_all(&dir).expect("temp dir");
+        Log { path: dir.join("0.log"), rotations: 0 }
+    }
+
+    fn write(&self, text: &str) {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(&self.path).expect("log");
+        file.write_all(format!("2026-01-01T00:00:00Z stdout F {text}\n").as_bytes()).expect("write");
+    }
+
+    fn rotate(&mut self) {
+        self.rotations += 1;
+        let to = format!("{}.20260101-{:06}", self.path.display(), self.rotations);
+        fs::rename(&self.path, to).expect("rotate");
+    }
+
+    async fn all(&self, options: Options) -> String {
+        let (sender, receiver) = mpsc::channel(4);
+        let (read, chunks) = tokio::join!(read(self.path.clone(), options, Ended::already(), sender), ReceiverStream::new(receiver).collect::<Vec<_>>());
+        read.expect("read");
+        String::from_utf8(chunks.concat()).expect("text")
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        let _ = self.path.parent().map(fs::remove_dir_all);
+    }
+}
+
+/// A follower of a container whose end is told by hand.
+struct Follower {
+    chunks: mpsc::Receiver<Bytes>,
+    events: mpsc::Sender<Result<ContainerEventResponse, tonic::Status>>,
+    task: tokio::task::JoinHandle<Result<(), ReadError>>,
+    seen: String,
+}
+
+impl Follower {
+    fn start(log: &Log, options: Options) -> Follower {
+        let (sender, chunks) = mpsc::channel(1);
+        let (events, told) = mpsc::channel(4);
+        let ended = Ended::by("c1", ReceiverStream::new(told).boxed());
+        let task = tokio::spawn(read(log.path.clone(), options, ended, sender));
+        Follower { chunks, events, task, seen: String::new() }
+    }
+
+    async fn until(&mut self, wanted: &str) {
+        let waiting = async {
+            while !self.seen.ends_with(wanted) {
+                let chunk = self.chunks.recv().await.expect("more of the log");
+                self.seen.push_str(std::str::from_utf8(&chunk).expect("text"));
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap_or_else(|_| panic!("waited for {wanted:?}"));
+    }
+
+    async fn tell(&self, id: &str, kind: ContainerEventType) {
+        let event = ContainerEventResponse { container_id: id.to_owned(), container_event_type: kind.into(), ..Default::default() };
+        self.events.send(Ok(event)).await.expect("a listener");
+    }
+
+    async fn finish(mut self) -> String {
+        while let Some(chunk) = self.chunks.recv().await {
+            self.seen.push_str(std::str::from_utf8(&chunk).expect("text"));
+        }
+        self.task.await.expect("join").expect("read");
+        self.seen
+    }
+}
+
+#[tokio::test]
+async fn a_log_is_read_over_its_rotations() {
+    let mut log = Log::new("rotations");
+    log.write("a");
+    log.rotate();
+    log.write("b");
+    log.rotate();
+    log.write("c");
+    assert_eq!(log.all(Options::default()).await, "a\nb\nc\n");
+    assert_eq!(log.all(Options { tail: Some(2), ..Options::default() }).await, "b\nc\n");
+    assert_eq!(log.all(Options { tail: Some(0), ..Options::default() }).await, "");
+    assert_eq!(log.all(Options { limit: Some(3), ..Options::default() }).await, "a\nb");
+}
+
+#[tokio::test]
+async fn following_goes_over_rotations_and_ends_with_the_container() {
+    let mut log = Log::new("follow");
+    log.write("old");
+    let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
+    follower.until("old\n").await;
+    log.write("one");
+    follower.until("one\n").await;
+    log.rotate();
+    log.write("two");
+    follower.until("two\n").await;
+    for text in ["three", "four"] {
+        log.write(text);
+        log.rotate();
+    }
+    log.write("five");
+    follower.until("three\nfour\nfive\n").await;
+    follower.tell("another", ContainerEventType::ContainerStoppedEvent).await;
+    follower.tell("c1", ContainerEventType::ContainerStartedEvent).await;
+    log.write("last");
+    follower.tell("c1", ContainerEventType::ContainerStoppedEvent).await;
+    assert_eq!(follower.finish().await, "old\none\ntwo\nthree\nfour\nfive\nlast\n");
+}
+
+#[tokio::test]
+async fn a_log_that_is_emptied_or_not_there_yet_is_followed() {
+    let log = Log::new("empty");
+    let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
+    tokio::task::yield_now().await;
+    log.write("first and long");
+    follower.until("first and long\n").await;
+    fs::OpenOptions::new().write(true).truncate(true).open(&log.path).expect("truncate");
+    log.write("x");
+    follower.until("x\n").await;
+    follower.tell("c1", ContainerEventType::ContainerDeletedEvent).await;
+    follower.finish().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_the_reading() {
+    let log = Log::new("leaves");
+    log.write("a");
+    let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
+    follower.until("a\n").await;
+    drop(follower.chunks);
+    let ended = tokio::time::timeout(Duration::from_secs(10), follower.task).await;
+    ended.expect("in time").expect("join").expect("read");
+}
+
+#[tokio::test]
+async fn a_line_that_is_half_written_waits_for_its_end() {
+    let log = Log::new("half");
+    let mut file = fs::OpenOptions::new().create(true).append(true).open(&log.path).expect("log");
+    file.write_all(b"2026-01-01T00:00:00Z stdout F ha").expect("write");
+    let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    file.write_all(b"lf\n").expect("write");
+    follower.until("half\n").await;
+    follower.tell("c1", ContainerEventType::ContainerStoppedEvent).await;
+    assert_eq!(follower.finish().await, "half\n");
+}

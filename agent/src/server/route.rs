@@ -1,0 +1,108 @@
+//! Paths of the kubelet API. Pure.
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Healthz,
+    Pods,
+    Logs { namespace: String, pod: String, container: String },
+    Exec(Target),
+    Attach(Target),
+    PortForward { namespace: String, pod: String },
+    StatsSummary,
+    Metrics,
+    MetricsResource,
+}
+
+/// A container, by its pod's name; the uid is one that must be the pod's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    pub(super) uid: Option<String>,
+    pub(super) container: String,
+}
+
+impl Route {
+    pub(super) fn of(path: &str) -> Option<Route> {
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let own = |text: &str| text.to_owned();
+        let target = |namespace: &str, pod: &str, uid: Option<&str>, container: &str| Target {
+            namespace: own(namespace),
+            pod: own(pod),
+            uid: uid.map(own),
+            container: own(container),
+        };
+        if parts.iter().any(|part| part.is_empty()) {
+            return None;
+        }
+        Some(match parts[..] {
+            ["healthz"] | ["healthz", "ping" | "syncloop"] => Route::Healthz,
+            ["pods" | "runningpods"] => Route::Pods,
+            ["containerLogs", namespace, pod, container] => Route::Logs { namespace: own(namespace), pod: own(pod), container: own(container) },
+            ["exec", namespace, pod, container] => Route::Exec(target(namespace, pod, None, container)),
+            ["exec", namespace, pod, uid, container] => Route::Exec(target(namespace, pod, Some(uid), container)),
+            ["attach", namespace, pod, container] => Route::Attach(target(namespace, pod, None, container)),
+            ["attach", namespace, pod, uid, container] => Route::Attach(target(namespace, pod, Some(uid), container)),
+            ["portForward", namespace, pod] | ["portForward", namespace, pod, _] => Route::PortForward { namespace: own(namespace), pod: own(pod) },
+            ["stats"] | ["stats", "summary"] => Route::StatsSummary,
+            ["metrics"] => Route::Metrics,
+            ["metrics", "resource"] => Route::MetricsResource,
+            _ => return None,
+        })
+    }
+}
+
+/// All values of a parameter, decoded, in their order.
+pub(super) fn values<'a>(query: &'a str, names: &'a [&str]) -> impl Iterator<Item = String> + 'a {
+    query.split('&').filter_map(move |pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        names.contains(&decode(name).as_str()).then(|| decode(value))
+    })
+}
+
+/// Whether a flag is set, in the spellings that clients use.
+pub(super) fn flag(query: &str, names: &[&str]) -> bool {
+    values(query, names).any(|value| matches!(value.as_str(), "1" | "t" | "T" | "true" | "True" | "TRUE"))
+}
+
+fn decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, tail)) = rest.split_first() {
+        let escaped = (*first == b'%').then(|| tail.get(..2).and_then(|h| u8::from_str_radix(std::str::from_utf8(h).ok()?, 16).ok())).flatten();
+        bytes.push(match (escaped, *first) {
+            (Some(byte), _) => byte,
+            (None, b'+') => b' ',
+            (None, byte) => byte,
+        });
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lead_where_the_kubelets_lead() {
+        let logs = Route::Logs { namespace: "ns".to_owned(), pod: "p".to_owned(), container: "c".to_owned() };
+        assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs));
+        let target = |uid: Option<&str>| Target { namespace: "ns".to_owned(), pod: "p".to_owned(), uid: uid.map(str::to_owned), container: "c".to_owned() };
+        assert_eq!(Route::of("/exec/ns/p/c"), Some(Route::Exec(target(None))));
+        assert_eq!(Route::of("/attach/ns/p/u/c"), Some(Route::Attach(target(Some("u")))));
+        assert_eq!(Route::of("/pods/"), Some(Route::Pods));
+        for nowhere in ["/", "/containerLogs/ns/p", "/exec//p/c", "/unknown", "/containerLogs/a/b/c/d"] {
+            assert_eq!(Route::of(nowhere), None, "{nowhere}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_decoded() {
+        let query = "command=sh&command=-c&command=echo%20a%2Bb+c&input=1&tty=false&bad=%zz";
+        assert_eq!(values(query, &["command"]).collect::<Vec<_>>(), ["sh", "-c", "echo a+b c"]);
+        assert!(flag(query, &["stdin", "input"]) && !flag(query, &["tty"]) && !flag(query, &["error"]));
+        assert_eq!(values(query, &["bad"]).next().as_deref(), Some("%zz"));
+    }
+}

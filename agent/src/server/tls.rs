@@ -1,0 +1,40 @@
+//! TLS for the API: our certificate, and the CA that callers must come from.
+
+use std::fmt::Display;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::RootCertStore;
+use rustls::server::WebPkiClientVerifier;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::{ServerConfig, ServerError};
+
+/// A caller without a certificate is let in as nobody, so that `/healthz` can answer.
+pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&config.client_ca)? {
+        roots.add(certificate).map_err(|error| failed(&config.client_ca, error))?;
+    }
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).allow_unauthenticated().build();
+    let clients = clients.map_err(|error| failed(&config.client_ca, error))?;
+    let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| failed(&config.key, error))?;
+    let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| failed(&config.cert, error))?.with_client_cert_verifier(clients);
+    let mut tls = builder.with_single_cert(certificates(&config.cert)?, key).map_err(|error| failed(&config.cert, error))?;
+    // Streams upgrade their connection, which HTTP/2 has no way for here.
+    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(tls)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServerError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let found = read.map_err(|error| failed(path, error))?;
+    if found.is_empty() { Err(failed(path, "no certificate in it")) } else { Ok(found) }
+}
+
+fn failed(path: &Path, reason: impl Display) -> ServerError {
+    ServerError::Certificate { path: path.to_owned(), reason: reason.to_string() }
+}
