@@ -124,13 +124,14 @@ fn container_seen(sandbox: &str, status: cri::ContainerStatus) -> ContainerSeen 
     };
     let metadata = status.metadata.unwrap_or_default();
     let image = status.image.unwrap_or_default();
-    let shown = if image.user_specified_image.is_empty() { image.image } else { image.user_specified_image };
+    let asked = Some(image.user_specified_image).filter(|asked| !asked.is_empty());
     ContainerSeen {
         id: status.id,
         sandbox: sandbox.to_owned(),
         name: metadata.name,
         attempt: metadata.attempt,
-        image: shown,
+        image: asked.clone().unwrap_or(image.image),
+        asked,
         image_id: if status.image_ref.is_empty() { status.image_id } else { status.image_ref },
         run,
     }

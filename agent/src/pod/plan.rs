@@ -195,6 +195,7 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
             Some(why) => why.clone(),
             None if container.run == ContainerRun::Unknown => "its state is unknown".to_owned(),
             None if !in_sandbox => "its sandbox is gone".to_owned(),
+            None if redefined(shape, container) => "definition changed".to_owned(),
             None => continue,
         };
         plan.actions.push(Action::Stop {
@@ -204,6 +205,13 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
             why,
         });
     }
+}
+
+/// Whether a main container's image was changed in the spec since: the one field that may change under it. Told
+/// by what the runtime was asked for; never by comparing our own serialization.
+fn redefined(shape: &Shape<'_>, seen: &ContainerSeen) -> bool {
+    let wanted = shape.mains().iter().find(|c| c.name == seen.name).and_then(|c| c.image.as_ref());
+    matches!((wanted, &seen.asked), (Some(wanted), Some(asked)) if wanted != asked)
 }
 
 /// Brings init containers on in their order; true when the main containers may start.

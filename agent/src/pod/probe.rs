@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::Node;
 use super::events::Level;
+use super::state::Probed;
 
 /// What a probe found that the worker must know.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct Watched {
     pub(crate) container: Container,
     pub(crate) id: String,
     pub(crate) ip: String,
+    /// What is known of it from before this task.
+    pub(crate) before: Probed,
     pub(crate) findings: mpsc::UnboundedSender<Finding>,
 }
 
@@ -74,7 +77,7 @@ impl Streak {
 impl Watched {
     /// Probes until dropped, or until the container is condemned.
     pub(crate) async fn run(self) {
-        if let Some(probe) = &self.container.startup_probe {
+        if let Some(probe) = self.container.startup_probe.as_ref().filter(|_| !self.before.started) {
             if !self.until_decided(Kind::Startup, probe).await {
                 return;
             }
@@ -128,7 +131,7 @@ impl Watched {
     }
 
     async fn keep_readiness(&self, probe: &Probe) {
-        let (mut streak, mut ready) = (Streak::default(), false);
+        let (mut streak, mut ready) = (Streak::default(), self.before.ready);
         tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
         loop {
             let good = self.probe(Kind::Readiness, probe).await;

@@ -74,6 +74,8 @@ pub(crate) struct ContainerSeen {
     pub(crate) name: String,
     /// The restart count that it was created with.
     pub(crate) attempt: u32,
+    /// The reference that its spec had, as far as the runtime kept it.
+    pub(crate) asked: Option<String>,
     pub(crate) image: String,
     pub(crate) image_id: String,
     pub(crate) run: ContainerRun,

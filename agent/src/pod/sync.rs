@@ -70,6 +70,8 @@ struct Sync {
     /// Pods that the runtime had when this agent started: they were admitted by the one before.
     adopted: HashSet<String>,
     orphans: Option<HashMap<String, Arc<Pod>>>,
+    /// Ended for good; until the API has deleted their objects.
+    finished: HashSet<String>,
 }
 
 /// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
@@ -81,6 +83,7 @@ pub(crate) async fn run(node: Arc<Node>, inputs: Inputs) {
     let mut sync = Sync {
         adopted: orphans.keys().cloned().collect(),
         orphans: Some(orphans),
+        finished: HashSet::new(),
         node,
         inputs,
         handles: HashMap::new(),
@@ -144,6 +147,7 @@ impl Sync {
             PodChange::Applied(pod) => self.want(&pod, true),
             PodChange::Deleted(pod) => {
                 if let Some(uid) = &pod.metadata.uid {
+                    self.finished.remove(uid);
                     self.gone(uid, &pod);
                 }
             }
@@ -153,19 +157,24 @@ impl Sync {
 
     fn want(&mut self, pod: &Arc<Pod>, from_api: bool) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
-        let before = self.inputs.pods.all();
-        self.inputs.pods.put(&uid, pod);
+        if self.finished.contains(&uid) {
+            // Its object is about to go; what arrives are echoes.
+            return;
+        }
         if let Some(handle) = self.handles.get(&uid) {
             if from_api {
                 self.node.remembered.keep(pod);
                 handle.wish.send_replace(Wish::Run(Arc::clone(pod)));
+                self.inputs.pods.put(&uid, pod);
             }
             return;
         }
         if from_api {
             self.node.remembered.keep(pod);
         }
-        let verdict = self.admit(&uid, pod, &before);
+        let verdict = self.admit(&uid, pod, &self.inputs.pods.all());
+        self.inputs.pods.put(&uid, pod);
+        self.weigh();
         self.start(uid, Wish::Run(Arc::clone(pod)), verdict);
     }
 
@@ -232,6 +241,7 @@ impl Sync {
 
     /// The API's truth is known: what runs or is remembered beside it has to go.
     fn complete(&mut self, uids: &HashSet<String>) {
+        self.finished.retain(|uid| uids.contains(uid));
         let stale: Vec<(String, Arc<Pod>)> = self
             .handles
             .iter()
@@ -260,11 +270,23 @@ impl Sync {
         }
     }
 
+    /// The burstable class weighs what its pods request.
+    fn weigh(&self) {
+        let pods = self.inputs.pods.all();
+        if let Err(error) = self.node.cgroups.update_qos(pods.iter().map(|pod| &**pod)) {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot weigh the pods' cgroups");
+        }
+    }
+
     fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
         match ended {
             Ok(uid) => {
-                self.handles.remove(&uid);
                 self.inputs.pods.take(&uid);
+                self.weigh();
+                let wish = self.handles.remove(&uid).map(|handle| handle.wish.borrow().clone());
+                if matches!(wish, Some(Wish::Run(_))) {
+                    self.finished.insert(uid);
+                }
             }
             Err(error) => tracing::error!(%error, "a pod's worker ended badly"),
         }

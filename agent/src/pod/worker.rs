@@ -21,7 +21,7 @@ use super::observe::Cache;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::Present;
-use super::state::{Memory, Seen, Verdict, Wish};
+use super::state::{Memory, Probed, Seen, Verdict, Wish};
 use super::status::{self, write::Update};
 use crate::volume::Volumes;
 
@@ -103,6 +103,19 @@ pub(crate) async fn run(start: Start) {
     }
 }
 
+/// What an earlier agent's probes found; a container that is ready stays so until a probe says otherwise.
+fn probed(status: Option<&PodStatus>) -> HashMap<String, Probed> {
+    let statuses = status.into_iter().flat_map(|s| {
+        s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
+    });
+    statuses
+        .filter_map(|s| {
+            let id = s.container_id.as_deref()?.split_once("://")?.1.to_owned();
+            Some((id, Probed { started: s.started == Some(true), ready: s.ready }))
+        })
+        .collect()
+}
+
 async fn sleep_until(due: Option<Timestamp>) {
     let Some(due) = due else { return std::future::pending().await };
     let left = std::time::Duration::try_from(due - Timestamp::now()).unwrap_or_default();
@@ -119,6 +132,7 @@ impl Worker {
         let memory = Memory {
             start_time: Some(started.unwrap_or(Timestamp::from_second(now.as_second()).unwrap_or(now))),
             verdict: start.verdict,
+            probed: probed(status),
             ..Memory::default()
         };
         let worker = Self {
@@ -160,7 +174,7 @@ impl Worker {
             self.note_waiting(wish, &plan);
         }
         self.tell(wish, &plan, now);
-        self.probes.follow(&self.node, wish, &self.seen, &self.findings.0);
+        self.probes.follow(&self.node, wish, (&self.seen, &self.memory.probed), &self.findings.0);
         plan
     }
 

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use kube::api::ListParams;
@@ -11,6 +12,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::record;
+
+/// How long the API server may take before what is remembered counts.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+fn too_slow() -> kube::Error {
+    let elapsed = std::io::Error::from(std::io::ErrorKind::TimedOut);
+    kube::Error::Service(Box::new(elapsed))
+}
 
 /// Looks config maps and secrets up; cheap to clone.
 #[derive(Clone)]
@@ -71,7 +80,9 @@ impl Values {
         let Some(namespace) = namespace else { return found };
         let api: Api<Service> = Api::namespaced(self.client.clone(), namespace);
         let path = self.dir.join(format!("Services_{namespace}.json"));
-        let listed: Vec<Service> = match api.list(&ListParams::default()).await {
+        let everything = ListParams::default();
+        let listed = tokio::time::timeout(PATIENCE, api.list(&everything)).await;
+        let listed: Vec<Service> = match listed.unwrap_or_else(|_elapsed| Err(too_slow())) {
             Ok(list) => {
                 if let Err(error) = record::write(&path, &list.items) {
                     tracing::warn!(%error, path = %path.display(), "cannot remember services");
@@ -100,7 +111,9 @@ impl Values {
     {
         // Names of objects have no slash and no underscore, so the file name is unambiguous.
         let path = self.dir.join(format!("{kind}_{namespace}_{name}.json"));
-        match api.get_opt(name).await {
+        let asked = tokio::time::timeout(PATIENCE, api.get_opt(name)).await;
+        let asked = asked.unwrap_or_else(|_elapsed| Err(too_slow()));
+        match asked {
             Ok(Some(found)) => {
                 if let Err(error) = record::write(&path, &found) {
                     tracing::warn!(%error, path = %path.display(), "cannot remember a value");

@@ -37,6 +37,7 @@ fn container(name: &str, attempt: u32, run: ContainerRun) -> ContainerSeen {
         sandbox: "s".into(),
         name: name.into(),
         attempt,
+        asked: Some("i".into()),
         image: "i".into(),
         image_id: "sha".into(),
         run,
@@ -240,4 +241,11 @@ fn an_unhealthy_container_is_stopped_and_nothing_else() {
     memory.condemned.insert("a0".into(), "failed liveness probe".into());
     let got = decide(&pod(one()), &seen(vec![container("a", 0, running())]), &memory, 0);
     assert!(matches!(got.actions.as_slice(), [Action::Stop { id, .. }] if id == "a0"), "{got:?}");
+}
+
+#[test]
+fn a_changed_image_restarts_its_container() {
+    let wish = pod(json!({"containers": [{"name": "a", "image": "i:2"}]}));
+    let got = decide(&wish, &seen(vec![container("a", 0, running())]), &ready_memory(), 0);
+    assert!(matches!(got.actions.as_slice(), [Action::Stop { why, .. }] if why == "definition changed"));
 }

@@ -19,6 +19,7 @@ fn container(name: &str, attempt: u32, run: ContainerRun) -> ContainerSeen {
         sandbox: "s".into(),
         name: name.into(),
         attempt,
+        asked: None,
         image: "nginx".into(),
         image_id: "sha256:1".into(),
         run,

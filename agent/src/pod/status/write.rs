@@ -54,7 +54,9 @@ impl StatusWriter {
     /// Replaces what waits to be sent for this pod.
     pub(crate) fn send(&self, update: Update) {
         let mut pending = self.shared.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.insert(update.uid.clone(), update);
+        // What waits was not sent, so the API still has what it was compared with.
+        let known = pending.remove(&update.uid).map_or_else(|| update.known.clone(), |older| older.known);
+        pending.insert(update.uid.clone(), Update { known, ..update });
         drop(pending);
         self.shared.wake.notify_one();
     }

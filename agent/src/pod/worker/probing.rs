@@ -8,7 +8,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::pod::Node;
 use crate::pod::probe::{Finding, Watched, wanted};
-use crate::pod::state::{Seen, Shape, Wish, is_sidecar};
+use crate::pod::state::{Probed, Seen, Shape, Wish, is_sidecar};
 
 /// Probe tasks by container id; dropping one ends it.
 #[derive(Default)]
@@ -22,7 +22,7 @@ impl Probes {
         &mut self,
         node: &Arc<Node>,
         wish: &Wish,
-        seen: &Seen,
+        (seen, probed): (&Seen, &HashMap<String, Probed>),
         findings: &mpsc::UnboundedSender<Finding>,
     ) {
         let running = |id: &str| seen.containers.iter().any(|c| c.id == id && c.running());
@@ -45,6 +45,7 @@ impl Probes {
                 container: container.clone(),
                 id: current.id.clone(),
                 ip,
+                before: probed.get(&current.id).copied().unwrap_or_default(),
                 findings: findings.clone(),
             };
             let task = AbortOnDropHandle::new(tokio::spawn(watched.run()));
