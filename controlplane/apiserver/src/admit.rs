@@ -4,7 +4,7 @@ mod default_tolerations;
 mod namespace_lifecycle;
 mod node_restriction;
 mod priority;
-mod service_account;
+pub(crate) mod service_account;
 
 use coracle_kinds::Kind;
 use serde_json::Value;

@@ -68,7 +68,7 @@ fn keep_node_ports(new: &mut Value, old: &Value) {
         return;
     }
     let olds = old["spec"]["ports"].as_array().cloned().unwrap_or_default();
-    for port in new["spec"]["ports"].as_array_mut().into_iter().flatten() {
+    for port in new["spec"].get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
         let same = olds.iter().find(|old| old["port"] == port["port"] && old["protocol"] == port["protocol"]);
         if port["nodePort"].as_u64().unwrap_or(0) == 0
             && let Some(kept) = same.map(|old| old["nodePort"].clone()).filter(|kept| !kept.is_null())
@@ -137,7 +137,7 @@ fn ports(object: &mut Value, mut taken: Taken) -> std::result::Result<(), String
     if !has_node_ports(object) {
         return Ok(());
     }
-    for port in object["spec"]["ports"].as_array_mut().into_iter().flatten() {
+    for port in object["spec"].get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {
         let wanted = port["nodePort"].as_u64().unwrap_or(0);
         let chosen = if wanted == 0 {
             let start = rand::rng().random_range(NODE_PORTS);

@@ -84,7 +84,12 @@ impl Authenticators {
             scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
         });
         let token = token.ok_or_else(ApiError::unauthorized)?;
+        self.token_user(cache, token, &self.tokens.audiences).ok_or_else(ApiError::unauthorized)
+    }
+
+    /// The caller behind a token that is for one of the audiences.
+    pub(crate) fn token_user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let known = self.token_file.as_ref().and_then(|file| file.user(token));
-        known.or_else(|| self.tokens.user(cache, token)).ok_or_else(ApiError::unauthorized)
+        known.or_else(|| self.tokens.user(cache, token, audiences))
     }
 }

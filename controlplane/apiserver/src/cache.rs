@@ -76,6 +76,13 @@ impl Cache {
         reached.map(|_| ()).map_err(|_closed| ApiError::unavailable("the store is closed"))
     }
 
+    /// Waits until something holds, looking at each commit.
+    pub(crate) async fn until(&self, holds: impl Fn() -> bool) {
+        let mut seen = self.revision.subscribe();
+        // Ends with an error only when the cache itself ends.
+        let _ = seen.wait_for(|_| holds()).await;
+    }
+
     /// The collection of a kind, locked; never held over an await.
     pub(crate) fn of(&self, kind: &Kind) -> Result<MutexGuard<'_, Collection>> {
         self.collections.get(&(kind.group, kind.plural)).map(lock).ok_or_else(ApiError::no_resource)

@@ -81,7 +81,8 @@ fn openapi_document(info: &RequestInfo, headers: &HeaderMap, path: &str) -> Opti
 }
 
 fn not_modified() -> Reply {
-    let mut reply = reply::bytes(304, "application/json", "");
+    // Without a content type: clients put these headers over those of the answer that they kept.
+    let mut reply = Reply::new(reply::full(""));
     *reply.status_mut() = StatusCode::NOT_MODIFIED;
     reply
 }

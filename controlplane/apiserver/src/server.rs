@@ -185,6 +185,9 @@ async fn on_resource(call: &Call) -> Result<Reply> {
     if !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
+    if !call.kind.stored() {
+        return verb::review::run(call);
+    }
     match call.info.verb {
         "get" => verb::get::run(call),
         "list" => verb::list::run(call),

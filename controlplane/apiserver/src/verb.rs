@@ -6,5 +6,6 @@ pub(crate) mod delete_collection;
 pub(crate) mod get;
 pub(crate) mod list;
 pub(crate) mod patch;
+pub(crate) mod review;
 pub(crate) mod update;
 pub(crate) mod watch;

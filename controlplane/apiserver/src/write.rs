@@ -7,7 +7,7 @@ use coracle_store::{Expect, Tier, Write};
 use serde_json::{Value, json};
 
 use crate::{
-    admit::{Attributes, Operation},
+    admit::{Attributes, Operation, service_account},
     allocate,
     cache::{Object, encode, key_of},
     call::Call,
@@ -55,6 +55,9 @@ pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
     defaults::apply(kind, &mut object);
     let name = text(&object, "name").to_owned();
     let attributes = Attributes::new(call, Operation::Create, &name, None);
+    if attributes.is(Operation::Create, "Pod") {
+        service_account::wait_for_account(&call.state, &object).await;
+    }
     call.state.admission.mutate(&call.state, &attributes, &mut object)?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);

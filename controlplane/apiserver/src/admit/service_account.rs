@@ -1,5 +1,7 @@
 //! Every pod runs as a service account, and finds its token where clients look for it.
 
+use std::time::Duration;
+
 use coracle_kinds::kind::by_resource;
 use serde_json::{Value, json};
 
@@ -13,8 +15,20 @@ use crate::{
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// An hour and seven seconds, by which the kind of token is known in old servers.
 const TOKEN_SECONDS: i64 = 3607;
+const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) struct ServiceAccount;
+
+/// Waits a moment for the service account of a new pod: in a new namespace, and in a new cluster, its
+/// controller is about to make it.
+pub(crate) async fn wait_for_account(state: &State, pod: &Value) {
+    let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
+    let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
+    let name = pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
+    let there = || state.cache.get(kind, namespace, name).is_some();
+    // Whether it came or not is for the admission to see.
+    let _ = tokio::time::timeout(PATIENCE, state.cache.until(there)).await;
+}
 
 impl Admit for ServiceAccount {
     fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
@@ -65,7 +79,7 @@ fn mount_token(spec: &mut Value) {
     let volume = existing.unwrap_or_else(|| format!("kube-api-access-{}", random_suffix()));
     let mut mounted = false;
     for field in ["containers", "initContainers"] {
-        for container in spec[field].as_array_mut().into_iter().flatten() {
+        for container in spec.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten() {
             mounted |= mount(container, &volume);
         }
     }

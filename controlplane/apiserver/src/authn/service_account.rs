@@ -70,9 +70,9 @@ impl Tokens {
     }
 
     /// The service account behind a token, if the token is ours, of now, and its objects still live.
-    pub(crate) fn user(&self, cache: &Cache, token: &str) -> Option<User> {
+    pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.verified(token)?;
-        self.is_current(&claims).then_some(())?;
+        self.is_current(&claims, audiences).then_some(())?;
         let about = &claims["kubernetes.io"];
         let namespace = about["namespace"].as_str()?;
         let (name, uid) = (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
@@ -108,11 +108,11 @@ impl Tokens {
         serde_json::from_slice(&decode(payload)?).ok()
     }
 
-    fn is_current(&self, claims: &Value) -> bool {
+    fn is_current(&self, claims: &Value, audiences: &[String]) -> bool {
         let now = jiff::Timestamp::now().as_second();
         let time = |claim: &str, default| claims[claim].as_i64().unwrap_or(default);
         let audience = claims["aud"].as_array().is_some_and(|list| {
-            list.iter().filter_map(Value::as_str).any(|one| self.audiences.iter().any(|own| own == one))
+            list.iter().filter_map(Value::as_str).any(|one| audiences.iter().any(|own| own == one))
         });
         claims["iss"] == self.issuer.as_str()
             && audience

@@ -28,7 +28,9 @@ pub(super) fn allows(question: &Question<'_>) -> bool {
             resource.namespace == "kube-node-lease" && (verb == "create" || resource.name == node)
         }
         ("", "serviceaccounts", "") => verb == "get",
-        ("", "serviceaccounts", "token") => verb == "create",
+        ("", "serviceaccounts", "token")
+        | ("authentication.k8s.io", "tokenreviews", "")
+        | ("authorization.k8s.io", "subjectaccessreviews", "") => verb == "create",
         ("", "secrets", "") => READ.contains(&verb) && needed(question, resource, node, secrets_of),
         ("", "configmaps", "") => READ.contains(&verb) && needed(question, resource, node, config_maps_of),
         _ => false,

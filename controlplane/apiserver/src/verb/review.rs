@@ -1,0 +1,109 @@
+//! POST of a review: a question about somebody's identity or rights, answered and not kept.
+
+use serde_json::{Value, json};
+
+use crate::{
+    authn::User,
+    authz::{self, Question},
+    body,
+    call::Call,
+    error::{ApiError, Result},
+    reply::{self, Reply},
+    request::{Query, RequestInfo, ResourceInfo},
+};
+
+const VERBS: &[&str] = &["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+
+pub(crate) fn run(call: &Call) -> Result<Reply> {
+    let (mut review, warnings) = body::object(call)?;
+    review["status"] = match call.kind.kind {
+        "SelfSubjectReview" => json!({"userInfo": described(&call.user)}),
+        "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]),
+        "SubjectAccessReview" | "LocalSubjectAccessReview" => access(call, &subject(&review["spec"]), &review["spec"]),
+        "SelfSubjectRulesReview" => rules(&call.user),
+        "TokenReview" => token(call, &review["spec"]),
+        _ => return Err(ApiError::method_not_allowed()),
+    };
+    if let Some(metadata) = crate::write::metadata_mut(&mut review) {
+        metadata.insert("creationTimestamp".into(), crate::write::now().into());
+    }
+    Ok(reply::warned(reply::json(201, &review), &warnings))
+}
+
+fn described(user: &User) -> Value {
+    let mut value = json!({"username": user.name, "groups": user.groups});
+    if !user.uid.is_empty() {
+        value["uid"] = user.uid.clone().into();
+    }
+    if !user.extra.is_empty() {
+        value["extra"] = json!(user.extra);
+    }
+    value
+}
+
+/// The user that a review asks about, exactly as it says.
+fn subject(spec: &Value) -> User {
+    let groups = spec["groups"].as_array().into_iter().flatten();
+    User {
+        name: spec["user"].as_str().unwrap_or_default().to_owned(),
+        groups: groups.filter_map(Value::as_str).map(str::to_owned).collect(),
+        ..User::default()
+    }
+}
+
+fn access(call: &Call, user: &User, spec: &Value) -> Value {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
+    let wanted = if resource.is_object() { text(&resource["verb"]) } else { text(&path["verb"]) };
+    let verb = VERBS.iter().copied().find(|verb| *verb == wanted);
+    let info = RequestInfo {
+        // A verb that is not one of ours is allowed to nobody but those who may do everything.
+        verb: verb.unwrap_or_default(),
+        path: text(&path["path"]),
+        query: Query::default(),
+        resource: resource.is_object().then(|| ResourceInfo {
+            group: text(&resource["group"]),
+            version: text(&resource["version"]),
+            namespace: text(&resource["namespace"]),
+            resource: text(&resource["resource"]),
+            name: text(&resource["name"]),
+            subresource: text(&resource["subresource"]),
+        }),
+    };
+    let allowed = authz::authorize(&Question { user, info: &info, cache: &call.state.cache }).is_ok();
+    json!({"allowed": allowed})
+}
+
+/// Rights that do not depend on the object; the node authorizer's do, so the list is not complete.
+fn rules(user: &User) -> Value {
+    let all = json!(["*"]);
+    let (resources, paths) = if user.is_in("system:masters") {
+        (json!([{"verbs": all, "apiGroups": all, "resources": all}]), json!([{"verbs": all, "nonResourceURLs": all}]))
+    } else {
+        let paths = ["/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz", "/version"];
+        (json!([]), json!([{"verbs": ["get"], "nonResourceURLs": paths}]))
+    };
+    json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": !user.is_in("system:masters")})
+}
+
+fn token(call: &Call, spec: &Value) -> Value {
+    let state = &call.state;
+    let token = spec["token"].as_str().unwrap_or_default();
+    let asked = spec["audiences"].as_array().into_iter().flatten();
+    let asked: Vec<String> = asked.filter_map(Value::as_str).map(str::to_owned).collect();
+    let audiences = if asked.is_empty() { state.authenticators.tokens.audiences.clone() } else { asked };
+    match state.authenticators.token_user(&state.cache, token, &audiences) {
+        Some(user) => json!({"authenticated": true, "user": described(&user), "audiences": audiences}),
+        None => json!({"authenticated": false, "error": "the token is not known, not valid any more, or for others"}),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn reviews_are_in_the_table_and_not_stored() {
+        let kind = "selfsubjectaccessreviews";
+        let kind = coracle_kinds::kind::by_resource("authorization.k8s.io", "v1", kind).unwrap();
+        assert!(!kind.stored());
+    }
+}
