@@ -81,6 +81,13 @@ impl<K: Object> Cache<K> {
         Self { state: Mutex::new(state), synced: watch::Sender::new(false) }
     }
 
+    /// As [`Cache::on_change`], and tells of all that is there now, as if it had just come.
+    pub(crate) fn on_change_and_now(&self, handler: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
+        let mut state = self.lock();
+        state.objects.values().for_each(|object| handler(&Change { old: None, new: Some(object) }));
+        state.handlers.push(Box::new(handler));
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<K>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use kube::Client;
 use serde_json::Value;
+use tokio::sync::OnceCell;
 
+use crate::api_kind::ApiKind;
+use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::events::{Kind, Note, Recorder};
@@ -17,22 +20,29 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     pub(crate) recorder: Recorder,
     pub(crate) config: ControllersConfig,
+    /// What the API consists of, found out once.
+    pub(crate) kinds: OnceCell<Vec<ApiKind>>,
 }
 
 impl Context {
+    /// Writes objects of the kind that this cache holds.
+    pub(crate) fn writer<'a, K>(&'a self, cache: &'a Cache<K>) -> Writer<'a, K> {
+        Writer { client: &self.client, cache }
+    }
+
     /// Writes pods.
     pub(crate) fn pods(&self) -> Writer<'_, Pod> {
-        Writer { client: &self.client, cache: &self.caches.pods }
+        self.writer(&self.caches.pods)
     }
 
     /// Writes replica sets.
     pub(crate) fn replica_sets(&self) -> Writer<'_, ReplicaSet> {
-        Writer { client: &self.client, cache: &self.caches.replica_sets }
+        self.writer(&self.caches.replica_sets)
     }
 
     /// Writes deployments.
     pub(crate) fn deployments(&self) -> Writer<'_, Deployment> {
-        Writer { client: &self.client, cache: &self.caches.deployments }
+        self.writer(&self.caches.deployments)
     }
 
     /// Records an event about an object.

@@ -9,17 +9,25 @@
 //! objects are written as patches of exactly the fields that are ours, so that fields newer than this crate
 //! survive.
 
+mod api_kind;
 mod cache;
 mod caches;
 mod config;
 mod context;
 mod deployment;
+mod endpoints;
 mod error;
 mod events;
+mod garbage;
+mod namespace;
 mod object;
+mod pod_cidr;
+mod pod_gc;
 mod queue;
 mod replica_set;
+mod root_ca;
 mod run;
+mod service_account;
 mod template;
 mod watch;
 mod write;

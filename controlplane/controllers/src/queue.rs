@@ -27,6 +27,8 @@ struct State<T> {
     /// Asked for again while a worker is on it.
     again: HashSet<T>,
     later: BTreeMap<(Instant, u64), T>,
+    /// Where each key is in `later`.
+    planned: HashMap<T, (Instant, u64)>,
     serial: u64,
     failures: HashMap<T, u32>,
 }
@@ -48,6 +50,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
             working: HashSet::new(),
             again: HashSet::new(),
             later: BTreeMap::new(),
+            planned: HashMap::new(),
             serial: 0,
             failures: HashMap::new(),
         };
@@ -65,11 +68,17 @@ impl<T: Clone + Eq + Hash> Queue<T> {
         }
     }
 
-    /// Asks for a look at this key after a time.
+    /// Asks for a look at this key after a time, if none is planned before.
     pub(crate) fn add_after(&self, key: T, delay: Duration) {
         let mut state = self.lock();
         state.serial += 1;
         let place = (Instant::now() + delay, state.serial);
+        match state.planned.get(&key).copied() {
+            Some(planned) if planned <= place => return,
+            Some(planned) => drop(state.later.remove(&planned)),
+            None => {}
+        }
+        state.planned.insert(key.clone(), place);
         state.later.insert(place, key);
         drop(state);
         self.wake.notify_one();
@@ -160,6 +169,7 @@ impl<T: Clone + Eq + Hash> State<T> {
     fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
         while let Some(entry) = self.later.first_entry().filter(|entry| entry.key().0 <= now) {
             let key = entry.remove();
+            self.planned.remove(&key);
             self.add(key);
         }
         let Some(key) = self.ready.pop_front() else {
@@ -193,7 +203,9 @@ mod tests {
     async fn a_delayed_key_comes_when_it_is_due() {
         let queue = Queue::new();
         let start = Instant::now();
+        queue.add_after("a", Duration::from_secs(60));
         queue.add_after("a", Duration::from_millis(20));
+        queue.add_after("a", Duration::from_secs(60));
         assert_eq!(queue.next().await, "a");
         assert!(start.elapsed() >= Duration::from_millis(20));
     }

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use kube::Client;
+use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -13,14 +14,16 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
-use crate::{deployment, events, replica_set};
+use crate::{
+    deployment, endpoints, events, garbage, namespace, pod_cidr, pod_gc, replica_set, root_ca, service_account,
+};
 
 /// Runs every controller until `shutdown` is cancelled. Watches that fail are retried for ever.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
     let mut tasks = JoinSet::new();
     let (recorder, writing) = events::recorder(client.clone());
     tasks.spawn(writing);
-    let context = Arc::new(Context { client, caches: Caches::new(), recorder, config });
+    let context = Arc::new(Context { client, caches: Caches::new(), recorder, config, kinds: OnceCell::new() });
     start(&context, &mut tasks);
     // Listeners first, so that they are told of all that the watches bring.
     for watch in context.caches.watches(&context.client) {
@@ -33,17 +36,30 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     }
 }
 
+/// The controllers with a queue of keys. (Written out by a macro, for each of their functions is a type of its own.)
+macro_rules! start {
+    ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
+        let queue = Arc::new(Queue::new());
+        $controller::run::listen($context, &queue);
+        workers($tasks, $context, (&queue, $name, $workers), |context, key| async move {
+            $controller::run::reconcile(&context, key).await
+        });
+    )*};
+}
+
 fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
-    let queue = Arc::new(Queue::new());
-    deployment::run::listen(context, &queue);
-    workers(tasks, context, (&queue, "deployment", 2), |context, key| async move {
-        deployment::run::reconcile(&context, key).await
-    });
-    let queue = Arc::new(Queue::new());
-    replica_set::run::listen(context, &queue);
-    workers(tasks, context, (&queue, "replica-set", 4), |context, key| async move {
-        replica_set::run::reconcile(&context, key).await
-    });
+    start! {
+        tasks, context,
+        deployment "deployment" 2,
+        replica_set "replica-set" 4,
+        service_account "service-account" 1,
+        root_ca "root-ca" 1,
+        pod_cidr "pod-cidr" 1,
+        pod_gc "pod-gc" 1,
+        namespace "namespace" 2,
+        endpoints "endpoints" 2,
+    }
+    tasks.spawn(garbage::run::run(context.clone()));
 }
 
 /// Spawns workers on one queue, which begin once every cache has its first list.

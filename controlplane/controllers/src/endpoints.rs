@@ -1,0 +1,4 @@
+//! The addresses behind each service.
+
+pub(crate) mod plan;
+pub(crate) mod run;

@@ -1,0 +1,152 @@
+//! A service and the pods of its namespace → its endpoints.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, ObjectReference, ServicePort};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::object::{Object, Pod, Service};
+
+/// Whether the service's endpoints are ours to keep: without a selector they are the user's.
+pub(crate) fn is_ours(service: &Service) -> bool {
+    service.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
+        && service.spec.type_.as_deref() != Some("ExternalName")
+}
+
+/// Whether the service selects these labels.
+pub(crate) fn selects(service: &Service, pod: &Pod) -> bool {
+    let labels = pod.metadata.labels.as_ref();
+    let has = |name: &String, value: &String| labels.and_then(|labels| labels.get(name)) == Some(value);
+    is_ours(service) && service.spec.selector.iter().flatten().all(|(name, value)| has(name, value))
+}
+
+/// The endpoints that the service should have: one subset for each set of ports that pods have in common.
+pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
+    let publish = service.spec.publish_not_ready_addresses == Some(true);
+    let mut subsets: Vec<EndpointSubset> = Vec::new();
+    for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
+        let Some(ip) = pod.status.pod_ip.clone().filter(|ip| !ip.is_empty()) else { continue };
+        if pod.deleting() && !publish {
+            continue;
+        }
+        let ports = ports(service, pod);
+        let place = subsets.iter().position(|subset| subset.ports.as_deref().unwrap_or_default() == ports);
+        let place = place.unwrap_or_else(|| {
+            let ports = (!ports.is_empty()).then_some(ports);
+            subsets.push(EndpointSubset { ports, ..EndpointSubset::default() });
+            subsets.len() - 1
+        });
+        let subset = &mut subsets[place];
+        let ready = publish || pod.ready_since().is_some();
+        let list = if ready { &mut subset.addresses } else { &mut subset.not_ready_addresses };
+        list.get_or_insert_default().push(address(service, pod, ip));
+    }
+    for subset in &mut subsets {
+        for list in [&mut subset.addresses, &mut subset.not_ready_addresses].into_iter().flatten() {
+            list.sort_by(|one, other| one.ip.cmp(&other.ip));
+        }
+    }
+    subsets.sort_by_key(|subset| subset.ports.iter().flatten().map(|port| port.port).collect::<Vec<_>>());
+    // Pods that have none of the service's ports are no endpoints of it; a service without ports has no such pods.
+    let portless = service.spec.ports.as_ref().is_none_or(Vec::is_empty);
+    subsets.retain(|subset| subset.ports.is_some() || portless);
+    subsets
+}
+
+fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
+    let named = pod.spec.subdomain.as_deref() == Some(service.name());
+    EndpointAddress {
+        ip,
+        hostname: pod.spec.hostname.clone().filter(|name| named && !name.is_empty()),
+        node_name: pod.spec.node_name.clone(),
+        target_ref: Some(ObjectReference {
+            kind: Some("Pod".to_owned()),
+            namespace: pod.metadata.namespace.clone(),
+            name: pod.metadata.name.clone(),
+            uid: pod.metadata.uid.clone(),
+            ..ObjectReference::default()
+        }),
+    }
+}
+
+fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
+    let all = service.spec.ports.iter().flatten();
+    let mut ports: Vec<EndpointPort> = all
+        .filter_map(|port| {
+            Some(EndpointPort {
+                port: target(port, pod)?,
+                name: port.name.clone(),
+                protocol: Some(port.protocol.clone().unwrap_or_else(|| "TCP".to_owned())),
+                app_protocol: port.app_protocol.clone(),
+            })
+        })
+        .collect();
+    ports.sort_by(|one, other| (&one.name, one.port).cmp(&(&other.name, other.port)));
+    ports
+}
+
+fn target(port: &ServicePort, pod: &Pod) -> Option<i32> {
+    let wanted = match &port.target_port {
+        None | Some(IntOrString::Int(0)) => return Some(port.port),
+        Some(IntOrString::Int(number)) => return Some(*number),
+        Some(IntOrString::String(name)) => name,
+    };
+    let protocol = |protocol: &Option<String>| protocol.clone().unwrap_or_else(|| "TCP".to_owned());
+    let all = pod.spec.containers.iter().filter_map(|container| container.ports.as_ref()).flatten();
+    let mut fitting = all.filter(|own| {
+        own.name.as_ref() == Some(wanted) && protocol(&own.protocol) == protocol(&port.protocol)
+    });
+    fitting.next().map(|own| own.container_port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn service(spec: Value) -> Service {
+        serde_json::from_value(json!({"metadata": {"name": "web", "namespace": "d"}, "spec": spec})).unwrap()
+    }
+
+    fn pod(name: &str, ip: &str, ready: &str) -> Arc<Pod> {
+        Arc::new(
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "namespace": "d", "labels": {"app": "a"}},
+                "spec": {"nodeName": "n", "containers": [{"ports": [{"name": "http", "containerPort": 8080}]}]},
+                "status": {"podIP": ip, "conditions": [{"type": "Ready", "status": ready}]},
+            }))
+            .unwrap(),
+        )
+    }
+
+    fn show(service: &Service, pods: &[Arc<Pod>]) -> String {
+        let ips = |list: &Option<Vec<EndpointAddress>>| {
+            list.iter().flatten().map(|address| address.ip.clone()).collect::<Vec<_>>().join(",")
+        };
+        let subsets = subsets(service, pods);
+        let show = |subset: &EndpointSubset| {
+            let ports: Vec<_> = subset.ports.iter().flatten().map(|port| port.port.to_string()).collect();
+            format!("[{}|{}]:{}", ips(&subset.addresses), ips(&subset.not_ready_addresses), ports.join(","))
+        };
+        subsets.iter().map(show).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn ready_and_unready_pods_are_told_apart_and_named_ports_looked_up() {
+        let service = service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "http"}]}));
+        let pods = [pod("1", "10.0.0.2", "True"), pod("2", "10.0.0.1", "True"), pod("3", "10.0.0.3", "False")];
+        assert_eq!(show(&service, &pods), "[10.0.0.1,10.0.0.2|10.0.0.3]:8080");
+        assert_eq!(show(&service, &[pod("1", "", "True")]), "");
+    }
+
+    #[test]
+    fn unknown_ports_and_missing_selectors_give_no_endpoints() {
+        let named = service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "other"}]}));
+        assert_eq!(show(&named, &[pod("1", "10.0.0.2", "True")]), "");
+        assert!(!is_ours(&service(json!({"ports": [{"port": 80}]}))));
+        let all = json!({"selector": {"app": "a"}, "ports": [{"port": 80}], "publishNotReadyAddresses": true});
+        assert_eq!(show(&service(all), &[pod("1", "10.0.0.2", "False")]), "[10.0.0.2|]:80");
+        let headless = service(json!({"selector": {"app": "a"}, "clusterIP": "None"}));
+        assert_eq!(show(&headless, &[pod("1", "10.0.0.2", "True")]), "[10.0.0.2|]:");
+    }
+}

@@ -1,0 +1,106 @@
+//! Writes the endpoints.
+
+use std::sync::Arc;
+
+use kube::api::DeleteParams;
+use serde_json::{Value, json};
+
+use super::plan;
+use crate::context::Context;
+use crate::error::{Error, is_already_exists, is_namespace_terminating};
+use crate::object::{Endpoints, Key, Object, Pod, Service};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+/// Has the queue told of services that need a look.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.services.on_change(move |change| {
+        if let Some(service) = change.latest() {
+            own.add(service.key());
+        }
+    });
+    let own = queue.clone();
+    context.caches.endpoints.on_change(move |change| {
+        if let Some(endpoints) = change.latest() {
+            own.add(endpoints.key());
+        }
+    });
+    let (own, services) = (queue.clone(), context.caches.services.clone());
+    context.caches.pods.on_change(move |change| {
+        let pods: Vec<&Arc<Pod>> = [change.old, change.new].into_iter().flatten().collect();
+        let Some(pod) = pods.first() else { return };
+        for service in services.in_namespace(pod.namespace()) {
+            if pods.iter().any(|pod| plan::selects(&service, pod)) {
+                own.add(service.key());
+            }
+        }
+    });
+}
+
+/// One look at one service.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let caches = &context.caches;
+    let (service, known) = (caches.services.get(&key), caches.endpoints.get(&key));
+    let failed = |verb| {
+        let object = format!("Endpoints {key}");
+        move |source| Error::Request { verb, object, source }
+    };
+    let writer = context.writer(&caches.endpoints);
+    let Some(service) = service.filter(|service| !service.deleting()) else {
+        if let Some(known) = known.filter(|known| was_ours(known)) {
+            writer.delete(&known, DeleteParams::default()).await.map_err(failed("delete"))?;
+        }
+        return Ok(Next::Wait);
+    };
+    if !plan::is_ours(&service) {
+        return Ok(Next::Wait);
+    }
+    let subsets = plan::subsets(&service, &caches.pods.in_namespace(&key.namespace));
+    let labels = labels(&service);
+    match known {
+        Some(known) if is_right(&known, &subsets, &labels) => {}
+        Some(_) => {
+            let patch = json!({"metadata": {"labels": labels}, "subsets": subsets});
+            writer.merge(&key, Part::Main, patch).await?;
+        }
+        None => {
+            let endpoints = json!({"metadata": {"name": key.name, "labels": labels}, "subsets": subsets});
+            match writer.create(&key.namespace, endpoints).await {
+                Err(error) if !is_already_exists(&error) && !is_namespace_terminating(&error) => {
+                    return Err(failed("create")(error));
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+    Ok(Next::Wait)
+}
+
+const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
+const MANAGER: &str = "endpoint-controller";
+
+fn was_ours(endpoints: &Endpoints) -> bool {
+    endpoints.metadata.labels.iter().flatten().any(|(name, value)| name == MANAGED_BY && value == MANAGER)
+}
+
+fn labels(service: &Service) -> Value {
+    let mut labels = json!(service.metadata.labels.clone().unwrap_or_default());
+    labels[MANAGED_BY] = MANAGER.into();
+    if service.spec.cluster_ip.as_deref() == Some("None") {
+        labels["service.kubernetes.io/headless"] = "".into();
+    }
+    labels
+}
+
+fn is_right(
+    known: &Endpoints,
+    subsets: &[k8s_openapi::api::core::v1::EndpointSubset],
+    labels: &Value,
+) -> bool {
+    let own = known.metadata.labels.clone().unwrap_or_default();
+    let labelled = labels.as_object().into_iter().flatten().all(|(name, value)| {
+        own.get(name).map(String::as_str) == value.as_str()
+    });
+    labelled && known.subsets.as_deref().unwrap_or_default() == subsets
+}

@@ -1,0 +1,256 @@
+//! Who owns whom: every object that there is, by uid, with as little of each as will do.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::plan::{FOREGROUND, ORPHAN};
+use crate::api_kind::ApiKind;
+use crate::object::Key;
+
+/// An object in the graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) kind: Arc<ApiKind>,
+    pub(crate) key: Key,
+    owners: Box<[Edge]>,
+    state: State,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Edge {
+    uid: Box<str>,
+    blocking: bool,
+}
+
+/// How far an object's deletion has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Stays,
+    /// Deletion was asked for, and neither of the two below.
+    Deleting,
+    /// Waits for its dependents to be deleted.
+    Foreground,
+    /// Waits for its dependents to be let go.
+    Orphaning,
+}
+
+/// What of a change is work.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Work {
+    /// Objects that may have to be deleted or finished with.
+    pub(crate) attempt: Vec<String>,
+    /// Objects whose dependents are to be let go.
+    pub(crate) orphan: Vec<String>,
+}
+
+/// All objects.
+#[derive(Debug, Default)]
+pub(crate) struct Graph {
+    items: HashMap<String, Item>,
+    dependents: HashMap<Box<str>, HashSet<String>>,
+    /// Owners that went last: their dependents need not ask the server about them.
+    gone: VecDeque<String>,
+}
+
+/// So many owners that are gone are remembered.
+const REMEMBERED: usize = 500;
+
+fn state(meta: &ObjectMeta) -> State {
+    let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
+    match meta.deletion_timestamp {
+        None => State::Stays,
+        Some(_) if has(FOREGROUND) => State::Foreground,
+        Some(_) if has(ORPHAN) => State::Orphaning,
+        Some(_) => State::Deleting,
+    }
+}
+
+impl Graph {
+    /// Takes an object in, new or changed.
+    pub(crate) fn set(&mut self, kind: &Arc<ApiKind>, meta: &ObjectMeta) -> Work {
+        let Some(uid) = meta.uid.clone() else { return Work::default() };
+        let owners: Box<[Edge]> = meta.owner_references.iter().flatten().map(|owner| Edge {
+            uid: owner.uid.as_str().into(),
+            blocking: owner.block_owner_deletion == Some(true),
+        }).collect();
+        let item = Item { kind: kind.clone(), key: Key::of(meta), owners, state: state(meta) };
+        let mut work = Work::default();
+        let old = self.items.get(&uid);
+        let new_state = old.is_none_or(|old| old.state != item.state);
+        let new_owners = old.is_none_or(|old| old.owners != item.owners);
+        match item.state {
+            State::Foreground if new_state => work.attempt.push(uid.clone()),
+            State::Orphaning if new_state => work.orphan.push(uid.clone()),
+            State::Foreground | State::Orphaning | State::Stays | State::Deleting => {}
+        }
+        if new_owners {
+            // An owner that waits for this one may not have to any more.
+            let before: Vec<Box<str>> = old.iter().flat_map(|old| &old.owners).map(|edge| edge.uid.clone()).collect();
+            for owner in before {
+                self.unlink(&owner, &uid);
+                self.wake_waiting(&owner, &mut work);
+            }
+            for owner in &item.owners {
+                self.dependents.entry(owner.uid.clone()).or_default().insert(uid.clone());
+            }
+            let settled = |edge: &Edge| self.items.get(&*edge.uid).is_some_and(|owner| owner.state == State::Stays);
+            if !item.owners.iter().all(settled) {
+                work.attempt.push(uid.clone());
+            }
+        }
+        self.items.insert(uid, item);
+        work
+    }
+
+    /// Takes in that an object is gone.
+    pub(crate) fn remove(&mut self, uid: &str) -> Work {
+        let mut work = Work::default();
+        if let Some(item) = self.items.remove(uid) {
+            for owner in &item.owners {
+                self.unlink(&owner.uid, uid);
+                self.wake_waiting(&owner.uid, &mut work);
+            }
+        }
+        let dependents = self.dependents_of(uid);
+        if !dependents.is_empty() {
+            self.gone.push_back(uid.to_owned());
+            if self.gone.len() > REMEMBERED {
+                self.gone.pop_front();
+            }
+        }
+        work.attempt.extend(dependents);
+        work
+    }
+
+    /// The uids of all objects of a kind.
+    pub(crate) fn of_kind(&self, kind: &Arc<ApiKind>) -> Vec<String> {
+        let own = self.items.iter().filter(|(_, item)| Arc::ptr_eq(&item.kind, kind));
+        own.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// The object with this uid.
+    pub(crate) fn get(&self, uid: &str) -> Option<&Item> {
+        self.items.get(uid)
+    }
+
+    /// Whether this object went not long ago. No uid is ever used again.
+    pub(crate) fn has_seen_go(&self, uid: &str) -> bool {
+        self.gone.iter().any(|gone| gone == uid)
+    }
+
+    /// The objects that name this one as an owner.
+    pub(crate) fn dependents_of(&self, uid: &str) -> Vec<String> {
+        self.dependents.get(uid).into_iter().flatten().cloned().collect()
+    }
+
+    /// The dependents that this object's deletion in the foreground waits for.
+    pub(crate) fn blocking_dependents(&self, uid: &str) -> Vec<String> {
+        let blocks = |item: &Item| item.owners.iter().any(|edge| &*edge.uid == uid && edge.blocking);
+        self.dependents_of(uid).into_iter().filter(|uid| self.items.get(uid).is_some_and(blocks)).collect()
+    }
+
+    /// Whether there may be anything to do about this object, without asking the server.
+    pub(crate) fn is_suspect(&self, uid: &str) -> bool {
+        let Some(item) = self.items.get(uid) else { return false };
+        let settled = |edge: &Edge| self.items.get(&*edge.uid).is_some_and(|owner| {
+            owner.state != State::Foreground && in_reach(item, owner)
+        });
+        item.state == State::Foreground || !item.owners.iter().all(settled)
+    }
+
+    fn unlink(&mut self, owner: &str, uid: &str) {
+        if let Some(dependents) = self.dependents.get_mut(owner) {
+            dependents.remove(uid);
+            if dependents.is_empty() {
+                self.dependents.remove(owner);
+            }
+        }
+    }
+
+    fn wake_waiting(&self, owner: &str, work: &mut Work) {
+        if self.items.get(owner).is_some_and(|owner| owner.state == State::Foreground) {
+            work.attempt.push(owner.to_owned());
+        }
+    }
+}
+
+impl Item {
+    /// Whether the object waits for its dependents to be deleted.
+    pub(crate) fn is_foreground(&self) -> bool {
+        self.state == State::Foreground
+    }
+}
+
+/// Whether `owner` may own `item`: owners are of the same namespace or of none.
+pub(crate) fn in_reach(item: &Item, owner: &Item) -> bool {
+    !owner.kind.namespaced || owner.key.namespace == item.key.namespace
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::garbage::plan::tests::kind;
+    use serde_json::{Value, json};
+
+    fn meta(uid: &str, owners: &[&str], more: Value) -> ObjectMeta {
+        let owners: Vec<Value> = owners
+            .iter()
+            .map(|uid| json!({"apiVersion": "v1", "kind": "K", "name": uid, "uid": uid, "blockOwnerDeletion": true}))
+            .collect();
+        let mut value = json!({"name": uid, "namespace": "n", "uid": uid, "ownerReferences": owners});
+        for (name, field) in more.as_object().unwrap() {
+            value[name] = field.clone();
+        }
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn foreground() -> Value {
+        json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FOREGROUND]})
+    }
+
+    #[test]
+    fn dependents_are_looked_at_when_their_owner_goes() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        assert_eq!(graph.set(&kind, &meta("owner", &[], json!({}))), Work::default());
+        assert_eq!(graph.set(&kind, &meta("child", &["owner"], json!({}))), Work::default());
+        assert!(!graph.is_suspect("child"));
+        assert_eq!(graph.remove("owner").attempt, ["child"]);
+        assert!(graph.is_suspect("child") && graph.has_seen_go("owner"));
+        assert!(graph.remove("child").attempt.is_empty());
+        assert!(graph.dependents.is_empty() && graph.items.is_empty());
+    }
+
+    #[test]
+    fn an_unknown_owner_makes_an_object_suspect_until_it_is_seen() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        assert_eq!(graph.set(&kind, &meta("child", &["owner"], json!({}))).attempt, ["child"]);
+        assert!(graph.is_suspect("child"));
+        graph.set(&kind, &meta("owner", &[], json!({})));
+        assert!(!graph.is_suspect("child"));
+    }
+
+    #[test]
+    fn an_owner_that_waits_is_looked_at_when_a_dependent_goes_or_lets_go() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        graph.set(&kind, &meta("owner", &[], json!({})));
+        graph.set(&kind, &meta("one", &["owner"], json!({})));
+        graph.set(&kind, &meta("two", &["owner"], json!({})));
+        assert_eq!(graph.set(&kind, &meta("owner", &[], foreground())).attempt, ["owner"]);
+        assert!(graph.is_suspect("one"));
+        let mut blocking = graph.blocking_dependents("owner");
+        blocking.sort();
+        assert_eq!(blocking, ["one", "two"]);
+        assert_eq!(graph.remove("one").attempt, ["owner"]);
+        assert_eq!(graph.set(&kind, &meta("two", &[], json!({}))).attempt, ["owner"]);
+        assert!(graph.blocking_dependents("owner").is_empty());
+    }
+
+    #[test]
+    fn orphaning_is_work_of_its_own() {
+        let (mut graph, kind) = (Graph::default(), kind("K", true));
+        let orphaning = json!({"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [ORPHAN]});
+        assert_eq!(graph.set(&kind, &meta("owner", &[], orphaning)).orphan, ["owner"]);
+    }
+}

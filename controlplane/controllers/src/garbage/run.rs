@@ -1,0 +1,337 @@
+//! Feeds the graph and carries the plans out.
+//!
+//! Kinds that other controllers watch are heard of from their caches; of all others the metadata is watched.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Api;
+use kube::api::{DeleteParams, Preconditions};
+use kube::runtime::watcher::{Event, watcher};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::graph::{Graph, Work, in_reach};
+use super::plan::{Action, FOREGROUND, Facts, ORPHAN, Owner, plan};
+use crate::api_kind::{ApiKind, Meta};
+use crate::cache::Cache;
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Key, Object};
+use crate::queue::{Next, Queue};
+use crate::watch::{Retry, config};
+
+/// The graph and the work that comes from it.
+pub(crate) struct Collector {
+    graph: Mutex<Graph>,
+    /// Uids of objects that may have to be deleted or finished with.
+    attempts: Queue<String>,
+    /// Uids of objects whose dependents are to be let go.
+    orphans: Queue<String>,
+    /// Kinds as the server names them, for owners that the graph does not know.
+    kinds: Vec<Arc<ApiKind>>,
+}
+
+/// Runs the collector for ever.
+pub(crate) async fn run(context: Arc<Context>) {
+    let mut retry = Retry::new();
+    let kinds = loop {
+        match context.kinds().await {
+            Ok(kinds) => break kinds,
+            Err(error) => error.log("garbage", &"discovery", std::time::Duration::ZERO),
+        }
+        retry.wait().await;
+    };
+    let kinds: Vec<_> = kinds.iter().filter(|kind| !kind.is_event()).cloned().map(Arc::new).collect();
+    let collector = Arc::new(Collector {
+        graph: Mutex::new(Graph::default()),
+        attempts: Queue::new(),
+        orphans: Queue::new(),
+        kinds,
+    });
+    let mut tasks = JoinSet::new();
+    let mut listed = JoinSet::new();
+    let heard = collector.hear(&context);
+    for kind in collector.kinds.iter().filter(|kind| kind.deletable && kind.watchable) {
+        if heard.contains(&kind.name()) {
+            continue;
+        }
+        let (done, first) = tokio::sync::oneshot::channel();
+        tasks.spawn(watch(context.clone(), collector.clone(), kind.clone(), done));
+        listed.spawn(first);
+    }
+    context.caches.synced().await;
+    while listed.join_next().await.is_some() {}
+    for _ in 0..4 {
+        let (own, context) = (collector.clone(), context.clone());
+        tasks.spawn(async move {
+            own.attempts.work("garbage", |uid| own.attempt(&context, uid)).await;
+        });
+    }
+    let own = collector.clone();
+    tasks.spawn(async move {
+        own.orphans.work("garbage-orphan", |uid| own.orphan(&context, uid)).await;
+    });
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Feeds the graph with the metadata of one kind.
+async fn watch(
+    context: Arc<Context>,
+    collector: Arc<Collector>,
+    kind: Arc<ApiKind>,
+    first: tokio::sync::oneshot::Sender<()>,
+) {
+    let mut first = Some(first);
+    let api: Api<Meta> = Api::all_with(context.client.clone(), &kind.resource);
+    let mut events = std::pin::pin!(watcher(api, config()));
+    let (mut retry, mut seen) = (Retry::new(), HashSet::new());
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(event) => {
+                retry.reset();
+                if matches!(event, Event::InitDone) {
+                    drop(first.take());
+                }
+                collector.take_in(&kind, event, &mut seen);
+            }
+            Err(error) => {
+                tracing::debug!(kind = %kind.name(), "watch: {error}");
+                retry.wait().await;
+            }
+        }
+    }
+}
+
+// === impl Collector ===
+
+impl Collector {
+    fn lock(&self) -> MutexGuard<'_, Graph> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enqueue(&self, work: Work) {
+        work.attempt.into_iter().for_each(|uid| self.attempts.add(uid));
+        work.orphan.into_iter().for_each(|uid| self.orphans.add(uid));
+    }
+
+    fn kind(&self, group: &str, kind: &str) -> Option<&Arc<ApiKind>> {
+        self.kinds.iter().find(|own| own.resource.group == group && own.resource.kind == kind)
+    }
+
+    /// Listens to the caches of others; says which kinds that covers.
+    fn hear(self: &Arc<Self>, context: &Context) -> HashSet<String> {
+        let caches = &context.caches;
+        let heard = [
+            self.hear_one(&caches.pods),
+            self.hear_one(&caches.replica_sets),
+            self.hear_one(&caches.deployments),
+            self.hear_one(&caches.nodes),
+            self.hear_one(&caches.namespaces),
+            self.hear_one(&caches.service_accounts),
+            self.hear_one(&caches.services),
+            self.hear_one(&caches.endpoints),
+        ];
+        heard.into_iter().flatten().collect()
+    }
+
+    fn hear_one<K: Object>(self: &Arc<Self>, cache: &Arc<Cache<K>>) -> Option<String> {
+        let kind = self.kind(&K::group(&()), &K::kind(&()))?.clone();
+        let (own, name) = (self.clone(), kind.name());
+        cache.on_change_and_now(move |change| {
+            let work = match (change.new, change.old) {
+                (Some(new), old) => {
+                    // Another object of the same name: the old one is gone.
+                    let replaced = old.filter(|old| old.uid() != new.uid());
+                    let mut work = replaced.map(|old| own.lock().remove(old.uid())).unwrap_or_default();
+                    let more = own.lock().set(&kind, new.meta());
+                    work.attempt.extend(more.attempt);
+                    work.orphan.extend(more.orphan);
+                    work
+                }
+                (None, Some(old)) => own.lock().remove(old.uid()),
+                (None, None) => Work::default(),
+            };
+            own.enqueue(work);
+        });
+        Some(name)
+    }
+
+    fn take_in(
+        &self,
+        kind: &Arc<ApiKind>,
+        event: Event<Meta>,
+        seen: &mut HashSet<String>,
+    ) {
+        match event {
+            Event::Init => seen.clear(),
+            Event::InitApply(object) => {
+                seen.extend(object.metadata.uid.clone());
+                let work = self.lock().set(kind, &object.metadata);
+                self.enqueue(work);
+            }
+            Event::Apply(object) => {
+                let work = self.lock().set(kind, &object.metadata);
+                self.enqueue(work);
+            }
+            Event::Delete(object) => {
+                let work = self.lock().remove(object.metadata.uid.as_deref().unwrap_or_default());
+                self.enqueue(work);
+            }
+            Event::InitDone => {
+                let gone = self.lock().of_kind(kind).into_iter().filter(|uid| !seen.contains(uid));
+                for uid in gone.collect::<Vec<_>>() {
+                    let work = self.lock().remove(&uid);
+                    self.enqueue(work);
+                }
+                *seen = HashSet::new();
+            }
+        }
+    }
+
+    /// One look at one object.
+    async fn attempt(&self, context: &Context, uid: String) -> Result<Next, Error> {
+        let (item, dependents, blocking, waiting) = {
+            let graph = self.lock();
+            let Some(item) = graph.get(&uid).filter(|_| graph.is_suspect(&uid)).cloned() else {
+                return Ok(Next::Wait);
+            };
+            let dependents = graph.dependents_of(&uid);
+            let waits = |uid: &String| graph.get(uid).is_some_and(super::graph::Item::is_foreground);
+            let waiting = dependents.iter().any(waits);
+            let blocking = graph.blocking_dependents(&uid);
+            (item, dependents, blocking, waiting)
+        };
+        let live = item.kind.live(&context.client, &item.key).await?;
+        let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) else {
+            // The watch will say so too; its dependents need not wait for that.
+            let work = self.lock().remove(&uid);
+            self.enqueue(work);
+            return Ok(Next::Wait);
+        };
+        let mut owners = Vec::new();
+        for owner in live.metadata.owner_references.iter().flatten() {
+            owners.push((owner, self.owner(context, &item, owner).await?));
+        }
+        let facts = Facts {
+            meta: &live.metadata,
+            owners,
+            has_dependents: !dependents.is_empty(),
+            has_blocking_dependents: !blocking.is_empty(),
+            has_waiting_dependents: waiting,
+        };
+        match plan(&facts) {
+            Action::Nothing => {}
+            Action::AttemptDependents => blocking.into_iter().for_each(|uid| self.attempts.add(uid)),
+            action => apply(context, (&item.kind, &item.key), &live.metadata, action).await?,
+        }
+        Ok(Next::Wait)
+    }
+
+    /// How an owner stands, asking the server about those that the graph does not know.
+    async fn owner(
+        &self,
+        context: &Context,
+        item: &super::graph::Item,
+        owner: &OwnerReference,
+    ) -> Result<Owner, Error> {
+        {
+            let graph = self.lock();
+            if let Some(known) = graph.get(&owner.uid) {
+                return Ok(match (in_reach(item, known), known.is_foreground()) {
+                    (false, _) => Owner::Absent,
+                    (true, true) => Owner::Waiting,
+                    (true, false) => Owner::Solid,
+                });
+            }
+            if graph.has_seen_go(&owner.uid) {
+                return Ok(Owner::Absent);
+            }
+        }
+        let group = owner.api_version.rsplit_once('/').map(|(group, _)| group).unwrap_or_default();
+        // What cannot be looked up cannot be known to be gone.
+        let Some(kind) = self.kind(group, &owner.kind) else { return Ok(Owner::Solid) };
+        if kind.namespaced && item.key.namespace.is_empty() {
+            return Ok(Owner::Solid);
+        }
+        let namespace = if kind.namespaced { item.key.namespace.as_str() } else { "" };
+        let live = kind.live(&context.client, &Key::new(namespace, &owner.name)).await?;
+        let same = live.is_some_and(|live| live.metadata.uid.as_ref() == Some(&owner.uid));
+        Ok(if same { Owner::Solid } else { Owner::Absent })
+    }
+
+    /// Lets all dependents of one object go, then the object.
+    async fn orphan(&self, context: &Context, uid: String) -> Result<Next, Error> {
+        let (item, dependents) = {
+            let graph = self.lock();
+            let Some(item) = graph.get(&uid).cloned() else { return Ok(Next::Wait) };
+            let dependents: Vec<_> =
+                graph.dependents_of(&uid).iter().filter_map(|uid| graph.get(uid).cloned()).collect();
+            (item, dependents)
+        };
+        for dependent in dependents {
+            let Some(live) = dependent.kind.live(&context.client, &dependent.key).await? else { continue };
+            let all = live.metadata.owner_references.iter().flatten();
+            let kept = all.filter(|owner| owner.uid != uid).cloned().collect();
+            let place = (&dependent.kind, &dependent.key);
+            apply(context, place, &live.metadata, Action::KeepOwners(kept)).await?;
+        }
+        let live = item.kind.live(&context.client, &item.key).await?;
+        if let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) {
+            drop_finalizer(context, (&item.kind, &item.key), &live.metadata, ORPHAN).await?;
+        }
+        Ok(Next::Wait)
+    }
+}
+
+async fn apply(
+    context: &Context,
+    (kind, key): (&Arc<ApiKind>, &Key),
+    live: &ObjectMeta,
+    action: Action,
+) -> Result<(), Error> {
+    match action {
+        Action::Nothing | Action::AttemptDependents => Ok(()),
+        Action::Finish => drop_finalizer(context, (kind, key), live, FOREGROUND).await,
+        Action::KeepOwners(owners) => set_owners(context, (kind, key), live, &owners).await,
+        Action::Delete { policy, unblock } => {
+            if unblock {
+                let mut owners = live.owner_references.clone().unwrap_or_default();
+                owners.iter_mut().for_each(|owner| owner.block_owner_deletion = Some(false));
+                set_owners(context, (kind, key), live, &owners).await?;
+            }
+            // Of this version only: a newer one may have another owner.
+            let resource_version = if unblock { None } else { live.resource_version.clone() };
+            let preconditions = Preconditions { uid: live.uid.clone(), resource_version };
+            let params = DeleteParams {
+                propagation_policy: Some(policy),
+                preconditions: Some(preconditions),
+                ..DeleteParams::default()
+            };
+            kind.delete(&context.client, key, &params).await
+        }
+    }
+}
+
+async fn set_owners(
+    context: &Context,
+    (kind, key): (&Arc<ApiKind>, &Key),
+    live: &ObjectMeta,
+    owners: &[OwnerReference],
+) -> Result<(), Error> {
+    let metadata = json!({"uid": live.uid, "resourceVersion": live.resource_version, "ownerReferences": owners});
+    kind.merge(&context.client, key, json!({"metadata": metadata})).await
+}
+
+async fn drop_finalizer(
+    context: &Context,
+    (kind, key): (&Arc<ApiKind>, &Key),
+    live: &ObjectMeta,
+    finalizer: &str,
+) -> Result<(), Error> {
+    let left: Vec<_> = live.finalizers.iter().flatten().filter(|own| *own != finalizer).collect();
+    let metadata = json!({"uid": live.uid, "resourceVersion": live.resource_version, "finalizers": left});
+    kind.merge(&context.client, key, json!({"metadata": metadata})).await
+}

@@ -1,0 +1,4 @@
+//! Empties namespaces that are being deleted.
+
+pub(crate) mod plan;
+pub(crate) mod run;

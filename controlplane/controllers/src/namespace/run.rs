@@ -1,0 +1,112 @@
+//! Deletes the contents of namespaces, pods first, then lets the namespaces go.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::api::Request;
+use kube::Resource;
+use serde_json::{Value, json};
+
+use super::plan::{Left, conditions};
+use crate::api_kind::ApiKind;
+use crate::context::Context;
+use crate::error::{Error, is_not_found};
+use crate::object::{Key, Namespace, Object};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+const FINALIZER: &str = "kubernetes";
+
+/// Has the queue told of namespaces that are being deleted and may be nearer to empty.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.namespaces.on_change(move |change| {
+        if let Some(namespace) = change.new
+            && namespace.deleting()
+        {
+            own.add(namespace.key());
+        }
+    });
+    let (own, namespaces) = (queue.clone(), context.caches.namespaces.clone());
+    context.caches.pods.on_change(move |change| {
+        let (Some(pod), None) = (change.old, change.new) else { return };
+        let key = Key::new("", pod.namespace());
+        if namespaces.get(&key).is_some_and(|namespace| namespace.deleting()) {
+            own.add(key);
+        }
+    });
+}
+
+/// One look at one namespace.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(namespace) = context.caches.namespaces.get(&key) else { return Ok(Next::Wait) };
+    let finalizers = namespace.spec.finalizers.as_deref().unwrap_or_default();
+    if !namespace.deleting() || !finalizers.iter().any(|finalizer| finalizer == FINALIZER) {
+        return Ok(Next::Wait);
+    }
+    let kinds = context.kinds().await?;
+    let contents = kinds.iter().filter(|kind| kind.namespaced && kind.deletable);
+    let (pods, others): (Vec<_>, Vec<_>) =
+        contents.partition(|kind| kind.resource.group.is_empty() && kind.resource.plural == "pods");
+    let mut left = empty(context, &key.name, &pods).await;
+    if left.is_nothing() {
+        left = empty(context, &key.name, &others).await;
+    }
+    if left.is_nothing() {
+        return finalize(context, &key).await;
+    }
+    show(context, &namespace, &left).await?;
+    // Tried again with growing delays, and at once when a pod has gone.
+    Err(Error::NotEmpty { object: format!("Namespace {key}") })
+}
+
+/// Deletes all objects of these kinds; says what is still there.
+async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Left {
+    let mut left = Left::default();
+    for kind in kinds {
+        let deleted = kind.delete_all(&context.client, namespace).await;
+        let found = kind.list(&context.client, namespace).await;
+        match found {
+            Ok(found) if found.is_empty() => {}
+            Ok(found) => {
+                left.count(&kind.name(), found.iter().map(|object| &object.metadata));
+                left.failures.extend(deleted.err().map(|error| error.to_string()));
+            }
+            Err(Error::Request { source, .. }) if is_not_found(&source) => {}
+            Err(error) => left.failures.push(error.to_string()),
+        }
+    }
+    left
+}
+
+async fn show(context: &Context, namespace: &Namespace, left: &Left) -> Result<(), Error> {
+    let old = namespace.status.conditions.as_deref().unwrap_or_default();
+    let new = conditions(old, left, Timestamp::now());
+    if old == new {
+        return Ok(());
+    }
+    let patch = json!({"metadata": {"uid": namespace.uid()}, "status": {"conditions": new}});
+    context.writer(&context.caches.namespaces).merge(&namespace.key(), Part::Status, patch).await.map(drop)
+}
+
+/// Takes our finalizer off, through the one subresource that can.
+async fn finalize(context: &Context, key: &Key) -> Result<Next, Error> {
+    let failed = |verb| move |source| Error::Request { verb, object: format!("Namespace {key}"), source };
+    let requests = Request::new(Namespace::url_path(&(), None));
+    let get = requests.get(&key.name, &Default::default()).map_err(kube::Error::BuildRequest);
+    let mut live: Value = match context.client.request(get.map_err(failed("get"))?).await {
+        Err(error) if is_not_found(&error) => return Ok(Next::Wait),
+        result => result.map_err(failed("get"))?,
+    };
+    if let Some(finalizers) = live.pointer_mut("/spec/finalizers").and_then(Value::as_array_mut) {
+        finalizers.retain(|finalizer| finalizer != FINALIZER);
+    }
+    let put = serde_json::to_vec(&live).map_err(kube::Error::SerdeError).and_then(|body| {
+        let request = requests.replace_subresource("finalize", &key.name, &Default::default(), body);
+        request.map_err(kube::Error::BuildRequest)
+    });
+    match context.client.request_text(put.map_err(failed("finalize"))?).await {
+        Err(error) if !is_not_found(&error) => Err(failed("finalize")(error)),
+        Ok(_) | Err(_) => Ok(Next::Wait),
+    }
+}

@@ -1,0 +1,145 @@
+//! The nodes and the cluster's ranges → a range for each node that has none.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+
+use crate::config::ControllersConfig;
+use crate::object::{Node, Object};
+
+/// What a node gets.
+#[derive(Debug)]
+pub(crate) enum Action {
+    /// These ranges, one of each family.
+    Assign(Arc<Node>, Vec<IpNetwork>),
+    /// Nothing: no range is left.
+    Exhausted(Arc<Node>),
+}
+
+/// The ranges that a node has.
+pub(crate) fn ranges(node: &Node) -> Vec<IpNetwork> {
+    let all = node.spec.pod_cidrs.iter().flatten().chain(&node.spec.pod_cidr);
+    all.filter_map(|text| text.parse().ok()).collect()
+}
+
+/// Decides for all nodes at once, so that none gets what another has or gets.
+pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig) -> Vec<Action> {
+    if config.cluster_cidrs.is_empty() {
+        return Vec::new();
+    }
+    let taken: Vec<IpNetwork> = nodes.iter().flat_map(|node| ranges(node)).collect();
+    let mut free: Vec<_> = config
+        .cluster_cidrs
+        .iter()
+        .map(|cluster| {
+            let mask = if cluster.is_ipv4() { config.node_mask_v4 } else { config.node_mask_v6 };
+            Free::new(*cluster, mask, &taken)
+        })
+        .collect();
+    let needy = nodes.iter().filter(|node| ranges(node).is_empty() && !node.deleting());
+    needy
+        .map(|node| match free.iter_mut().map(Iterator::next).collect() {
+            Some(ranges) => Action::Assign(node.clone(), ranges),
+            None => Action::Exhausted(node.clone()),
+        })
+        .collect()
+}
+
+/// The free ranges of a cluster range, one after another.
+struct Free {
+    cluster: IpNetwork,
+    mask: u8,
+    next: u128,
+    count: u128,
+    /// Taken ranges of the very size, and others.
+    same: HashSet<IpNetwork>,
+    other: Vec<IpNetwork>,
+}
+
+impl Free {
+    fn new(cluster: IpNetwork, mask: u8, taken: &[IpNetwork]) -> Self {
+        let bits = mask.saturating_sub(cluster.prefix()).min(32);
+        let (same, other) = taken.iter().copied().partition(|range: &IpNetwork| range.prefix() == mask);
+        let same: Vec<IpNetwork> = same;
+        Self { cluster, mask, next: 0, count: 1 << bits, same: same.into_iter().collect(), other }
+    }
+
+    fn at(&self, number: u128) -> Option<IpNetwork> {
+        let address = match self.cluster.network() {
+            IpAddr::V4(base) => {
+                let offset = u32::try_from(number.checked_shl(u32::from(32_u8.checked_sub(self.mask)?))?).ok()?;
+                IpAddr::V4(Ipv4Addr::from_bits(base.to_bits() | offset))
+            }
+            IpAddr::V6(base) => {
+                let offset = number.checked_shl(u32::from(128_u8.checked_sub(self.mask)?))?;
+                IpAddr::V6(Ipv6Addr::from_bits(base.to_bits() | offset))
+            }
+        };
+        IpNetwork::new(address, self.mask).ok()
+    }
+}
+
+impl Iterator for Free {
+    type Item = IpNetwork;
+
+    fn next(&mut self) -> Option<IpNetwork> {
+        while self.next < self.count {
+            let range = self.at(self.next)?;
+            self.next += 1;
+            let overlaps = |other: &IpNetwork| other.contains(range.network()) || range.contains(other.network());
+            if !self.same.contains(&range) && !self.other.iter().any(overlaps) {
+                return Some(range);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn node(name: &str, ranges: &[&str]) -> Arc<Node> {
+        let spec = json!({"podCIDR": ranges.first(), "podCIDRs": ranges});
+        Arc::new(serde_json::from_value(json!({"metadata": {"name": name}, "spec": spec})).unwrap())
+    }
+
+    fn decide(nodes: &[Arc<Node>], clusters: &[&str], mask_v4: u8) -> Vec<String> {
+        let config = ControllersConfig {
+            cluster_cidrs: clusters.iter().map(|text| text.parse().unwrap()).collect(),
+            node_mask_v4: mask_v4,
+            ..ControllersConfig::default()
+        };
+        let show = |action: Action| match action {
+            Action::Assign(node, ranges) => {
+                let ranges: Vec<_> = ranges.iter().map(ToString::to_string).collect();
+                format!("{} {}", node.name(), ranges.join(" "))
+            }
+            Action::Exhausted(node) => format!("{} none", node.name()),
+        };
+        plan(nodes, &config).into_iter().map(show).collect()
+    }
+
+    #[test]
+    fn each_node_gets_the_first_range_that_nobody_has() {
+        let nodes = [node("a", &["10.42.0.0/24"]), node("b", &[]), node("c", &["10.42.2.0/24"]), node("d", &[])];
+        assert_eq!(decide(&nodes, &["10.42.0.0/16"], 24), ["b 10.42.1.0/24", "d 10.42.3.0/24"]);
+    }
+
+    #[test]
+    fn ranges_of_other_sizes_are_kept_clear_of() {
+        let nodes = [node("a", &["10.42.0.0/23"]), node("b", &["10.42.2.128/25"]), node("c", &[])];
+        assert_eq!(decide(&nodes, &["10.42.0.0/16"], 24), ["c 10.42.3.0/24"]);
+    }
+
+    #[test]
+    fn both_families_come_together_or_not_at_all() {
+        let nodes = [node("a", &[]), node("b", &[]), node("c", &[])];
+        let expected = ["a 10.42.0.0/24 fd00::/64", "b 10.42.1.0/24 fd00:0:0:1::/64", "c none"];
+        assert_eq!(decide(&nodes, &["10.42.0.0/23", "fd00::/48"], 24), expected);
+        assert!(decide(&nodes, &[], 24).is_empty());
+    }
+}

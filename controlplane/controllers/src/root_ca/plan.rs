@@ -1,0 +1,43 @@
+//! A namespace and its copy of the CA → what to do.
+
+use crate::object::{ConfigMap, Namespace, Object};
+
+/// The key that the CA is under.
+pub(crate) const DATA_KEY: &str = "ca.crt";
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Nothing,
+    Create,
+    Correct,
+}
+
+/// Decides what to do.
+pub(crate) fn plan(namespace: Option<&Namespace>, copy: Option<&ConfigMap>, pem: &str) -> Action {
+    if !namespace.is_some_and(|namespace| !namespace.deleting()) {
+        return Action::Nothing;
+    }
+    let Some(copy) = copy else { return Action::Create };
+    let data = copy.data.as_ref();
+    let right = data.is_some_and(|data| data.len() == 1 && data.get(DATA_KEY).is_some_and(|own| own == pem));
+    if right { Action::Nothing } else { Action::Correct }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_copy_is_made_and_kept_right() {
+        let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap();
+        let copy = |data| serde_json::from_value::<ConfigMap>(json!({"data": data})).unwrap();
+        let decide = |copy: Option<&ConfigMap>| plan(Some(&namespace), copy, "pem");
+        assert_eq!(decide(None), Action::Create);
+        assert_eq!(decide(Some(&copy(json!({"ca.crt": "pem"})))), Action::Nothing);
+        assert_eq!(decide(Some(&copy(json!({"ca.crt": "other"})))), Action::Correct);
+        assert_eq!(decide(Some(&copy(json!({"ca.crt": "pem", "x": "y"})))), Action::Correct);
+        assert_eq!(plan(None, None, "pem"), Action::Nothing);
+    }
+}

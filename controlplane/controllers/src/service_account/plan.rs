@@ -1,0 +1,28 @@
+//! A namespace and its default account → whether to make one.
+
+use crate::object::{Namespace, Object, ServiceAccount};
+
+/// The account's name.
+pub(crate) const NAME: &str = "default";
+
+/// Whether the account has to be made.
+pub(crate) fn is_missing(namespace: Option<&Namespace>, account: Option<&ServiceAccount>) -> bool {
+    namespace.is_some_and(|namespace| !namespace.deleting()) && account.is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_namespace_that_stays_gets_an_account() {
+        let stays: Namespace = serde_json::from_value(json!({"metadata": {"name": "n"}})).unwrap();
+        let goes = json!({"metadata": {"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        let goes: Namespace = serde_json::from_value(goes).unwrap();
+        assert!(is_missing(Some(&stays), None));
+        assert!(!is_missing(Some(&stays), Some(&ServiceAccount::default())));
+        assert!(!is_missing(Some(&goes), None));
+        assert!(!is_missing(None, None));
+    }
+}
