@@ -1,1 +1,104 @@
 //! The per-pod shim: holds the namespaces, runs the containers, keeps stdio and exit codes.
+//!
+//! One process a pod, started as `coracle shim --dir DIR`. It *is* the pod: it unshares the network,
+//! ipc, uts and mount namespaces and keeps them by living. Start reading at [`main`], then `setup`
+//! (from a process to a pod, in kernel order) and `shim` (the loop and its calls, one a file).
+//!
+//! Invariants:
+//! - single-threaded, without tokio: one poll loop, nothing in it blocks and nothing polls by time;
+//! - calls the container library only in `creator`, a fork that ends after one container;
+//! - nothing grows with time: an absent agent costs one event per container that ended;
+//! - file systems are mounted in a namespace of the shim's own and vanish with it;
+//! - knows neither CRI nor Kubernetes, only OCI specs and its own protocol.
+
+mod cgroup;
+mod console;
+mod container;
+mod creator;
+mod events;
+mod exec;
+mod fault;
+mod kernel;
+mod log;
+mod overlay;
+mod program;
+mod report;
+mod setup;
+mod shim;
+mod stdio;
+mod wire;
+
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use coracle_proto::shim::SandboxConfig;
+use prost::Message as _;
+
+use crate::setup::SetupError;
+use crate::shim::Shim;
+
+/// What the command line says.
+#[derive(Clone, Debug)]
+pub struct ShimArgs {
+    /// Holds `shim.pb`, the pod's configuration, and all that the shim keeps.
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    #[error("read {}", .path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("understand {}", .path.display())]
+    Decode { path: PathBuf, source: prost::DecodeError },
+    #[error("become the pod")]
+    Setup(#[source] SetupError),
+    #[error("report that the pod is ready")]
+    Ready(#[source] io::Error),
+    #[error("wait for events")]
+    Loop(#[source] nix::Error),
+}
+
+/// Becomes the pod of `args.dir` and serves it until it is shut down.
+///
+/// Must be called before any thread exists. The standard output carries one word to whoever
+/// started us: `ready`, or the reason why not.
+#[must_use]
+pub fn main(args: ShimArgs) -> ExitCode {
+    match run(&args.dir) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let text = fault::chain(&error);
+            report::note(&text);
+            let _ = writeln!(io::stdout(), "{text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(dir: &Path) -> Result<(), StartError> {
+    let path = dir.join("shim.pb");
+    let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
+    let config =
+        SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
+    let pod = setup::enter(&config, dir).map_err(StartError::Setup)?;
+    let own_cgroups = pod.own_cgroups.clone();
+    let shim = Shim::new(config, dir.to_owned(), pod);
+    ready().map_err(StartError::Ready)?;
+    // After the word, since the kernel lets the first move wait for some milliseconds, which the
+    // agent can use for the network.
+    if let Err(error) = cgroup::enter(&own_cgroups) {
+        report::note(&fault::chain(&error));
+    }
+    shim.serve().map_err(StartError::Loop)
+}
+
+/// Says so, and lets go of the pipe.
+fn ready() -> io::Result<()> {
+    let mut out = io::stdout();
+    out.write_all(b"ready\n")?;
+    out.flush()?;
+    let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    kernel::place(null.as_raw_fd(), 1)
+}

@@ -1,0 +1,222 @@
+//! Cgroups by plain file writes, over every hierarchy that is mounted: v1, hybrid and v2 alike.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// A cgroup operation that the kernel refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CgroupError {
+    #[error("read the mounted cgroup hierarchies")]
+    Hierarchies(#[source] io::Error),
+    #[error("make the cgroup {}", .path.display())]
+    Make { path: PathBuf, source: io::Error },
+    #[error("enter the cgroup {}", .path.display())]
+    Enter { path: PathBuf, source: io::Error },
+    #[error("remove the cgroup {}", .path.display())]
+    Remove { path: PathBuf, source: io::Error },
+}
+
+/// One mounted hierarchy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hierarchy {
+    pub(crate) mount: PathBuf,
+    /// Comma-separated v1 controllers, empty for v2.
+    controllers: String,
+}
+
+/// Whether a tree of cgroups is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removed {
+    All,
+    /// Something still runs in it.
+    Busy,
+}
+
+// === impl Hierarchy ===
+
+impl Hierarchy {
+    fn has(&self, controller: &str) -> bool {
+        self.controllers.split(',').any(|name| name == controller)
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.mount.join(path.trim_start_matches('/'))
+    }
+
+    /// Makes the cgroup with all its parents. A v1 cpuset accepts no process before it has
+    /// processors and memory, which new ones have not: they get their parent's.
+    fn make(&self, path: &str) -> Result<PathBuf, CgroupError> {
+        let mut at = self.mount.clone();
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            let parent = at.clone();
+            at.push(part);
+            match fs::create_dir(&at) {
+                Ok(()) if self.has("cpuset") => inherit_cpuset(&parent, &at),
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(CgroupError::Make { path: at, source }),
+            }
+        }
+        Ok(at)
+    }
+}
+
+/// Failure shows at the first process that enters, with that file's name.
+fn inherit_cpuset(parent: &Path, child: &Path) {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        if let Ok(value) = fs::read_to_string(parent.join(file)) {
+            let _ = fs::write(child.join(file), value.trim());
+        }
+    }
+}
+
+/// All hierarchies mounted here, from `/proc/self/mountinfo`.
+pub(crate) fn hierarchies() -> Result<Vec<Hierarchy>, CgroupError> {
+    fs::read_to_string("/proc/self/mountinfo").map(|text| parse(&text)).map_err(CgroupError::Hierarchies)
+}
+
+fn parse(mountinfo: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    for line in mountinfo.lines() {
+        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next().unwrap_or_default(), right.nth(1).unwrap_or_default());
+        let controllers = match kind {
+            "cgroup2" => String::new(),
+            "cgroup" => {
+                let names = options.split(',').filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children"));
+                names.collect::<Vec<_>>().join(",")
+            }
+            _ => continue,
+        };
+        // Only the whole hierarchy will do, and of two mounts of it one.
+        let mut left = left.split(' ').skip(3);
+        if left.next() != Some("/") || found.iter().any(|known| known.controllers == controllers) {
+            continue;
+        }
+        if let Some(mount) = left.next() {
+            found.push(Hierarchy { mount: PathBuf::from(mount), controllers });
+        }
+    }
+    found
+}
+
+/// Makes the cgroup in every hierarchy; the answer is what [`enter`] wants.
+pub(crate) fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Vec<PathBuf>, CgroupError> {
+    hierarchies.iter().map(|hierarchy| hierarchy.make(path)).collect()
+}
+
+/// The cgroups of that path that exist.
+pub(crate) fn existing(hierarchies: &[Hierarchy], path: &str) -> Vec<PathBuf> {
+    hierarchies.iter().map(|hierarchy| hierarchy.at(path)).filter(|at| at.is_dir()).collect()
+}
+
+/// Moves the calling process into the cgroups.
+pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
+    for cgroup in cgroups {
+        fs::write(cgroup.join("cgroup.procs"), "0")
+            .map_err(|source| CgroupError::Enter { path: cgroup.clone(), source })?;
+    }
+    Ok(())
+}
+
+/// All processes in the cgroup and below, in any hierarchy.
+pub(crate) fn processes(hierarchies: &[Hierarchy], path: &str) -> BTreeSet<i32> {
+    let mut pids = BTreeSet::new();
+    for cgroup in existing(hierarchies, path) {
+        collect(&cgroup, &mut pids);
+    }
+    pids
+}
+
+fn collect(cgroup: &Path, pids: &mut BTreeSet<i32>) {
+    let text = fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
+    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    for child in children(cgroup) {
+        collect(&child, pids);
+    }
+}
+
+fn children(cgroup: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+    entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
+}
+
+/// Removes the cgroup and all below it, in every hierarchy. Absent is removed.
+pub(crate) fn remove(hierarchies: &[Hierarchy], path: &str) -> Result<Removed, CgroupError> {
+    // The root of a hierarchy is nobody's to remove.
+    if path.trim_matches('/').is_empty() {
+        return Ok(Removed::All);
+    }
+    let mut removed = Removed::All;
+    for cgroup in existing(hierarchies, path) {
+        if remove_tree(&cgroup)? == Removed::Busy {
+            removed = Removed::Busy;
+        }
+    }
+    Ok(removed)
+}
+
+fn remove_tree(cgroup: &Path) -> Result<Removed, CgroupError> {
+    for child in children(cgroup) {
+        if remove_tree(&child)? == Removed::Busy {
+            return Ok(Removed::Busy);
+        }
+    }
+    match fs::remove_dir(cgroup) {
+        Ok(()) => Ok(Removed::All),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Removed::All),
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => Ok(Removed::Busy),
+        Err(source) => Err(CgroupError::Remove { path: cgroup.to_owned(), source }),
+    }
+}
+
+/// How many processes of the cgroup the kernel killed for want of memory: v1 counts in
+/// memory.oom_control, v2 in memory.events.
+pub(crate) fn oom_kills(hierarchies: &[Hierarchy], path: &str) -> u64 {
+    let counters = hierarchies.iter().filter_map(|hierarchy| {
+        let file = match hierarchy.controllers.as_str() {
+            "" => "memory.events",
+            _ if hierarchy.has("memory") => "memory.oom_control",
+            _ => return None,
+        };
+        fs::read_to_string(hierarchy.at(path).join(file)).ok()
+    });
+    counters.map(|text| oom_kill_line(&text)).sum()
+}
+
+fn oom_kill_line(text: &str) -> u64 {
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+29 23 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
+30 29 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,nosuid shared:9 - cgroup cgroup rw,cpu,cpuacct
+31 29 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
+32 29 0:28 /inner /mnt/part rw - cgroup cgroup rw,memory
+33 29 0:29 / /sys/fs/cgroup/unified rw - cgroup2 none rw
+34 29 0:27 / /mnt/again rw - cgroup cgroup rw,cpu,cpuacct
+";
+
+    #[test]
+    fn every_whole_hierarchy_is_found_once() {
+        let found = parse(HYBRID);
+        let mounts: Vec<_> = found.iter().map(|h| h.mount.to_string_lossy().into_owned()).collect();
+        assert_eq!(mounts, ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"]);
+        assert!(found[0].has("cpuacct"));
+        assert!(!found[2].has("memory"));
+    }
+
+    #[test]
+    fn the_oom_counter_is_read_in_both_formats() {
+        assert_eq!(oom_kill_line("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), 3);
+        assert_eq!(oom_kill_line("low 0\nmax 12\noom 2\noom_kill 1\noom_group_kill 0\n"), 1);
+        assert_eq!(oom_kill_line(""), 0);
+    }
+}

@@ -1,0 +1,63 @@
+//! The socket over which the container library hands out a terminal's master.
+
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::cmsg_space;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+
+use crate::kernel;
+
+/// A listening socket that expects one message.
+#[derive(Debug)]
+pub(crate) struct Console {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+// === impl Console ===
+
+impl Console {
+    pub(crate) fn listen(dir: &Path) -> io::Result<Self> {
+        let path = dir.join("console.sock");
+        let handle = std::fs::File::open(dir)?;
+        let listener = UnixListener::bind(short(&handle, "console.sock"))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, path })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The master. It was sent before the library said that the container is created, so this
+    /// never has to wait.
+    pub(crate) fn receive(self) -> io::Result<OwnedFd> {
+        let (stream, _) = self.listener.accept()?;
+        let _ = std::fs::remove_file(&self.path);
+        receive_from(&stream)
+    }
+}
+
+/// The descriptor that waits in a socket.
+pub(crate) fn receive_from(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let mut text = [0_u8; 64];
+    let mut control = cmsg_space!([RawFd; 1]);
+    let mut slices = [IoSliceMut::new(&mut text)];
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut slices, Some(&mut control), flags)?;
+    let mut fds = Vec::new();
+    for part in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(raw) = part {
+            fds.append(&mut kernel::adopt(raw));
+        }
+    }
+    fds.pop().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no terminal came"))
+}
+
+/// A socket's path that fits into the 108 bytes of its address, whatever the directory's length.
+pub(crate) fn short(dir: &std::fs::File, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
+}

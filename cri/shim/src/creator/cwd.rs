@@ -1,0 +1,106 @@
+//! Makes a container's working directory, which the container library wants to exist.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Component, Path, PathBuf};
+
+use libcontainer::oci_spec::runtime::{Mount, Spec};
+use nix::sys::stat::{Mode, mkdirat};
+
+use crate::kernel;
+
+/// Where to make which directory: below a volume when the working directory lies in one, for a
+/// volume will cover what is made in the root below it.
+fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path, PathBuf)> {
+    let mounts = spec.mounts().as_deref().unwrap_or_default();
+    let covering = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
+    let deepest = covering.max_by_key(|mount| mount.destination().components().count());
+    match deepest {
+        None => Some((root, cwd.to_owned())),
+        Some(mount) if is_bind(mount) => {
+            let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();
+            mount.source().as_deref().map(|source| (source, below))
+        }
+        // A new file system: nothing can be made in it yet.
+        Some(_) => None,
+    }
+}
+
+fn is_bind(mount: &Mount) -> bool {
+    let options = mount.options().as_deref().unwrap_or_default();
+    mount.typ().as_deref() == Some("bind") || options.iter().any(|option| option == "bind" || option == "rbind")
+}
+
+/// Makes what is missing of it. Links in it lead where they lead inside the container.
+pub(super) fn make(spec: &Spec, root: &Path) -> Result<(), (PathBuf, io::Error)> {
+    let Some(process) = spec.process() else { return Ok(()) };
+    let cwd = process.cwd();
+    let Some((base, path)) = place(spec, root, cwd) else { return Ok(()) };
+    match make_in(base, &path) {
+        // A read-only volume is what it is; the library will say what is wrong with it.
+        Err(error) if error.raw_os_error() == Some(libc::EROFS) => Ok(()),
+        result => result.map_err(|error| (cwd.clone(), error)),
+    }
+}
+
+fn make_in(base: &Path, path: &Path) -> io::Result<()> {
+    let base: OwnedFd = std::fs::File::open(base)?.into();
+    let mut made = PathBuf::from("/");
+    for part in path.components() {
+        let Component::Normal(name) = part else { continue };
+        let next = made.join(name);
+        match kernel::open_in_root(&base, &next, libc::O_PATH | libc::O_DIRECTORY) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let parent = kernel::open_in_root(&base, &made, libc::O_PATH | libc::O_DIRECTORY)?;
+                mkdirat(&parent, name, Mode::from_bits_truncate(0o755))?;
+            }
+            Err(error) => return Err(error),
+        }
+        made = next;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(json: serde_json::Value) -> Spec {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn the_directory_is_made_below_the_deepest_volume() {
+        let spec = spec(serde_json::json!({
+            "ociVersion": "1.2.0",
+            "mounts": [
+                { "destination": "/data", "type": "bind", "source": "/vol/a", "options": ["rbind"] },
+                { "destination": "/data/tmp", "type": "tmpfs", "source": "tmpfs" },
+            ],
+        }));
+        let place = |cwd: &str| {
+            place(&spec, Path::new("/root-of-it"), Path::new(cwd)).map(|(base, path)| (base.to_owned(), path))
+        };
+        assert_eq!(place("/srv/x"), Some(("/root-of-it".into(), "/srv/x".into())));
+        assert_eq!(place("/data/x"), Some(("/vol/a".into(), "x".into())));
+        assert_eq!(place("/data/tmp/x"), None);
+        assert_eq!(place("/database"), Some(("/root-of-it".into(), "/database".into())));
+    }
+
+    #[test]
+    fn a_link_in_an_image_cannot_lead_outside_it() {
+        let base = std::env::temp_dir().join(format!("coracle-cwd-{}", std::process::id()));
+        let outside = base.join("outside");
+        let root = base.join("root");
+        std::fs::create_dir_all(root.join("inside")).unwrap();
+        std::fs::create_dir_all(&outside).unwrap();
+        std::os::unix::fs::symlink(&outside, root.join("out")).unwrap();
+        std::os::unix::fs::symlink("/inside", root.join("in")).unwrap();
+        assert!(make_in(&root, Path::new("/out/x")).is_err());
+        make_in(&root, Path::new("/in/a/b")).unwrap();
+        assert!(root.join("inside/a/b").is_dir());
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+        std::fs::remove_dir_all(base).unwrap();
+    }
+}

@@ -1,0 +1,157 @@
+//! Fits a container's spec to this machine and to the container library's limits.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use libcontainer::capabilities::CapabilityExt as _;
+use libcontainer::oci_spec::runtime::{Capabilities, LinuxNamespaceType, PosixRlimit, PosixRlimitBuilder, Process, Spec};
+use nix::sys::resource::getrlimit;
+
+/// What this machine and our own rights allow.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    /// The least out-of-memory score that we may give without CAP_SYS_RESOURCE; `None` = any.
+    pub(crate) least_oom_score: Option<i32>,
+    pub(crate) may_raise_limits: bool,
+    /// What we have ourselves and so can give.
+    pub(crate) capabilities: HashSet<caps::Capability>,
+    pub(crate) apparmor: bool,
+}
+
+// === impl Host ===
+
+impl Host {
+    pub(crate) fn look() -> Self {
+        let capabilities = caps::read(None, caps::CapSet::Permitted).unwrap_or_default();
+        let powerful = capabilities.contains(&caps::Capability::CAP_SYS_RESOURCE);
+        let own_score = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
+        Self {
+            least_oom_score: if powerful { None } else { Some(own_score.unwrap_or(0)) },
+            may_raise_limits: powerful,
+            capabilities,
+            apparmor: Path::new("/sys/kernel/security/apparmor").exists(),
+        }
+    }
+}
+
+/// Clamps what we may not give, as containerd's `restrict_oom_score_adj` does, and leaves out what
+/// the library stumbles over.
+pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
+    if joins_uts(spec) {
+        // The name is the pod's, and the library does not set it in a namespace that it joins.
+        spec.set_hostname(None);
+        spec.set_domainname(None);
+    }
+    if let Some(process) = spec.process_mut() {
+        adjust_process(process, host);
+    }
+}
+
+fn joins_uts(spec: &Spec) -> bool {
+    let namespaces = spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref()).unwrap_or_default();
+    let uts = namespaces.iter().find(|namespace| namespace.typ() == LinuxNamespaceType::Uts);
+    uts.is_none_or(|uts| uts.path().is_some())
+}
+
+/// The part that a container's first process and an exec have in common.
+pub(crate) fn adjust_process(process: &mut Process, host: &Host) {
+    if let (Some(wanted), Some(least)) = (process.oom_score_adj(), host.least_oom_score) {
+        process.set_oom_score_adj(Some(wanted.max(least)));
+    }
+    // With an explicit false the library fails to load a seccomp profile.
+    if process.no_new_privileges() == Some(false) {
+        process.set_no_new_privileges(None);
+    }
+    if !host.apparmor {
+        process.set_apparmor_profile(None);
+    }
+    if !host.may_raise_limits
+        && let Some(rlimits) = process.rlimits().clone()
+    {
+        process.set_rlimits(Some(rlimits.into_iter().map(clamp_limit).collect()));
+    }
+    adjust_capabilities(process, host);
+}
+
+fn clamp_limit(limit: PosixRlimit) -> PosixRlimit {
+    let resource = crate::exec::limit::resource(limit.typ());
+    let Some((_, most)) = resource.and_then(|resource| getrlimit(resource).ok()) else { return limit };
+    let hard = limit.hard().min(most);
+    let clamped = PosixRlimitBuilder::default().typ(limit.typ()).hard(hard).soft(limit.soft().min(hard)).build();
+    clamped.unwrap_or(limit)
+}
+
+fn adjust_capabilities(process: &mut Process, host: &Host) {
+    let Some(mut sets) = process.capabilities().clone() else { return };
+    let have = |set: &Option<Capabilities>| {
+        set.as_ref().map(|set| set.iter().copied().filter(|c| host.capabilities.contains(&c.to_cap())).collect())
+    };
+    let (bounding, effective) = (have(sets.bounding()), have(sets.effective()));
+    let (permitted, inheritable, ambient) = (have(sets.permitted()), have(sets.inheritable()), have(sets.ambient()));
+    sets.set_bounding(bounding);
+    sets.set_effective(effective);
+    sets.set_permitted(permitted);
+    sets.set_inheritable(inheritable);
+    sets.set_ambient(ambient);
+    process.set_capabilities(Some(sets));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weak() -> Host {
+        Host {
+            least_oom_score: Some(0),
+            may_raise_limits: false,
+            capabilities: HashSet::from([caps::Capability::CAP_CHOWN]),
+            apparmor: false,
+        }
+    }
+
+    fn spec() -> Spec {
+        serde_json::from_value(serde_json::json!({
+            "ociVersion": "1.2.0",
+            "hostname": "pod",
+            "process": {
+                "user": { "uid": 0, "gid": 0 },
+                "cwd": "/",
+                "oomScoreAdj": -998,
+                "noNewPrivileges": false,
+                "apparmorProfile": "some",
+                "capabilities": { "bounding": ["CAP_CHOWN", "CAP_SYS_RESOURCE"] },
+            },
+            "linux": { "namespaces": [{ "type": "uts", "path": "/proc/1/ns/uts" }] },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_we_may_not_give_is_clamped_to_what_we_have() {
+        let mut spec = spec();
+        adjust(&mut spec, &weak());
+        let process = spec.process().as_ref().unwrap();
+        assert_eq!(process.oom_score_adj(), Some(0));
+        assert_eq!(process.no_new_privileges(), None);
+        assert_eq!(process.apparmor_profile(), &None);
+        assert_eq!(process.capabilities().as_ref().unwrap().bounding().as_ref().unwrap().len(), 1);
+        assert_eq!(spec.hostname(), &None);
+    }
+
+    #[test]
+    fn with_all_rights_the_spec_stays_as_it_is() {
+        let mut spec = spec();
+        let host = Host {
+            least_oom_score: None,
+            may_raise_limits: true,
+            capabilities: caps::all(),
+            apparmor: true,
+        };
+        adjust(&mut spec, &host);
+        let process = spec.process().as_ref().unwrap();
+        assert_eq!(process.oom_score_adj(), Some(-998));
+        assert!(process.apparmor_profile().is_some());
+        assert_eq!(process.capabilities().as_ref().unwrap().bounding().as_ref().unwrap().len(), 2);
+    }
+}

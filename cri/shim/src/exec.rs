@@ -1,0 +1,79 @@
+//! Another process in a running container.
+//!
+//! Our own code and not the container library's, whose exec drops the seccomp profile and does not
+//! join a user namespace. Two forks: the first joins the container's cgroups and namespaces, the
+//! second, made with CLONE_PARENT and so a child of the shim, is in the pid namespace and becomes
+//! the program.
+
+mod child;
+pub(crate) mod limit;
+mod user;
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use coracle_proto::shim::Exit;
+
+use crate::report::{Report, Speaker};
+use crate::shim::Ticket;
+
+pub(crate) use child::run;
+
+/// Everything that the first fork needs to know.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    /// OCI `process` object.
+    pub(crate) process: &'a [u8],
+    /// Holds the container's config.json: its seccomp profile is the exec's too.
+    pub(crate) dir: &'a Path,
+    pub(crate) cgroups: Vec<PathBuf>,
+    /// The container's first process, whose namespaces are joined.
+    pub(crate) target: &'a OwnedFd,
+    pub(crate) target_pid: i32,
+    /// Standard input, output, error, as far as given; with a terminal none.
+    pub(crate) stdio: [Option<&'a OwnedFd>; 3],
+    /// Where the second fork sends the master of the terminal that it makes.
+    pub(crate) terminal: Option<&'a OwnedFd>,
+    pub(crate) speaker: Speaker,
+}
+
+/// One exec, from its fork until its exit is on its way to the agent.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) container: u32,
+    pub(crate) container_id: String,
+    pub(crate) exec_id: String,
+    /// 0 until the first fork said it.
+    pub(crate) pid: i32,
+    pub(crate) report: Option<Report>,
+    /// Who waits to hear that the program runs.
+    pub(crate) ticket: Option<Ticket>,
+    /// Where the terminal's master comes from, and then itself.
+    pub(crate) console: Option<OwnedFd>,
+    pub(crate) master: Option<OwnedFd>,
+    /// It ended before we heard that it ran.
+    pub(crate) exit: Option<Exit>,
+}
+
+/// The environment of a program, with HOME, which every program expects.
+fn environment(entries: &[String], home: impl FnOnce() -> String) -> Vec<CString> {
+    let mut env: Vec<CString> = entries.iter().filter_map(|entry| CString::new(entry.as_bytes()).ok()).collect();
+    if !entries.iter().any(|entry| entry.starts_with("HOME=")) {
+        env.extend(CString::new(format!("HOME={}", home())).ok());
+    }
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn home_is_added_only_when_it_is_absent() {
+        let env = environment(&["A=1".into()], || "/root".into());
+        assert_eq!(env, [c"A=1".to_owned(), c"HOME=/root".to_owned()]);
+        let env = environment(&["HOME=/x".into()], || "/root".into());
+        assert_eq!(env, [c"HOME=/x".to_owned()]);
+    }
+}

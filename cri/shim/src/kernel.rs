@@ -1,0 +1,258 @@
+//! The few system calls that have no safe wrapper elsewhere, one function each.
+#![allow(unsafe_code, reason = "this module is where the crate meets the kernel directly")]
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use libc::{c_int, c_long, c_uint};
+
+/// Which side of a fork we are on.
+pub(crate) enum Fork {
+    Child,
+    Parent(i32),
+}
+
+/// What `openat2` is asked for.
+#[repr(C)]
+struct OpenHow {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+const RESOLVE_IN_ROOT: u64 = 0x10;
+
+fn check(result: c_long) -> io::Result<c_int> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    c_int::try_from(result).map_err(io::Error::other)
+}
+
+fn owned(result: c_long) -> io::Result<OwnedFd> {
+    let fd = check(result)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+/// fork(2). The caller must be single-threaded, as the shim always is, and its child must end by
+/// [`leave`] or execve: nothing of the parent's may be dropped twice.
+pub(crate) fn fork() -> io::Result<Fork> {
+    // SAFETY: there is one thread only, so that no lock can be held by another.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => Ok(Fork::Parent(pid)),
+    }
+}
+
+/// A fork whose child has the flags' new namespaces, or our own parent (CLONE_PARENT).
+pub(crate) fn clone(flags: c_int, exit_signal: c_int) -> io::Result<Fork> {
+    let flags = c_long::from(flags | exit_signal);
+    // SAFETY: no stack and no memory flags are passed, so this is a fork: the child has a copy of
+    // everything, and there is one thread only.
+    match unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => check(pid).map(Fork::Parent),
+    }
+}
+
+/// Ends a forked child at once: no handlers, no destructors.
+pub(crate) fn leave(code: i32) -> ! {
+    // SAFETY: _exit takes an integer and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Closes every descriptor but the standard ones and `keep`.
+pub(crate) fn close_all_but(keep: &[RawFd]) {
+    let mut keep: Vec<c_uint> = keep.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
+    keep.sort_unstable();
+    let mut first: c_uint = 3;
+    for kept in keep.into_iter().chain([c_uint::MAX]) {
+        if kept > first {
+            // SAFETY: only a child calls this that owns nothing in the range.
+            unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0) };
+        }
+        first = kept.saturating_add(1);
+    }
+}
+
+/// Default actions for all signals and an empty mask: what a program may expect to start with.
+pub(crate) fn reset_signals() {
+    for signal in 1..=64 {
+        // SAFETY: SIG_DFL is valid for every signal; the two that refuse it refuse harmlessly.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let none = nix::sys::signal::SigSet::empty();
+    let _ = none.thread_set_mask();
+}
+
+/// kill(2) by number, for the signals that have no name.
+pub(crate) fn kill(pid: i32, signal: c_int) -> nix::Result<()> {
+    // SAFETY: two integers.
+    nix::errno::Errno::result(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Lets the kernel reap our children: nobody asks for their status.
+pub(crate) fn ignore_children() {
+    // SAFETY: SIG_IGN is valid for SIGCHLD.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Keeps others from reaching this process through /proc while it is between two worlds.
+pub(crate) fn hide_from_proc() -> io::Result<()> {
+    prctl(libc::PR_SET_DUMPABLE, 0)
+}
+
+fn prctl(option: c_int, argument: usize) -> io::Result<()> {
+    // SAFETY: the options used here take an integer, or a string that outlives the call.
+    check(c_long::from(unsafe { libc::prctl(option, argument, 0, 0, 0) })).map(drop)
+}
+
+pub(crate) fn set_name(name: &std::ffi::CStr) -> io::Result<()> {
+    prctl(libc::PR_SET_NAME, name.as_ptr() as usize)
+}
+
+pub(crate) fn become_subreaper() -> io::Result<()> {
+    prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
+}
+
+/// SIGKILL when the parent dies. The kernel forgets it at a change of ids.
+pub(crate) fn die_with_parent() -> io::Result<()> {
+    prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize)
+}
+
+pub(crate) fn no_new_privileges() -> io::Result<()> {
+    prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
+}
+
+pub(crate) fn keep_capabilities(keep: bool) -> io::Result<()> {
+    prctl(libc::PR_SET_KEEPCAPS, usize::from(keep))
+}
+
+pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: two integers.
+    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Result<()> {
+    let size = libc::winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the descriptor is open and `size` outlives the call.
+    check(c_long::from(unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }))
+        .map(drop)
+}
+
+/// Makes `fd` one of the standard descriptors, without its close-on-exec flag.
+pub(crate) fn place(fd: RawFd, standard: RawFd) -> io::Result<()> {
+    // SAFETY: both are plain descriptor numbers; `standard` is 0, 1 or 2, which no owner closes.
+    check(c_long::from(unsafe { libc::dup2(fd, standard) })).map(drop)
+}
+
+/// Sets all three user and all three group ids of this process alone.
+pub(crate) fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
+    // SAFETY: integers only; the process has one thread, so the raw call covers all of it.
+    check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
+    // SAFETY: as above.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
+}
+
+pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
+    // SAFETY: pointer and length are of one slice that outlives the call.
+    check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
+}
+
+/// Opens `path` as it is seen with `root` as the root directory, whatever links it holds.
+pub(crate) fn open_in_root(root: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let flags = u64::try_from(flags | libc::O_CLOEXEC).map_err(io::Error::other)?;
+    let how = OpenHow { flags, mode: 0, resolve: RESOLVE_IN_ROOT };
+    // SAFETY: the strings and `how` outlive the call, and the size is that of `how`.
+    owned(unsafe {
+        libc::syscall(
+            libc::SYS_openat2,
+            root.as_fd().as_raw_fd(),
+            path.as_ptr(),
+            &raw const how,
+            std::mem::size_of::<OpenHow>(),
+        )
+    })
+}
+
+/// fsopen(2): a new, empty file system configuration.
+pub(crate) fn fs_open(kind: &std::ffi::CStr) -> io::Result<OwnedFd> {
+    const FSOPEN_CLOEXEC: c_uint = 1;
+    // SAFETY: the string outlives the call.
+    owned(unsafe { libc::syscall(libc::SYS_fsopen, kind.as_ptr(), FSOPEN_CLOEXEC) })
+}
+
+pub(crate) fn fs_set(fs: &OwnedFd, key: &std::ffi::CStr, value: &Path) -> io::Result<()> {
+    const FSCONFIG_SET_STRING: c_uint = 1;
+    let value = c_path(value)?;
+    // SAFETY: both strings outlive the call.
+    check(unsafe {
+        libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_SET_STRING, key.as_ptr(), value.as_ptr(), 0)
+    })
+    .map(drop)
+}
+
+pub(crate) fn fs_create(fs: &OwnedFd) -> io::Result<()> {
+    const FSCONFIG_CMD_CREATE: c_uint = 6;
+    let none = std::ptr::null::<libc::c_char>();
+    // SAFETY: this command takes no key and no value.
+    check(unsafe { libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_CMD_CREATE, none, none, 0) }).map(drop)
+}
+
+/// fsmount(2): a mount of the configured file system, attached nowhere yet.
+pub(crate) fn fs_mount(fs: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
+    const FSMOUNT_CLOEXEC: c_uint = 1;
+    let attributes: c_uint = if read_only { 1 } else { 0 };
+    // SAFETY: integers only.
+    owned(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FSMOUNT_CLOEXEC, attributes) })
+}
+
+/// open_tree(2) with OPEN_TREE_CLONE: a detached copy of the mounts below `path`, of the same peer
+/// groups.
+pub(crate) fn copy_mounts(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | (libc::AT_RECURSIVE as c_uint);
+    // SAFETY: the string outlives the call.
+    owned(unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) })
+}
+
+/// Attaches a detached mount at `target`.
+pub(crate) fn attach_mount(mount: &OwnedFd, target: &Path) -> io::Result<()> {
+    const MOVE_MOUNT_F_EMPTY_PATH: c_uint = 4;
+    let target = c_path(target)?;
+    // SAFETY: both strings outlive the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            target.as_ptr(),
+            MOVE_MOUNT_F_EMPTY_PATH,
+        )
+    })
+    .map(drop)
+}
+
+/// Takes ownership of descriptors that arrived in a message.
+pub(crate) fn adopt(fds: Vec<RawFd>) -> Vec<OwnedFd> {
+    // SAFETY: the kernel has just made these descriptors for us, and nobody else knows them.
+    fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
+}
+
+/// A descriptor that a forked child may use while its parent's owner stays the owner.
+pub(crate) fn borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
+    // SAFETY: used in forked children only, where nobody closes the copy before the process ends.
+    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
+}

@@ -1,0 +1,278 @@
+//! A container's log file in the CRI format, rotated as it is written.
+//!
+//! One line is `<time> <stream> <tag> <text>`, tag F for a whole line and P for a part of a longer
+//! one (k8s.io/cri-api, "logging format"). A rotated file is named `<path>.<YYYYmmdd-HHMMSS>`, as
+//! the kubelet names and looks for them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest text of one log line; what is longer goes out in parts.
+pub(crate) const LONGEST: usize = 16 * 1024;
+
+/// Which of a container's outputs a line came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    Stdout,
+    Stderr,
+}
+
+/// When to start a new file, and how many to keep.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limits {
+    /// Bytes a file; 0 = no limit.
+    pub(crate) size: u64,
+    /// Files in all, the current one included; 0 and 1 keep only the current one.
+    pub(crate) files: u32,
+}
+
+/// An open log file.
+#[derive(Debug)]
+pub(crate) struct Log {
+    path: PathBuf,
+    file: File,
+    written: u64,
+    limits: Limits,
+}
+
+/// What of one output has not made a whole line yet.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    output: Output,
+    rest: Vec<u8>,
+}
+
+// === impl Output ===
+
+impl Output {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}
+
+// === impl Lines ===
+
+impl Lines {
+    pub(crate) fn new(output: Output) -> Self {
+        Self { output, rest: Vec::new() }
+    }
+
+    /// Formats all lines that `bytes` completes into `into`, and parts of lines that are too long.
+    pub(crate) fn push(&mut self, bytes: &[u8], now: Duration, into: &mut Vec<u8>) {
+        let mut bytes = bytes;
+        while !bytes.is_empty() {
+            let room = LONGEST - self.rest.len();
+            let window = &bytes[..bytes.len().min(room)];
+            if let Some(end) = window.iter().position(|byte| *byte == b'\n') {
+                self.line(&window[..end], b'F', now, into);
+                bytes = &bytes[end + 1..];
+            } else if window.len() == room && bytes.get(room) != Some(&b'\n') {
+                self.line(window, b'P', now, into);
+                bytes = &bytes[room..];
+            } else if window.len() == room {
+                self.line(window, b'F', now, into);
+                bytes = &bytes[room + 1..];
+            } else {
+                self.rest.extend_from_slice(window);
+                return;
+            }
+        }
+        // An idle container holds no buffer.
+        if self.rest.is_empty() && self.rest.capacity() > 512 {
+            self.rest = Vec::new();
+        }
+    }
+
+    /// The output has ended: a line without its end is a part.
+    pub(crate) fn finish(&mut self, now: Duration, into: &mut Vec<u8>) {
+        if !self.rest.is_empty() {
+            self.line(&[], b'P', now, into);
+        }
+        self.rest = Vec::new();
+    }
+
+    fn line(&mut self, text: &[u8], tag: u8, now: Duration, into: &mut Vec<u8>) {
+        into.extend_from_slice(timestamp(now).as_bytes());
+        into.push(b' ');
+        into.extend_from_slice(self.output.name().as_bytes());
+        into.extend_from_slice(&[b' ', tag, b' ']);
+        into.append(&mut self.rest);
+        into.extend_from_slice(text);
+        into.push(b'\n');
+    }
+}
+
+// === impl Log ===
+
+impl Log {
+    /// Opens for appending, with the directory made when it is absent.
+    pub(crate) fn open(path: &Path, limits: Limits) -> io::Result<Self> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let file = append(path)?;
+        let written = file.metadata()?.len();
+        Ok(Self { path: path.to_owned(), file, written, limits })
+    }
+
+    /// Opens the path anew, after somebody renamed the file.
+    pub(crate) fn reopen(&mut self) -> io::Result<()> {
+        self.file = append(&self.path)?;
+        self.written = self.file.metadata()?.len();
+        Ok(())
+    }
+
+    /// Writes whole formatted lines. A full disk loses them: a container is not stopped for a log.
+    pub(crate) fn write(&mut self, lines: &[u8], now: Duration) -> io::Result<()> {
+        let length = lines.len() as u64;
+        if self.limits.size > 0 && self.written > 0 && self.written + length > self.limits.size {
+            self.rotate(now)?;
+        }
+        self.file.write_all(lines)?;
+        self.written += length;
+        Ok(())
+    }
+
+    fn rotate(&mut self, now: Duration) -> io::Result<()> {
+        if self.limits.files > 1 {
+            fs::rename(&self.path, self.rotated(now))?;
+            self.drop_oldest()?;
+            self.reopen()
+        } else {
+            self.file.set_len(0)?;
+            self.written = 0;
+            Ok(())
+        }
+    }
+
+    fn rotated(&self, now: Duration) -> PathBuf {
+        let with = |suffix: &str| {
+            let mut name = self.path.clone().into_os_string();
+            name.push(suffix);
+            PathBuf::from(name)
+        };
+        let second = with(&format!(".{}", stamp(now)));
+        // A writer in a hurry fills more than one file in a second.
+        if second.exists() { with(&format!(".{}.{:09}", stamp(now), now.subsec_nanos())) } else { second }
+    }
+
+    fn drop_oldest(&self) -> io::Result<()> {
+        let (Some(parent), Some(name)) = (self.path.parent(), self.path.file_name()) else { return Ok(()) };
+        let prefix = format!("{}.", name.to_string_lossy());
+        let mut rotated: Vec<PathBuf> = fs::read_dir(parent)?
+            .flatten()
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
+            .map(|entry| entry.path())
+            .collect();
+        rotated.sort();
+        let keep = usize::try_from(self.limits.files.saturating_sub(1)).unwrap_or(usize::MAX);
+        for old in rotated.iter().take(rotated.len().saturating_sub(keep)) {
+            fs::remove_file(old)?;
+        }
+        Ok(())
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).mode(0o640).open(path)
+}
+
+/// The wall clock, as time since 1970.
+pub(crate) fn now() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// RFC 3339 with nanoseconds, in UTC.
+fn timestamp(time: Duration) -> String {
+    let (year, month, day, hour, minute, second) = civil(time.as_secs());
+    let nanos = time.subsec_nanos();
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{nanos:09}Z")
+}
+
+fn stamp(time: Duration) -> String {
+    let (year, month, day, hour, minute, second) = civil(time.as_secs());
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+/// The proleptic Gregorian date of a Unix time, by eras of 400 years that begin on the first of
+/// March, so that a leap day is the last day of its year.
+fn civil(seconds: u64) -> (u64, u64, u64, u64, u64, u64) {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    (year, month, day, rest / 3_600, rest % 3_600 / 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::new(1_136_214_245, 6);
+
+    fn formatted(chunks: &[&[u8]]) -> String {
+        let (mut lines, mut out) = (Lines::new(Output::Stdout), Vec::new());
+        for chunk in chunks {
+            lines.push(chunk, T, &mut out);
+        }
+        lines.finish(T, &mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn times_are_rfc_3339_in_utc() {
+        assert_eq!(timestamp(T), "2006-01-02T15:04:05.000000006Z");
+        assert_eq!(timestamp(Duration::from_secs(951_782_400)), "2000-02-29T00:00:00.000000000Z");
+        assert_eq!(stamp(Duration::from_secs(4_102_444_799)), "20991231-235959");
+    }
+
+    #[test]
+    fn a_line_is_whole_however_it_arrives() {
+        let expected = "2006-01-02T15:04:05.000000006Z stdout F hello\n";
+        assert_eq!(formatted(&[b"hello\n"]), expected);
+        assert_eq!(formatted(&[b"he", b"ll", b"o", b"\n"]), expected);
+        assert_eq!(formatted(&[b"\n"]), "2006-01-02T15:04:05.000000006Z stdout F \n");
+    }
+
+    #[test]
+    fn a_line_without_end_is_a_part() {
+        assert_eq!(formatted(&[b"tail"]), "2006-01-02T15:04:05.000000006Z stdout P tail\n");
+    }
+
+    #[test]
+    fn a_long_line_goes_out_in_parts_of_16_kib_and_a_full_rest() {
+        let long = vec![b'x'; LONGEST + 5];
+        let text = formatted(&[&long, b"\n"]);
+        let tags: Vec<_> = text.lines().map(|line| line.split(' ').nth(2).unwrap()).collect();
+        assert_eq!(tags, ["P", "F"]);
+        let exact = vec![b'x'; LONGEST];
+        assert_eq!(formatted(&[&[&exact[..], b"\n"].concat()]).lines().count(), 1);
+    }
+
+    #[test]
+    fn rotation_keeps_the_newest_files_and_loses_nothing_that_is_kept() {
+        let dir = std::env::temp_dir().join(format!("coracle-log-{}", std::process::id()));
+        let path = dir.join("0.log");
+        let mut log = Log::open(&path, Limits { size: 10, files: 3 }).unwrap();
+        for (second, text) in [b"aaaaaaa\n", b"bbbbbbb\n", b"ccccccc\n", b"ddddddd\n"].iter().enumerate() {
+            log.write(*text, Duration::from_secs(second as u64)).unwrap();
+        }
+        let mut names: Vec<_> =
+            fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(names, ["0.log", "0.log.19700101-000002", "0.log.19700101-000003"]);
+        assert_eq!(fs::read(&path).unwrap(), b"ddddddd\n");
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

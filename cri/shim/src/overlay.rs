@@ -1,0 +1,85 @@
+//! A container's root: image layers below, its own directory on top.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use coracle_proto::shim::Overlay;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::kernel;
+
+/// The step of mounting that failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OverlayError {
+    #[error("make the mount point {}", .path.display())]
+    Target { path: PathBuf, source: io::Error },
+    #[error("bind {} at {}", .layer.display(), .target.display())]
+    Bind { layer: PathBuf, target: PathBuf, source: nix::Error },
+    #[error("configure an overlay of {layers} layers")]
+    Configure { layers: usize, source: io::Error },
+    #[error("add the layer {}", .layer.display())]
+    Layer { layer: PathBuf, source: io::Error },
+    #[error("attach the overlay at {}", .target.display())]
+    Attach { target: PathBuf, source: io::Error },
+}
+
+/// Mounts it at its target, in the caller's mount namespace.
+pub(crate) fn mount_at_target(overlay: &Overlay) -> Result<(), OverlayError> {
+    let target = Path::new(&overlay.target);
+    std::fs::create_dir_all(target).map_err(|source| OverlayError::Target { path: target.to_owned(), source })?;
+    match overlay.lower.as_slice() {
+        // One layer and nothing above: overlayfs wants two, and a bind is enough.
+        [layer] if overlay.upper.is_empty() => bind_read_only(Path::new(layer), target),
+        layers => {
+            let mounted = configure(layers, overlay)?;
+            kernel::attach_mount(&mounted, target)
+                .map_err(|source| OverlayError::Attach { target: target.to_owned(), source })
+        }
+    }
+}
+
+/// The new mount API takes one layer a call, so that no number of layers is too long; the string
+/// of mount(2) ends at a page. `lowerdir+` is of Linux 6.5; before that the list is one value.
+fn configure(layers: &[String], overlay: &Overlay) -> Result<OwnedFd, OverlayError> {
+    let failed = |source| OverlayError::Configure { layers: layers.len(), source };
+    let fs = kernel::fs_open(c"overlay").map_err(failed)?;
+    if let Err(source) = add_layers(&fs, layers) {
+        if source.raw_os_error() != Some(libc::EINVAL) {
+            return Err(OverlayError::Layer { layer: layers.join(":").into(), source });
+        }
+        kernel::fs_set(&fs, c"lowerdir", Path::new(&layers.join(":"))).map_err(failed)?;
+    }
+    if !overlay.upper.is_empty() {
+        kernel::fs_set(&fs, c"upperdir", Path::new(&overlay.upper)).map_err(failed)?;
+        kernel::fs_set(&fs, c"workdir", Path::new(&overlay.work)).map_err(failed)?;
+    }
+    kernel::fs_create(&fs).map_err(failed)?;
+    // A root that is read-only for its container stays writable here: mount points are still to be
+    // made in it. The container library makes it read-only by the spec's `root.readonly`.
+    kernel::fs_mount(&fs, overlay.upper.is_empty()).map_err(failed)
+}
+
+fn add_layers(fs: &OwnedFd, layers: &[String]) -> io::Result<()> {
+    layers.iter().try_for_each(|layer| kernel::fs_set(fs, c"lowerdir+", Path::new(layer)))
+}
+
+fn bind_read_only(layer: &Path, target: &Path) -> Result<(), OverlayError> {
+    let none = None::<&str>;
+    let failed = |source| OverlayError::Bind { layer: layer.to_owned(), target: target.to_owned(), source };
+    mount(Some(layer), target, none, MsFlags::MS_BIND, none).map_err(failed)?;
+    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(none, target, none, flags, none).map_err(failed)
+}
+
+/// Takes the mount away at once; what still uses it keeps it until it ends. Absent is unmounted.
+pub(crate) fn unmount(target: &Path) -> nix::Result<()> {
+    loop {
+        match umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
+            // There may be one above another.
+            Ok(()) => {}
+            Err(nix::Error::EINVAL | nix::Error::ENOENT) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}

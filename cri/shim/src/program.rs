@@ -1,0 +1,88 @@
+//! The last step of every new process: find the program and become it.
+
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt as _;
+
+use coracle_proto::shim::error::Kind;
+use nix::errno::Errno;
+
+/// Where to look when the environment names no PATH, as execvp(3) has it.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Becomes the program; what comes back says why not.
+pub(crate) fn become_program(args: &[String], env: &[CString]) -> (Kind, String) {
+    let Some(name) = args.first().filter(|name| !name.is_empty()) else {
+        return (Kind::CommandNotFound, "no command is given".to_owned());
+    };
+    let Some(argv) = c_strings(args) else {
+        return (Kind::Invalid, "the command holds a NUL".to_owned());
+    };
+    let mut worst = Errno::ENOENT;
+    for path in candidates(name, path_of(env)) {
+        let Ok(path) = CString::new(path) else { continue };
+        let Err(errno) = nix::unistd::execve(&path, &argv, env);
+        match errno {
+            // As the shell does: another directory may have it.
+            Errno::ENOENT | Errno::ENOTDIR => {}
+            Errno::EACCES => worst = errno,
+            _ => {
+                worst = errno;
+                break;
+            }
+        }
+    }
+    refusal(name, worst)
+}
+
+fn refusal(name: &str, errno: Errno) -> (Kind, String) {
+    let what = if name.contains('/') { "stat" } else { "search $PATH for" };
+    match errno {
+        Errno::ENOENT | Errno::ENOTDIR if name.contains('/') => {
+            (Kind::CommandNotFound, format!("exec: \"{name}\": {what} {name}: no such file or directory"))
+        }
+        Errno::ENOENT | Errno::ENOTDIR => {
+            (Kind::CommandNotFound, format!("exec: \"{name}\": executable file not found in $PATH"))
+        }
+        Errno::EACCES => (Kind::CommandNotExecutable, format!("exec: \"{name}\": permission denied")),
+        Errno::ENOEXEC => (Kind::CommandNotExecutable, format!("exec \"{name}\": exec format error")),
+        errno => (Kind::CommandNotExecutable, format!("exec \"{name}\": {}", errno.desc())),
+    }
+}
+
+fn path_of(env: &[CString]) -> String {
+    let path = env.iter().find_map(|entry| entry.to_bytes().strip_prefix(b"PATH="));
+    path.map_or_else(|| DEFAULT_PATH.to_owned(), |path| OsStr::from_bytes(path).to_string_lossy().into_owned())
+}
+
+fn candidates(name: &str, path: String) -> Vec<String> {
+    if name.contains('/') {
+        return vec![name.to_owned()];
+    }
+    // An empty entry means the working directory, which is how an image is made to run something
+    // that nobody meant: left out.
+    path.split(':').filter(|dir| !dir.is_empty()).map(|dir| format!("{dir}/{name}")).collect()
+}
+
+/// `None` when a string holds a NUL.
+pub(crate) fn c_strings(strings: &[String]) -> Option<Vec<CString>> {
+    strings.iter().map(|text| CString::new(text.as_bytes()).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_slash_is_not_searched_for() {
+        assert_eq!(candidates("./x", "/bin:/usr/bin".into()), ["./x"]);
+        assert_eq!(candidates("x", "/bin::/usr/bin".into()), ["/bin/x", "/usr/bin/x"]);
+    }
+
+    #[test]
+    fn absent_and_forbidden_are_told_apart() {
+        assert_eq!(become_program(&["/no/such/file".into()], &[]).0, Kind::CommandNotFound);
+        assert_eq!(become_program(&["no-such-name".into()], &[]).0, Kind::CommandNotFound);
+        assert_eq!(become_program(&["/etc/passwd".into()], &[]).0, Kind::CommandNotExecutable);
+        assert_eq!(become_program(&["/etc".into()], &[]).0, Kind::CommandNotExecutable);
+    }
+}

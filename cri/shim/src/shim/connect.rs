@@ -1,0 +1,90 @@
+//! Connect: a TCP connection made inside the pod's network, for port-forward.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use coracle_proto::shim::error::Kind;
+use coracle_proto::shim::{Connected, reply};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, connect, getsockopt, socket, sockopt,
+};
+
+use super::{Answer, Shim, Ticket};
+use crate::fault::Fault;
+
+/// A connection that is being made.
+pub(super) struct Connecting {
+    ticket: Ticket,
+    port: u16,
+    socket: OwnedFd,
+    /// IPv6 is tried after IPv4.
+    last: bool,
+}
+
+impl AsFd for Connecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Shim {
+    pub(super) fn connect(&mut self, ticket: Ticket, port: u32) -> Option<Answer> {
+        let Some(port) = u16::try_from(port).ok().filter(|port| *port > 0) else {
+            return Some(Err(Fault::new(Kind::Invalid, format!("there is no port {port}"))));
+        };
+        self.try_connect(ticket, port, false)
+    }
+
+    fn try_connect(&mut self, ticket: Ticket, port: u16, last: bool) -> Option<Answer> {
+        match begin(port, last) {
+            Ok((socket, true)) => Some(connected(socket)),
+            Ok((socket, false)) => {
+                let serial = self.next_serial();
+                self.connects.insert(serial, Connecting { ticket, port, socket, last });
+                None
+            }
+            Err(_) if !last => self.try_connect(ticket, port, true),
+            Err(errno) => Some(Err(refused(port, errno))),
+        }
+    }
+
+    pub(super) fn finish_connect(&mut self, serial: u32) {
+        let Some(Connecting { ticket, port, socket, last }) = self.connects.remove(&serial) else { return };
+        let errno = getsockopt(&socket, sockopt::SocketError).map_or_else(|errno| errno, Errno::from_raw);
+        let answer = match errno {
+            Errno::UnknownErrno => Some(connected(socket)),
+            _ if !last => self.try_connect(ticket, port, true),
+            errno => Some(Err(refused(port, errno))),
+        };
+        if let Some(answer) = answer {
+            self.reply(ticket, answer);
+        }
+    }
+}
+
+/// The socket, and whether it is connected already.
+fn begin(port: u16, six: bool) -> nix::Result<(OwnedFd, bool)> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let family = if six { AddressFamily::Inet6 } else { AddressFamily::Inet };
+    let fd = socket(family, SockType::Stream, flags, None)?;
+    let result = if six {
+        let address = std::net::SocketAddrV6::new(std::net::Ipv6Addr::LOCALHOST, port, 0, 0);
+        connect(fd.as_raw_fd(), &SockaddrIn6::from(address))
+    } else {
+        connect(fd.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, port))
+    };
+    match result {
+        Ok(()) => Ok((fd, true)),
+        Err(Errno::EINPROGRESS) => Ok((fd, false)),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn connected(socket: OwnedFd) -> Answer {
+    Ok((reply::Result::Connected(Connected {}), vec![socket]))
+}
+
+fn refused(port: u16, errno: Errno) -> Fault {
+    let kind = if errno == Errno::ECONNREFUSED { Kind::ConnectionRefused } else { Kind::Internal };
+    Fault::new(kind, format!("connect to port {port} of the pod: {}", errno.desc()))
+}

@@ -1,0 +1,148 @@
+//! Ends of processes: reaped, matched with what they were, drained, told.
+
+use std::time::{Duration, Instant};
+
+use coracle_proto::shim::Exit;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use prost::Message as _;
+
+use super::{Shim, create};
+use crate::cgroup;
+use crate::container::Phase;
+use crate::log::Output;
+use crate::report::note;
+
+/// How long an exit waits for output that somebody else still holds open.
+const GRACE: Duration = Duration::from_millis(100);
+/// Statuses kept for processes that nobody has named yet.
+const MOST_EARLY: usize = 64;
+
+impl Shim {
+    pub(super) fn reap(&mut self) {
+        loop {
+            let (pid, status) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => (pid.as_raw(), code),
+                // As a shell counts, negative until it becomes an `Exit`.
+                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid.as_raw(), -(signal as i32)),
+                Ok(WaitStatus::StillAlive) => return,
+                Err(nix::Error::EINTR) => continue,
+                Err(_) => return,
+                Ok(_) => continue,
+            };
+            self.ended(pid, status);
+        }
+    }
+
+    fn ended(&mut self, pid: i32, status: i32) {
+        let container = self.containers.iter().find(|(_, c)| c.pid == pid && c.is_alive()).map(|(serial, _)| *serial);
+        if let Some(serial) = container {
+            return self.container_ended(serial, status);
+        }
+        let exec = self.execs.iter().find(|(_, exec)| exec.pid == pid).map(|(serial, _)| *serial);
+        if let Some(serial) = exec {
+            return match self.execs.get_mut(&serial) {
+                Some(exec) if exec.ticket.is_some() => exec.exit = Some(exit_of(status)),
+                _ => self.exec_exited(serial, exit_of(status)),
+            };
+        }
+        // A creator, a first fork, an orphan; or one whose pid we are about to be told.
+        let awaited = self.containers.values().any(|c| matches!(c.phase, Phase::Creating { .. }))
+            || self.execs.values().any(|exec| exec.pid == 0);
+        if awaited {
+            self.early.push_back((pid, status));
+            if self.early.len() > MOST_EARLY {
+                self.early.pop_front();
+            }
+        } else {
+            self.early.clear();
+        }
+    }
+
+    /// A container's first process has just been named: it may have ended before.
+    pub(super) fn claim(&mut self, pid: i32) {
+        if let Some(at) = self.early.iter().position(|(early, _)| *early == pid)
+            && let Some((pid, status)) = self.early.remove(at)
+        {
+            self.ended(pid, status);
+        }
+    }
+
+    fn container_ended(&mut self, serial: u32, status: i32) {
+        let hierarchies = &self.pod.hierarchies;
+        let Some(container) = self.containers.get_mut(&serial) else { return };
+        let mut exit = exit_of(status);
+        exit.oom_killed = exit.code != 0 && cgroup::oom_kills(hierarchies, &container.cgroup) > 0;
+        // What its report still holds, the reason why it could not start, comes first.
+        if container.report.is_some() {
+            self.hear_creator(serial);
+        }
+        let Some(container) = self.containers.get_mut(&serial) else { return };
+        container.report = None;
+        container.phase = Phase::Draining { exit, until: Instant::now() + GRACE };
+        for output in [Output::Stdout, Output::Stderr] {
+            container.stdio.pump(output, &mut self.buffer);
+        }
+        self.end_draining(serial);
+    }
+
+    /// Tells of the exit once all output is read, or the time for it is over.
+    pub(super) fn end_draining(&mut self, serial: u32) {
+        let Some(container) = self.containers.get_mut(&serial) else { return };
+        let Phase::Draining { exit, until } = container.phase else { return };
+        if !container.stdio.is_drained() && Instant::now() < until {
+            return;
+        }
+        container.stdio.finish();
+        container.phase = Phase::Exited { exit };
+        let id = container.id.clone();
+        self.tell(&id, "", exit);
+        self.go_on_deleting(serial);
+    }
+
+    pub(super) fn exec_exited(&mut self, serial: u32, exit: Exit) {
+        let Some(exec) = self.execs.remove(&serial) else { return };
+        let known = self.containers.contains_key(&exec.container);
+        if known {
+            self.tell(&exec.container_id, &exec.exec_id, exit);
+        }
+    }
+
+    fn tell(&mut self, container_id: &str, exec_id: &str, exit: Exit) {
+        let event = self.events.push(container_id, exec_id, exit);
+        if exec_id.is_empty() {
+            let path = self.dir.join("exits").join(container_id);
+            if let Err(error) = std::fs::write(&path, event.encode_to_vec()) {
+                note(&format!("record the exit of {container_id}: {error}"));
+            }
+        }
+        if !self.greeted {
+            return;
+        }
+        if let Some(agent) = self.agent.as_mut() {
+            let sent = agent.event(event);
+            self.keep_agent(sent);
+        }
+    }
+}
+
+/// Of a status as [`Shim::reap`] has it: a code, or the negative of a signal.
+pub(super) fn exit_of(status: i32) -> Exit {
+    let (code, signal) = if status < 0 { (128 - status, -status) } else { (status, 0) };
+    Exit { code, signal, oom_killed: false, at: create::nanos() }
+}
+
+/// For a container that failed to be created: nobody is told.
+pub(super) fn never_ran() -> Exit {
+    Exit { code: 128, signal: 0, oom_killed: false, at: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_counts_128_more() {
+        assert_eq!((exit_of(-9).code, exit_of(-9).signal), (137, 9));
+        assert_eq!((exit_of(17).code, exit_of(17).signal), (17, 0));
+    }
+}

@@ -1,0 +1,313 @@
+//! A container's standard streams: pipes or a terminal on one side, log and attached readers on
+//! the other.
+//!
+//! Input of a pipe is never pumped: whoever attaches gets the pipe's write end itself. With
+//! stdin-once the shim gives its only one away, so that the end of that reader is the end of the
+//! input. A terminal's input goes through the shim, for its master has both directions.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use coracle_proto::shim::{Attach, Attached, CreateContainer};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
+use nix::unistd::{pipe2, read, write};
+
+use crate::fault::Fault;
+use crate::log::{self, Limits, Lines, Log, Output};
+use crate::report::{note, set_nonblocking};
+
+/// One look at an output reads no more, so that a flood starves nobody else.
+const MOST_READS: usize = 4;
+/// What a reader may fall behind before it is dropped.
+const ATTACH_BUFFER: i32 = 1 << 20;
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(crate) struct Stdio {
+    log: Option<Log>,
+    stdout: Option<Stream>,
+    stderr: Option<Stream>,
+    /// A terminal's master; `stdout` then reads a copy of it.
+    master: Option<OwnedFd>,
+    stdin: Option<OwnedFd>,
+    stdin_once: bool,
+    readers: Vec<Reader>,
+    terminals: Vec<Terminal>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    fd: OwnedFd,
+    lines: Lines,
+}
+
+/// A pipe to one who attached to an output.
+#[derive(Debug)]
+struct Reader {
+    output: Output,
+    pipe: OwnedFd,
+}
+
+/// A socket to one who attached to a terminal.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    pub(crate) socket: OwnedFd,
+    stdin: bool,
+    stdout: bool,
+    /// Input that the terminal did not take yet.
+    typed: Vec<u8>,
+}
+
+/// The container's ends, for the creator to hand on.
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    pub(crate) stdin: Option<OwnedFd>,
+    pub(crate) stdout: Option<OwnedFd>,
+    pub(crate) stderr: Option<OwnedFd>,
+}
+
+// === impl Stdio ===
+
+impl Stdio {
+    /// Makes the streams of a new container. A terminal comes later, by [`Self::set_master`].
+    pub(crate) fn new(create: &CreateContainer) -> io::Result<(Self, Ends)> {
+        let mut stdio = Self { stdin_once: create.stdin_once, ..Self::default() };
+        if !create.log_path.is_empty() {
+            let limits = Limits { size: create.log_max_size, files: create.log_max_files };
+            stdio.log = Some(Log::open(create.log_path.as_ref(), limits)?);
+        }
+        if create.terminal {
+            return Ok((stdio, Ends::default()));
+        }
+        let stdin = if create.stdin {
+            let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+            stdio.stdin = Some(write);
+            read
+        } else {
+            std::fs::File::open("/dev/null")?.into()
+        };
+        let (stdout, stdout_end) = Stream::new(Output::Stdout)?;
+        let (stderr, stderr_end) = Stream::new(Output::Stderr)?;
+        (stdio.stdout, stdio.stderr) = (Some(stdout), Some(stderr));
+        Ok((stdio, Ends { stdin: Some(stdin), stdout: Some(stdout_end), stderr: Some(stderr_end) }))
+    }
+
+    /// The terminal has been made, inside the container.
+    pub(crate) fn set_master(&mut self, master: OwnedFd) -> io::Result<()> {
+        set_nonblocking(&master)?;
+        self.stdout = Some(Stream { fd: master.try_clone()?, lines: Lines::new(Output::Stdout) });
+        self.master = Some(master);
+        Ok(())
+    }
+
+    pub(crate) fn master(&self) -> Option<&OwnedFd> {
+        self.master.as_ref()
+    }
+
+    pub(crate) fn output(&self, output: Output) -> Option<BorrowedFd<'_>> {
+        self.stream(output).as_ref().map(|stream| stream.fd.as_fd())
+    }
+
+    pub(crate) fn terminals(&self) -> &[Terminal] {
+        &self.terminals
+    }
+
+    /// Whether a terminal has input to take that it did not take yet.
+    pub(crate) fn has_typed(&self) -> bool {
+        self.terminals.iter().any(|terminal| !terminal.typed.is_empty())
+    }
+
+    /// Whether all that the container wrote has been read.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.stdout.is_none() && self.stderr.is_none()
+    }
+
+    /// Reads what an output has, into the log and to all who are attached.
+    pub(crate) fn pump(&mut self, output: Output, buffer: &mut [u8]) {
+        let now = log::now();
+        let mut lines = Vec::new();
+        for _ in 0..MOST_READS {
+            let Some(stream) = self.stream_mut(output).as_mut() else { break };
+            match read(&stream.fd, buffer) {
+                Ok(0) => self.end(output, now, &mut lines),
+                Ok(count) => {
+                    stream.lines.push(&buffer[..count], now, &mut lines);
+                    self.fan_out(output, &buffer[..count]);
+                    if count < buffer.len() {
+                        break;
+                    }
+                }
+                Err(nix::Error::EINTR) => {}
+                Err(nix::Error::EAGAIN) => break,
+                // EIO is how a terminal says that nobody has it open any more.
+                Err(_) => self.end(output, now, &mut lines),
+            }
+        }
+        self.write_log(&lines, now);
+    }
+
+    /// Reads no more of anything, although somebody may still hold the other end.
+    pub(crate) fn finish(&mut self) {
+        let now = log::now();
+        let mut lines = Vec::new();
+        for output in [Output::Stdout, Output::Stderr] {
+            self.end(output, now, &mut lines);
+        }
+        self.write_log(&lines, now);
+        self.master = None;
+        self.stdin = None;
+        self.terminals.clear();
+    }
+
+    fn end(&mut self, output: Output, now: Duration, lines: &mut Vec<u8>) {
+        if let Some(mut stream) = self.stream_mut(output).take() {
+            stream.lines.finish(now, lines);
+        }
+        self.readers.retain(|reader| reader.output != output);
+    }
+
+    fn write_log(&mut self, lines: &[u8], now: Duration) {
+        let Some(log) = self.log.as_mut().filter(|_| !lines.is_empty()) else { return };
+        if let Err(error) = log.write(lines, now) {
+            note(&format!("lost {} bytes of a container's log: {error}", lines.len()));
+        }
+    }
+
+    /// Sends a copy to each who is attached. One whose buffer is full is dropped: it is the reader
+    /// who is too slow, and the container must not wait for it.
+    fn fan_out(&mut self, output: Output, bytes: &[u8]) {
+        self.readers.retain(|reader| {
+            reader.output != output || write(&reader.pipe, bytes).is_ok_and(|count| count == bytes.len())
+        });
+        if output == Output::Stdout {
+            self.terminals.retain(|terminal| {
+                let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+                let sent = || send(terminal.socket.as_raw_fd(), bytes, flags);
+                !terminal.stdout || sent().is_ok_and(|count| count == bytes.len())
+            });
+        }
+    }
+
+    /// Takes what was typed into one attached terminal.
+    pub(crate) fn read_terminal(&mut self, socket: i32, buffer: &mut [u8]) {
+        let Some(at) = self.terminals.iter().position(|t| t.socket.as_raw_fd() == socket) else { return };
+        match read(&self.terminals[at].socket, buffer) {
+            Ok(count) if count > 0 => {
+                if self.terminals[at].stdin {
+                    self.terminals[at].typed.extend_from_slice(&buffer[..count]);
+                    self.type_on();
+                }
+            }
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
+            _ => drop(self.terminals.remove(at)),
+        }
+    }
+
+    /// Gives the terminal what was typed, as far as it takes it.
+    pub(crate) fn type_on(&mut self) {
+        let Some(master) = self.master.as_ref() else { return };
+        for terminal in &mut self.terminals {
+            if let Ok(count) = write(master, &terminal.typed) {
+                terminal.typed.drain(..count);
+            }
+            if terminal.typed.is_empty() {
+                terminal.typed = Vec::new();
+            }
+        }
+    }
+
+    pub(crate) fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    pub(crate) fn reopen_log(&mut self) -> io::Result<()> {
+        self.log.as_mut().map_or(Ok(()), Log::reopen)
+    }
+
+    pub(crate) fn attach(&mut self, attach: &Attach) -> Result<(Attached, Vec<OwnedFd>), Fault> {
+        let result = if self.master.is_some() { self.attach_terminal(attach) } else { self.attach_pipes(attach) };
+        result.map_err(|error| Fault::doing("attach", &error))
+    }
+
+    fn attach_terminal(&mut self, attach: &Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
+        set_nonblocking(&ours)?;
+        let (stdin, stdout) = (attach.stdin, attach.stdout || attach.stderr);
+        self.terminals.push(Terminal { socket: ours, stdin, stdout, typed: Vec::new() });
+        Ok((Attached { terminal: true, ..Attached::default() }, vec![theirs]))
+    }
+
+    fn attach_pipes(&mut self, attach: &Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
+        let mut attached = Attached::default();
+        let mut fds = Vec::new();
+        if attach.stdin {
+            let stdin = match self.stdin.as_ref() {
+                Some(stdin) if !self.stdin_once => Some(stdin.try_clone()?),
+                _ => self.stdin.take(),
+            };
+            attached.has_stdin = stdin.is_some();
+            fds.extend(stdin);
+        }
+        for (wanted, output) in [(attach.stdout, Output::Stdout), (attach.stderr, Output::Stderr)] {
+            if !wanted || self.stream(output).is_none() {
+                continue;
+            }
+            let (theirs, pipe) = pipe2(OFlag::O_CLOEXEC)?;
+            // More room is a kindness that the system's limit may forbid.
+            let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(ATTACH_BUFFER));
+            set_nonblocking(&pipe)?;
+            self.readers.push(Reader { output, pipe });
+            fds.push(theirs);
+            match output {
+                Output::Stdout => attached.has_stdout = true,
+                Output::Stderr => attached.has_stderr = true,
+            }
+        }
+        Ok((attached, fds))
+    }
+
+    /// Readers that went away while nothing is written are found by the poll loop's errors.
+    pub(crate) fn readers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.readers.iter().map(|reader| reader.pipe.as_fd())
+    }
+
+    pub(crate) fn drop_reader(&mut self, pipe: i32) {
+        self.readers.retain(|reader| reader.pipe.as_raw_fd() != pipe);
+    }
+
+    fn stream(&self, output: Output) -> &Option<Stream> {
+        match output {
+            Output::Stdout => &self.stdout,
+            Output::Stderr => &self.stderr,
+        }
+    }
+
+    fn stream_mut(&mut self, output: Output) -> &mut Option<Stream> {
+        match output {
+            Output::Stdout => &mut self.stdout,
+            Output::Stderr => &mut self.stderr,
+        }
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    fn new(output: Output) -> io::Result<(Self, OwnedFd)> {
+        let (read, write) = pipe2(OFlag::O_CLOEXEC)?;
+        set_nonblocking(&read)?;
+        Ok((Self { fd: read, lines: Lines::new(output) }, write))
+    }
+}
+
+// === impl Terminal ===
+
+impl Terminal {
+    /// Whether more may be read of it: what it typed before must have gone first.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.typed.is_empty()
+    }
+}

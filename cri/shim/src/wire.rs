@@ -1,0 +1,160 @@
+//! The agent's connection: one packet a datagram, descriptors beside it, never blocking.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use coracle_proto::shim::{Event, Packet, Reply, Request, packet, reply};
+use nix::cmsg_space;
+use nix::sys::socket::{
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
+    listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
+};
+use prost::Message as _;
+
+use crate::fault::Fault;
+use crate::kernel;
+
+/// Descriptors in one packet at most; the protocol never sends more than three.
+const MAX_FDS: usize = 8;
+/// No packet of the protocol comes near it.
+const LARGEST: usize = 1 << 20;
+/// Packets that wait for an agent that does not read. One that lets more pile up is cut off, and
+/// finds everything again when it connects anew.
+const MOST_WAITING: usize = 4096;
+
+/// A listening SEQPACKET socket.
+#[derive(Debug)]
+pub(crate) struct Listener(OwnedFd);
+
+/// The one agent that is connected.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    socket: OwnedFd,
+    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+}
+
+/// What came from the agent.
+pub(crate) enum Received {
+    Request { id: u64, request: Request, fds: Vec<OwnedFd> },
+    /// Nothing for now.
+    Nothing,
+    /// The agent has gone, or sent what is no packet.
+    End,
+}
+
+// === impl Listener ===
+
+impl Listener {
+    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+        listen(&fd, Backlog::new(4)?)?;
+        Ok(Self(fd))
+    }
+
+    pub(crate) fn accept(&self) -> io::Result<Agent> {
+        let raw = accept4(self.0.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
+        let socket = kernel::adopt(vec![raw]).pop().ok_or_else(|| io::Error::other("no socket"))?;
+        let _ = setsockopt(&socket, sockopt::SndBuf, &LARGEST);
+        Ok(Agent { socket, waiting: VecDeque::new() })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+// === impl Agent ===
+
+impl Agent {
+    pub(crate) fn receive(&self) -> Received {
+        match self.datagram() {
+            Ok(Some((bytes, fds))) => match Packet::decode(bytes.as_slice()) {
+                Ok(Packet { id, body: Some(packet::Body::Request(request)) }) => Received::Request { id, request, fds },
+                // Of a later version: an empty request, which is refused by name.
+                Ok(Packet { id, .. }) => Received::Request { id, request: Request { call: None }, fds },
+                Err(_) => Received::End,
+            },
+            Ok(None) => Received::End,
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => Received::Nothing,
+            Err(_) => Received::End,
+        }
+    }
+
+    fn datagram(&self) -> nix::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+        let raw = self.socket.as_raw_fd();
+        let peek = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
+        let length = recvmsg::<()>(raw, &mut [IoSliceMut::new(&mut [])], None, peek)?.bytes;
+        let mut buffer = vec![0_u8; length.clamp(1, LARGEST)];
+        let mut control = cmsg_space!([RawFd; MAX_FDS]);
+        let mut slices = [IoSliceMut::new(&mut buffer)];
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
+        let message = recvmsg::<()>(raw, &mut slices, Some(&mut control), flags)?;
+        let bytes = message.bytes;
+        let mut fds = Vec::new();
+        for part in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(raw) = part {
+                fds.append(&mut kernel::adopt(raw));
+            }
+        }
+        buffer.truncate(bytes);
+        Ok(if bytes == 0 { None } else { Some((buffer, fds)) })
+    }
+
+    pub(crate) fn reply(&mut self, id: u64, result: Result<(reply::Result, Vec<OwnedFd>), Fault>) -> io::Result<()> {
+        let (result, fds) = result.unwrap_or_else(|fault| (reply::Result::Error(fault.into()), Vec::new()));
+        let reply = Reply { result: Some(result) };
+        self.send(&Packet { id, body: Some(packet::Body::Reply(reply)) }, fds)
+    }
+
+    pub(crate) fn event(&mut self, event: &Event) -> io::Result<()> {
+        self.send(&Packet { id: 0, body: Some(packet::Body::Event(event.clone())) }, Vec::new())
+    }
+
+    fn send(&mut self, packet: &Packet, fds: Vec<OwnedFd>) -> io::Result<()> {
+        if self.waiting.len() >= MOST_WAITING {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        self.waiting.push_back((packet.encode_to_vec(), fds));
+        self.flush()
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while let Some((packet, fds)) = self.waiting.front() {
+            let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+            let rights = [ControlMessage::ScmRights(&raw)];
+            let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
+            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+            match sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(packet)], control, flags, None) {
+                Ok(_) => drop(self.waiting.pop_front()),
+                Err(nix::Error::EAGAIN) => return Ok(()),
+                Err(nix::Error::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if self.waiting.capacity() > 64 {
+            self.waiting = VecDeque::new();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl AsFd for Agent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
