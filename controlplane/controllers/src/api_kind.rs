@@ -110,7 +110,12 @@ impl ApiKind {
     }
 
     /// Deletes an object. Its being gone already is success.
-    pub(crate) async fn delete(&self, client: &Client, key: &Key, params: &DeleteParams) -> Result<(), Error> {
+    pub(crate) async fn delete(
+        &self,
+        client: &Client,
+        key: &Key,
+        params: &DeleteParams,
+    ) -> Result<(), Error> {
         let failed = self.failed("delete", key);
         let request = self.requests(&key.namespace).delete(&key.name, params);
         let request = match request.map_err(kube::Error::BuildRequest) {

@@ -138,7 +138,11 @@ impl<K: Object> Cache<K> {
         let mut state = self.lock();
         let (key, version) = (object.key(), version(object.meta()));
         let passed = state.relist.is_none() && state.progress >= version;
-        if version != 0 && !passed && state.insert(object.clone()) && let Some(relist) = &mut state.relist {
+        if version != 0
+            && !passed
+            && state.insert(object.clone())
+            && let Some(relist) = &mut state.relist
+        {
             relist.written.insert(key);
         }
         object
@@ -345,9 +349,10 @@ mod tests {
     fn objects_are_found_by_their_controller() {
         let cache = Cache::new();
         let mut owned = pod("a", "1", 1);
-        owned.metadata.owner_references =
-            Some(vec![crate::object::ReplicaSet { metadata: pod("rs", "9", 1).metadata, ..Default::default() }
-                .controller_reference()]);
+        owned.metadata.owner_references = Some(vec![
+            crate::object::ReplicaSet { metadata: pod("rs", "9", 1).metadata, ..Default::default() }
+                .controller_reference(),
+        ]);
         cache.apply(Event::Apply(owned.clone()));
         cache.apply(Event::Apply(pod("b", "2", 2)));
         assert_eq!(cache.owned_by("n", "9").len(), 1);

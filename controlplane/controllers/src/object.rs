@@ -365,7 +365,9 @@ impl Object for Pod {
                 ports.retain(|port| port.name.is_some());
             }
         }
-        self.spec.containers.retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
+        self.spec
+            .containers
+            .retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
         self.spec.containers.shrink_to_fit();
     }
 }

@@ -15,7 +15,8 @@ use crate::error::Error;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
-    deployment, endpoints, events, garbage, namespace, pod_cidr, pod_gc, replica_set, root_ca, service_account,
+    deployment, endpoints, events, garbage, namespace, pod_cidr, pod_gc, replica_set, root_ca,
+    service_account,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Watches that fail are retried for ever.
@@ -23,7 +24,8 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let mut tasks = JoinSet::new();
     let (recorder, writing) = events::recorder(client.clone());
     tasks.spawn(writing);
-    let context = Arc::new(Context { client, caches: Caches::new(), recorder, config, kinds: OnceCell::new() });
+    let context =
+        Arc::new(Context { client, caches: Caches::new(), recorder, config, kinds: OnceCell::new() });
     start(&context, &mut tasks);
     // Listeners first, so that they are told of all that the watches bring.
     for watch in context.caches.watches(&context.client) {

@@ -138,7 +138,9 @@ mod tests {
 
     #[test]
     fn the_hash_label_and_the_ways_of_writing_nothing_make_no_difference() {
-        let plain = Template::new(&json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c"}]}}));
+        let plain = Template::new(
+            &json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c"}]}}),
+        );
         let other = Template::new(&json!({
             "metadata": {"creationTimestamp": null, "labels": {"app": "a", HASH_LABEL: "x"}, "annotations": {}},
             "spec": {"containers": [{"name": "c", "resources": {}, "tty": false, "ports": []}], "hostNetwork": false},

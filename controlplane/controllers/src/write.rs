@@ -60,7 +60,8 @@ impl<K: Object> Writer<'_, K> {
     /// Deletes this very object. Its being gone already is success.
     pub(crate) async fn delete(&self, object: &K, mut params: DeleteParams) -> Result<(), kube::Error> {
         let key = object.key();
-        params.preconditions = Some(Preconditions { uid: Some(object.uid().to_owned()), resource_version: None });
+        params.preconditions =
+            Some(Preconditions { uid: Some(object.uid().to_owned()), resource_version: None });
         let url = Request::new(K::url_path(&(), (!key.namespace.is_empty()).then_some(&key.namespace)));
         let request = url.delete(&key.name, &params).map_err(kube::Error::BuildRequest)?;
         match self.client.request_status::<K>(request).await {

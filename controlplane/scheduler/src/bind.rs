@@ -16,7 +16,9 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
         "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     });
     // The answer is a Status; only that there is one matters.
-    api.create_subresource::<_, Value>("binding", pod.name(), &PostParams::default(), &binding).await.map(drop)
+    api.create_subresource::<_, Value>("binding", pod.name(), &PostParams::default(), &binding)
+        .await
+        .map(drop)
 }
 
 /// Writes why the pod fits nowhere, unless it says so already.

@@ -28,7 +28,8 @@ pub(crate) fn decide(pod: &Pod, snapshot: &Snapshot) -> Result<String, String> {
     if let Some(place) = score::best(pod, &fitting) {
         return Ok(fitting[place].facts.name.clone());
     }
-    let mut reasons: Vec<String> = counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    let mut reasons: Vec<String> =
+        counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     reasons.sort();
     Err(format!("0/{total} nodes are available: {}.", reasons.join(", ")))
 }

@@ -7,13 +7,15 @@ use crate::snapshot::Snapshot;
 
 /// A pod with this spec, on no node.
 pub(crate) fn pod(name: &str, spec: Value) -> Pod {
-    serde_json::from_value(json!({"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": spec})).unwrap()
+    serde_json::from_value(json!({"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": spec}))
+        .unwrap()
 }
 
 /// A pod with an owner.
 pub(crate) fn owned(name: &str, owner: &str) -> Pod {
     let owners = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": owner, "controller": true}]);
-    serde_json::from_value(json!({"metadata": {"name": name, "uid": name, "ownerReferences": owners}})).unwrap()
+    serde_json::from_value(json!({"metadata": {"name": name, "uid": name, "ownerReferences": owners}}))
+        .unwrap()
 }
 
 /// A node of 4 CPUs, 8 GiB and 10 pods, with these fields set by JSON pointer.

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
-    Affinity, ObjectReference, PodCondition, PodSchedulingGate,
-    ResourceRequirements, Taint, Toleration,
+    Affinity, ObjectReference, PodCondition, PodSchedulingGate, ResourceRequirements, Taint, Toleration,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -81,7 +80,6 @@ pub(crate) struct NodeStatus {
     pub(crate) allocatable: Option<BTreeMap<String, Quantity>>,
     pub(crate) capacity: Option<BTreeMap<String, Quantity>>,
 }
-
 
 macro_rules! resource {
     ($type:ident, $plural:literal, $scope:ty) => {

@@ -100,7 +100,12 @@ fn watch_config() -> watcher::Config {
 /// The events of one kind; after a failure the stream rests, longer each time.
 fn stream<K>(client: &Client, config: watcher::Config) -> BoxStream<'static, Event<K>>
 where
-    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + 'static,
 {
     let api: Api<K> = Api::all(client.clone());
     let state = (Box::pin(watcher(api, config)), FIRST_DELAY);
@@ -109,7 +114,8 @@ where
             match events.next().await? {
                 Ok(event) => return Some((event, (events, FIRST_DELAY))),
                 Err(error) => {
-                    let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+                    let cause =
+                        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
                     tracing::debug!(kind = %K::kind(&()), cause, "watch: {error}");
                     tokio::time::sleep(delay).await;
                     delay = (delay * 2).min(LONGEST_DELAY);

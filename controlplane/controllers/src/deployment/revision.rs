@@ -112,7 +112,8 @@ pub(crate) fn size_annotations(set: Option<&ReplicaSet>, desired: i32, max: i32)
 
 /// The old sets beyond the limit that can go, oldest revision first.
 pub(crate) fn to_clean(deployment: &Deployment, history: &History) -> Vec<Arc<ReplicaSet>> {
-    let Some(limit) = deployment.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()) else {
+    let Some(limit) = deployment.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok())
+    else {
         return Vec::new();
     };
     let mut sets: Vec<_> = history.old.iter().filter(|set| !set.deleting()).cloned().collect();

@@ -105,8 +105,12 @@ pub(crate) fn shrink_old(deployment: &Deployment, history: &History) -> Vec<Size
     if allowed <= 0 {
         return Vec::new();
     }
-    let mut sizes: Vec<Size> =
-        history.old.iter().map(|set| Size { set: set.clone(), to: size(set) }).filter(|size| size.to > 0).collect();
+    let mut sizes: Vec<Size> = history
+        .old
+        .iter()
+        .map(|set| Size { set: set.clone(), to: size(set) })
+        .filter(|size| size.to > 0)
+        .collect();
     for target in &mut sizes {
         let gone = allowed.min(target.to - available(&target.set)).max(0);
         target.to -= gone;

@@ -104,7 +104,11 @@ async fn apply(context: &Context, deployment: &Deployment, mut plan: Plan) -> Re
     }
     for set in &plan.delete {
         let deleted = context.replica_sets().delete(set, DeleteParams::background()).await;
-        deleted.map_err(|source| Error::Request { verb: "delete", object: format!("ReplicaSet {}", set.key()), source })?;
+        deleted.map_err(|source| Error::Request {
+            verb: "delete",
+            object: format!("ReplicaSet {}", set.key()),
+            source,
+        })?;
     }
     if let Some(revision) = plan.revision {
         let patch = json!({"metadata": {
@@ -255,7 +259,8 @@ async fn update(context: &Context, deployment: &Deployment, change: &Update) -> 
 async fn show(context: &Context, deployment: &Deployment, status: &DeploymentStatus) -> Result<(), Error> {
     let mut status = json!(status);
     // In a merge patch what is to vanish must be named.
-    for field in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas", "unavailableReplicas"] {
+    for field in ["replicas", "updatedReplicas", "readyReplicas", "availableReplicas", "unavailableReplicas"]
+    {
         if status.get(field).is_none() {
             status[field] = Value::Null;
         }

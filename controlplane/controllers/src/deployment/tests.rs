@@ -22,7 +22,9 @@ struct World {
 }
 
 fn template(image: &str) -> Template {
-    Template::new(&json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": image}]}}))
+    Template::new(
+        &json!({"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": image}]}}),
+    )
 }
 
 impl World {
@@ -132,12 +134,14 @@ impl World {
 
     fn roll_to(&mut self, image: &str) {
         self.deployment.spec.template = template(image);
-        self.deployment.metadata.generation = self.deployment.metadata.generation.map(|generation| generation + 1);
+        self.deployment.metadata.generation =
+            self.deployment.metadata.generation.map(|generation| generation + 1);
     }
 
     fn scale_to(&mut self, replicas: i32) {
         self.deployment.spec.replicas = Some(replicas);
-        self.deployment.metadata.generation = self.deployment.metadata.generation.map(|generation| generation + 1);
+        self.deployment.metadata.generation =
+            self.deployment.metadata.generation.map(|generation| generation + 1);
     }
 
     fn sizes(&self) -> Vec<i32> {
@@ -162,7 +166,10 @@ fn a_new_deployment_makes_its_set_at_full_size_and_completes() {
     assert!(!new.annotations.contains_key("kubectl.kubernetes.io/last-applied-configuration"));
     world.settle(|_| {});
     let status = &world.deployment.status;
-    assert_eq!((status.replicas, status.updated_replicas, status.available_replicas), (Some(3), Some(3), Some(3)));
+    assert_eq!(
+        (status.replicas, status.updated_replicas, status.available_replicas),
+        (Some(3), Some(3), Some(3))
+    );
     assert_eq!(status.observed_generation, Some(1));
     assert_eq!(world.reason("Available"), "MinimumReplicasAvailable");
     assert_eq!(world.reason("Progressing"), "NewReplicaSetAvailable");
@@ -170,9 +177,12 @@ fn a_new_deployment_makes_its_set_at_full_size_and_completes() {
 
 #[test]
 fn a_rolling_update_never_leaves_its_bounds() {
-    for (replicas, surge, unavailable) in
-        [(3, json!("25%"), json!("25%")), (10, json!(3), json!(2)), (4, json!(0), json!(1)), (1, json!(0), json!(0))]
-    {
+    for (replicas, surge, unavailable) in [
+        (3, json!("25%"), json!("25%")),
+        (10, json!(3), json!(2)),
+        (4, json!(0), json!(1)),
+        (1, json!(0), json!(0)),
+    ] {
         let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}});
         let mut world = World::new(json!({"replicas": replicas, "strategy": strategy}));
         world.settle(|_| {});
@@ -300,5 +310,7 @@ fn nothing_is_done_when_all_is_done() {
     let mut world = World::new(json!({}));
     world.settle(|_| {});
     let plan = world.decide();
-    assert!(plan.create.is_none() && plan.update.is_empty() && plan.status.is_none() && plan.revision.is_none());
+    assert!(
+        plan.create.is_none() && plan.update.is_empty() && plan.status.is_none() && plan.revision.is_none()
+    );
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{EndpointAddress, EndpointPort, EndpointSubset, ObjectReference, ServicePort};
+use k8s_openapi::api::core::v1::{
+    EndpointAddress, EndpointPort, EndpointSubset, ObjectReference, ServicePort,
+};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::object::{Object, Pod, Service};
@@ -133,18 +135,22 @@ mod tests {
 
     #[test]
     fn ready_and_unready_pods_are_told_apart_and_named_ports_looked_up() {
-        let service = service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "http"}]}));
-        let pods = [pod("1", "10.0.0.2", "True"), pod("2", "10.0.0.1", "True"), pod("3", "10.0.0.3", "False")];
+        let service =
+            service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "http"}]}));
+        let pods =
+            [pod("1", "10.0.0.2", "True"), pod("2", "10.0.0.1", "True"), pod("3", "10.0.0.3", "False")];
         assert_eq!(show(&service, &pods), "[10.0.0.1,10.0.0.2|10.0.0.3]:8080");
         assert_eq!(show(&service, &[pod("1", "", "True")]), "");
     }
 
     #[test]
     fn unknown_ports_and_missing_selectors_give_no_endpoints() {
-        let named = service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "other"}]}));
+        let named =
+            service(json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "other"}]}));
         assert_eq!(show(&named, &[pod("1", "10.0.0.2", "True")]), "");
         assert!(!is_ours(&service(json!({"ports": [{"port": 80}]}))));
-        let all = json!({"selector": {"app": "a"}, "ports": [{"port": 80}], "publishNotReadyAddresses": true});
+        let all =
+            json!({"selector": {"app": "a"}, "ports": [{"port": 80}], "publishNotReadyAddresses": true});
         assert_eq!(show(&service(all), &[pod("1", "10.0.0.2", "False")]), "[10.0.0.2|]:80");
         let headless = service(json!({"selector": {"app": "a"}, "clusterIP": "None"}));
         assert_eq!(show(&headless, &[pod("1", "10.0.0.2", "True")]), "[10.0.0.2|]:");

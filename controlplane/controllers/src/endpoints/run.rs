@@ -99,8 +99,10 @@ fn is_right(
     labels: &Value,
 ) -> bool {
     let own = known.metadata.labels.clone().unwrap_or_default();
-    let labelled = labels.as_object().into_iter().flatten().all(|(name, value)| {
-        own.get(name).map(String::as_str) == value.as_str()
-    });
+    let labelled = labels
+        .as_object()
+        .into_iter()
+        .flatten()
+        .all(|(name, value)| own.get(name).map(String::as_str) == value.as_str());
     labelled && known.subsets.as_deref().unwrap_or_default() == subsets
 }

@@ -71,10 +71,15 @@ impl Graph {
     /// Takes an object in, new or changed.
     pub(crate) fn set(&mut self, kind: &Arc<ApiKind>, meta: &ObjectMeta) -> Work {
         let Some(uid) = meta.uid.clone() else { return Work::default() };
-        let owners: Box<[Edge]> = meta.owner_references.iter().flatten().map(|owner| Edge {
-            uid: owner.uid.as_str().into(),
-            blocking: owner.block_owner_deletion == Some(true),
-        }).collect();
+        let owners: Box<[Edge]> = meta
+            .owner_references
+            .iter()
+            .flatten()
+            .map(|owner| Edge {
+                uid: owner.uid.as_str().into(),
+                blocking: owner.block_owner_deletion == Some(true),
+            })
+            .collect();
         let item = Item { kind: kind.clone(), key: Key::of(meta), owners, state: state(meta) };
         let mut work = Work::default();
         let old = self.items.get(&uid);
@@ -87,7 +92,8 @@ impl Graph {
         }
         if new_owners {
             // An owner that waits for this one may not have to any more.
-            let before: Vec<Box<str>> = old.iter().flat_map(|old| &old.owners).map(|edge| edge.uid.clone()).collect();
+            let before: Vec<Box<str>> =
+                old.iter().flat_map(|old| &old.owners).map(|edge| edge.uid.clone()).collect();
             for owner in before {
                 self.unlink(&owner, &uid);
                 self.wake_waiting(&owner, &mut work);
@@ -95,7 +101,8 @@ impl Graph {
             for owner in &item.owners {
                 self.dependents.entry(owner.uid.clone()).or_default().insert(uid.clone());
             }
-            let settled = |edge: &Edge| self.items.get(&*edge.uid).is_some_and(|owner| owner.state == State::Stays);
+            let settled =
+                |edge: &Edge| self.items.get(&*edge.uid).is_some_and(|owner| owner.state == State::Stays);
             if !item.owners.iter().all(settled) {
                 work.attempt.push(uid.clone());
             }
@@ -154,9 +161,11 @@ impl Graph {
     /// Whether there may be anything to do about this object, without asking the server.
     pub(crate) fn is_suspect(&self, uid: &str) -> bool {
         let Some(item) = self.items.get(uid) else { return false };
-        let settled = |edge: &Edge| self.items.get(&*edge.uid).is_some_and(|owner| {
-            owner.state != State::Foreground && in_reach(item, owner)
-        });
+        let settled = |edge: &Edge| {
+            self.items
+                .get(&*edge.uid)
+                .is_some_and(|owner| owner.state != State::Foreground && in_reach(item, owner))
+        };
         item.state == State::Foreground || !item.owners.iter().all(settled)
     }
 

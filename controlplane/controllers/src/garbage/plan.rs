@@ -41,7 +41,10 @@ pub(crate) enum Action {
     /// Keep only these owners.
     KeepOwners(Vec<OwnerReference>),
     /// Delete it. With `unblock`, first make its owners not wait for it.
-    Delete { policy: PropagationPolicy, unblock: bool },
+    Delete {
+        policy: PropagationPolicy,
+        unblock: bool,
+    },
 }
 
 /// Decides what to do.
@@ -58,8 +61,12 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Action {
     if facts.owners.is_empty() {
         return Action::Nothing;
     }
-    let solid: Vec<OwnerReference> =
-        facts.owners.iter().filter(|(_, owner)| *owner == Owner::Solid).map(|(owner, _)| (*owner).clone()).collect();
+    let solid: Vec<OwnerReference> = facts
+        .owners
+        .iter()
+        .filter(|(_, owner)| *owner == Owner::Solid)
+        .map(|(owner, _)| (*owner).clone())
+        .collect();
     if solid.len() == facts.owners.len() {
         return Action::Nothing;
     }
@@ -68,7 +75,10 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Action {
     }
     let waiting = facts.owners.iter().any(|(_, owner)| *owner == Owner::Waiting);
     if waiting && facts.has_dependents {
-        return Action::Delete { policy: PropagationPolicy::Foreground, unblock: facts.has_waiting_dependents };
+        return Action::Delete {
+            policy: PropagationPolicy::Foreground,
+            unblock: facts.has_waiting_dependents,
+        };
     }
     let policy = if has(ORPHAN) {
         PropagationPolicy::Orphan
@@ -96,7 +106,8 @@ pub(crate) mod tests {
 
     fn decide(meta: Value, owners: &[Owner], dependents: [bool; 3]) -> Action {
         let meta: ObjectMeta = serde_json::from_value(meta).unwrap();
-        let reference = |number: usize| OwnerReference { uid: number.to_string(), ..OwnerReference::default() };
+        let reference =
+            |number: usize| OwnerReference { uid: number.to_string(), ..OwnerReference::default() };
         let references: Vec<_> = (0..owners.len()).map(reference).collect();
         plan(&Facts {
             meta: &meta,
@@ -116,7 +127,9 @@ pub(crate) mod tests {
         use Owner::{Absent, Solid, Waiting};
         assert_eq!(decide(json!({}), &[], [false; 3]), Action::Nothing);
         assert_eq!(decide(json!({}), &[Solid], [false; 3]), Action::Nothing);
-        let Action::KeepOwners(kept) = decide(json!({}), &[Absent, Solid, Waiting], [false; 3]) else { panic!() };
+        let Action::KeepOwners(kept) = decide(json!({}), &[Absent, Solid, Waiting], [false; 3]) else {
+            panic!()
+        };
         assert_eq!(kept.iter().map(|owner| owner.uid.as_str()).collect::<Vec<_>>(), ["1"]);
     }
 
@@ -125,7 +138,10 @@ pub(crate) mod tests {
         let with = |finalizer: &str| json!({"finalizers": [finalizer]});
         assert_eq!(decide(json!({}), &[Owner::Absent], [false; 3]), delete(PropagationPolicy::Background));
         assert_eq!(decide(with(ORPHAN), &[Owner::Absent], [false; 3]), delete(PropagationPolicy::Orphan));
-        assert_eq!(decide(with(FOREGROUND), &[Owner::Absent], [false; 3]), delete(PropagationPolicy::Foreground));
+        assert_eq!(
+            decide(with(FOREGROUND), &[Owner::Absent], [false; 3]),
+            delete(PropagationPolicy::Foreground)
+        );
     }
 
     #[test]

@@ -159,12 +159,7 @@ impl Collector {
         Some(name)
     }
 
-    fn take_in(
-        &self,
-        kind: &Arc<ApiKind>,
-        event: Event<Meta>,
-        seen: &mut HashSet<String>,
-    ) {
+    fn take_in(&self, kind: &Arc<ApiKind>, event: Event<Meta>, seen: &mut HashSet<String>) {
         match event {
             Event::Init => seen.clear(),
             Event::InitApply(object) => {
@@ -321,7 +316,8 @@ async fn set_owners(
     live: &ObjectMeta,
     owners: &[OwnerReference],
 ) -> Result<(), Error> {
-    let metadata = json!({"uid": live.uid, "resourceVersion": live.resource_version, "ownerReferences": owners});
+    let metadata =
+        json!({"uid": live.uid, "resourceVersion": live.resource_version, "ownerReferences": owners});
     kind.merge(&context.client, key, json!({"metadata": metadata})).await
 }
 

@@ -43,22 +43,69 @@ pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp
     };
     let failed = !left.failures.is_empty();
     let entries = [
-        ("NamespaceDeletionDiscoveryFailure", false, "ResourcesDiscovered", "All resources successfully discovered".to_owned()),
-        ("NamespaceDeletionGroupVersionParsingFailure", false, "ParsedGroupVersions", "All legacy kube types successfully parsed".to_owned()),
+        (
+            "NamespaceDeletionDiscoveryFailure",
+            false,
+            "ResourcesDiscovered",
+            "All resources successfully discovered".to_owned(),
+        ),
+        (
+            "NamespaceDeletionGroupVersionParsingFailure",
+            false,
+            "ParsedGroupVersions",
+            "All legacy kube types successfully parsed".to_owned(),
+        ),
         if failed {
-            ("NamespaceDeletionContentFailure", true, "ContentDeletionFailed", format!("Failed to delete all resource types, {} remaining: {}", left.failures.len(), left.failures.join(", ")))
+            (
+                "NamespaceDeletionContentFailure",
+                true,
+                "ContentDeletionFailed",
+                format!(
+                    "Failed to delete all resource types, {} remaining: {}",
+                    left.failures.len(),
+                    left.failures.join(", ")
+                ),
+            )
         } else {
-            ("NamespaceDeletionContentFailure", false, "ContentDeleted", "All content successfully deleted, may be waiting on finalization".to_owned())
+            (
+                "NamespaceDeletionContentFailure",
+                false,
+                "ContentDeleted",
+                "All content successfully deleted, may be waiting on finalization".to_owned(),
+            )
         },
         if left.objects.is_empty() {
-            ("NamespaceContentRemaining", false, "ContentRemoved", "All content successfully removed".to_owned())
+            (
+                "NamespaceContentRemaining",
+                false,
+                "ContentRemoved",
+                "All content successfully removed".to_owned(),
+            )
         } else {
-            ("NamespaceContentRemaining", true, "SomeResourcesRemain", format!("Some resources are remaining: {}", list(&left.objects, " has ")))
+            (
+                "NamespaceContentRemaining",
+                true,
+                "SomeResourcesRemain",
+                format!("Some resources are remaining: {}", list(&left.objects, " has ")),
+            )
         },
         if left.finalizers.is_empty() {
-            ("NamespaceFinalizersRemaining", false, "ContentHasNoFinalizers", "All content-preserving finalizers finished".to_owned())
+            (
+                "NamespaceFinalizersRemaining",
+                false,
+                "ContentHasNoFinalizers",
+                "All content-preserving finalizers finished".to_owned(),
+            )
         } else {
-            ("NamespaceFinalizersRemaining", true, "SomeFinalizersRemain", format!("Some content in the namespace has finalizers remaining: {}", list(&left.finalizers, " in ")))
+            (
+                "NamespaceFinalizersRemaining",
+                true,
+                "SomeFinalizersRemain",
+                format!(
+                    "Some content in the namespace has finalizers remaining: {}",
+                    list(&left.finalizers, " in ")
+                ),
+            )
         },
     ];
     let time = Timestamp::from_second(now.as_second()).unwrap_or(now);
@@ -91,7 +138,8 @@ mod tests {
         assert!(!left.is_nothing());
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
         let first = conditions(&[], &left, now);
-        let messages: Vec<_> = first.iter().filter(|c| c.status == "True").filter_map(|c| c.message.clone()).collect();
+        let messages: Vec<_> =
+            first.iter().filter(|c| c.status == "True").filter_map(|c| c.message.clone()).collect();
         assert_eq!(
             messages,
             [

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use kube::api::Request;
 use kube::Resource;
+use kube::api::Request;
 use serde_json::{Value, json};
 
 use super::plan::{Left, conditions};

@@ -69,7 +69,8 @@ impl Free {
     fn at(&self, number: u128) -> Option<IpNetwork> {
         let address = match self.cluster.network() {
             IpAddr::V4(base) => {
-                let offset = u32::try_from(number.checked_shl(u32::from(32_u8.checked_sub(self.mask)?))?).ok()?;
+                let offset =
+                    u32::try_from(number.checked_shl(u32::from(32_u8.checked_sub(self.mask)?))?).ok()?;
                 IpAddr::V4(Ipv4Addr::from_bits(base.to_bits() | offset))
             }
             IpAddr::V6(base) => {
@@ -88,7 +89,8 @@ impl Iterator for Free {
         while self.next < self.count {
             let range = self.at(self.next)?;
             self.next += 1;
-            let overlaps = |other: &IpNetwork| other.contains(range.network()) || range.contains(other.network());
+            let overlaps =
+                |other: &IpNetwork| other.contains(range.network()) || range.contains(other.network());
             if !self.same.contains(&range) && !self.other.iter().any(overlaps) {
                 return Some(range);
             }
@@ -125,7 +127,8 @@ mod tests {
 
     #[test]
     fn each_node_gets_the_first_range_that_nobody_has() {
-        let nodes = [node("a", &["10.42.0.0/24"]), node("b", &[]), node("c", &["10.42.2.0/24"]), node("d", &[])];
+        let nodes =
+            [node("a", &["10.42.0.0/24"]), node("b", &[]), node("c", &["10.42.2.0/24"]), node("d", &[])];
         assert_eq!(decide(&nodes, &["10.42.0.0/16"], 24), ["b 10.42.1.0/24", "d 10.42.3.0/24"]);
     }
 

@@ -16,7 +16,9 @@ mod tests {
 
     #[test]
     fn only_the_gone_nodes_pods_are_stranded() {
-        let pod = |node: &str| Arc::new(serde_json::from_value::<Pod>(json!({"spec": {"nodeName": node}})).unwrap());
+        let pod = |node: &str| {
+            Arc::new(serde_json::from_value::<Pod>(json!({"spec": {"nodeName": node}})).unwrap())
+        };
         assert_eq!(stranded("a", vec![pod("a"), pod("b"), pod("")]).len(), 1);
     }
 }

@@ -140,7 +140,11 @@ fn until_available(since: Option<Time>, min_ready: i64, now: Timestamp) -> Optio
     u64::try_from(left).ok().filter(|left| *left > 0).map(Duration::from_millis)
 }
 
-fn conditions(set: &ReplicaSet, failure: Option<&Failure>, now: Timestamp) -> Option<Vec<ReplicaSetCondition>> {
+fn conditions(
+    set: &ReplicaSet,
+    failure: Option<&Failure>,
+    now: Timestamp,
+) -> Option<Vec<ReplicaSetCondition>> {
     const TYPE: &str = "ReplicaFailure";
     let mut conditions = set.status.conditions.clone().unwrap_or_default();
     let known = conditions.iter().any(|condition| condition.type_.as_deref() == Some(TYPE));
@@ -220,7 +224,8 @@ mod tests {
     fn decide(set: &ReplicaSet, pods: Vec<Arc<Pod>>) -> String {
         let selector = set.spec.selector.clone().try_into().unwrap();
         let plan = plan(Snapshot { set, selector: &selector, pods, neighbours: HashMap::new(), now: now() });
-        let names = |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>().join(",");
+        let names =
+            |pods: &[Arc<Pod>]| pods.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>().join(",");
         let change = match &plan.change {
             Change::Nothing => "nothing".to_owned(),
             Change::Create(count) => format!("create {count}"),
@@ -277,7 +282,10 @@ mod tests {
             pod("2", "a", true, ready("2026-01-01T11:59:00Z")),
         ];
         let (status, next) = status(&set, &pods, None, now());
-        assert_eq!((status.replicas, status.ready_replicas, status.available_replicas), (2, Some(2), Some(1)));
+        assert_eq!(
+            (status.replicas, status.ready_replicas, status.available_replicas),
+            (2, Some(2), Some(1))
+        );
         assert_eq!((status.fully_labeled_replicas, status.observed_generation), (None, Some(2)));
         assert_eq!(next, Some(Duration::from_secs(20)));
     }
@@ -288,7 +296,10 @@ mod tests {
         let mut set = set(1);
         set.status = status(&set, &[], Some(&failure), now()).0;
         let condition = set.status.conditions.as_ref().unwrap()[0].clone();
-        assert_eq!((condition.reason.as_deref(), condition.message.as_deref()), (Some("FailedCreate"), Some("quota")));
+        assert_eq!(
+            (condition.reason.as_deref(), condition.message.as_deref()),
+            (Some("FailedCreate"), Some("quota"))
+        );
         assert_eq!(status(&set, &[], None, now()).0.conditions, None);
     }
 }

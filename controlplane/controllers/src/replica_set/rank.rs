@@ -114,8 +114,10 @@ mod tests {
         let statuses = json!([{"name": "c", "image": "", "imageID": "", "ready": true, "restartCount": 4}]);
         let crashing: Arc<Pod> = {
             let mut pod = (*pod("crashing", json!({}))).clone();
-            pod.status.container_statuses = serde_json::from_value::<crate::object::PodStatus>(
-                json!({"containerStatuses": statuses})).unwrap().container_statuses;
+            pod.status.container_statuses =
+                serde_json::from_value::<crate::object::PodStatus>(json!({"containerStatuses": statuses}))
+                    .unwrap()
+                    .container_statuses;
             Arc::new(pod)
         };
         let young = pod("b", json!({"/metadata/creationTimestamp": "2026-01-01T10:20:00Z"}));

@@ -106,8 +106,14 @@ fn neighbours(context: &Context, set: &ReplicaSet) -> HashMap<String, usize> {
 
 async fn release(context: &Context, set: &ReplicaSet, pods: &[Arc<Pod>]) -> Result<(), Error> {
     for pod in pods {
-        let owners: Vec<_> =
-            pod.metadata.owner_references.iter().flatten().filter(|owner| owner.uid != set.uid()).cloned().collect();
+        let owners: Vec<_> = pod
+            .metadata
+            .owner_references
+            .iter()
+            .flatten()
+            .filter(|owner| owner.uid != set.uid())
+            .cloned()
+            .collect();
         context.pods().merge(&pod.key(), Part::Main, owners_patch(&**pod, &owners)).await?;
     }
     Ok(())
@@ -206,7 +212,8 @@ fn new_pod(set: &ReplicaSet) -> Value {
     let template = set.spec.template.value();
     let mut metadata = Map::new();
     for field in ["labels", "annotations", "finalizers"] {
-        if let Some(value) = template.pointer(&format!("/metadata/{field}")).filter(|value| !value.is_null()) {
+        if let Some(value) = template.pointer(&format!("/metadata/{field}")).filter(|value| !value.is_null())
+        {
             metadata.insert(field.to_owned(), value.clone());
         }
     }

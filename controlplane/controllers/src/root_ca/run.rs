@@ -48,7 +48,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             });
             match writer.create(&key.name, copy).await {
                 Err(error) if !is_already_exists(&error) && !is_namespace_terminating(&error) => {
-                    return Err(Error::Request { verb: "create", object: format!("ConfigMap {place}"), source: error });
+                    return Err(Error::Request {
+                        verb: "create",
+                        object: format!("ConfigMap {place}"),
+                        source: error,
+                    });
                 }
                 Ok(_) | Err(_) => {}
             }

@@ -39,7 +39,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let account = json!({"metadata": {"name": plan::NAME, "namespace": key.name}});
     match context.writer(&caches.service_accounts).create(&key.name, account).await {
         Err(error) if !is_already_exists(&error) && !is_namespace_terminating(&error) => {
-            Err(Error::Request { verb: "create", object: format!("ServiceAccount {}/default", key.name), source: error })
+            Err(Error::Request {
+                verb: "create",
+                object: format!("ServiceAccount {}/default", key.name),
+                source: error,
+            })
         }
         Ok(_) | Err(_) => Ok(Next::Wait),
     }

@@ -10,9 +10,11 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
     let mut selector = pod.spec.node_selector.iter().flatten();
     let selected = selector.all(|(name, value)| node.facts.labels.get(name) == Some(value));
     let affinity = pod.spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required = affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    let required = required
-        .is_none_or(|required| required.node_selector_terms.iter().any(|term| term_matches(term, node.facts)));
+    let required =
+        affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
+    let required = required.is_none_or(|required| {
+        required.node_selector_terms.iter().any(|term| term_matches(term, node.facts))
+    });
     if selected && required {
         return Vec::new();
     }
@@ -23,7 +25,8 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
 pub(crate) fn term_matches(term: &NodeSelectorTerm, node: &Facts) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
-    let name = |requirement: &NodeSelectorRequirement| (requirement.key == "metadata.name").then_some(&node.name);
+    let name =
+        |requirement: &NodeSelectorRequirement| (requirement.key == "metadata.name").then_some(&node.name);
     !(expressions.is_empty() && fields.is_empty())
         && expressions.iter().all(|requirement| meets(requirement, node.labels.get(&requirement.key)))
         && fields.iter().all(|requirement| meets(requirement, name(requirement)))
@@ -89,7 +92,8 @@ mod tests {
         assert!(!taken(requires(json!([{"matchExpressions": [good, bad]}]))));
         assert!(taken(requires(json!([{"matchExpressions": [bad]}, {"matchExpressions": [good]}]))));
         assert!(!taken(requires(json!([{}]))));
-        let by_name = |name: &str| requires(json!([{"matchFields": [expression("metadata.name", "In", &[name])]}]));
+        let by_name =
+            |name: &str| requires(json!([{"matchFields": [expression("metadata.name", "In", &[name])]}]));
         assert!(taken(by_name("a")));
         assert!(!taken(by_name("b")));
     }

@@ -48,7 +48,10 @@ mod tests {
         };
         assert_eq!(reasons(&pod("p", json!({"cpu": "1", "memory": "8Gi"})), &snapshot), "");
         let greedy = pod("p", json!({"cpu": "1001m", "memory": "9Gi", "x.io/gpu": "1"}));
-        assert_eq!(reasons(&greedy, &snapshot), "Insufficient cpu, Insufficient memory, Insufficient x.io/gpu");
+        assert_eq!(
+            reasons(&greedy, &snapshot),
+            "Insufficient cpu, Insufficient memory, Insufficient x.io/gpu"
+        );
         snapshot.place(&pod("second", json!({})), "a");
         assert_eq!(reasons(&pod("p", json!({})), &snapshot), "Too many pods");
     }

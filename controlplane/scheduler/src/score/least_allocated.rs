@@ -24,7 +24,10 @@ mod tests {
     #[test]
     fn the_emptier_node_is_better() {
         let pod = |name: &str| {
-            fixture::pod(name, json!({"containers": [{"resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}]}))
+            fixture::pod(
+                name,
+                json!({"containers": [{"resources": {"requests": {"cpu": "1", "memory": "2Gi"}}}]}),
+            )
         };
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         snapshot.place(&pod("one"), "a");

@@ -7,7 +7,8 @@ use crate::snapshot::Candidate;
 
 pub(crate) fn score(pod: &Pod, nodes: &[Candidate<'_>]) -> Vec<i64> {
     let affinity = pod.spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let terms = affinity.and_then(|node| node.preferred_during_scheduling_ignored_during_execution.as_deref());
+    let terms =
+        affinity.and_then(|node| node.preferred_during_scheduling_ignored_during_execution.as_deref());
     let weight = |node: &Candidate<'_>| {
         let met = terms.unwrap_or_default().iter().filter(|term| term_matches(&term.preference, node.facts));
         met.map(|term| i64::from(term.weight)).sum()
@@ -23,11 +24,12 @@ mod tests {
 
     #[test]
     fn preferred_terms_add_up_by_weight() {
-        let prefers = |key: &str, weight: i32| {
-            json!({"weight": weight, "preference": {"matchExpressions": [{"key": key, "operator": "Exists"}]}})
-        };
-        let pod = fixture::pod("p", json!({"affinity": {"nodeAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [prefers("ssd", 30), prefers("gpu", 10)]}}}));
+        let prefers = |key: &str, weight: i32| json!({"weight": weight, "preference": {"matchExpressions": [{"key": key, "operator": "Exists"}]}});
+        let pod = fixture::pod(
+            "p",
+            json!({"affinity": {"nodeAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [prefers("ssd", 30), prefers("gpu", 10)]}}}),
+        );
         let labelled = |name: &str, labels| fixture::node(name, json!({"/metadata/labels": labels}));
         let snapshot = fixture::snapshot(&[
             labelled("a", json!({"ssd": "", "gpu": ""})),
