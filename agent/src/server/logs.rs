@@ -5,6 +5,7 @@ mod files;
 mod follow;
 mod line;
 mod options;
+mod watch;
 
 use std::convert::Infallible;
 

@@ -6,20 +6,17 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
 use super::container::Ended;
 use super::files;
 use super::line::Printer;
 use super::options::Options;
+use super::watch::Watch;
 
 const CHUNK: usize = 64 * 1024;
 
@@ -44,7 +41,7 @@ pub(super) enum ReadError {
 pub(super) async fn read(log: PathBuf, options: Options, mut ended: Ended, sender: mpsc::Sender<Bytes>) -> Result<(), ReadError> {
     let directory = log.parent().unwrap_or(Path::new("/")).to_owned();
     // Watched before it is read: what is written in between wakes too.
-    let watch = if ended.is_over() { None } else { Some(Watch::on(&directory)?) };
+    let watch = if ended.is_over() { None } else { Some(Watch::on(&directory).map_err(|source| ReadError::Watch { path: directory, source })?) };
     let mut reader = Reader::begin(log, &options)?;
     loop {
         let is_last = ended.is_over();
@@ -182,46 +179,10 @@ impl Open {
     }
 }
 
-/// Wakes when something in a directory changes.
-struct Watch {
-    inotify: AsyncFd<Pollable>,
-}
-
-/// tokio asks for the descriptor in the older way too.
-struct Pollable(Inotify);
-
-impl AsFd for Pollable {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl AsRawFd for Pollable {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_fd().as_raw_fd()
-    }
-}
-
-impl Watch {
-    fn on(directory: &Path) -> Result<Watch, ReadError> {
-        let failed = |source: io::Error| ReadError::Watch { path: directory.to_owned(), source };
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).map_err(|errno| failed(errno.into()))?;
-        let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
-        inotify.add_watch(directory, events).map_err(|errno| failed(errno.into()))?;
-        let inotify = AsyncFd::register_with_interest(Pollable(inotify), Interest::READABLE).map_err(|error| failed(error.into()))?;
-        Ok(Watch { inotify })
-    }
-}
-
 async fn changed(watch: Option<&Watch>) {
-    let Some(Watch { inotify }) = watch else { return std::future::pending().await };
-    loop {
-        let Ok(mut ready) = inotify.readable().await else { return std::future::pending().await };
-        let read = inotify.get_ref().0.read_events();
-        if read.is_ok_and(|events| !events.is_empty()) {
-            return;
-        }
-        ready.clear_ready();
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
     }
 }
 
