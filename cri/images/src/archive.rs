@@ -363,16 +363,14 @@ fn check_segments(segments: &[Segment], size: u64, stored: u64) -> Result<(), Ar
 
 /// The sum of all bytes, with the field itself as spaces; some old writers summed signed bytes.
 fn check_sum(header: &Header) -> Result<(), ArchiveError> {
-    let expected = header.cksum().map_err(|_bad| ArchiveError::Damaged("bad checksum"))?;
+    const WRONG: ArchiveError =
+        ArchiveError::Damaged("the checksum of a header is wrong, or this is no tar archive");
+    let expected = header.cksum().map_err(|_no_number| WRONG)?;
     let bytes = header.as_bytes();
     let covered = |at: usize| if (148..156).contains(&at) { b' ' } else { bytes[at] };
     let unsigned: u32 = (0..BLOCK).map(|at| u32::from(covered(at))).sum();
     let signed: i32 = (0..BLOCK).map(|at| i32::from(covered(at).cast_signed())).sum();
-    if expected == unsigned || i64::from(expected) == i64::from(signed) {
-        Ok(())
-    } else {
-        Err(ArchiveError::Damaged("the checksum of a header is wrong, or this is no tar archive"))
-    }
+    if expected == unsigned || i64::from(expected) == i64::from(signed) { Ok(()) } else { Err(WRONG) }
 }
 
 fn trim_nul(mut bytes: Vec<u8>) -> Vec<u8> {

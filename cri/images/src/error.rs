@@ -196,6 +196,8 @@ pub(crate) fn layer_kind(error: &LayerError) -> ErrorKind {
         LayerError::Sync { source, .. } => errno_kind(*source),
         LayerError::Commit(error) => layer_kind(error),
         LayerError::Collision { .. } => ErrorKind::Rejected,
+        LayerError::Restate(error) => unpack_kind(error),
+        LayerError::Archive(source) => io_kind(source),
         LayerError::Stopped => ErrorKind::Io,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Deserialize;
 
@@ -118,25 +119,27 @@ impl Images {
         let read = tokio::task::spawn_blocking(move || {
             let source = Source::open(&path, &scratch)?;
             let found = read_documents(&source, &platform, name.as_ref())?;
-            Ok::<_, ImportError>((std::sync::Arc::new(source), found))
+            Ok::<_, ImportError>((Arc::new(source), found))
         });
         let (source, found) = read.await.map_err(|_stopped| ImportError::Stopped)??;
-        let mut images = Vec::new();
+        let mut images = Ok(Vec::new());
         for found in found {
-            let imported = self.import_image(&source, found).await;
-            if imported.is_err() {
-                self.tidy().await;
+            let Ok(done) = &mut images else { break };
+            match self.import_image(&source, found).await {
+                Ok(image) => done.push(image),
+                Err(error) => images = Err(error),
             }
-            images.push(imported?);
         }
-        Ok(images)
+        if images.is_err() {
+            self.tidy().await;
+        }
+        // With it goes what a compressed archive was unpacked to.
+        let closed = tokio::task::spawn_blocking(move || Arc::into_inner(source).map(Source::close));
+        closed.await.map_err(|_stopped| ImportError::Stopped)?;
+        images
     }
 
-    async fn import_image(
-        &self,
-        source: &std::sync::Arc<Source>,
-        found: Found,
-    ) -> Result<Image, ImportError> {
+    async fn import_image(&self, source: &Arc<Source>, found: Found) -> Result<Image, ImportError> {
         let platform = &self.inner.config.platform;
         let parsed = manifest::parse_config(&found.config, found.layers.len(), platform)?;
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
@@ -149,8 +152,14 @@ impl Images {
                     let workshop = layers.workshop()?;
                     let unpacked = unpack_layer(&source, &layer, expected, |reader| {
                         unpack(reader, &workshop.files(), &limits)
-                    })?;
-                    Ok::<(Workshop, Unpacked), ImportError>((workshop, unpacked))
+                    });
+                    match unpacked {
+                        Ok(unpacked) => Ok::<(Workshop, Unpacked), ImportError>((workshop, unpacked)),
+                        Err(error) => {
+                            workshop.discard();
+                            Err(error)
+                        }
+                    }
                 });
                 unpacking.await.map_err(|_stopped| ImportError::Stopped)?
             });
@@ -159,6 +168,8 @@ impl Images {
             leases.retain(|other| other.diff_id() != lease.diff_id());
             leases.push(lease);
         }
+        let restated = self.inner.layers.restate(&leases).await?;
+        leases.extend(restated);
         let id = Digest::of(&found.config);
         let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
         let (mut tags, mut digests) = (Vec::new(), Vec::new());
@@ -314,3 +325,6 @@ impl ImportError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,9 +23,10 @@ use tokio::sync::{oneshot, watch};
 
 use crate::digest::Digest;
 use crate::image::Usage;
-use crate::unpack::Unpacked;
+use crate::unpack::{UnpackError, Unpacked};
 
 mod disk;
+mod restate;
 
 pub(crate) use disk::make_private;
 use disk::{commit_all, read_meta, remove_tree};
@@ -97,6 +98,10 @@ pub(crate) enum LayerError {
     Commit(#[source] Arc<LayerError>),
     #[error("{} holds another layer whose digest begins like {diff_id}", path.display())]
     Collision { path: PathBuf, diff_id: Digest },
+    #[error("cannot restate the directories of lower layers")]
+    Restate(#[source] UnpackError),
+    #[error("cannot write an archive of directories")]
+    Archive(#[source] io::Error),
     #[error("the store is shutting down")]
     Stopped,
 }
@@ -383,20 +388,31 @@ impl Workshop {
     pub(crate) fn files(&self) -> PathBuf {
         self.path.join(disk::FILES)
     }
+
+    /// Removes it here and now, for whoever is on a thread that may block.
+    pub(crate) fn discard(self) {
+        clear(&self.path);
+    }
+}
+
+fn clear(path: &Path) {
+    if let Err(error) = remove_tree(path) {
+        tracing::warn!(error = crate::error::report(&error), "cannot remove a half-unpacked layer");
+    }
 }
 
 impl Drop for Workshop {
     fn drop(&mut self) {
-        let path = self.path.clone();
-        let remove = move || {
-            if let Err(error) = remove_tree(&path) {
-                tracing::warn!(error = crate::error::report(&error), "cannot remove a half-unpacked layer");
-            }
-        };
+        if !self.path.exists() {
+            return;
+        }
         // In a task that was cancelled, removing thousands of files must not hold up the others.
         match tokio::runtime::Handle::try_current() {
-            Ok(runtime) if self.path.exists() => drop(runtime.spawn_blocking(remove)),
-            _ => remove(),
+            Ok(runtime) => {
+                let path = self.path.clone();
+                drop(runtime.spawn_blocking(move || clear(&path)));
+            }
+            Err(_no_runtime) => clear(&self.path),
         }
     }
 }

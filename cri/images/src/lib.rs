@@ -16,6 +16,8 @@
 mod archive;
 mod digest;
 mod error;
+#[cfg(test)]
+mod fixture;
 mod image;
 mod images;
 mod import;

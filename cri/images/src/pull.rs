@@ -253,6 +253,8 @@ impl Pull {
         drop(getting);
         let mut leases = std::mem::take(&mut kept.leases);
         leases.sort_by_key(|lease| order.iter().position(|id| *id == lease.diff_id()));
+        let restated = self.images.inner.layers.restate(&leases).await?;
+        leases.extend(restated);
         Ok(leases)
     }
 }
@@ -310,3 +312,6 @@ impl PullError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

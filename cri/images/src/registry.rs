@@ -302,6 +302,12 @@ fn detail(bytes: &[u8]) -> String {
     line.chars().filter(|c| !c.is_control()).take(DETAIL_MAX).collect()
 }
 
+/// TLS for tests that speak to a registry themselves, in the clear.
+#[cfg(test)]
+pub(crate) fn plain_tls() -> rustls::ClientConfig {
+    tls::config(&hosts::TlsFiles::default(), false).unwrap()
+}
+
 #[cfg(test)]
 mod tests {
     use super::detail;

@@ -48,6 +48,23 @@ pub(crate) struct Unpacked {
     pub(crate) implied: Vec<String>,
 }
 
+/// What a layer has at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum At {
+    Directory(Attributes),
+    /// A file, a link, a whiteout, or one of these on the way.
+    Other,
+    Absent,
+}
+
+/// What a directory looks like from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Attributes {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
 /// Why a layer was not unpacked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnpackError {
@@ -325,6 +342,18 @@ fn archive_error(error: ArchiveError) -> UnpackError {
     match error {
         ArchiveError::Read(error) => read_error(error),
         other => UnpackError::Archive(other),
+    }
+}
+
+/// What is at a path of an unpacked layer, of which no part may be a link.
+pub(crate) fn look(files: &Path, path: &str) -> At {
+    let Some(plain) = PlainPath::new(path.as_bytes()) else { return At::Absent };
+    match Root::open(files).and_then(|root| root.stat_plainly(&plain)) {
+        Ok(stat) if root::is_directory(&stat) => {
+            At::Directory(Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid })
+        }
+        Ok(_) | Err(Errno::ELOOP | Errno::ENOTDIR) => At::Other,
+        Err(_) => At::Absent,
     }
 }
 

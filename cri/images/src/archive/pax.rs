@@ -127,7 +127,7 @@ mod tests {
             "5 a",
             "99 path=a\n",
             "0 path=a\n",
-            "9 path=a\n",
+            "8 path=a\n",
             "10 path\n",
             "12 size=abc\n",
             "11 path=\0a\n",

@@ -1,1 +1,41 @@
-//! Tests of `archive.rs`.
+//! Headers, good and bad. What they lead to on disk is tested with `unpack`.
+
+use super::{Archive, ArchiveError, Entry, Kind};
+use crate::fixture::TestTar;
+
+fn entries(bytes: &[u8]) -> Result<Vec<Entry>, ArchiveError> {
+    let mut archive = Archive::new(bytes);
+    let mut entries = Vec::new();
+    while let Some(entry) = archive.next_entry()? {
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+#[test]
+fn data_is_skipped_and_the_end_may_be_abrupt() {
+    let tar = TestTar::new().file("a", &[7; 1000]).file("b", b"").directory("c").finish();
+    for end in [tar.len(), tar.len() - 512, tar.len() - 1024] {
+        let kinds: Vec<Kind> = entries(&tar[..end]).unwrap().into_iter().map(|e| e.kind).collect();
+        let file = |size| Kind::File { size, sparse: None };
+        assert_eq!(kinds, [file(1000), file(0), Kind::Directory]);
+    }
+}
+
+#[test]
+fn wrong_checksums_and_torn_headers_are_refused() {
+    let mut tar = TestTar::new().file("a", b"x").finish();
+    assert!(matches!(entries(&tar[..100]), Err(ArchiveError::Damaged(_))));
+    tar[3] ^= 1;
+    assert!(matches!(entries(&tar), Err(ArchiveError::Damaged(_))));
+}
+
+#[test]
+fn the_size_of_an_extended_header_counts() {
+    let tar = TestTar::new()
+        .pax(&[("size", b"3")])
+        .raw(b'0', "a", "", &crate::fixture::attributes(0, (0, 0), 0), b"abc", 0)
+        .file("b", b"")
+        .finish();
+    assert_eq!(entries(&tar).unwrap().len(), 2);
+}

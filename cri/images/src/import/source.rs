@@ -25,7 +25,7 @@ pub(super) enum Source {
         /// Offset and size of each file.
         index: HashMap<String, (u64, u64)>,
         /// Where a compressed archive was unpacked to; gone with this.
-        _scratch: Option<Workshop>,
+        scratch: Option<Workshop>,
     },
 }
 
@@ -68,7 +68,14 @@ impl Source {
             ArchiveError::Read(source) => ImportError::Read { path: path.to_owned(), source },
             _ => ImportError::Layout { reason: "it is no tar archive" },
         })?;
-        Ok(Source::Archive { path: path.to_owned(), file: Arc::new(file), index, _scratch: scratch })
+        Ok(Source::Archive { path: path.to_owned(), file: Arc::new(file), index, scratch })
+    }
+
+    /// Removes what it needed on disk. Blocks.
+    pub(super) fn close(self) {
+        if let Source::Archive { scratch: Some(scratch), .. } = self {
+            scratch.discard();
+        }
     }
 
     /// The size of a file; none if there is no such file.
@@ -134,8 +141,13 @@ fn uncompressed(
         file.rewind()?;
         Ok(file)
     };
-    let file = copy().map_err(|source| ImportError::Read { path: path.to_owned(), source })?;
-    Ok((file, Some(scratch)))
+    match copy() {
+        Ok(file) => Ok((file, Some(scratch))),
+        Err(source) => {
+            scratch.discard();
+            Err(ImportError::Read { path: path.to_owned(), source })
+        }
+    }
 }
 
 fn index(file: &File) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {

@@ -1,1 +1,110 @@
-//! Tests of `manifest.rs`.
+//! Documents as registries send them, and as they had better not.
+
+use super::{Document, ManifestError, choose, parse, parse_config};
+use crate::digest::Digest;
+use crate::images::Platform;
+
+fn platform(architecture: &str, variant: &str) -> Platform {
+    Platform { os: "linux".into(), architecture: architecture.into(), variant: variant.into() }
+}
+
+fn index(platforms: &[&str]) -> Vec<u8> {
+    let manifests: Vec<serde_json::Value> = platforms
+        .iter()
+        .map(|name| {
+            let mut parts = name.split('/').chain(["", "", ""]);
+            let mut part = || parts.next().unwrap_or_default();
+            let platform = serde_json::json!({"os": part(), "architecture": part(), "variant": part()});
+            let mut value = serde_json::json!({"digest": Digest::of(name.as_bytes()), "size": 1});
+            if !name.is_empty() {
+                value["platform"] = platform;
+            }
+            value
+        })
+        .collect();
+    serde_json::to_vec(&serde_json::json!({"schemaVersion": 2, "manifests": manifests})).unwrap()
+}
+
+#[test]
+fn the_best_platform_of_an_index_is_chosen() {
+    let all = [
+        "linux/arm64/v8",
+        "linux/arm/v6",
+        "linux/arm/v7",
+        "windows/amd64",
+        "linux/386",
+        "linux/amd64/v3",
+        "linux/amd64",
+        "unknown/unknown",
+    ];
+    let cases: &[(&[&str], Platform, Option<&str>)] = &[
+        (&all, platform("amd64", ""), Some("linux/amd64")),
+        (&all, platform("amd64", "v3"), Some("linux/amd64/v3")),
+        (&all, platform("arm64", "v8"), Some("linux/arm64/v8")),
+        (&all, platform("arm", "v7"), Some("linux/arm/v7")),
+        (&all, platform("arm", "v6"), Some("linux/arm/v6")),
+        (&all, platform("riscv64", ""), None),
+        (&["linux/386", "windows/amd64"], platform("amd64", ""), Some("linux/386")),
+        (&["linux/arm/v7"], platform("arm64", "v8"), Some("linux/arm/v7")),
+        (&["linux/arm/v7"], platform("arm", "v6"), None),
+        (&["linux/arm"], platform("arm", "v7"), Some("linux/arm")),
+        (&["linux/amd64/v2"], platform("amd64", ""), None),
+        (&["", "windows/amd64"], platform("amd64", ""), Some("")),
+        (&[], platform("amd64", ""), None),
+    ];
+    for (platforms, wanted, expected) in cases {
+        let Document::Index(manifests) = parse(&index(platforms)).unwrap() else { panic!("no index") };
+        let chosen = choose(&manifests, wanted).ok().map(|d| d.digest);
+        assert_eq!(chosen, expected.map(|name| Digest::of(name.as_bytes())), "{platforms:?} for {wanted:?}");
+    }
+}
+
+#[test]
+fn documents_that_are_no_image_are_refused() {
+    let digest = Digest::of(b"x");
+    let descriptor = |media_type: &str, size: u64| serde_json::json!({"mediaType": media_type, "digest": digest, "size": size});
+    let config = descriptor("application/vnd.oci.image.config.v1+json", 2);
+    let layer = descriptor("application/vnd.oci.image.layer.v1.tar+gzip", 2);
+    let manifest = |config: &serde_json::Value, layer: &serde_json::Value| {
+        serde_json::json!({"schemaVersion": 2, "config": config, "layers": [layer]}).to_string()
+    };
+    assert!(matches!(parse(manifest(&config, &layer).as_bytes()), Ok(Document::Manifest(_))));
+    let helm = descriptor("application/vnd.cncf.helm.config.v1+json", 2);
+    let encrypted = descriptor("application/vnd.oci.image.layer.v1.tar+gzip+encrypted", 2);
+    let huge = descriptor("application/vnd.oci.image.config.v1+json", 1 << 30);
+    let refused = |text: &str| parse(text.as_bytes()).unwrap_err();
+    assert!(matches!(refused(&manifest(&helm, &layer)), ManifestError::Unsupported { .. }));
+    assert!(matches!(refused(&manifest(&config, &encrypted)), ManifestError::Unsupported { .. }));
+    assert!(matches!(refused(&manifest(&huge, &layer)), ManifestError::Size { .. }));
+    assert!(matches!(refused(r#"{"schemaVersion":1,"name":"a","fsLayers":[]}"#), ManifestError::Schema1));
+    assert!(matches!(refused("{}"), ManifestError::Unsupported { .. }));
+    assert!(matches!(refused("[]"), ManifestError::Damaged(_)));
+    let both = serde_json::json!({"config": config, "layers": [], "manifests": []}).to_string();
+    assert!(matches!(refused(&both), ManifestError::Ambiguous));
+    let bad_digest =
+        serde_json::json!({"config": {"digest": "sha256:../../x", "size": 1}, "layers": []}).to_string();
+    assert!(matches!(refused(&bad_digest), ManifestError::Damaged(_)));
+}
+
+#[test]
+fn configurations_of_all_writers_are_read() {
+    let diff_id = Digest::of(b"layer");
+    let host = platform("amd64", "");
+    let text = format!(
+        r#"{{"architecture":"amd64","os":"linux","created":null,"config":{{"Env":["A=b"],"Cmd":null,"Volumes":{{"/data":{{}}}},
+        "ExposedPorts":null,"Labels":null,"User":"12:34","StopSignal":"SIGQUIT","OnBuild":null}},
+        "rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}},"history":[{{"created_by":"x"}}]}}"#
+    );
+    let parsed = parse_config(text.as_bytes(), 1, &host).unwrap();
+    let process = parsed.config.config().as_ref().unwrap();
+    assert_eq!(process.volumes().as_deref(), Some(["/data".to_owned()].as_slice()));
+    assert_eq!((process.user().as_deref(), process.cmd()), (Some("12:34"), &None));
+    assert_eq!(parsed.diff_ids, [diff_id]);
+    // What some builders leave out.
+    assert!(parse_config(b"{}", 0, &host).is_ok());
+    assert!(parse_config(br#"{"rootfs":{"diff_ids":null}}"#, 0, &host).is_ok());
+    assert!(matches!(parse_config(text.as_bytes(), 2, &host), Err(ManifestError::Count { .. })));
+    let arm = platform("arm64", "v8");
+    assert!(matches!(parse_config(text.as_bytes(), 1, &arm), Err(ManifestError::Platform { .. })));
+    assert!(matches!(parse_config(b"{", 0, &host), Err(ManifestError::Config(_))));
+}

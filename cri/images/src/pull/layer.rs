@@ -75,9 +75,13 @@ impl Pull {
         let unpacking = tokio::task::spawn_blocking(move || {
             let workshop = layers.workshop()?;
             let reader = PieceReader { pieces, current: Bytes::new(), ended: false };
-            // On failure the workshop goes with all that is in it, here on this thread.
-            let unpacked = unpack(reader, &workshop.files(), &limits);
-            Ok::<_, LayerError>(unpacked.map(|unpacked| (workshop, unpacked)))
+            Ok::<_, LayerError>(match unpack(reader, &workshop.files(), &limits) {
+                Ok(unpacked) => Ok((workshop, unpacked)),
+                Err(error) => {
+                    workshop.discard();
+                    Err(error)
+                }
+            })
         });
         let sent = self.send(descriptor, sender, told).await;
         let unpacked = unpacking.await.map_err(|_stopped| PullError::Stopped)?;

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, ResolveFlag, open, openat, openat2};
-use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstatat, makedev, mkdirat, mknodat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, fstatat, makedev, mkdirat, mknodat};
 use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, symlinkat, unlinkat};
 use xattr::FileExt as _;
 
@@ -104,6 +104,14 @@ impl Root {
     pub(super) fn existing_directory(&self, path: &PlainPath) -> Result<File, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
         self.open_in_root(path.as_path(), flags).map(File::from)
+    }
+
+    /// What is at a path on which nothing is a link.
+    pub(super) fn stat_plainly(&self, path: &PlainPath) -> Result<FileStat, Errno> {
+        let how = OpenHow::new()
+            .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+        fstat(openat2(&self.fd, path.as_path(), how)?)
     }
 
     /// Makes a directory, or finds it. Where there was a whiteout the new directory hides what lower layers have.
@@ -271,7 +279,8 @@ fn stat_at(at: BorrowedFd<'_>, name: &OsStr) -> Result<FileStat, Errno> {
     fstatat(at, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-fn is_directory(stat: &FileStat) -> bool {
+/// Whether this is a directory.
+pub(super) fn is_directory(stat: &FileStat) -> bool {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR
 }
 

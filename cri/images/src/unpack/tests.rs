@@ -1,1 +1,325 @@
-//! Tests of `unpack.rs`.
+//! Layers good and bad, unpacked for real and judged by what is on disk.
+
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use tempfile::TempDir;
+use xattr::FileExt as _;
+
+use super::{TooLarge, UnpackError, Unpacked, unpack};
+use crate::digest::Digest;
+use crate::fixture::{TestTar, attributes, gzip, noise, zstd};
+use crate::images::Limits;
+
+fn unpacked(tar: TestTar) -> (TempDir, Unpacked) {
+    let bytes = tar.finish();
+    let into = tempfile::tempdir().unwrap();
+    let unpacked = unpack(bytes.as_slice(), into.path(), &Limits::default()).unwrap();
+    assert_eq!(unpacked.diff_id, Digest::of(&bytes));
+    (into, unpacked)
+}
+
+fn refused(tar: TestTar) -> (TempDir, UnpackError) {
+    let into = tempfile::tempdir().unwrap();
+    let root = into.path().join("root");
+    std::fs::create_dir(&root).unwrap();
+    let error = unpack(tar.finish().as_slice(), &root, &Limits::default()).unwrap_err();
+    (into, error)
+}
+
+fn is_whiteout(path: &Path) -> bool {
+    let metadata = std::fs::symlink_metadata(path).unwrap();
+    metadata.file_type().is_char_device() && metadata.rdev() == 0
+}
+
+fn opaque(path: &Path) -> Option<Vec<u8>> {
+    xattr::get(path, "trusted.overlay.opaque").unwrap()
+}
+
+#[test]
+fn a_layer_unpacks_the_same_whatever_its_compression() {
+    let tar = TestTar::new().directory("d/").file("d/f", b"content").finish();
+    for blob in [tar.clone(), gzip(&tar), zstd(&tar), [gzip(&tar[..700]), gzip(&tar[700..])].concat()] {
+        let into = tempfile::tempdir().unwrap();
+        let unpacked = unpack(blob.as_slice(), into.path(), &Limits::default()).unwrap();
+        assert_eq!(unpacked.diff_id, Digest::of(&tar));
+        assert_eq!(std::fs::read(into.path().join("d/f")).unwrap(), b"content");
+    }
+}
+
+#[test]
+fn modes_owners_times_and_links_are_kept() {
+    let (into, unpacked) = unpacked(
+        TestTar::new()
+            .with(b'5', "tmp", "", attributes(0o1777, (0, 0), 1_100_000_000))
+            .with(b'0', "tmp/suid", "", attributes(0o4755, (12, 34), 1_200_000_000))
+            .hard_link("tmp/again", "tmp/suid")
+            .symlink("link", "/etc/../anywhere")
+            .with(b'3', "null", "1:3", attributes(0o666, (0, 5), 5))
+            .with(b'6', "fifo", "", attributes(0o600, (1, 1), 5)),
+    );
+    let stat = |name: &str| std::fs::symlink_metadata(into.path().join(name)).unwrap();
+    assert_eq!((stat("tmp").mode() & 0o7777, stat("tmp").mtime()), (0o1777, 1_100_000_000));
+    let suid = stat("tmp/suid");
+    assert_eq!((suid.mode() & 0o7777, suid.uid(), suid.gid(), suid.nlink()), (0o4755, 12, 34, 2));
+    assert_eq!((suid.mtime(), suid.ino()), (1_200_000_000, stat("tmp/again").ino()));
+    assert_eq!(std::fs::read_link(into.path().join("link")).unwrap(), Path::new("/etc/../anywhere"));
+    assert_eq!((stat("null").rdev(), stat("null").mode() & 0o7777), (0x103, 0o666));
+    assert!(stat("fifo").file_type().is_fifo());
+    assert_eq!(unpacked.inodes, 5);
+    assert!(unpacked.implied.is_empty());
+}
+
+#[test]
+fn extended_headers_give_names_attributes_and_times() {
+    let long = format!("{}/{}", "d".repeat(150), "f".repeat(200));
+    // A file capability: cap_net_raw, effective.
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let (into, unpacked) = unpacked(
+        TestTar::new()
+            .pax(&[
+                ("path", long.as_bytes()),
+                ("mtime", b"1350244992.5"),
+                ("uid", b"3000000"),
+                ("SCHILY.xattr.security.capability", &capability),
+                ("SCHILY.xattr.trusted.overlay.opaque", b"y"),
+                ("SCHILY.xattr.user.note", b"kept"),
+            ])
+            .file("short", b"data")
+            .entry(b'L', "././@LongLink", "", format!("gnu/{}\0", "g".repeat(180)).as_bytes())
+            .file("cut", b"x"),
+    );
+    let path = into.path().join(&long);
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!(
+        (metadata.uid(), metadata.mtime(), metadata.mtime_nsec()),
+        (3_000_000, 1_350_244_992, 500_000_000)
+    );
+    let file = std::fs::File::open(&path).unwrap();
+    assert_eq!(file.get_xattr("security.capability").unwrap().as_deref(), Some(capability.as_slice()));
+    assert_eq!(file.get_xattr("trusted.overlay.opaque").unwrap(), None);
+    assert!(into.path().join("gnu").join("g".repeat(180)).is_file());
+    assert_eq!(unpacked.implied, ["d".repeat(150), "gnu".to_owned()]);
+}
+
+#[test]
+fn whiteouts_become_those_of_overlayfs() {
+    let (into, _) = unpacked(
+        TestTar::new()
+            .file(".wh.gone", b"")
+            .directory("d")
+            .file("d/.wh..wh..opq", b"")
+            .file("d/stays", b"")
+            .file("new/.wh.sub", b"")
+            .file(".wh..wh.plnk", b"")
+            .file(".wh.replaced", b"")
+            .file("replaced", b"file")
+            .file(".wh.now-a-directory", b"")
+            .directory("now-a-directory")
+            .file("before/f", b"")
+            .file(".wh.before", b"")
+            .file(".wh.through", b"")
+            .file("through/f", b""),
+    );
+    let at = |name: &str| into.path().join(name);
+    assert!(is_whiteout(&at("gone")) && is_whiteout(&at("new/sub")));
+    assert_eq!(opaque(&at("d")).as_deref(), Some(b"y".as_slice()));
+    assert!(at("d/stays").is_file() && at("replaced").is_file() && at("before/f").is_file());
+    assert!(!at(".wh..wh.plnk").exists() && !at(".wh..wh..opq").exists());
+    for name in ["now-a-directory", "before", "through"] {
+        assert_eq!(opaque(&at(name)).as_deref(), Some(b"y".as_slice()), "{name}");
+    }
+    assert!(at("through/f").is_file());
+}
+
+#[test]
+fn later_entries_replace_earlier_ones() {
+    let (into, _) = unpacked(
+        TestTar::new()
+            .file("a", b"first and longer")
+            .file("a", b"second")
+            .file("tree/x/y", b"")
+            .file("tree", b"now a file")
+            .symlink("s", "a")
+            .file("s", b"no link any more")
+            .directory("d")
+            .with(b'5', "d", "", attributes(0o700, (0, 0), 7)),
+    );
+    let read = |name: &str| std::fs::read_to_string(into.path().join(name)).unwrap();
+    assert_eq!(
+        (read("a").as_str(), read("tree").as_str(), read("s").as_str()),
+        ("second", "now a file", "no link any more")
+    );
+    assert_eq!(std::fs::metadata(into.path().join("d")).unwrap().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn names_that_climb_out_are_refused() {
+    for path in ["../evil", "a/../../evil", "/../evil", "..", "./../evil/x", "../.wh.evil"] {
+        let (into, error) = refused(TestTar::new().file("fine", b"").file(path, b"evil"));
+        assert!(matches!(error, UnpackError::Escape { .. }), "{path}: {error}");
+        assert!(!into.path().join("evil").exists(), "{path}");
+    }
+    let (_into, error) = refused(TestTar::new().hard_link("passwd", "../../../../etc/passwd"));
+    assert!(matches!(error, UnpackError::Escape { .. }), "{error}");
+    let (_into, error) = refused(TestTar::new().pax(&[("path", b"../evil")]).file("x", b""));
+    assert!(matches!(error, UnpackError::Escape { .. }), "{error}");
+}
+
+#[test]
+fn absolute_names_and_links_stay_inside() {
+    let outside = tempfile::tempdir().unwrap();
+    let target = outside.path().to_str().unwrap();
+    let climbing = format!("../../../../../../../../../..{target}");
+    let (into, _) = unpacked(
+        TestTar::new()
+            .file("/absolute", b"")
+            .directory(target)
+            .symlink("direct", target)
+            .file("direct/evil", b"inside")
+            .symlink("climbing", &climbing)
+            .file("climbing/evil2", b"inside")
+            .file("climbing/.wh.hidden", b"")
+            .hard_link("linked", "direct/evil"),
+    );
+    assert!(into.path().join("absolute").is_file());
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
+    let inside = into.path().join(target.trim_start_matches('/'));
+    assert_eq!(std::fs::read(inside.join("evil")).unwrap(), b"inside");
+    assert!(inside.join("evil2").is_file() && is_whiteout(&inside.join("hidden")));
+    assert_eq!(std::fs::metadata(into.path().join("linked")).unwrap().nlink(), 2);
+}
+
+#[test]
+fn links_to_what_is_outside_are_neither_followed_nor_linked() {
+    let outside = tempfile::tempdir().unwrap();
+    let secret = outside.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    let path = secret.to_str().unwrap();
+    // The file that the link names is replaced, not written through.
+    let (into, _) = unpacked(TestTar::new().symlink("s", path).file("s", b"mine").directory("s2"));
+    assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
+    assert_eq!(std::fs::read(into.path().join("s")).unwrap(), b"mine");
+    // An absolute hard link means a file of the layer, which is not there.
+    let (_into, error) = refused(TestTar::new().hard_link("h", path));
+    assert!(matches!(error, UnpackError::LinkTarget { .. }), "{error}");
+    // A directory entry over a link makes a directory; its mode is not given to what the link names.
+    let (_into, _) = unpacked(TestTar::new().symlink("d", outside.path().to_str().unwrap()).with(
+        b'5',
+        "d",
+        "",
+        attributes(0o777, (9, 9), 1),
+    ));
+    assert_eq!(std::fs::metadata(outside.path()).unwrap().uid(), 0);
+    assert_eq!(std::fs::metadata(&secret).unwrap().nlink(), 1);
+}
+
+#[test]
+fn bad_whiteouts_and_entries_are_refused() {
+    for name in [".wh.", "d/.wh..", ".wh..."] {
+        let (_into, error) = refused(TestTar::new().file(name, b""));
+        assert!(matches!(error, UnpackError::WhiteoutName { .. }), "{name}: {error}");
+    }
+    let (_into, error) = refused(TestTar::new().file("f", b"").file("f/g", b""));
+    assert!(matches!(error, UnpackError::Write { .. }), "{error}");
+    let (_into, error) = refused(TestTar::new().entry(b'M', "multi-volume", "", b""));
+    assert!(matches!(error, UnpackError::Archive(_)), "{error}");
+    let (_into, error) =
+        refused(TestTar::new().raw(b'0', "f", "", &attributes(0o644, (0, 0), 0), b"short", 1 << 33));
+    assert!(matches!(error, UnpackError::Read(_)), "{error}");
+    let (_into, error) = refused(TestTar::new().raw(b'L', "x", "", &attributes(0, (0, 0), 0), b"", 1 << 30));
+    assert!(matches!(error, UnpackError::Archive(_)), "{error}");
+}
+
+#[test]
+fn damaged_streams_are_refused() {
+    let good = gzip(&TestTar::new().file("f", &noise(100_000)).finish());
+    let mut flipped = good.clone();
+    flipped[50_000] ^= 1;
+    for bad in
+        [&good[..good.len() / 2], &good[..good.len() - 4], &flipped, b"this is not a tar archive at all"]
+    {
+        let into = tempfile::tempdir().unwrap();
+        assert!(unpack(bad, into.path(), &Limits::default()).is_err());
+    }
+}
+
+#[test]
+fn bombs_are_stopped_at_their_limit() {
+    let zeros = vec![0; 8 << 20];
+    let tar = TestTar::new().file("zeros", &zeros).finish();
+    let limits = Limits { ratio_from: 1 << 20, ..Limits::default() };
+    let unpack_with = |limits: &Limits, blob: &[u8]| {
+        let into = tempfile::tempdir().unwrap();
+        match unpack(blob, into.path(), limits).unwrap_err() {
+            UnpackError::TooLarge(limit) => limit,
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(unpack_with(&Limits { ratio: 100, ..limits }, &gzip(&tar)), TooLarge::Ratio(100));
+    assert_eq!(unpack_with(&limits, &zstd(&tar)), TooLarge::Ratio(250));
+    assert_eq!(unpack_with(&Limits { layer_bytes: 1 << 20, ..limits }, &tar), TooLarge::Bytes(1 << 20));
+    let many = (0..20).fold(TestTar::new(), |tar, n| tar.file(&n.to_string(), b"")).finish();
+    assert_eq!(unpack_with(&Limits { layer_entries: 10, ..limits }, &many), TooLarge::Entries(10));
+    let huge = TestTar::new().pax(&[("GNU.sparse.size", b"99999999999999"), ("GNU.sparse.map", b"")]);
+    assert!(matches!(unpack_with(&limits, &huge.file("sparse", b"").finish()), TooLarge::Sparse(_)));
+}
+
+#[test]
+fn sparse_files_keep_their_holes() {
+    let in_header = TestTar::new()
+        .pax(&[
+            ("GNU.sparse.size", b"1000000"),
+            ("GNU.sparse.map", b"0,4,500000,3"),
+            ("GNU.sparse.name", b"s"),
+        ])
+        .file("GNUSparseFile.0/s", b"headmid");
+    let mut map = b"2\n0\n4\n500000\n3\n".to_vec();
+    map.resize(512, 0);
+    map.extend_from_slice(b"headmid");
+    let in_data = TestTar::new()
+        .pax(&[
+            ("GNU.sparse.major", b"1"),
+            ("GNU.sparse.minor", b"0"),
+            ("GNU.sparse.name", b"s"),
+            ("GNU.sparse.realsize", b"1000000"),
+        ])
+        .file("GNUSparseFile.0/s", &map);
+    for tar in [in_header, in_data] {
+        let (into, _) = unpacked(tar.file("after", b"after"));
+        let bytes = std::fs::read(into.path().join("s")).unwrap();
+        assert_eq!(
+            (bytes.len(), &bytes[..5], &bytes[500_000..500_004]),
+            (1_000_000, b"head\0".as_slice(), b"mid\0".as_slice())
+        );
+        assert!(std::fs::metadata(into.path().join("s")).unwrap().blocks() < 100);
+        assert!(into.path().join("after").is_file());
+    }
+    let (_into, error) = refused(
+        TestTar::new().pax(&[("GNU.sparse.size", b"10"), ("GNU.sparse.map", b"8,4")]).file("s", b"data"),
+    );
+    assert!(matches!(error, UnpackError::Archive(_)), "{error}");
+}
+
+#[test]
+fn what_gnu_tar_writes_is_read() {
+    let from = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(from.path().join("a/b")).unwrap();
+    std::fs::write(from.path().join("a/b").join("n".repeat(150)), "long").unwrap();
+    let sparse = std::fs::File::create(from.path().join("sparse")).unwrap();
+    std::os::unix::fs::FileExt::write_at(&sparse, b"end", 3 << 20).unwrap();
+    for format in ["gnu", "pax"] {
+        let output = std::process::Command::new("tar")
+            .args(["--sparse", "--format", format, "-C"])
+            .arg(from.path())
+            .args(["-cf", "-", "."])
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let into = tempfile::tempdir().unwrap();
+        unpack(output.stdout.as_slice(), into.path(), &Limits::default()).unwrap();
+        assert_eq!(std::fs::read(into.path().join("a/b").join("n".repeat(150))).unwrap(), b"long");
+        let sparse = std::fs::read(into.path().join("sparse")).unwrap();
+        assert_eq!((sparse.len(), &sparse[3 << 20..]), ((3 << 20) + 3, b"end".as_slice()), "{format}");
+    }
+}

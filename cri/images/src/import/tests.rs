@@ -1,0 +1,146 @@
+//! Archives and layouts as other tools write them.
+
+use std::path::Path;
+
+use crate::digest::Digest;
+use crate::fixture::{TestImage, TestTar, descriptor, gzip, layer, zstd};
+use crate::{ErrorKind, Images, ImagesConfig, Usage};
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+fn blob(content: &[u8]) -> String {
+    format!("blobs/sha256/{}", Digest::of(content).hex())
+}
+
+/// The files of an OCI layout of some images, each with its annotations.
+fn layout(images: &[(&TestImage, serde_json::Value)]) -> Vec<(String, Vec<u8>)> {
+    let mut files = vec![("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec())];
+    let mut manifests = Vec::new();
+    for (image, annotations) in images {
+        let mut entry = descriptor(MANIFEST, &image.manifest);
+        entry["annotations"] = annotations.clone();
+        manifests.push(entry);
+        for content in image.layers.iter().chain([&image.config, &image.manifest]) {
+            files.push((blob(content), content.clone()));
+        }
+    }
+    let index = serde_json::json!({"schemaVersion": 2, "manifests": manifests});
+    files.push(("index.json".to_owned(), serde_json::to_vec(&index).unwrap()));
+    files
+}
+
+fn archive(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    files.iter().fold(TestTar::new(), |tar, (name, content)| tar.file(&format!("./{name}"), content)).finish()
+}
+
+async fn store(root: &Path) -> Images {
+    Images::open(ImagesConfig::new(root)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layouts_and_archives_of_any_compression_are_taken() {
+    let image = TestImage::small("imported");
+    let files =
+        layout(&[(&image, serde_json::json!({"io.containerd.image.name": "docker.io/library/app:1"}))]);
+    let tar = archive(&files);
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().join("layout");
+    for (name, content) in &files {
+        let path = directory.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    for (name, content) in [("a.tar", tar.clone()), ("a.tar.gz", gzip(&tar)), ("a.tar.zst", zstd(&tar))] {
+        std::fs::write(place.path().join(name), content).unwrap();
+    }
+    for name in ["layout", "a.tar", "a.tar.gz", "a.tar.zst"] {
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let imported = images.import(&place.path().join(name), None).await.unwrap();
+        assert_eq!(imported.len(), 1);
+        assert_eq!(
+            (imported[0].id.as_str(), imported[0].tags.as_slice()),
+            (image.id().as_str(), ["docker.io/library/app:1".to_owned()].as_slice())
+        );
+        assert_eq!(imported[0].digests, [format!("docker.io/library/app@{}", Digest::of(&image.manifest))]);
+        assert_eq!(std::fs::read(imported[0].layers[0].join("hello")).unwrap(), b"imported");
+        assert!(images.get("app:1").is_some());
+        assert_eq!(std::fs::read_dir(root.path().join("images/partial")).unwrap().count(), 0, "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_come_from_annotations_or_the_caller() {
+    let (one, two) = (TestImage::small("one"), TestImage::small("two"));
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("a.tar");
+    let full = serde_json::json!({"org.opencontainers.image.ref.name": "example.com/two:2"});
+    let bare = serde_json::json!({"org.opencontainers.image.ref.name": "latest"});
+    std::fs::write(&path, archive(&layout(&[(&one, bare.clone()), (&two, full)]))).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let imported = images.import(&path, None).await.unwrap();
+    assert_eq!(
+        (imported[0].tags.len(), imported[1].tags.as_slice()),
+        (0, ["example.com/two:2".to_owned()].as_slice())
+    );
+    assert_eq!(images.import(&path, Some("x")).await.unwrap_err().kind(), ErrorKind::Unsupported);
+    std::fs::write(&path, archive(&layout(&[(&one, bare)]))).unwrap();
+    let named = images.import(&path, Some("nginx")).await.unwrap();
+    assert_eq!(named[0].tags, ["docker.io/library/nginx:latest"]);
+    assert_eq!(images.list().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_docker_saves_is_taken() {
+    let tar = TestTar::new().file("hello", b"saved").finish();
+    let image = TestImage::new(vec![(tar.clone(), Digest::of(&tar))]);
+    let list = serde_json::json!([{"Config": "c.json", "RepoTags": ["saved:1", "example.com/x:2"], "Layers": ["l/layer.tar"]}]);
+    let saved = TestTar::new()
+        .file("l/layer.tar", &tar)
+        .file("c.json", &image.config)
+        .file("manifest.json", list.to_string().as_bytes())
+        .finish();
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("saved.tar");
+    std::fs::write(&path, saved).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let imported = images.import(&path, None).await.unwrap();
+    assert_eq!(imported[0].tags, ["docker.io/library/saved:1", "example.com/x:2"]);
+    assert_eq!(imported[0].id, image.id());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_archives_are_refused_and_leave_nothing() {
+    let image = TestImage::small("x");
+    let files = layout(&[(&image, serde_json::json!({}))]);
+    let mut torn = files.clone();
+    let layer_file = torn.iter_mut().find(|(name, _)| *name == blob(&image.layers[0])).unwrap();
+    layer_file.1 = gzip(&TestTar::new().file("hello", b"other").finish());
+    let missing: Vec<_> = files.iter().filter(|(name, _)| *name != blob(&image.layers[0])).cloned().collect();
+    let evil = TestImage::new(vec![layer(TestTar::new().file("../evil", b""))]);
+    let place = tempfile::tempdir().unwrap();
+    let cases = [
+        (archive(&torn), ErrorKind::Corrupt),
+        (archive(&missing), ErrorKind::Corrupt),
+        (archive(&layout(&[(&evil, serde_json::json!({}))])), ErrorKind::Rejected),
+        (b"no archive at all, but longer than a header would be".repeat(20), ErrorKind::Unsupported),
+        (archive(&[]), ErrorKind::Unsupported),
+        (gzip(&archive(&files))[..200].to_vec(), ErrorKind::Corrupt),
+    ];
+    for (content, kind) in cases {
+        let path = place.path().join("bad.tar");
+        std::fs::write(&path, content).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let error = images.import(&path, None).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{}", error.report());
+        assert_eq!((images.list().len(), images.usage()), (0, Usage::default()));
+        assert_eq!(std::fs::read_dir(root.path().join("images/partial")).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(root.path().join("images/layers")).unwrap().count(), 0);
+    }
+    let root = tempfile::tempdir().unwrap();
+    let error = store(root.path()).await.import(&place.path().join("none.tar"), None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+}

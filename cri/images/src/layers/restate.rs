@@ -1,0 +1,106 @@
+//! Attributes of directories that a layer implies but does not describe.
+//!
+//! A layer may have `tmp/x` without an entry for `tmp`. Unpacked on its own it gets a plain `tmp`, which overlayfs
+//! would then show in place of the lower layer's `tmp` with its sticky bit. Where that makes a difference, one more
+//! layer on top, of directories alone, says again what the lower layer said. It is a layer as any other, named by the
+//! digest of its archive, so images share it too.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{LayerError, Layers, Lease};
+use crate::digest::Digest;
+use crate::images::Limits;
+use crate::unpack::{At, Attributes, look, unpack};
+
+/// A layer to look at: its files, and what it only implies.
+struct Lower {
+    files: PathBuf,
+    implied: BTreeSet<String>,
+}
+
+impl Layers {
+    /// The layer to put on top of these (lowest first), if one is needed.
+    pub(crate) async fn restate(self: &Arc<Layers>, order: &[Lease]) -> Result<Option<Lease>, LayerError> {
+        let lowers: Vec<Lower> = order
+            .iter()
+            .map(|lease| Lower {
+                files: self.path(&lease.diff_id()),
+                implied: self.meta(&lease.diff_id()).into_iter().flat_map(|meta| meta.implied).collect(),
+            })
+            .collect();
+        if lowers.iter().all(|lower| lower.implied.is_empty()) {
+            return Ok(None);
+        }
+        let stopped = |_panicked| LayerError::Stopped;
+        let Some(archive) =
+            tokio::task::spawn_blocking(move || archive(&lowers)).await.map_err(stopped)??
+        else {
+            return Ok(None);
+        };
+        let layers = self.clone();
+        let lease = self.ensure(Digest::of(&archive), async move || {
+            let unpacking = tokio::task::spawn_blocking(move || {
+                let workshop = layers.workshop()?;
+                let unpacked = unpack(archive.as_slice(), &workshop.files(), &Limits::default())
+                    .map_err(LayerError::Restate)?;
+                Ok((workshop, unpacked))
+            });
+            unpacking.await.map_err(stopped)?
+        });
+        lease.await.map(Some)
+    }
+}
+
+/// The archive of all directories whose attributes would be lost, and of those above them.
+fn archive(lowers: &[Lower]) -> Result<Option<Vec<u8>>, LayerError> {
+    let implied: BTreeSet<&String> = lowers.iter().flat_map(|lower| &lower.implied).collect();
+    let lost = implied.into_iter().filter(|path| {
+        let described = described(lowers, path);
+        described.is_some() && shown(lowers, path) != described
+    });
+    let mut paths = BTreeSet::new();
+    for path in lost {
+        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        paths.extend(ends.map(|end| &path[..end]));
+    }
+    if paths.is_empty() {
+        return Ok(None);
+    }
+    let mut builder = tar::Builder::new(Vec::new());
+    for path in paths {
+        // A directory that nobody describes is as the topmost layer shows it.
+        let Some(attributes) = described(lowers, path).or_else(|| shown(lowers, path)) else { continue };
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_mode(attributes.mode);
+        header.set_uid(attributes.uid.into());
+        header.set_gid(attributes.gid.into());
+        header.set_mtime(0);
+        header.set_size(0);
+        builder.append_data(&mut header, path, std::io::empty()).map_err(LayerError::Archive)?;
+    }
+    builder.into_inner().map(Some).map_err(LayerError::Archive)
+}
+
+/// What overlayfs shows: the attributes in the topmost layer that has the directory.
+fn shown(lowers: &[Lower], path: &str) -> Option<Attributes> {
+    lowers.iter().rev().find_map(|lower| match look(&lower.files, path) {
+        At::Directory(attributes) => Some(Some(attributes)),
+        At::Other => Some(None),
+        At::Absent => None,
+    })?
+}
+
+/// What the topmost layer says that describes the directory, if none above it has something else there.
+fn described(lowers: &[Lower], path: &str) -> Option<Attributes> {
+    for lower in lowers.iter().rev() {
+        match look(&lower.files, path) {
+            At::Directory(attributes) if !lower.implied.contains(path) => return Some(attributes),
+            At::Directory(_) | At::Absent => {}
+            At::Other => return None,
+        }
+    }
+    None
+}

@@ -1,0 +1,536 @@
+//! Pulls from the real registry, over good lines and bad ones.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::digest::Digest;
+use crate::fixture::{
+    Fault, Line, PASSWORD, TestImage, TestRegistry, TestTar, TlsLine, USER, attributes, descriptor, gzip,
+    layer, noise, zstd,
+};
+use crate::{Auth, ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
+
+/// Opens a store. A task of the one before, in this same process, may be about to let go of the lock.
+async fn store(root: &Path) -> Images {
+    for _ in 0..200 {
+        let config = ImagesConfig { stall_timeout: Duration::from_millis(500), ..ImagesConfig::new(root) };
+        match Images::open(config).await {
+            Ok(images) => return images,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "{}", error.report()),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} stays locked", root.display());
+}
+
+fn big_image() -> TestImage {
+    TestImage::new(vec![layer(TestTar::new().file("noise", &noise(3 << 20)))])
+}
+
+fn entries(path: &Path) -> usize {
+    std::fs::read_dir(path).unwrap().count()
+}
+
+/// Nothing of a failed pull is left: threads that were cut off may need a moment.
+async fn nothing_left(root: &Path) {
+    let images = root.join("images");
+    for _ in 0..200 {
+        if ["layers", "partial", "manifests"].iter().all(|d| entries(&images.join(d)) == 0) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("a failed pull left something in {}", images.display());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_pulled_unpacked_found_and_removed() {
+    let registry = TestRegistry::start().await;
+    let root = tempfile::tempdir().unwrap();
+    let plain = TestTar::new().file("plain", b"plain").finish();
+    let squeezed = TestTar::new().file("squeezed", b"zstd").finish();
+    let image = TestImage::new(vec![
+        layer(TestTar::new().directory("d").file("d/one", b"1")),
+        (plain.clone(), Digest::of(&plain)),
+        (zstd(&squeezed), Digest::of(&squeezed)),
+        layer(TestTar::new().file("d/.wh.one", b"")),
+    ]);
+    let digest = registry.push("a/b", "v1", &image).await;
+    let images = store(root.path()).await;
+    let name = registry.name("a/b:v1");
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tell: ProgressFn = {
+        let told = told.clone();
+        Arc::new(move |p| told.lock().unwrap().push(p.clone()))
+    };
+    let pulled = images.pull(&name, None, Some(tell)).await.unwrap();
+    assert_eq!(
+        (pulled.id.as_str(), pulled.tags.as_slice()),
+        (image.id().as_str(), [name.clone()].as_slice())
+    );
+    assert_eq!(pulled.digests, [format!("{}@{digest}", registry.name("a/b"))]);
+    assert_eq!(
+        (pulled.env(), pulled.cmd()),
+        (["A=b".to_owned()].as_slice(), ["/bin/true".to_owned()].as_slice())
+    );
+    assert_eq!(pulled.layers.len(), 4);
+    assert_eq!(std::fs::read(pulled.layers[3].join("d/one")).unwrap(), b"1");
+    assert_eq!(std::fs::read(pulled.layers[1].join("squeezed")).unwrap(), b"zstd");
+    let last = told.lock().unwrap().last().cloned().unwrap();
+    assert_eq!((last.layers_done, last.layers_total, last.bytes_done), (4, 4, last.bytes_total));
+    let by_digest = pulled.digests[0].clone();
+    for known in [&name, &by_digest, &pulled.id] {
+        assert_eq!(images.get(known).map(|i| i.id), Some(pulled.id.clone()), "{known}");
+    }
+    assert!(images.usage().bytes > 0);
+    drop(images);
+    let images = store(root.path()).await;
+    assert_eq!(images.list().len(), 1);
+    images.remove(&by_digest).await.unwrap();
+    images.remove(&by_digest).await.unwrap();
+    assert!(images.list().is_empty());
+    assert_eq!(images.usage(), Usage::default());
+    nothing_left(root.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_leads_to_the_image_for_this_machine() {
+    let registry = TestRegistry::start().await;
+    let root = tempfile::tempdir().unwrap();
+    let (ours, other) = (TestImage::small("ours"), TestImage::small("other"));
+    registry.push("multi", "ours", &ours).await;
+    registry.push("multi", "other", &other).await;
+    let manifest = |image: &TestImage, architecture: &str| {
+        let mut value = descriptor("application/vnd.docker.distribution.manifest.v2+json", &image.manifest);
+        value["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
+        value
+    };
+    let host = crate::Platform::host().architecture;
+    let media_type = "application/vnd.oci.image.index.v1+json";
+    let index = |manifests: Vec<serde_json::Value>| {
+        let index = serde_json::json!({"schemaVersion": 2, "mediaType": media_type, "manifests": manifests});
+        serde_json::to_vec(&index).unwrap()
+    };
+    let good = index(vec![manifest(&other, "s390x"), manifest(&ours, &host)]);
+    let digest = registry.push_manifest("multi", "latest", media_type, &good).await;
+    registry.push_manifest("multi", "foreign", media_type, &index(vec![manifest(&other, "s390x")])).await;
+    let images = store(root.path()).await;
+    let pulled = images.pull(&registry.name("multi"), None, None).await.unwrap();
+    assert_eq!(pulled.id, ours.id());
+    assert_eq!(pulled.digests, [format!("{}@{digest}", registry.name("multi"))]);
+    let again = images.pull(&pulled.digests[0], None, None).await.unwrap();
+    assert_eq!((again.id, again.tags), (pulled.id, pulled.tags));
+    let error = images.pull(&registry.name("multi:foreign"), None, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.report().contains("s390x"), "{}", error.report());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_is_said_so() {
+    let registry = TestRegistry::start().await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let error = images.pull(&registry.name("no/such:tag"), None, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let report = error.report();
+    assert!(
+        report.contains("no/such:tag") && report.contains("404") && report.contains("MANIFEST_UNKNOWN"),
+        "{report}"
+    );
+    assert_eq!(images.pull("Not A Name", None, None).await.unwrap_err().kind(), ErrorKind::InvalidReference);
+    let address = registry.address().to_owned();
+    drop(registry);
+    let error = images.pull(&format!("{address}/a:b"), None, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.report().contains("cannot reach"), "{}", error.report());
+    nothing_left(root.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transfer_that_breaks_is_taken_up_where_it_broke() {
+    let registry = TestRegistry::start().await;
+    let image = big_image();
+    registry.push("big", "latest", &image).await;
+    for fault in [Fault::Cut(1_000_000), Fault::Stall(1_000_000)] {
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let (blob, once) = (Digest::of(&image.layers[0]).to_string(), Mutex::new(Some(fault)));
+        let line = Line::to(registry.address(), move |head, _| {
+            let spoiled = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
+            spoiled.unwrap_or(Fault::Pass)
+        })
+        .await;
+        let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
+        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(3 << 20));
+        let ranges: Vec<String> =
+            line.seen().iter().filter_map(|h| h.split("range: bytes=").nth(1).map(str::to_owned)).collect();
+        assert_eq!(ranges.len(), 1, "{:?}", line.seen());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_stays_broken_is_given_up_and_nothing_half_done_is_kept() {
+    let registry = TestRegistry::start().await;
+    let image = big_image();
+    registry.push("big", "latest", &image).await;
+    let config_blob = Digest::of(&image.config).to_string();
+    let manifest_unavailable = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
+    type Rule = Box<dyn Fn(&str, usize) -> Fault + Send + Sync>;
+    let spoil = |fault: Fault| -> Rule {
+        let config_blob = config_blob.clone();
+        Box::new(move |head, _| {
+            let spoiled = head.contains("/blobs/") && !head.contains(&config_blob);
+            if spoiled { fault.clone() } else { Fault::Pass }
+        })
+    };
+    let cases: Vec<(Rule, ErrorKind, &str)> = vec![
+        (spoil(Fault::Cut(2_000)), ErrorKind::Unavailable, "broke off"),
+        (spoil(Fault::Flip(1_000_000)), ErrorKind::Corrupt, "digest"),
+        (
+            spoil(Fault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())),
+            ErrorKind::NotFound,
+            "404",
+        ),
+        (Box::new(move |_, _| Fault::Reply(manifest_unavailable.into())), ErrorKind::Unavailable, "503"),
+        (Box::new(|_, _| Fault::Stall(0)), ErrorKind::Unavailable, "nothing for too long"),
+    ];
+    for (rule, kind, part) in cases {
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let line = Line::to(registry.address(), rule).await;
+        let error = images.pull(&line.name("big"), None, None).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{}", error.report());
+        assert!(error.report().contains(part), "{}", error.report());
+        nothing_left(root.path()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_passing_failure_of_the_registry_is_not_the_end() {
+    let registry = TestRegistry::start().await;
+    registry.push("small", "latest", &TestImage::small("x")).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let line = Line::to(registry.address(), |_, number| match number % 2 {
+        0 => Fault::Reply("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n".into()),
+        _ => Fault::Pass,
+    })
+    .await;
+    images.pull(&line.name("small"), None, None).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_pulls_are_one_and_shared_layers_come_once() {
+    let registry = TestRegistry::start().await;
+    let shared = layer(TestTar::new().file("shared", &noise(1 << 20)));
+    let one = TestImage::new(vec![shared.clone(), layer(TestTar::new().file("one", b"1"))]);
+    let two = TestImage::new(vec![shared.clone(), layer(TestTar::new().file("two", b"2"))]);
+    registry.push("r", "one", &one).await;
+    registry.push("r", "two", &two).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let (name_one, name_two) = (line.name("r:one"), line.name("r:two"));
+    let pulls = tokio::join!(
+        images.pull(&name_one, None, None),
+        images.pull(&name_one, None, None),
+        images.pull(&name_two, None, None),
+    );
+    let (a, b, c) = (pulls.0.unwrap(), pulls.1.unwrap(), pulls.2.unwrap());
+    assert_eq!((&a.id, &a.layers[1]), (&b.id, &c.layers[1]));
+    assert_eq!(line.count(&Digest::of(&shared.0).to_string()), 1);
+    assert_eq!(line.count("/manifests/one"), 1);
+    images.remove(&name_one).await.unwrap();
+    assert!(c.layers[1].join("shared").is_file() && !a.layers[0].exists());
+    images.remove(&name_two).await.unwrap();
+    nothing_left(root.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_nobody_awaits_stops() {
+    let registry = TestRegistry::start().await;
+    registry.push("big", "latest", &big_image()).await;
+    let root = tempfile::tempdir().unwrap();
+    let config = ImagesConfig { stall_timeout: Duration::from_secs(60), ..ImagesConfig::new(root.path()) };
+    let images = Images::open(config).await.unwrap();
+    let line = Line::to(registry.address(), |head, _| match head.contains("/blobs/") {
+        true => Fault::Stall(1_000_000),
+        false => Fault::Pass,
+    })
+    .await;
+    let name = line.name("big");
+    let pull = images.pull(&name, None, None);
+    assert!(tokio::time::timeout(Duration::from_millis(700), pull).await.is_err());
+    nothing_left(root.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_moved_tag_leaves_the_old_image_and_held_layers_stay() {
+    let registry = TestRegistry::start().await;
+    let (old, new) = (TestImage::small("old"), TestImage::small("new"));
+    let old_digest = registry.push("app", "latest", &old).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let name = registry.name("app");
+    let first = images.pull(&name, None, None).await.unwrap();
+    registry.push("app", "latest", &new).await;
+    images.pull(&name, None, None).await.unwrap();
+    let left = images.get(&first.id).unwrap();
+    assert_eq!((left.tags.len(), left.digests.as_slice()), (0, [format!("{name}@{old_digest}")].as_slice()));
+    assert_eq!(images.get(&name).unwrap().id, new.id());
+    let held = images.hold(&first.id).unwrap();
+    images.remove(&first.id).await.unwrap();
+    assert!(images.get(&first.id).is_none() && first.layers[0].join("hello").is_file());
+    drop(held);
+    for _ in 0..200 {
+        if !first.layers[0].exists() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!first.layers[0].exists());
+    assert!(images.hold(&first.id).is_err());
+    assert_eq!(images.list().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let image = images.pull(&registry.name("app"), None, None).await.unwrap();
+    let held = images.hold(&image.id).unwrap();
+    images.remove(&image.id).await.unwrap();
+    // As a process that is killed: nothing is dropped. A copy of the state is what the next one finds.
+    let copy = tempfile::tempdir().unwrap();
+    let copied =
+        std::process::Command::new("cp").arg("-a").arg(root.path().join("images")).arg(copy.path()).status();
+    assert!(copied.unwrap().success());
+    let again = store(copy.path()).await;
+    assert!(again.list().is_empty());
+    let held_again = again.hold(&image.id).unwrap();
+    again.collect().await.unwrap();
+    assert!(held_again.image().layers[0].join("hello").is_file());
+    let path = held_again.image().layers[0].clone();
+    // Pulled again it is an image as any other.
+    again.pull(&registry.name("app"), None, None).await.unwrap();
+    drop(held_again);
+    assert_eq!(again.list().len(), 1);
+    assert!(path.join("hello").is_file());
+    drop(held);
+    nothing_left(root.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn passwords_are_asked_for_and_given() {
+    let registry = TestRegistry::start_with_password().await;
+    registry.push("private", "latest", &TestImage::small("x")).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let name = registry.name("private");
+    let basic = |password: &str| Some(Auth::Basic { username: USER.into(), password: password.into() });
+    for auth in [None, basic("wrong"), Some(Auth::RegistryToken("x".into()))] {
+        let error = images.pull(&name, auth, None).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", error.report());
+        assert!(!error.report().contains("wrong"));
+    }
+    images.pull(&name, basic(PASSWORD), None).await.unwrap();
+    assert_eq!(images.pull(&name, None, None).await.unwrap_err().kind(), ErrorKind::Unauthorized);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_fetched_used_and_fetched_again_when_they_expire() {
+    let registry = TestRegistry::start().await;
+    registry.push("private", "latest", &TestImage::small("x")).await;
+    let service = Line::to(registry.address(), |head, number| {
+        let first = head.lines().next().unwrap();
+        let allowed = head.contains("authorization: Basic dXNlcjpzM2NyZXQ=") || first.starts_with("POST");
+        if !allowed || !(first.contains("service=test") || first.starts_with("POST")) {
+            return Fault::Reply("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".into());
+        }
+        let body = format!("{{\"token\":\"t{number}\"}}");
+        Fault::Reply(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+    })
+    .await;
+    let realm = service.address().to_owned();
+    // Every token is good for two requests.
+    let uses = Mutex::new(std::collections::HashMap::<String, usize>::new());
+    let line = Line::to(registry.address(), move |head, _| {
+        let token = head.lines().find_map(|l| l.strip_prefix("authorization: Bearer "));
+        let mut uses = uses.lock().unwrap();
+        if let Some(token) = token {
+            let used = uses.entry(token.to_owned()).or_default();
+            *used += 1;
+            if *used <= 2 {
+                return Fault::Pass;
+            }
+        }
+        Fault::Reply(format!(
+            "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"http://{realm}/token\",service=\"test\",scope=\"repository:private:pull\"\r\ncontent-length: 0\r\n\r\n"
+        ))
+    })
+    .await;
+    let name = line.name("private");
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let error = images.pull(&name, None, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", error.report());
+    let auth = Auth::Basic { username: USER.into(), password: PASSWORD.into() };
+    images.pull(&name, Some(auth), None).await.unwrap();
+    assert!(
+        service.seen().iter().any(|h| h.contains("scope=repository%3Aprivate%3Apull")),
+        "{:?}",
+        service.seen()
+    );
+    let before = service.count("POST");
+    images.pull(&name, Some(Auth::IdentityToken("refresh".into())), None).await.unwrap();
+    assert!(service.count("POST") > before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mirrors_stand_in_and_names_stay_those_asked_for() {
+    let registry = TestRegistry::start().await;
+    let image = TestImage::small("x");
+    registry.push("e2e/busybox", "1", &image).await;
+    let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let hosts = tempfile::tempdir().unwrap();
+    std::fs::create_dir(hosts.path().join("registry.example")).unwrap();
+    let text = format!(
+        "server = \"http://{dead}\"\n[host.\"http://{dead}\"]\n[host.\"http://{}\"]\n",
+        line.address()
+    );
+    std::fs::write(hosts.path().join("registry.example/hosts.toml"), text).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let config =
+        ImagesConfig { registry_config_dir: Some(hosts.path().to_owned()), ..ImagesConfig::new(root.path()) };
+    let images = Images::open(config).await.unwrap();
+    let pulled = images.pull("registry.example/e2e/busybox:1", None, None).await.unwrap();
+    assert_eq!(pulled.tags, ["registry.example/e2e/busybox:1"]);
+    assert_eq!(pulled.id, image.id());
+    assert!(line.count("?ns=registry.example") > 0);
+    let error = images.pull("registry.example/no/such", None, None).await.unwrap_err();
+    assert!(error.report().contains("404"), "{}", error.report());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_layers_are_refused_with_the_reason_and_nothing_is_kept() {
+    let registry = TestRegistry::start().await;
+    let wrong = (gzip(&TestTar::new().file("a", b"").finish()), Digest::of(b"something else"));
+    let cases = [
+        ("climbs", layer(TestTar::new().file("../evil", b"")), ErrorKind::Rejected, "leads out"),
+        ("links", layer(TestTar::new().hard_link("h", "/etc/passwd")), ErrorKind::Rejected, "does not have"),
+        ("lies", wrong, ErrorKind::Corrupt, "unpacks to"),
+        ("noise", (noise(5000), Digest::of(&noise(5000))), ErrorKind::Corrupt, "no tar archive"),
+    ];
+    for (name, bad, kind, part) in cases {
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let good = layer(TestTar::new().file("good", &noise(300_000)));
+        registry.push(name, "latest", &TestImage::new(vec![good, bad])).await;
+        let error = images.pull(&registry.name(name), None, None).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{}", error.report());
+        assert!(error.report().contains(part), "{}", error.report());
+        nothing_left(root.path()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn odd_images_have_layers_that_overlayfs_takes() {
+    let registry = TestRegistry::start().await;
+    let (a, b) = (layer(TestTar::new().file("a", b"")), layer(TestTar::new().file("b", b"")));
+    registry.push("twice", "latest", &TestImage::new(vec![a.clone(), b, a])).await;
+    registry.push("none", "latest", &TestImage::new(vec![])).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let twice = images.pull(&registry.name("twice"), None, None).await.unwrap();
+    assert_eq!(twice.layers.len(), 2);
+    assert!(twice.layers[0].join("a").exists() && twice.layers[1].join("b").exists());
+    let none = images.pull(&registry.name("none"), None, None).await.unwrap();
+    assert_eq!(none.layers.len(), 1);
+    assert!(none.layers[0].is_dir());
+    drop(images);
+    let images = store(root.path()).await;
+    assert_eq!(images.list().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_lost_a_layer_is_none_and_one_process_owns_the_store() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let image = images.pull(&registry.name("app"), None, None).await.unwrap();
+    let error = Images::open(ImagesConfig::new(root.path())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Locked);
+    drop(images);
+    std::fs::remove_file(image.layers[0].parent().unwrap().join("complete")).unwrap();
+    let images = store(root.path()).await;
+    assert!(images.list().is_empty());
+    images.pull(&registry.name("app"), None, None).await.unwrap();
+    assert!(image.layers[0].join("hello").is_file());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn directories_that_a_layer_only_implies_keep_what_lower_layers_say() {
+    use std::os::unix::fs::MetadataExt;
+    let registry = TestRegistry::start().await;
+    let base = TestTar::new()
+        .with(b'5', "tmp", "", attributes(0o1777, (0, 0), 7))
+        .with(b'5', "home", "", attributes(0o755, (0, 0), 7))
+        .with(b'5', "home/u", "", attributes(0o700, (1000, 1000), 7))
+        .directory("plain");
+    let top = TestTar::new().file("tmp/x", b"").file("home/u/.cache/y", b"").file("plain/z", b"");
+    registry.push("implied", "latest", &TestImage::new(vec![layer(base), layer(top)])).await;
+    let usual = TestTar::new().directory("plain").file("plain/z", b"");
+    registry
+        .push(
+            "usual",
+            "latest",
+            &TestImage::new(vec![layer(usual), layer(TestTar::new().file("plain/y", b""))]),
+        )
+        .await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let image = images.pull(&registry.name("implied"), None, None).await.unwrap();
+    assert_eq!(image.layers.len(), 3);
+    let stat = |name: &str| std::fs::metadata(image.layers[0].join(name)).unwrap();
+    assert_eq!(stat("tmp").mode() & 0o7777, 0o1777);
+    assert_eq!((stat("home/u").mode() & 0o7777, stat("home/u").uid(), stat("home").uid()), (0o700, 1000, 0));
+    assert!(!image.layers[0].join("home/u/.cache").exists() && !image.layers[0].join("plain").exists());
+    assert_eq!(images.pull(&registry.name("usual"), None, None).await.unwrap().layers.len(), 2);
+    assert_eq!(images.pull(&registry.name("implied"), None, None).await.unwrap().layers, image.layers);
+    images.remove(&image.id).await.unwrap();
+    images.remove(&registry.name("usual")).await.unwrap();
+    nothing_left(root.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let line = TlsLine::to(registry.address()).await;
+    let hosts = tempfile::tempdir().unwrap();
+    let directory = hosts.path().join("tls.example");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("ca.pem"), &line.certificate).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let config =
+        ImagesConfig { registry_config_dir: Some(hosts.path().to_owned()), ..ImagesConfig::new(root.path()) };
+    let images = Images::open(config).await.unwrap();
+    for (extra, works) in [("", false), ("ca = \"ca.pem\"", true), ("skip_verify = true", true)] {
+        let text = format!("server = \"https://{}\"\n{extra}\n", line.address);
+        std::fs::write(directory.join("hosts.toml"), text).unwrap();
+        let pulled = images.pull("tls.example/app", None, None).await;
+        match pulled {
+            Ok(_) => assert!(works, "{extra}"),
+            Err(error) => {
+                assert!(!works, "{extra}: {}", error.report());
+                assert_eq!(error.kind(), ErrorKind::Unavailable);
+                assert!(error.report().to_lowercase().contains("certificate"), "{}", error.report());
+            }
+        }
+    }
+}
