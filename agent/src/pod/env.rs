@@ -65,7 +65,7 @@ pub(crate) fn environment(
     let services = service::environment(&sources.services, namespace, links);
     let mut env = Environment::default();
     let context = Context { pod, container, sources, namespace };
-    context.from_objects(&mut env)?;
+    context.take_objects(&mut env)?;
     for var in container.env.iter().flatten() {
         if let Some(value) = context.value(var, &env, &services)? {
             env.set(&var.name, value);
@@ -126,7 +126,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    fn from_objects(&self, env: &mut Environment) -> Result<(), EnvError> {
+    fn take_objects(&self, env: &mut Environment) -> Result<(), EnvError> {
         for from in self.container.env_from.iter().flatten() {
             let prefix = from.prefix.as_deref().unwrap_or_default();
             if let Some(reference) = &from.config_map_ref {
@@ -163,13 +163,13 @@ impl Context<'_> {
         services: &BTreeMap<String, String>,
     ) -> Result<Option<String>, EnvError> {
         if let Some(source) = &var.value_from {
-            return self.from_source(&var.name, source);
+            return self.source_value(&var.name, source);
         }
         let literal = var.value.as_deref().unwrap_or_default();
         Ok(Some(expand(literal, |name| env.values.get(name).or_else(|| services.get(name)).cloned())))
     }
 
-    fn from_source(&self, name: &str, source: &EnvVarSource) -> Result<Option<String>, EnvError> {
+    fn source_value(&self, name: &str, source: &EnvVarSource) -> Result<Option<String>, EnvError> {
         if let Some(reference) = &source.field_ref {
             let path = &reference.field_path;
             return field(self.pod, &self.sources.addresses, path)

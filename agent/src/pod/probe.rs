@@ -77,10 +77,10 @@ impl Streak {
 impl Watched {
     /// Probes until dropped, or until the container is condemned.
     pub(crate) async fn run(self) {
-        if let Some(probe) = self.container.startup_probe.as_ref().filter(|_| !self.before.started) {
-            if !self.until_decided(Kind::Startup, probe).await {
-                return;
-            }
+        if let Some(probe) = self.container.startup_probe.as_ref().filter(|_| !self.before.started)
+            && !self.until_decided(Kind::Startup, probe).await
+        {
+            return;
         }
         self.tell(Finding::Started { id: self.id.clone() });
         let readiness = async {

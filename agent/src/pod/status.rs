@@ -37,7 +37,7 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let phase = match api.phase.as_deref() {
         // The API server holds these two to be final, and so do we.
         Some(end @ ("Failed" | "Succeeded")) => end,
-        _ => phase::phase(&shape, facts, (&inits, &mains)),
+        _ => phase::phase(&shape, facts, &mains),
     };
     let verdict = facts.memory.verdict.as_ref();
     let ips = addresses(facts, spec.host_network == Some(true));

@@ -79,10 +79,10 @@ impl Job {
         let spec = self.spec();
         let container = Shape::of(&spec).container(name);
         let mut timeout = grace;
-        if let Some(container) = container.filter(|_| grace > 0 && !self.hooked.contains(id)) {
-            if self.pre_stop(container, id, grace).await {
-                timeout = (grace - (Timestamp::now() - began).get_seconds()).max(LEAST_AFTER_HOOK);
-            }
+        if let Some(container) = container.filter(|_| grace > 0 && !self.hooked.contains(id))
+            && self.pre_stop(container, id, grace).await
+        {
+            timeout = (grace - (Timestamp::now() - began).get_seconds()).max(LEAST_AFTER_HOOK);
         }
         let request = cri::StopContainerRequest { container_id: id.to_owned(), timeout };
         match self.node.runtime.stop_container(request).await {

@@ -68,7 +68,7 @@ fn annotations(pod: &Pod, container: &Container, attempt: u32) -> HashMap<String
     let mut all: HashMap<String, String> = HashMap::new();
     let mut put = |key: &str, value: String| all.insert(key.to_owned(), value);
     // For people and tools that look; nothing here ever compares it.
-    let hash = serde_json::to_vec(container).map(|text| Sha256::digest(text)).unwrap_or_default();
+    let hash = serde_json::to_vec(container).map(Sha256::digest).unwrap_or_default();
     put("io.kubernetes.container.hash", hex::encode(&hash[..4]));
     put("io.kubernetes.container.restartCount", attempt.to_string());
     put(MESSAGE_PATH, message_path(container).to_string_lossy().into_owned());

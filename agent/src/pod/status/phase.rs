@@ -36,11 +36,7 @@ struct Count {
     succeeded: usize,
 }
 
-pub(super) fn phase(
-    shape: &Shape<'_>,
-    facts: &Facts<'_>,
-    (inits, mains): (&[ContainerStatus], &[ContainerStatus]),
-) -> &'static str {
+pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStatus]) -> &'static str {
     if facts.memory.verdict.is_some() {
         return "Failed";
     }
@@ -48,7 +44,7 @@ pub(super) fn phase(
     if crate::pod::plan::init_failed_for_good(shape, facts.seen) {
         return "Failed";
     }
-    if !initialized(shape, facts) && !(facts.finished && inits.is_empty()) {
+    if !initialized(shape, facts) {
         // Interrupted before it was initialized: nothing will ever run.
         return if facts.finished { "Failed" } else { "Pending" };
     }
