@@ -167,7 +167,12 @@ impl NodeAgent {
 
     /// Keeps the node in the API until `shutdown`, whether or not the API can be reached.
     pub async fn run(self, shutdown: CancellationToken) {
-        let lease = lease::keep(self.client.clone(), self.config.name.clone(), self.node.subscribe(), self.pulse.clone());
+        let lease = lease::keep(
+            self.client.clone(),
+            self.config.name.clone(),
+            self.node.subscribe(),
+            self.pulse.clone(),
+        );
         tokio::select! {
             // All three are dropped for good at the end: there is nothing to be lost.
             () = shutdown.cancelled() => {}

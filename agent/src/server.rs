@@ -61,7 +61,9 @@ pub trait PodView: Send + Sync + 'static {
 
     /// One by its name.
     fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
-        let is = |pod: &Arc<Pod>| pod.metadata.namespace.as_deref() == Some(namespace) && pod.metadata.name.as_deref() == Some(name);
+        let is = |pod: &Arc<Pod>| {
+            pod.metadata.namespace.as_deref() == Some(namespace) && pod.metadata.name.as_deref() == Some(name)
+        };
         self.pods().into_iter().find(is)
     }
 }
@@ -169,7 +171,9 @@ async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend) {
         let (backend, caller) = (backend.clone(), caller.clone());
         async move { Ok::<_, Infallible>(answer(&backend, &caller, request).await) }
     });
-    let http = hyper::server::conn::http1::Builder::new().timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service);
+    let http = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), service);
     // A connection that breaks is the client's affair.
     if let Err(error) = http.with_upgrades().await {
         tracing::debug!(error = chain(&error), "a connection to the kubelet API ended");
@@ -182,7 +186,7 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
         return text(StatusCode::OK, "ok");
     }
     if let Err(refused) = caller.may_use(request.method().as_str()) {
-        return refused;
+        return refused.answer();
     }
     let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
     let is_stream = matches!(route, Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. });
@@ -198,7 +202,9 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
         }
         Route::Exec(target) => streams::exec(backend, &target, request).await,
         Route::Attach(target) => streams::attach(backend, &target, request).await,
-        Route::PortForward { namespace, pod } => streams::port_forward(backend, (&namespace, &pod), request).await,
+        Route::PortForward { namespace, pod } => {
+            streams::port_forward(backend, (&namespace, &pod), request).await
+        }
         Route::StatsSummary => stats::summary(backend).await,
         Route::Metrics => stats::metrics(backend).await,
         Route::MetricsResource => stats::resource_metrics(backend).await,
@@ -206,8 +212,23 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
 }
 
 fn pods(backend: &Backend) -> Response<Body> {
-    let items: Vec<serde_json::Value> = backend.pods.pods().iter().map(|pod| serde_json::json!(**pod)).collect();
+    let items: Vec<serde_json::Value> =
+        backend.pods.pods().iter().map(|pod| serde_json::json!(**pod)).collect();
     json(&serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
+}
+
+/// Why a request gets no more than a line of text.
+#[derive(Debug, PartialEq, Eq)]
+struct Refused(StatusCode, String);
+
+impl Refused {
+    fn by_runtime(status: &tonic::Status) -> Refused {
+        Refused(StatusCode::INTERNAL_SERVER_ERROR, status.message().to_owned())
+    }
+
+    fn answer(self) -> Response<Body> {
+        text(self.0, self.1)
+    }
 }
 
 // === answers ===
@@ -226,3 +247,6 @@ fn typed(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Body> 
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(kind));
     response
 }
+
+#[cfg(test)]
+mod tests;

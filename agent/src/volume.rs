@@ -81,7 +81,9 @@ pub enum VolumeError {
     #[error("volume name {0:?} is not allowed")]
     Name(String),
     /// A kind of volume that this node does not know.
-    #[error("MountVolume.SetUp failed for volume \"{volume}\" : volume type {kind} is not supported by this node")]
+    #[error(
+        "MountVolume.SetUp failed for volume \"{volume}\" : volume type {kind} is not supported by this node"
+    )]
     Unsupported {
         /// The volume.
         volume: String,
@@ -201,7 +203,12 @@ impl VolumeContext {
     ///
     /// # Errors
     /// When a directory cannot be made or the tmpfs cannot be mounted.
-    pub fn open(config: VolumeConfig, client: kube::Client, values: Values, node: Arc<NodeFacts>) -> Result<Self, VolumeError> {
+    pub fn open(
+        config: VolumeConfig,
+        client: kube::Client,
+        values: Values,
+        node: Arc<NodeFacts>,
+    ) -> Result<Self, VolumeError> {
         let prepared = |path: &Path| {
             let path = path.to_owned();
             move |source| VolumeError::Prepare { path, source }
@@ -283,7 +290,9 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     ctx.shared.tokens.forget(uid);
     let dirs = [ctx.pod_dir(uid), ctx.memory_dir(uid)];
     let removed = tokio::task::spawn_blocking(move || {
-        dirs.into_iter().try_for_each(|path| mounts::remove_tree(&path).map_err(|source| VolumeError::Remove { path, source }))
+        dirs.into_iter().try_for_each(|path| {
+            mounts::remove_tree(&path).map_err(|source| VolumeError::Remove { path, source })
+        })
     });
     removed.await.unwrap_or(Ok(()))
 }
@@ -309,7 +318,9 @@ struct Target<'a> {
 
 impl<'a> Target<'a> {
     fn new(ctx: &'a VolumeContext, pod: &'a Pod) -> Result<Self, VolumeError> {
-        let some = |text: &'a Option<String>| text.as_deref().filter(|t| !t.is_empty()).ok_or(VolumeError::NoIdentity);
+        let some = |text: &'a Option<String>| {
+            text.as_deref().filter(|t| !t.is_empty()).ok_or(VolumeError::NoIdentity)
+        };
         let (uid, namespace) = (some(&pod.metadata.uid)?, some(&pod.metadata.namespace)?);
         check_name(uid)?;
         Ok(Target { ctx, pod, namespace, uid })
@@ -321,7 +332,11 @@ impl<'a> Target<'a> {
     }
 }
 
-async fn mount(target: &Target<'_>, volume: &Volume, sources: &mut Vec<refresh::Source>) -> Result<Mounted, VolumeError> {
+async fn mount(
+    target: &Target<'_>,
+    volume: &Volume,
+    sources: &mut Vec<refresh::Source>,
+) -> Result<Mounted, VolumeError> {
     let failed = |reason| VolumeError::SetUp { volume: volume.name.clone(), reason };
     if let Some(empty) = &volume.empty_dir {
         let path = empty_dir::mount(target, &volume.name, empty).map_err(failed)?;
@@ -369,3 +384,6 @@ fn check_name(name: &str) -> Result<(), VolumeError> {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

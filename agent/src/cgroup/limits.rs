@@ -73,7 +73,11 @@ pub(crate) fn writes(limits: &Limits, v2: bool) -> Vec<Write> {
     let write = |controller, file, value: String| Write { controller, file, value };
     let mut out = Vec::new();
     if let Some(shares) = limits.shares {
-        out.push(if v2 { write("cpu", "cpu.weight", weight(shares).to_string()) } else { write("cpu", "cpu.shares", shares.to_string()) });
+        out.push(if v2 {
+            write("cpu", "cpu.weight", weight(shares).to_string())
+        } else {
+            write("cpu", "cpu.shares", shares.to_string())
+        });
     }
     if let Some(quota) = limits.quota {
         if v2 {
@@ -128,18 +132,31 @@ mod tests {
             serde_json::from_value(json!({"spec": {"containers": [first, second]}})).expect("pod")
         };
         let both = of_pod(&pod(json!({"name": "b", "resources": {"limits": {"cpu": "1", "memory": "1Mi"}}})));
-        assert_eq!(both, Limits { shares: Some(102), quota: Some(200_000), memory: Some(2 << 20), pids: None });
+        assert_eq!(
+            both,
+            Limits { shares: Some(102), quota: Some(200_000), memory: Some(2 << 20), pids: None }
+        );
         let one = of_pod(&pod(json!({"name": "b", "resources": {"limits": {"cpu": "1"}}})));
         assert_eq!(one, Limits { shares: Some(102), quota: Some(200_000), memory: None, pids: None });
-        let none = of_pod(&serde_json::from_value(json!({"spec": {"containers": [{"name": "a"}]}})).expect("pod"));
+        let none =
+            of_pod(&serde_json::from_value(json!({"spec": {"containers": [{"name": "a"}]}})).expect("pod"));
         assert_eq!(none, Limits { shares: Some(2), ..Limits::default() });
     }
 
     #[test]
     fn the_same_limits_are_spelled_for_both_versions() {
         let limits = Limits { shares: Some(1024), quota: Some(50_000), memory: Some(4096), pids: Some(10) };
-        let spelled = |v2| writes(&limits, v2).into_iter().map(|w| format!("{}={}", w.file, w.value)).collect::<Vec<_>>().join(" ");
-        assert_eq!(spelled(false), "cpu.shares=1024 cpu.cfs_period_us=100000 cpu.cfs_quota_us=50000 memory.limit_in_bytes=4096 pids.max=10");
+        let spelled = |v2| {
+            writes(&limits, v2)
+                .into_iter()
+                .map(|w| format!("{}={}", w.file, w.value))
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(
+            spelled(false),
+            "cpu.shares=1024 cpu.cfs_period_us=100000 cpu.cfs_quota_us=50000 memory.limit_in_bytes=4096 pids.max=10"
+        );
         assert_eq!(spelled(true), "cpu.weight=100 cpu.max=50000 100000 memory.max=4096 pids.max=10");
     }
 }

@@ -39,7 +39,8 @@ fn factor(suffix: &str) -> Option<(i128, i128)> {
     const DECIMAL: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
     const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     const SMALL: [&str; 3] = ["m", "u", "n"];
-    let position = |table: &[&str]| table.iter().position(|s| *s == suffix).and_then(|i| u32::try_from(i + 1).ok());
+    let position =
+        |table: &[&str]| table.iter().position(|s| *s == suffix).and_then(|i| u32::try_from(i + 1).ok());
     if suffix.is_empty() {
         return Some((1, 1));
     }

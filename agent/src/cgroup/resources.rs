@@ -71,7 +71,9 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     let own = burstable_score(container, node_memory);
     let is_sidecar = container.restart_policy.as_deref() == Some("Always");
     // A sidecar serves the others, so it must not be killed before the last of them.
-    let others = spec.filter(|_| is_sidecar).and_then(|spec| spec.containers.iter().map(|c| burstable_score(c, node_memory)).min());
+    let others = spec
+        .filter(|_| is_sidecar)
+        .and_then(|spec| spec.containers.iter().map(|c| burstable_score(c, node_memory)).min());
     let score = others.map_or(own, |others| own.min(others));
     score.clamp(1000 + GUARANTEED, 999)
 }
@@ -101,7 +103,10 @@ enum Side {
 
 fn total(pod: &Pod, side: Side) -> Amount {
     let Some(spec) = &pod.spec else { return Amount::default() };
-    let mut sum = spec.containers.iter().fold(Amount::default(), |sum, c| plus(sum, amount(c.resources.as_ref(), side)));
+    let mut sum = spec
+        .containers
+        .iter()
+        .fold(Amount::default(), |sum, c| plus(sum, amount(c.resources.as_ref(), side)));
     let (mut sidecars, mut peak) = (Amount::default(), Amount::default());
     for init in spec.init_containers.iter().flatten() {
         let own = amount(init.resources.as_ref(), side);
@@ -117,7 +122,8 @@ fn total(pod: &Pod, side: Side) -> Amount {
     sum.cpu_millis = get(whole, side, "cpu").map_or(sum.cpu_millis, milli);
     sum.memory = get(whole, side, "memory").map_or(sum.memory, units);
     let overhead = |name| spec.overhead.as_ref().and_then(|list| list.get(name));
-    let over = Amount { cpu_millis: overhead("cpu").map_or(0, milli), memory: overhead("memory").map_or(0, units) };
+    let over =
+        Amount { cpu_millis: overhead("cpu").map_or(0, milli), memory: overhead("memory").map_or(0, units) };
     // A limit that is not there stays absent: overhead only widens one that is.
     match side {
         Side::Requests => plus(sum, over),
@@ -129,7 +135,10 @@ fn total(pod: &Pod, side: Side) -> Amount {
 }
 
 fn amount(resources: Option<&ResourceRequirements>, side: Side) -> Amount {
-    Amount { cpu_millis: get(resources, side, "cpu").map_or(0, milli), memory: get(resources, side, "memory").map_or(0, units) }
+    Amount {
+        cpu_millis: get(resources, side, "cpu").map_or(0, milli),
+        memory: get(resources, side, "memory").map_or(0, units),
+    }
 }
 
 fn plus(a: Amount, b: Amount) -> Amount {
@@ -153,8 +162,14 @@ fn list(resources: Option<&ResourceRequirements>, side: Side) -> Option<&BTreeMa
 
 fn hugepages(resources: Option<&ResourceRequirements>) -> Vec<HugepageLimit> {
     let limits = list(resources, Side::Limits).into_iter().flatten();
-    let pages = limits.filter_map(|(name, amount)| Some((page_size(name.strip_prefix("hugepages-")?)?, amount)));
-    pages.map(|(page_size, amount)| HugepageLimit { page_size, limit: u64::try_from(units(amount)).unwrap_or(0) }).collect()
+    let pages =
+        limits.filter_map(|(name, amount)| Some((page_size(name.strip_prefix("hugepages-")?)?, amount)));
+    pages
+        .map(|(page_size, amount)| HugepageLimit {
+            page_size,
+            limit: u64::try_from(units(amount)).unwrap_or(0),
+        })
+        .collect()
 }
 
 /// "2Mi" as the kernel names the page size in its file names: "2MB".
@@ -207,18 +222,27 @@ mod tests {
 
     #[test]
     fn the_oom_score_follows_class_priority_and_sidecars() {
-        let full = json!({"requests": {"cpu": "1", "memory": "1Mi"}, "limits": {"cpu": "1", "memory": "1Mi"}});
-        assert_eq!(first(&pod(json!({"containers": [{"name": "a", "resources": full}]}))).oom_score_adj, -997);
-        let critical = pod(json!({"priorityClassName": "system-node-critical", "containers": [{"name": "a"}]}));
+        let full =
+            json!({"requests": {"cpu": "1", "memory": "1Mi"}, "limits": {"cpu": "1", "memory": "1Mi"}});
+        assert_eq!(
+            first(&pod(json!({"containers": [{"name": "a", "resources": full}]}))).oom_score_adj,
+            -997
+        );
+        let critical =
+            pod(json!({"priorityClassName": "system-node-critical", "containers": [{"name": "a"}]}));
         assert_eq!(first(&critical).oom_score_adj, -997);
         let small = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "1"}}}]}));
         assert_eq!(first(&small).oom_score_adj, 999);
         let whole = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "2Gi"}}}]}));
         assert_eq!(first(&whole).oom_score_adj, 3);
-        let sidecar = pod(json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "512Mi"}}}],
+        let sidecar =
+            pod(json!({"containers": [{"name": "a", "resources": {"requests": {"memory": "512Mi"}}}],
             "initContainers": [{"name": "s", "restartPolicy": "Always"}]}));
         let spec = sidecar.spec.as_ref().expect("spec");
-        assert_eq!(oom_score_adj(&sidecar, &spec.init_containers.as_ref().expect("init")[0], NODE.memory), 500);
+        assert_eq!(
+            oom_score_adj(&sidecar, &spec.init_containers.as_ref().expect("init")[0], NODE.memory),
+            500
+        );
     }
 
     #[test]

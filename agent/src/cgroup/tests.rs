@@ -22,7 +22,11 @@ impl Scratch {
     /// What a file of a controller says, on whichever version is mounted.
     fn read(&self, path: &str, v1: &str, v2: &str) -> String {
         let (controller, file) = v1.split_once('/').expect("controller/file");
-        let at = if self.cgroups.is_v2() { format!("/sys/fs/cgroup{path}/{v2}") } else { format!("/sys/fs/cgroup/{controller}{path}/{file}") };
+        let at = if self.cgroups.is_v2() {
+            format!("/sys/fs/cgroup{path}/{v2}")
+        } else {
+            format!("/sys/fs/cgroup/{controller}{path}/{file}")
+        };
         fs::read_to_string(&at).unwrap_or_else(|error| panic!("{at}: {error}")).trim().to_owned()
     }
 
@@ -42,13 +46,19 @@ impl Drop for Scratch {
 
 fn pod(uid: &str, resources: serde_json::Value) -> Pod {
     let container = json!({"name": "a", "resources": resources});
-    serde_json::from_value(json!({"metadata": {"name": "p", "uid": uid}, "spec": {"containers": [container]}})).expect("pod")
+    serde_json::from_value(
+        json!({"metadata": {"name": "p", "uid": uid}, "spec": {"containers": [container]}}),
+    )
+    .expect("pod")
 }
 
 #[tokio::test]
 async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
     let scratch = Scratch::new("limits");
-    let pod = pod("u1", json!({"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "200m", "memory": "32Mi"}}));
+    let pod = pod(
+        "u1",
+        json!({"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "200m", "memory": "32Mi"}}),
+    );
     let parent = scratch.cgroups.ensure_pod(&pod).expect("ensure").0;
     assert_eq!(parent, format!("{}/kubepods/burstable/podu1", scratch.root));
     assert_eq!(scratch.cgroups.ensure_pod(&pod).expect("again").0, parent);
@@ -58,7 +68,11 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
 
     scratch.cgroups.update_qos([&pod]).expect("weigh");
     let class = format!("{}/kubepods/burstable", scratch.root);
-    let expected = if scratch.cgroups.is_v2() { limits::writes(&limits::of_pod(&pod), true)[0].value.clone() } else { "102".to_owned() };
+    let expected = if scratch.cgroups.is_v2() {
+        limits::writes(&limits::of_pod(&pod), true)[0].value.clone()
+    } else {
+        "102".to_owned()
+    };
     assert_eq!(scratch.read(&class, "cpu/cpu.shares", "cpu.weight"), expected);
 
     for dir in scratch.cgroups.shared.tree.directories("kubepods/burstable/podu1/container/inner") {

@@ -37,13 +37,20 @@ impl Tree {
         let version = if is_cgroup2_unified_mode() { Version::V2(V2::new()) } else { Version::V1(V1::new()) };
         let hierarchy = version.hierarchy();
         let v2 = matches!(version, Version::V2(_));
-        let mounts = hierarchy.subsystems().iter().map(|s| (s.controller_name(), mount_of(s, v2, hierarchy.as_ref()))).collect();
+        let mounts = hierarchy
+            .subsystems()
+            .iter()
+            .map(|s| (s.controller_name(), mount_of(s, v2, hierarchy.as_ref())))
+            .collect();
         let tree = Tree { version, root: root.trim_matches('/').to_owned(), mounts };
         if tree.mounts.is_empty() {
             return Err(CgroupError::NoHierarchy);
         }
         for controller in WANTED.iter().filter(|name| !tree.mounts.contains_key(**name)) {
-            tracing::warn!(controller, "this machine has no such cgroup controller: pods are not limited by it");
+            tracing::warn!(
+                controller,
+                "this machine has no such cgroup controller: pods are not limited by it"
+            );
         }
         Ok(tree)
     }
@@ -134,7 +141,9 @@ pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
         remove_dir(&dir.join(child))?;
     }
     match fs::remove_dir(dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(CgroupError::Remove { path: dir.to_owned(), source: error }),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(CgroupError::Remove { path: dir.to_owned(), source: error })
+        }
         _ => Ok(()),
     }
 }

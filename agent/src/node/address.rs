@@ -56,7 +56,9 @@ fn default_interfaces(v4: &str, v6: &str) -> Vec<String> {
 /// The default route's address, else the first that others could reach, else the loopback's.
 fn choose(routes: &[String], locals: &[Local]) -> IpAddr {
     let usable: Vec<&Local> = locals.iter().filter(|local| is_usable(local.ip)).collect();
-    let on = |interface: &String| usable.iter().filter(move |l| l.interface == *interface).min_by_key(|l| l.ip.is_ipv6());
+    let on = |interface: &String| {
+        usable.iter().filter(move |l| l.interface == *interface).min_by_key(|l| l.ip.is_ipv6())
+    };
     let routed = routes.iter().find_map(on);
     let other = || usable.iter().filter(|local| !local.is_bridge).min_by_key(|local| local.ip.is_ipv6());
     routed.or_else(other).map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip)
@@ -74,13 +76,26 @@ mod tests {
     use super::*;
 
     fn local(interface: &str, ip: &str) -> Local {
-        Local { interface: interface.to_owned(), ip: ip.parse().expect("address"), is_bridge: interface.starts_with("br") }
+        Local {
+            interface: interface.to_owned(),
+            ip: ip.parse().expect("address"),
+            is_bridge: interface.starts_with("br"),
+        }
     }
 
     #[test]
     fn the_default_route_decides_then_reachability() {
-        let all = [local("lo", "127.0.0.1"), local("br0", "10.42.0.1"), local("eth0", "fe80::1"), local("eth0", "2001:db8::1"), local("eth0", "192.0.2.1"), local("eth1", "192.0.2.2")];
-        let chosen = |routes: &[&str], locals: &[Local]| choose(&routes.iter().map(|r| (*r).to_owned()).collect::<Vec<_>>(), locals).to_string();
+        let all = [
+            local("lo", "127.0.0.1"),
+            local("br0", "10.42.0.1"),
+            local("eth0", "fe80::1"),
+            local("eth0", "2001:db8::1"),
+            local("eth0", "192.0.2.1"),
+            local("eth1", "192.0.2.2"),
+        ];
+        let chosen = |routes: &[&str], locals: &[Local]| {
+            choose(&routes.iter().map(|r| (*r).to_owned()).collect::<Vec<_>>(), locals).to_string()
+        };
         assert_eq!(chosen(&["eth1"], &all), "192.0.2.2");
         assert_eq!(chosen(&["br0"], &all), "10.42.0.1");
         assert_eq!(chosen(&["gone"], &all), "192.0.2.1");

@@ -29,7 +29,8 @@ fn read(path: &str) -> Result<String, NodeError> {
 
 fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quantity>, NodeError> {
     let cpus = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten().unwrap_or(1);
-    let disk = storage_kib(&config.state_dir).map_err(|source| NodeError::Read { path: config.state_dir.clone(), source: source.into() })?;
+    let disk = storage_kib(&config.state_dir)
+        .map_err(|source| NodeError::Read { path: config.state_dir.clone(), source: source.into() })?;
     let mut capacity = BTreeMap::from([
         ("cpu".to_owned(), Quantity(cpus.to_string())),
         ("memory".to_owned(), Quantity(format!("{}Ki", kib(meminfo, "MemTotal")))),
@@ -60,7 +61,10 @@ fn hugepages(dir: &Path) -> BTreeMap<String, Quantity> {
         let name = entry.file_name().into_string().ok()?;
         let size: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
         let pages: u64 = fs::read_to_string(entry.path().join("nr_hugepages")).ok()?.trim().parse().ok()?;
-        Some((format!("hugepages-{}", binary(size)), Quantity(if pages == 0 { "0".to_owned() } else { binary(pages * size) })))
+        Some((
+            format!("hugepages-{}", binary(size)),
+            Quantity(if pages == 0 { "0".to_owned() } else { binary(pages * size) }),
+        ))
     });
     sizes.collect()
 }
@@ -74,13 +78,21 @@ fn binary(kib: u64) -> String {
 }
 
 /// Capacity without what is reserved; huge pages are taken from the memory that others may have.
-fn allocatable(capacity: &BTreeMap<String, Quantity>, reserved: &BTreeMap<String, String>) -> Result<BTreeMap<String, Quantity>, NodeError> {
+fn allocatable(
+    capacity: &BTreeMap<String, Quantity>,
+    reserved: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, Quantity>, NodeError> {
     let mut left = capacity.clone();
-    let huge: i64 = capacity.iter().filter(|(name, _)| name.starts_with("hugepages-")).filter_map(|(_, q)| scaled(&q.0, 1)).sum();
+    let huge: i64 = capacity
+        .iter()
+        .filter(|(name, _)| name.starts_with("hugepages-"))
+        .filter_map(|(_, q)| scaled(&q.0, 1))
+        .sum();
     let mut taken: Vec<(&str, i64)> = vec![("memory", huge)];
     for (name, value) in reserved {
         let scale = if name == "cpu" { 1000 } else { 1 };
-        let amount = scaled(value, scale).ok_or_else(|| NodeError::Reserved { name: name.clone(), value: value.clone() })?;
+        let amount = scaled(value, scale)
+            .ok_or_else(|| NodeError::Reserved { name: name.clone(), value: value.clone() })?;
         taken.push((name, amount));
     }
     for (name, amount) in taken.into_iter().filter(|(_, amount)| *amount > 0) {
@@ -103,7 +115,8 @@ fn minus(name: &str, from: &Quantity, amount: i64) -> Quantity {
 }
 
 fn info(config: &NodeConfig, meminfo: &str) -> NodeSystemInfo {
-    let trimmed = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let trimmed =
+        |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let machine_id = trimmed("/etc/machine-id");
     let firmware = trimmed("/sys/class/dmi/id/product_uuid").to_lowercase();
     let kernel = nix::sys::utsname::uname().ok().map(|name| name.release().to_string_lossy().into_owned());
@@ -135,7 +148,9 @@ pub(super) fn architecture() -> &'static str {
 }
 
 fn os_image(os_release: &str) -> String {
-    let value = |name: &str| os_release.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_matches('"').to_owned()));
+    let value = |name: &str| {
+        os_release.lines().find_map(|line| Some(line.strip_prefix(name)?.trim_matches('"').to_owned()))
+    };
     value("PRETTY_NAME=").or_else(|| value("NAME=")).unwrap_or_else(|| "Linux".to_owned())
 }
 
@@ -146,7 +161,12 @@ mod tests {
     #[test]
     fn what_is_reserved_is_taken_from_what_pods_may_have() {
         let quantity = |text: &str| Quantity(text.to_owned());
-        let capacity = BTreeMap::from([("cpu".to_owned(), quantity("2")), ("memory".to_owned(), quantity("2048Ki")), ("hugepages-2Mi".to_owned(), quantity("1Mi")), ("pods".to_owned(), quantity("110"))]);
+        let capacity = BTreeMap::from([
+            ("cpu".to_owned(), quantity("2")),
+            ("memory".to_owned(), quantity("2048Ki")),
+            ("hugepages-2Mi".to_owned(), quantity("1Mi")),
+            ("pods".to_owned(), quantity("110")),
+        ]);
         let reserved = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
         let left = allocatable(&capacity, &reserved("cpu", "100m")).expect("allocatable");
         assert_eq!((&*left["cpu"].0, &*left["memory"].0, &*left["pods"].0), ("1900m", "1024Ki", "110"));

@@ -22,7 +22,12 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// Renews the lease for ever, from when the Node is known. Each turn also gives the node's status a look
 /// through `pulse`, so that the two share one timer.
-pub(super) async fn keep(client: kube::Client, name: String, mut node: watch::Receiver<Option<Arc<Node>>>, pulse: Arc<Notify>) {
+pub(super) async fn keep(
+    client: kube::Client,
+    name: String,
+    mut node: watch::Receiver<Option<Arc<Node>>>,
+    pulse: Arc<Notify>,
+) {
     let api: Api<Lease> = Api::namespaced(client, NAMESPACE);
     let mut failing = false;
     loop {
@@ -48,13 +53,18 @@ pub(super) async fn keep(client: kube::Client, name: String, mut node: watch::Re
 
 async fn renew(api: &Api<Lease>, name: &str, node: Option<&Node>) -> Result<(), kube::Error> {
     let now = MicroTime(Timestamp::now());
-    let patch = json!({"spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}});
+    let patch =
+        json!({"spec": {"holderIdentity": name, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}});
     match api.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         other => return other.map(drop),
     }
     let lease = Lease {
-        metadata: ObjectMeta { name: Some(name.to_owned()), owner_references: node.and_then(owner).map(|o| vec![o]), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            owner_references: node.and_then(owner).map(|o| vec![o]),
+            ..ObjectMeta::default()
+        },
         spec: Some(LeaseSpec {
             holder_identity: Some(name.to_owned()),
             lease_duration_seconds: Some(DURATION_SECONDS),
@@ -68,5 +78,11 @@ async fn renew(api: &Api<Lease>, name: &str, node: Option<&Node>) -> Result<(), 
 /// The lease goes with its node.
 fn owner(node: &Node) -> Option<OwnerReference> {
     let (name, uid) = (node.metadata.name.clone()?, node.metadata.uid.clone()?);
-    Some(OwnerReference { api_version: "v1".to_owned(), kind: "Node".to_owned(), name, uid, ..OwnerReference::default() })
+    Some(OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name,
+        uid,
+        ..OwnerReference::default()
+    })
 }

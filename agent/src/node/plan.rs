@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
+    ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec,
+    NodeStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
@@ -33,7 +34,11 @@ pub(super) struct Pressure {
 pub(super) fn node(config: &NodeConfig, facts: &NodeFacts, situation: &Situation) -> Node {
     let taints = config.taints.clone();
     Node {
-        metadata: ObjectMeta { name: Some(config.name.clone()), labels: Some(labels(config)), ..ObjectMeta::default() },
+        metadata: ObjectMeta {
+            name: Some(config.name.clone()),
+            labels: Some(labels(config)),
+            ..ObjectMeta::default()
+        },
         spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
         status: Some(status(config, facts, situation, &NodeStatus::default())),
     }
@@ -56,12 +61,18 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
 /// The merge patch that gives an adopted node the labels it lacks.
 pub(super) fn label_patch(config: &NodeConfig, seen: &Node) -> Option<Value> {
     let held = seen.metadata.labels.clone().unwrap_or_default();
-    let missing: BTreeMap<_, _> = labels(config).into_iter().filter(|(key, value)| held.get(key) != Some(value)).collect();
+    let missing: BTreeMap<_, _> =
+        labels(config).into_iter().filter(|(key, value)| held.get(key) != Some(value)).collect();
     (!missing.is_empty()).then(|| json!({"metadata": {"labels": missing}}))
 }
 
 /// The strategic patch that brings the status up to date; nothing when only times would change.
-pub(super) fn status_patch(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, seen: &Node) -> Option<Value> {
+pub(super) fn status_patch(
+    config: &NodeConfig,
+    facts: &NodeFacts,
+    situation: &Situation,
+    seen: &Node,
+) -> Option<Value> {
     let held = seen.status.clone().unwrap_or_default();
     let want = status(config, facts, situation, &held);
     let mut patch = serde_json::Map::new();
@@ -74,17 +85,27 @@ pub(super) fn status_patch(config: &NodeConfig, facts: &NodeFacts, situation: &S
     if held.addresses != want.addresses {
         // Merged by type, two addresses of one type would become one.
         let addresses = want.addresses.into_iter().flatten().map(|address| json!(address));
-        patch.insert("addresses".to_owned(), [json!({"$patch": "replace"})].into_iter().chain(addresses).collect());
+        patch.insert(
+            "addresses".to_owned(),
+            [json!({"$patch": "replace"})].into_iter().chain(addresses).collect(),
+        );
     }
     let conditions: Vec<NodeCondition> = want.conditions.into_iter().flatten().collect();
-    let is_held = |wanted: &NodeCondition| held.conditions.iter().flatten().any(|c| c.type_ == wanted.type_ && says_same(c, wanted));
+    let is_held = |wanted: &NodeCondition| {
+        held.conditions.iter().flatten().any(|c| c.type_ == wanted.type_ && says_same(c, wanted))
+    };
     if !conditions.iter().all(is_held) {
         patch.insert("conditions".to_owned(), json!(conditions));
     }
     (!patch.is_empty()).then(|| json!({"status": patch}))
 }
 
-fn put<T: PartialEq + serde::Serialize>(patch: &mut serde_json::Map<String, Value>, name: &str, held: &Option<T>, want: &Option<T>) {
+fn put<T: PartialEq + serde::Serialize>(
+    patch: &mut serde_json::Map<String, Value>,
+    name: &str,
+    held: &Option<T>,
+    want: &Option<T>,
+) {
     if held != want && want.is_some() {
         patch.insert(name.to_owned(), json!(want));
     }
@@ -99,7 +120,9 @@ fn status(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, held: &
         capacity: Some(facts.capacity.clone()),
         allocatable: Some(facts.allocatable.clone()),
         conditions: Some(conditions(situation, held)),
-        daemon_endpoints: Some(NodeDaemonEndpoints { kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }) }),
+        daemon_endpoints: Some(NodeDaemonEndpoints {
+            kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }),
+        }),
         images: Some(situation.images.clone()).filter(|images| !images.is_empty()),
         node_info: Some(facts.info.clone()),
         ..NodeStatus::default()
@@ -113,7 +136,9 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
         Err(reason) => (
             false,
             "KubeletNotReady",
-            format!("container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"),
+            format!(
+                "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"
+            ),
         ),
     };
     let said = |is: bool, yes: (&'static str, &str), no: (&'static str, &str)| {
@@ -121,21 +146,43 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
         (is, reason, message.to_owned())
     };
     let all = [
-        ("MemoryPressure", said(pressure.memory,
-            ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
-            ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"))),
-        ("DiskPressure", said(pressure.disk,
-            ("KubeletHasDiskPressure", "kubelet has disk pressure"),
-            ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"))),
-        ("PIDPressure", said(pressure.pids,
-            ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
-            ("KubeletHasSufficientPID", "kubelet has sufficient PID available"))),
+        (
+            "MemoryPressure",
+            said(
+                pressure.memory,
+                ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
+                ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+            ),
+        ),
+        (
+            "DiskPressure",
+            said(
+                pressure.disk,
+                ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+                ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+            ),
+        ),
+        (
+            "PIDPressure",
+            said(
+                pressure.pids,
+                ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
+                ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+            ),
+        ),
         ("Ready", ready),
     ];
-    all.into_iter().map(|(type_, (is, reason, message))| condition(type_, (is, reason, message), held, situation.now)).collect()
+    all.into_iter()
+        .map(|(type_, (is, reason, message))| condition(type_, (is, reason, message), held, situation.now))
+        .collect()
 }
 
-fn condition(type_: &str, (is, reason, message): (bool, &str, String), held: &NodeStatus, now: Timestamp) -> NodeCondition {
+fn condition(
+    type_: &str,
+    (is, reason, message): (bool, &str, String),
+    held: &NodeStatus,
+    now: Timestamp,
+) -> NodeCondition {
     let status = if is { "True" } else { "False" };
     let before = held.conditions.iter().flatten().find(|held| held.type_ == type_ && held.status == status);
     NodeCondition {
@@ -186,7 +233,12 @@ mod tests {
     }
 
     fn situation(network: Result<(), String>, second: i64) -> Situation {
-        Situation { network, pressure: Pressure::default(), images: Vec::new(), now: Timestamp::from_second(second).expect("time") }
+        Situation {
+            network,
+            pressure: Pressure::default(),
+            images: Vec::new(),
+            now: Timestamp::from_second(second).expect("time"),
+        }
     }
 
     fn ready(node: &Node) -> NodeCondition {
@@ -237,6 +289,9 @@ mod tests {
         let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
         assert_eq!(label_patch(&config(), &node), None);
         node.metadata.labels.as_mut().expect("labels").remove("kubernetes.io/os");
-        assert_eq!(label_patch(&config(), &node), Some(json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}}})));
+        assert_eq!(
+            label_patch(&config(), &node),
+            Some(json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}}}))
+        );
     }
 }

@@ -99,7 +99,9 @@ async fn seen(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result<(), kube
 /// Writes the status, if it says something new.
 async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     let Some(node) = agent.node.borrow().clone() else { return Ok(()) };
-    let Some(patch) = plan::status_patch(&agent.config, &agent.facts, &situation(agent), &node) else { return Ok(()) };
+    let Some(patch) = plan::status_patch(&agent.config, &agent.facts, &situation(agent), &node) else {
+        return Ok(());
+    };
     match api.patch_status(&agent.config.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
         Ok(node) => {
             agent.node.send_replace(Some(Arc::new(node)));
@@ -114,8 +116,13 @@ async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
 fn cidrs(node: &Node) -> Vec<IpNetwork> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let many = spec.pod_cidrs.iter().flatten();
-    let all: Vec<&String> = if many.clone().next().is_some() { many.collect() } else { spec.pod_cidr.iter().collect() };
-    all.into_iter().filter_map(|text| text.parse().inspect_err(|error| tracing::warn!(%error, text, "not a pod CIDR")).ok()).collect()
+    let all: Vec<&String> =
+        if many.clone().next().is_some() { many.collect() } else { spec.pod_cidr.iter().collect() };
+    all.into_iter()
+        .filter_map(|text| {
+            text.parse().inspect_err(|error| tracing::warn!(%error, text, "not a pod CIDR")).ok()
+        })
+        .collect()
 }
 
 async fn set_cidrs(agent: &NodeAgent, cidrs: Vec<IpNetwork>) {
@@ -156,7 +163,8 @@ fn pressure(state_dir: &std::path::Path) -> Pressure {
         let short = found.blocks_available() * 10 < found.blocks();
         short || (found.files() > 0 && found.files_available() * 20 < found.files())
     });
-    let threads = read("/proc/loadavg").split(' ').nth(3).and_then(|f| f.split_once('/')?.1.parse::<u64>().ok());
+    let threads =
+        read("/proc/loadavg").split(' ').nth(3).and_then(|f| f.split_once('/')?.1.parse::<u64>().ok());
     let most = read("/proc/sys/kernel/pid_max").trim().parse::<u64>().ok();
     let pids = threads.zip(most).is_some_and(|(threads, most)| threads * 20 > most * 19);
     Pressure { memory: available > 0 && available < 100 * 1024, disk, pids }

@@ -1,17 +1,20 @@
 //! Who may use the API: the cluster's own parts and its administrators, by client certificate.
 
-use http::{Response, StatusCode};
+use http::StatusCode;
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{Body, text};
+use super::Refused;
 
 /// Whoever opened the connection; the certificate was verified by the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
     /// No certificate was shown.
     Anonymous,
-    Certified { user: String, groups: Vec<String> },
+    Certified {
+        user: String,
+        groups: Vec<String>,
+    },
 }
 
 /// The API server's names for itself towards kubelets.
@@ -29,14 +32,20 @@ impl Caller {
         Caller::Certified { user: user.to_owned(), groups: groups.map(str::to_owned).collect() }
     }
 
-    /// Nothing, or the answer that refuses.
-    pub(super) fn may_use(&self, method: &str) -> Result<(), Response<Body>> {
+    /// Nothing, or the refusal.
+    pub(super) fn may_use(&self, method: &str) -> Result<(), Refused> {
         match self {
-            Caller::Anonymous => Err(text(StatusCode::UNAUTHORIZED, "Unauthorized")),
-            Caller::Certified { user, groups } if USERS.contains(&user.as_str()) || groups.iter().any(|group| group == GROUP) => Ok(()),
+            Caller::Anonymous => Err(Refused(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())),
+            Caller::Certified { user, groups }
+                if USERS.contains(&user.as_str()) || groups.iter().any(|group| group == GROUP) =>
+            {
+                Ok(())
+            }
             Caller::Certified { user, .. } => {
                 let verb = if method == "GET" { "get" } else { "create" };
-                Err(text(StatusCode::FORBIDDEN, format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource=proxy)")))
+                let reason =
+                    format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource=proxy)");
+                Err(Refused(StatusCode::FORBIDDEN, reason))
             }
         }
     }
@@ -49,13 +58,19 @@ mod tests {
     #[test]
     fn the_api_server_and_administrators_may_and_nobody_else() {
         let status = |user: &str, groups: &[&str]| {
-            let caller = Caller::Certified { user: user.to_owned(), groups: groups.iter().map(|g| (*g).to_owned()).collect() };
-            caller.may_use("GET").map_err(|response| response.status())
+            let caller = Caller::Certified {
+                user: user.to_owned(),
+                groups: groups.iter().map(|g| (*g).to_owned()).collect(),
+            };
+            caller.may_use("GET").map_err(|refused| refused.0)
         };
         assert_eq!(status("kube-apiserver-kubelet-client", &[]), Ok(()));
         assert_eq!(status("system:kube-apiserver", &[]), Ok(()));
         assert_eq!(status("anybody", &["a", "system:masters"]), Ok(()));
         assert_eq!(status("system:node:other", &["system:nodes"]), Err(StatusCode::FORBIDDEN));
-        assert_eq!(Caller::Anonymous.may_use("GET").map_err(|r| r.status()), Err(StatusCode::UNAUTHORIZED));
+        assert_eq!(
+            Caller::Anonymous.may_use("GET").map_err(|refused| refused.0),
+            Err(StatusCode::UNAUTHORIZED)
+        );
     }
 }

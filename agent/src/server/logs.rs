@@ -25,16 +25,28 @@ use options::Options;
 /// Chunks that may wait for a slow reader.
 const AHEAD: usize = 4;
 
-pub(super) async fn answer(backend: &Backend, (namespace, name, container): (&str, &str, &str), query: &str) -> Response<Body> {
+pub(super) async fn answer(
+    backend: &Backend,
+    (namespace, name, container): (&str, &str, &str),
+    query: &str,
+) -> Response<Body> {
     let options = match Options::of(query, jiff::Timestamp::now()) {
         Ok(options) => options,
-        Err(reason) => return text(StatusCode::UNPROCESSABLE_ENTITY, serde_json::json!({"message": "Invalid request.", "reason": reason}).to_string()),
+        Err(reason) => {
+            return text(
+                StatusCode::UNPROCESSABLE_ENTITY,
+                serde_json::json!({"message": "Invalid request.", "reason": reason}).to_string(),
+            );
+        }
     };
     let Some(pod) = backend.pods.pod(namespace, name) else {
         return text(StatusCode::NOT_FOUND, format!("pod \"{name}\" does not exist\n"));
     };
     if !container::is_in(&pod, container) {
-        return text(StatusCode::NOT_FOUND, format!("container \"{container}\" not found in pod \"{name}\"\n"));
+        return text(
+            StatusCode::NOT_FOUND,
+            format!("container \"{container}\" not found in pod \"{name}\"\n"),
+        );
     }
     match find(backend, &pod, container, &options).await {
         Ok(found) => stream(backend, found, options).await,
@@ -43,7 +55,12 @@ pub(super) async fn answer(backend: &Backend, (namespace, name, container): (&st
 }
 
 /// The container whose log is meant, or why there is none, in the kubelet's words.
-async fn find(backend: &Backend, pod: &Pod, name: &str, options: &Options) -> Result<cri::ContainerStatus, String> {
+async fn find(
+    backend: &Backend,
+    pod: &Pod,
+    name: &str,
+    options: &Options,
+) -> Result<cri::ContainerStatus, String> {
     let pod_name = pod.metadata.name.as_deref().unwrap_or_default();
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let all = container::find(backend, uid, name).await.map_err(|status| status.message().to_owned())?;
@@ -52,26 +69,40 @@ async fn find(backend: &Backend, pod: &Pod, name: &str, options: &Options) -> Re
     let Some(chosen) = chosen else {
         return Err(match (options.previous, waiting(pod, name).as_deref()) {
             (true, _) => format!("previous terminated container \"{name}\" in pod \"{pod_name}\" not found"),
-            (false, Some("ErrImagePull")) => format!("container \"{name}\" in pod \"{pod_name}\" is waiting to start: image can't be pulled"),
-            (false, Some("ImagePullBackOff")) => format!("container \"{name}\" in pod \"{pod_name}\" is waiting to start: trying and failing to pull image"),
-            (false, reason) => format!("container \"{name}\" in pod \"{pod_name}\" is waiting to start: {}", reason.unwrap_or("ContainerCreating")),
+            (false, Some("ErrImagePull")) => format!(
+                "container \"{name}\" in pod \"{pod_name}\" is waiting to start: image can't be pulled"
+            ),
+            (false, Some("ImagePullBackOff")) => format!(
+                "container \"{name}\" in pod \"{pod_name}\" is waiting to start: trying and failing to pull image"
+            ),
+            (false, reason) => format!(
+                "container \"{name}\" in pod \"{pod_name}\" is waiting to start: {}",
+                reason.unwrap_or("ContainerCreating")
+            ),
         });
     };
     let request = cri::ContainerStatusRequest { container_id: chosen.id, verbose: false };
-    let status = backend.runtime.container_status(request).await.map_err(|status| status.message().to_owned())?;
+    let status =
+        backend.runtime.container_status(request).await.map_err(|status| status.message().to_owned())?;
     status.status.ok_or_else(|| format!("container \"{name}\" in pod \"{pod_name}\" has no status"))
 }
 
 fn waiting(pod: &Pod, name: &str) -> Option<String> {
     let status = pod.status.as_ref()?;
-    let mut all = status.container_statuses.iter().chain(&status.init_container_statuses).chain(&status.ephemeral_container_statuses).flatten();
+    let mut all = status
+        .container_statuses
+        .iter()
+        .chain(&status.init_container_statuses)
+        .chain(&status.ephemeral_container_statuses)
+        .flatten();
     let found: &ContainerStatus = all.find(|status| status.name == name)?;
     found.state.as_ref()?.waiting.as_ref()?.reason.clone()
 }
 
 async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -> Response<Body> {
     let (sender, receiver) = mpsc::channel::<Bytes>(AHEAD);
-    let ended = if options.follow { container::ended(backend, &of.id).await } else { container::Ended::already() };
+    let ended =
+        if options.follow { container::ended(backend, &of.id).await } else { container::Ended::already() };
     let reading = follow::read(of.log_path.into(), options, ended, sender);
     tokio::spawn(async move {
         if let Err(error) = reading.await {

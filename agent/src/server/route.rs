@@ -39,12 +39,20 @@ impl Route {
         Some(match parts[..] {
             ["healthz"] | ["healthz", "ping" | "syncloop"] => Route::Healthz,
             ["pods" | "runningpods"] => Route::Pods,
-            ["containerLogs", namespace, pod, container] => Route::Logs { namespace: own(namespace), pod: own(pod), container: own(container) },
+            ["containerLogs", namespace, pod, container] => {
+                Route::Logs { namespace: own(namespace), pod: own(pod), container: own(container) }
+            }
             ["exec", namespace, pod, container] => Route::Exec(target(namespace, pod, None, container)),
-            ["exec", namespace, pod, uid, container] => Route::Exec(target(namespace, pod, Some(uid), container)),
+            ["exec", namespace, pod, uid, container] => {
+                Route::Exec(target(namespace, pod, Some(uid), container))
+            }
             ["attach", namespace, pod, container] => Route::Attach(target(namespace, pod, None, container)),
-            ["attach", namespace, pod, uid, container] => Route::Attach(target(namespace, pod, Some(uid), container)),
-            ["portForward", namespace, pod] | ["portForward", namespace, pod, _] => Route::PortForward { namespace: own(namespace), pod: own(pod) },
+            ["attach", namespace, pod, uid, container] => {
+                Route::Attach(target(namespace, pod, Some(uid), container))
+            }
+            ["portForward", namespace, pod] | ["portForward", namespace, pod, _] => {
+                Route::PortForward { namespace: own(namespace), pod: own(pod) }
+            }
             ["stats"] | ["stats", "summary"] => Route::StatsSummary,
             ["metrics"] => Route::Metrics,
             ["metrics", "resource"] => Route::MetricsResource,
@@ -70,7 +78,9 @@ fn decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, tail)) = rest.split_first() {
-        let escaped = (*first == b'%').then(|| tail.get(..2).and_then(|h| u8::from_str_radix(std::str::from_utf8(h).ok()?, 16).ok())).flatten();
+        let escaped = (*first == b'%')
+            .then(|| tail.get(..2).and_then(|h| u8::from_str_radix(std::str::from_utf8(h).ok()?, 16).ok()))
+            .flatten();
         bytes.push(match (escaped, *first) {
             (Some(byte), _) => byte,
             (None, b'+') => b' ',
@@ -89,7 +99,12 @@ mod tests {
     fn paths_lead_where_the_kubelets_lead() {
         let logs = Route::Logs { namespace: "ns".to_owned(), pod: "p".to_owned(), container: "c".to_owned() };
         assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs));
-        let target = |uid: Option<&str>| Target { namespace: "ns".to_owned(), pod: "p".to_owned(), uid: uid.map(str::to_owned), container: "c".to_owned() };
+        let target = |uid: Option<&str>| Target {
+            namespace: "ns".to_owned(),
+            pod: "p".to_owned(),
+            uid: uid.map(str::to_owned),
+            container: "c".to_owned(),
+        };
         assert_eq!(Route::of("/exec/ns/p/c"), Some(Route::Exec(target(None))));
         assert_eq!(Route::of("/attach/ns/p/u/c"), Some(Route::Attach(target(Some("u")))));
         assert_eq!(Route::of("/pods/"), Some(Route::Pods));

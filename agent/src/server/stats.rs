@@ -9,7 +9,7 @@ use http::{Response, StatusCode};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::{Backend, Body, json, text, typed};
+use super::{Backend, Body, Refused, json, typed};
 
 /// One container's figures, by its pod.
 struct Used {
@@ -18,13 +18,17 @@ struct Used {
     stats: ContainerStats,
 }
 
-async fn used(backend: &Backend) -> Result<Vec<Used>, Response<Body>> {
+async fn used(backend: &Backend) -> Result<Vec<Used>, Refused> {
     let listed = backend.runtime.list_container_stats(ListContainerStatsRequest::default()).await;
-    let listed = listed.map_err(|status| text(StatusCode::INTERNAL_SERVER_ERROR, status.message().to_owned()))?;
+    let listed = listed.map_err(|status| Refused::by_runtime(&status))?;
     let named = listed.stats.into_iter().filter_map(|stats| {
         let labels = &stats.attributes.as_ref()?.labels;
         let label = |name: &str| labels.get(name).cloned();
-        let pod = [label("io.kubernetes.pod.namespace")?, label("io.kubernetes.pod.name")?, label("io.kubernetes.pod.uid")?];
+        let pod = [
+            label("io.kubernetes.pod.namespace")?,
+            label("io.kubernetes.pod.name")?,
+            label("io.kubernetes.pod.uid")?,
+        ];
         Some(Used { pod, container: label("io.kubernetes.container.name")?, stats })
     });
     Ok(named.collect())
@@ -34,7 +38,7 @@ async fn used(backend: &Backend) -> Result<Vec<Used>, Response<Body>> {
 pub(super) async fn summary(backend: &Backend) -> Response<Body> {
     let all = match used(backend).await {
         Ok(all) => all,
-        Err(refused) => return refused,
+        Err(refused) => return refused.answer(),
     };
     let mut pods: BTreeMap<&[String; 3], Vec<Value>> = BTreeMap::new();
     for used in &all {
@@ -57,7 +61,7 @@ pub(super) async fn summary(backend: &Backend) -> Response<Body> {
 
 fn container(used: &Used) -> Value {
     let number = |value: Option<UInt64Value>| value.map(|value| value.value);
-    let (cpu, memory) = (used.stats.cpu.clone().unwrap_or_default(), used.stats.memory.clone().unwrap_or_default());
+    let (cpu, memory) = (used.stats.cpu.unwrap_or_default(), used.stats.memory.unwrap_or_default());
     json!({
         "name": used.container,
         "cpu": {"time": time(cpu.timestamp), "usageNanoCores": number(cpu.usage_nano_cores), "usageCoreNanoSeconds": number(cpu.usage_core_nano_seconds)},
@@ -79,11 +83,16 @@ fn time(nanos: i64) -> String {
 pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     let running = match used(backend).await {
         Ok(all) => all.len(),
-        Err(refused) => return refused,
+        Err(refused) => return refused.answer(),
     };
     let mut out = String::new();
     gauge(&mut out, "kubelet_running_pods", "Number of pods that this node has", backend.pods.pods().len());
-    gauge(&mut out, "kubelet_running_containers", "Number of containers that the runtime has figures of", running);
+    gauge(
+        &mut out,
+        "kubelet_running_containers",
+        "Number of containers that the runtime has figures of",
+        running,
+    );
     exposition(out)
 }
 
@@ -96,22 +105,42 @@ fn gauge(out: &mut String, name: &str, help: &str, value: usize) {
 pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
     let all = match used(backend).await {
         Ok(all) => all,
-        Err(refused) => return refused,
+        Err(refused) => return refused.answer(),
     };
     let node = Node::now();
     let mut out = String::new();
     let seconds = |nanos: u64| std::time::Duration::from_nanos(nanos).as_secs_f64();
-    let _ = writeln!(out, "# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total {}", seconds(node.cpu_nanos));
-    let _ = writeln!(out, "# TYPE node_memory_working_set_bytes gauge\nnode_memory_working_set_bytes {}", node.memory_used);
-    let labels = |used: &Used| format!("container=\"{}\",namespace=\"{}\",pod=\"{}\"", used.container, used.pod[0], used.pod[1]);
+    let _ = writeln!(
+        out,
+        "# TYPE node_cpu_usage_seconds_total counter\nnode_cpu_usage_seconds_total {}",
+        seconds(node.cpu_nanos)
+    );
+    let _ = writeln!(
+        out,
+        "# TYPE node_memory_working_set_bytes gauge\nnode_memory_working_set_bytes {}",
+        node.memory_used
+    );
+    let labels = |used: &Used| {
+        format!("container=\"{}\",namespace=\"{}\",pod=\"{}\"", used.container, used.pod[0], used.pod[1])
+    };
     let _ = writeln!(out, "# TYPE container_cpu_usage_seconds_total counter");
     for used in &all {
-        let nanos = used.stats.cpu.as_ref().and_then(|cpu| cpu.usage_core_nano_seconds).map_or(0, |value| value.value);
+        let nanos = used
+            .stats
+            .cpu
+            .as_ref()
+            .and_then(|cpu| cpu.usage_core_nano_seconds)
+            .map_or(0, |value| value.value);
         let _ = writeln!(out, "container_cpu_usage_seconds_total{{{}}} {}", labels(used), seconds(nanos));
     }
     let _ = writeln!(out, "# TYPE container_memory_working_set_bytes gauge");
     for used in &all {
-        let bytes = used.stats.memory.as_ref().and_then(|memory| memory.working_set_bytes).map_or(0, |value| value.value);
+        let bytes = used
+            .stats
+            .memory
+            .as_ref()
+            .and_then(|memory| memory.working_set_bytes)
+            .map_or(0, |value| value.value);
         let _ = writeln!(out, "container_memory_working_set_bytes{{{}}} {bytes}", labels(used));
     }
     exposition(out)
@@ -132,7 +161,10 @@ struct Node {
 impl Node {
     fn now() -> Node {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten().and_then(|t| u64::try_from(t).ok());
+        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)
+            .ok()
+            .flatten()
+            .and_then(|t| u64::try_from(t).ok());
         Node::of(&read("/proc/stat"), &read("/proc/meminfo"), ticks.unwrap_or(100))
     }
 
@@ -144,7 +176,11 @@ impl Node {
         let busy: u64 = [0, 1, 2, 5, 6].iter().filter_map(|at| fields.get(*at)).sum();
         let bytes = |name: &str| crate::node::kib(meminfo, name) * 1024;
         let (total, available) = (bytes("MemTotal"), bytes("MemAvailable"));
-        Node { cpu_nanos: busy * (1_000_000_000 / ticks), memory_available: available, memory_used: total.saturating_sub(available) }
+        Node {
+            cpu_nanos: busy * (1_000_000_000 / ticks),
+            memory_available: available,
+            memory_used: total.saturating_sub(available),
+        }
     }
 }
 
@@ -154,7 +190,11 @@ mod tests {
 
     #[test]
     fn the_machine_is_counted_from_its_files() {
-        let node = Node::of("cpu  10 1 5 1000 7 2 2 0 3 0\ncpu0 1 1 1 1\n", "MemTotal: 100 kB\nMemAvailable: 60 kB\n", 100);
+        let node = Node::of(
+            "cpu  10 1 5 1000 7 2 2 0 3 0\ncpu0 1 1 1 1\n",
+            "MemTotal: 100 kB\nMemAvailable: 60 kB\n",
+            100,
+        );
         assert_eq!(node, Node { cpu_nanos: 200_000_000, memory_available: 61_440, memory_used: 40_960 });
     }
 }

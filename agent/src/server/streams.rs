@@ -12,14 +12,14 @@ use tokio::net::TcpStream;
 
 use super::logs::container;
 use super::route::{Target, flag, values};
-use super::{Backend, Body, Streams, text};
+use super::{Backend, Body, Refused, Streams, text};
 use crate::node::chain;
 
 pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<Incoming>) -> Response<Body> {
     let query = request.uri().query().unwrap_or_default().to_owned();
     let container_id = match running(backend, target).await {
         Ok(id) => id,
-        Err(refused) => return refused,
+        Err(refused) => return refused.answer(),
     };
     let tty = flag(&query, &["tty"]);
     let wanted = cri::ExecRequest {
@@ -36,7 +36,7 @@ pub(super) async fn exec(backend: &Backend, target: &Target, request: Request<In
     }
     match backend.runtime.exec(wanted).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
-        Err(status) => refused(&status),
+        Err(status) => Refused::by_runtime(&status).answer(),
     }
 }
 
@@ -44,7 +44,7 @@ pub(super) async fn attach(backend: &Backend, target: &Target, request: Request<
     let query = request.uri().query().unwrap_or_default().to_owned();
     let container_id = match running(backend, target).await {
         Ok(id) => id,
-        Err(refused) => return refused,
+        Err(refused) => return refused.answer(),
     };
     let tty = flag(&query, &["tty"]);
     let wanted = cri::AttachRequest {
@@ -59,11 +59,15 @@ pub(super) async fn attach(backend: &Backend, target: &Target, request: Request<
     }
     match backend.runtime.attach(wanted).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
-        Err(status) => refused(&status),
+        Err(status) => Refused::by_runtime(&status).answer(),
     }
 }
 
-pub(super) async fn port_forward(backend: &Backend, (namespace, name): (&str, &str), request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn port_forward(
+    backend: &Backend,
+    (namespace, name): (&str, &str),
+    request: Request<Incoming>,
+) -> Response<Body> {
     let Some(uid) = backend.pods.pod(namespace, name).and_then(|pod| pod.metadata.uid.clone()) else {
         return text(StatusCode::NOT_FOUND, "pod does not exist");
     };
@@ -75,31 +79,38 @@ pub(super) async fn port_forward(backend: &Backend, (namespace, name): (&str, &s
     let listed = backend.runtime.list_pod_sandbox(cri::ListPodSandboxRequest { filter: Some(filter) }).await;
     let sandbox = match listed {
         Ok(list) => list.items.into_iter().max_by_key(|sandbox| sandbox.created_at),
-        Err(status) => return refused(&status),
+        Err(status) => return Refused::by_runtime(&status).answer(),
     };
-    let Some(sandbox) = sandbox else { return text(StatusCode::INTERNAL_SERVER_ERROR, format!("pod not found (\"{name}_{namespace}\")")) };
+    let Some(sandbox) = sandbox else {
+        return text(StatusCode::INTERNAL_SERVER_ERROR, format!("pod not found (\"{name}_{namespace}\")"));
+    };
     let query = request.uri().query().unwrap_or_default();
-    let ports = values(query, &["port", "ports"]).flat_map(|list| list.split(',').map(str::parse::<i32>).collect::<Vec<_>>());
-    let Ok(port) = ports.collect::<Result<Vec<i32>, _>>() else { return text(StatusCode::BAD_REQUEST, "port is not a number") };
+    let ports = values(query, &["port", "ports"])
+        .flat_map(|list| list.split(',').map(str::parse::<i32>).collect::<Vec<_>>());
+    let Ok(port) = ports.collect::<Result<Vec<i32>, _>>() else {
+        return text(StatusCode::BAD_REQUEST, "port is not a number");
+    };
     match backend.runtime.port_forward(cri::PortForwardRequest { pod_sandbox_id: sandbox.id, port }).await {
         Ok(answer) => backend.streams.stream(&answer.url, request).await,
-        Err(status) => refused(&status),
+        Err(status) => Refused::by_runtime(&status).answer(),
     }
 }
 
 /// The id of the running container.
-async fn running(backend: &Backend, target: &Target) -> Result<String, Response<Body>> {
+async fn running(backend: &Backend, target: &Target) -> Result<String, Refused> {
     let pod = backend.pods.pod(&target.namespace, &target.pod);
-    let uid = pod.and_then(|pod| pod.metadata.uid.clone()).filter(|uid| target.uid.as_ref().is_none_or(|wanted| wanted == uid));
-    let Some(uid) = uid else { return Err(text(StatusCode::NOT_FOUND, "pod does not exist")) };
-    let found = container::find(backend, &uid, &target.container).await.map_err(|status| refused(&status))?;
+    let uid = pod
+        .and_then(|pod| pod.metadata.uid.clone())
+        .filter(|uid| target.uid.as_ref().is_none_or(|wanted| wanted == uid));
+    let Some(uid) = uid else { return Err(Refused(StatusCode::NOT_FOUND, "pod does not exist".to_owned())) };
+    let found = container::find(backend, &uid, &target.container)
+        .await
+        .map_err(|status| Refused::by_runtime(&status))?;
     let running = found.into_iter().find(|c| c.state == i32::from(cri::ContainerState::ContainerRunning));
-    let absent = || text(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found (\"{}\")", target.container));
+    let absent = || {
+        Refused(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found (\"{}\")", target.container))
+    };
     running.map(|container| container.id).ok_or_else(absent)
-}
-
-fn refused(status: &tonic::Status) -> Response<Body> {
-    text(StatusCode::INTERNAL_SERVER_ERROR, status.message().to_owned())
 }
 
 /// The request as the runtime expects it: its own path with the token, the caller's query.
@@ -135,10 +146,16 @@ impl Streams for Proxy {
     fn stream(&self, url: &str, mut request: Request<Incoming>) -> BoxFuture<'static, Response<Body>> {
         let url = url.to_owned();
         Box::pin(async move {
-            let Some(address) = retarget(&url, &mut request).and_then(|url| url.authority().map(ToString::to_string)) else { return bad_url(&url) };
+            let Some(address) =
+                retarget(&url, &mut request).and_then(|url| url.authority().map(ToString::to_string))
+            else {
+                return bad_url(&url);
+            };
             match pass_on(&address, request).await {
                 Ok(response) => response,
-                Err(reason) => text(StatusCode::BAD_GATEWAY, format!("cannot reach the runtime's stream: {reason}")),
+                Err(reason) => {
+                    text(StatusCode::BAD_GATEWAY, format!("cannot reach the runtime's stream: {reason}"))
+                }
             }
         })
     }
@@ -148,7 +165,8 @@ impl Streams for Proxy {
 async fn pass_on(address: &str, mut request: Request<Incoming>) -> Result<Response<Body>, String> {
     let said = |error: &dyn std::error::Error| chain(error);
     let stream = TcpStream::connect(address).await.map_err(|e| said(&e))?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| said(&e))?;
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| said(&e))?;
     tokio::spawn(connection.with_upgrades());
     let mut onward = Request::new(Empty::<Bytes>::new());
     *onward.method_mut() = request.method().clone();

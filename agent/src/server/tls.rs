@@ -18,12 +18,16 @@ pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, Serv
     for certificate in certificates(&config.client_ca)? {
         roots.add(certificate).map_err(|error| failed(&config.client_ca, error))?;
     }
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).allow_unauthenticated().build();
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .allow_unauthenticated()
+        .build();
     let clients = clients.map_err(|error| failed(&config.client_ca, error))?;
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| failed(&config.key, error))?;
     let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| failed(&config.cert, error))?.with_client_cert_verifier(clients);
-    let mut tls = builder.with_single_cert(certificates(&config.cert)?, key).map_err(|error| failed(&config.cert, error))?;
+    let mut tls = builder
+        .with_single_cert(certificates(&config.cert)?, key)
+        .map_err(|error| failed(&config.cert, error))?;
     // Streams upgrade their connection, which HTTP/2 has no way for here.
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(tls)

@@ -26,7 +26,8 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
     let old = fs::read_link(volume.join(DATA)).ok();
     let tops: BTreeSet<&str> = payload.keys().map(|path| top(path)).collect();
     let current = old.as_ref().map(|old| volume.join(old));
-    if current.is_some_and(|dir| holds(&dir, payload)) && tops.iter().all(|top| volume.join(top).is_symlink()) {
+    if current.is_some_and(|dir| holds(&dir, payload)) && tops.iter().all(|top| volume.join(top).is_symlink())
+    {
         return Ok(());
     }
     let name = format!("..{}", jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S.%f"));
@@ -40,7 +41,9 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
 /// A path of an item that stays in the volume and clear of the names that make it atomic.
 fn is_inside(path: &str) -> bool {
     let parts: Vec<Component<'_>> = Path::new(path).components().collect();
-    !path.is_empty() && !path.starts_with("..") && parts.iter().all(|part| matches!(part, Component::Normal(_)))
+    !path.is_empty()
+        && !path.starts_with("..")
+        && parts.iter().all(|part| matches!(part, Component::Normal(_)))
 }
 
 fn top(path: &str) -> &str {
@@ -122,7 +125,8 @@ fn remove_others(volume: &Path, name: &str, tops: &BTreeSet<&str>) -> Result<(),
         let entry = entry.map_err(read)?;
         let path: PathBuf = entry.path();
         let file_name = entry.file_name();
-        let keep = file_name.to_str().is_some_and(|found| found == name || found == DATA || tops.contains(found));
+        let keep =
+            file_name.to_str().is_some_and(|found| found == name || found == DATA || tops.contains(found));
         if keep {
             continue;
         }
@@ -153,8 +157,11 @@ mod tests {
         }
 
         fn names(&self) -> Vec<String> {
-            let mut names: Vec<String> =
-                fs::read_dir(&self.0).expect("volume").map(|e| e.expect("entry").file_name().into_string().expect("text")).filter(|n| !n.starts_with("..2")).collect();
+            let mut names: Vec<String> = fs::read_dir(&self.0)
+                .expect("volume")
+                .map(|e| e.expect("entry").file_name().into_string().expect("text"))
+                .filter(|n| !n.starts_with("..2"))
+                .collect();
             names.sort();
             names
         }
@@ -167,7 +174,12 @@ mod tests {
     }
 
     fn payload(files: &[(&str, &str)]) -> Payload {
-        files.iter().map(|(path, data)| ((*path).to_owned(), File { data: data.as_bytes().to_vec(), mode: 0o640, owner: None })).collect()
+        files
+            .iter()
+            .map(|(path, data)| {
+                ((*path).to_owned(), File { data: data.as_bytes().to_vec(), mode: 0o640, owner: None })
+            })
+            .collect()
     }
 
     #[test]

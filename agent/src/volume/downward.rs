@@ -25,7 +25,11 @@ pub enum FieldError {
 }
 
 /// The content of one file.
-pub(super) fn content(pod: &Pod, node: &BTreeMap<String, Quantity>, file: &DownwardAPIVolumeFile) -> Result<String, FieldError> {
+pub(super) fn content(
+    pod: &Pod,
+    node: &BTreeMap<String, Quantity>,
+    file: &DownwardAPIVolumeFile,
+) -> Result<String, FieldError> {
     if let Some(field) = &file.field_ref {
         return self::field(pod, &field.field_path).ok_or_else(|| FieldError::Path(field.field_path.clone()));
     }
@@ -58,7 +62,8 @@ fn field(pod: &Pod, path: &str) -> Option<String> {
 
 /// One `key="value"` a line, in the order of the keys, escaped as Go quotes.
 fn lines(map: Option<&BTreeMap<String, String>>) -> String {
-    let lines: Vec<String> = map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
+    let lines: Vec<String> =
+        map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
     lines.join("\n")
 }
 
@@ -84,19 +89,27 @@ fn quoted(text: &str) -> String {
 }
 
 /// A resource in units of its divisor, rounded up; where a limit is missing, the node's.
-fn resource(pod: &Pod, node: &BTreeMap<String, Quantity>, selector: &ResourceFieldSelector) -> Result<String, FieldError> {
+fn resource(
+    pod: &Pod,
+    node: &BTreeMap<String, Quantity>,
+    selector: &ResourceFieldSelector,
+) -> Result<String, FieldError> {
     let name = selector.container_name.as_deref().unwrap_or_default();
     let unknown = || FieldError::Resource(selector.resource.clone());
     let spec = pod.spec.as_ref().ok_or_else(|| FieldError::Container(name.to_owned()))?;
     let mut containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
-    let container = containers.find(|c| c.name == name).ok_or_else(|| FieldError::Container(name.to_owned()))?;
+    let container =
+        containers.find(|c| c.name == name).ok_or_else(|| FieldError::Container(name.to_owned()))?;
     let (side, resource) = selector.resource.split_once('.').ok_or_else(unknown)?;
     if !matches!(resource, "cpu" | "memory" | "ephemeral-storage") && !resource.starts_with("hugepages-") {
         return Err(unknown());
     }
     let resources = container.resources.as_ref();
     let value = match side {
-        "limits" => resources.and_then(|r| r.limits.as_ref()).and_then(|l| l.get(resource)).or_else(|| node.get(resource)),
+        "limits" => resources
+            .and_then(|r| r.limits.as_ref())
+            .and_then(|l| l.get(resource))
+            .or_else(|| node.get(resource)),
         "requests" => resources.and_then(|r| r.requests.as_ref()).and_then(|l| l.get(resource)),
         _ => return Err(unknown()),
     };
@@ -121,7 +134,11 @@ mod tests {
             "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"b": "2", "a": "x\"y\n"}, "annotations": {"k": "v"}},
             "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "250m"}, "requests": {"memory": "3Mi"}}}]}});
         let node = BTreeMap::from([("memory".to_owned(), Quantity("1Gi".to_owned()))]);
-        content(&serde_json::from_value(pod).expect("pod"), &node, &serde_json::from_value(file).expect("file"))
+        content(
+            &serde_json::from_value(pod).expect("pod"),
+            &node,
+            &serde_json::from_value(file).expect("file"),
+        )
     }
 
     #[test]
@@ -132,7 +149,11 @@ mod tests {
         assert_eq!(field("metadata.annotations['k']").as_deref(), Ok("v"));
         assert_eq!(field("metadata.labels['none']").as_deref(), Ok(""));
         assert_eq!(field("status.podIP"), Err(FieldError::Path("status.podIP".to_owned())));
-        let resource = |name: &str, divisor: &str| shown(json!({"path": "f", "resourceFieldRef": {"containerName": "c", "resource": name, "divisor": divisor}}));
+        let resource = |name: &str, divisor: &str| {
+            shown(
+                json!({"path": "f", "resourceFieldRef": {"containerName": "c", "resource": name, "divisor": divisor}}),
+            )
+        };
         assert_eq!(resource("limits.cpu", "0").as_deref(), Ok("1"));
         assert_eq!(resource("limits.cpu", "1m").as_deref(), Ok("250"));
         assert_eq!(resource("requests.memory", "2Mi").as_deref(), Ok("2"));

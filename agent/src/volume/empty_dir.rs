@@ -11,7 +11,11 @@ use crate::cgroup::resources::pod_limits;
 
 pub(super) const PLUGIN: &str = "kubernetes.io~empty-dir";
 
-pub(super) fn mount(target: &Target<'_>, name: &str, source: &EmptyDirVolumeSource) -> Result<PathBuf, SetUpError> {
+pub(super) fn mount(
+    target: &Target<'_>,
+    name: &str,
+    source: &EmptyDirVolumeSource,
+) -> Result<PathBuf, SetUpError> {
     let dir = target.volume_dir(PLUGIN, name);
     let is_new = !dir.exists();
     fs::create_dir_all(&dir).map_err(SetUpError::io("mkdir", &dir))?;
@@ -54,9 +58,14 @@ mod tests {
     #[test]
     fn memory_is_limited_by_the_smallest_of_the_three() {
         let pod = |limit: &str| -> Pod {
-            serde_json::from_value(json!({"spec": {"containers": [{"name": "a", "resources": {"limits": {"memory": limit}}}]}})).expect("pod")
+            serde_json::from_value(
+                json!({"spec": {"containers": [{"name": "a", "resources": {"limits": {"memory": limit}}}]}}),
+            )
+            .expect("pod")
         };
-        let asked = |size: Option<&str>| -> EmptyDirVolumeSource { serde_json::from_value(json!({"medium": "Memory", "sizeLimit": size})).expect("source") };
+        let asked = |size: Option<&str>| -> EmptyDirVolumeSource {
+            serde_json::from_value(json!({"medium": "Memory", "sizeLimit": size})).expect("source")
+        };
         assert_eq!(size(&pod("64Mi"), &asked(Some("1Mi")), 1 << 30), Some(1 << 20));
         assert_eq!(size(&pod("64Mi"), &asked(Some("1Gi")), 1 << 30), Some(64 << 20));
         assert_eq!(size(&pod("0"), &asked(None), 1 << 30), Some(1 << 30));

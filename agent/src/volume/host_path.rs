@@ -14,7 +14,8 @@ pub(super) fn mount(source: &HostPathVolumeSource) -> Result<PathBuf, SetUpError
     if path.components().any(|part| part == std::path::Component::ParentDir) {
         return Err(SetUpError::Path(source.path.clone()));
     }
-    let is = |check: fn(&fs::FileType) -> bool| fs::metadata(path).is_ok_and(|found| check(&found.file_type()));
+    let is =
+        |check: fn(&fs::FileType) -> bool| fs::metadata(path).is_ok_and(|found| check(&found.file_type()));
     let (right, wanted) = match source.type_.as_deref().unwrap_or("") {
         "" => (true, ""),
         "DirectoryOrCreate" => {
@@ -32,7 +33,11 @@ pub(super) fn mount(source: &HostPathVolumeSource) -> Result<PathBuf, SetUpError
         "BlockDevice" => (is(FileTypeExt::is_block_device), "a block device"),
         _ => (false, "of a type that exists"),
     };
-    if right { Ok(path.to_owned()) } else { Err(SetUpError::HostPathType { path: source.path.clone(), wanted }) }
+    if right {
+        Ok(path.to_owned())
+    } else {
+        Err(SetUpError::HostPathType { path: source.path.clone(), wanted })
+    }
 }
 
 fn make_dir(path: &Path) -> Result<(), SetUpError> {
@@ -44,7 +49,9 @@ fn make_dir(path: &Path) -> Result<(), SetUpError> {
 
 fn make_file(path: &Path) -> Result<(), SetUpError> {
     match fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(SetUpError::io("create", path)(error)),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(SetUpError::io("create", path)(error))
+        }
         _ => Ok(()),
     }
 }
@@ -73,7 +80,12 @@ mod tests {
         assert!(try_it("nowhere/file", "FileOrCreate").is_err());
         assert!(try_it("made/file", "Socket").is_err());
         assert!(try_it("../escape", "").is_err());
-        assert!(mount(&serde_json::from_value(json!({"path": "/dev/null", "type": "CharDevice"})).expect("source")).is_ok());
+        assert!(
+            mount(
+                &serde_json::from_value(json!({"path": "/dev/null", "type": "CharDevice"})).expect("source")
+            )
+            .is_ok()
+        );
         fs::remove_dir_all(&dir).expect("clean up");
     }
 }

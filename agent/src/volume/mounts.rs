@@ -9,6 +9,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 const NONE: Option<&str> = None;
+/// Of the calling thread: mount namespaces belong to threads.
+const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 
 /// Makes a directory a mount whose later mounts are seen in every mount namespace copied from ours.
 ///
@@ -17,7 +19,7 @@ const NONE: Option<&str> = None;
 pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let dir = dir.canonicalize()?;
-    if is_shared(&fs::read_to_string("/proc/self/mountinfo")?, &dir) {
+    if is_shared(&fs::read_to_string(MOUNTINFO)?, &dir) {
         return Ok(());
     }
     mount(Some(&dir), &dir, NONE, MsFlags::MS_BIND, NONE)?;
@@ -29,8 +31,11 @@ pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
 fn is_shared(mountinfo: &str, path: &Path) -> bool {
     let lines = mountinfo.lines().filter_map(|line| Some((mount_point(line)?, line)));
     // Of two mounts at one place the later line is the upper one, and max_by_key keeps the last.
-    let over = lines.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.as_os_str().len());
-    over.is_some_and(|(_, line)| line.split(' ').skip(6).take_while(|f| *f != "-").any(|field| field.starts_with("shared:")))
+    let over =
+        lines.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.as_os_str().len());
+    over.is_some_and(|(_, line)| {
+        line.split(' ').skip(6).take_while(|f| *f != "-").any(|field| field.starts_with("shared:"))
+    })
 }
 
 /// Makes a directory that never reaches a disk: where it is on no tmpfs, one is mounted on it.
@@ -73,7 +78,9 @@ pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
     for point in mount_points(&path)?.into_iter().rev() {
         match umount2(&point, MntFlags::UMOUNT_NOFOLLOW) {
             // Busy is a process that still has a file open there: detached, it ends with that process.
-            Err(nix::errno::Errno::EBUSY) => umount2(&point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?,
+            Err(nix::errno::Errno::EBUSY) => {
+                umount2(&point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW)?
+            }
             Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOENT) => {}
             other => other?,
         }
@@ -93,12 +100,15 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
 /// The names of the directories in a directory.
 pub(super) fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
 }
 
 /// Mount points at or below a path, in the order in which they were mounted.
 fn mount_points(path: &Path) -> io::Result<Vec<PathBuf>> {
-    let mountinfo = fs::read_to_string("/proc/self/mountinfo")?;
+    let mountinfo = fs::read_to_string(MOUNTINFO)?;
     Ok(mountinfo.lines().filter_map(mount_point).filter(|point| point.starts_with(path)).collect())
 }
 
@@ -108,7 +118,9 @@ fn mount_point(line: &str) -> Option<PathBuf> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((first, tail)) = rest.split_first() {
-        let escape = (*first == b'\\').then(|| tail.get(..3).and_then(|o| u8::from_str_radix(std::str::from_utf8(o).ok()?, 8).ok())).flatten();
+        let escape = (*first == b'\\')
+            .then(|| tail.get(..3).and_then(|o| u8::from_str_radix(std::str::from_utf8(o).ok()?, 8).ok()))
+            .flatten();
         bytes.push(escape.unwrap_or(*first));
         rest = if escape.is_some() { &tail[3..] } else { tail };
     }

@@ -60,7 +60,8 @@ impl Objects {
     pub(super) fn get(&self, kind: Kind, namespace: &str, name: &str) -> Arc<Object> {
         let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
         let mut watched = lock(&self.watched);
-        if let Some(object) = watched.get(&key).and_then(Weak::upgrade).filter(|object| !object.has_failed()) {
+        if let Some(object) = watched.get(&key).and_then(Weak::upgrade).filter(|object| !object.has_failed())
+        {
             return object;
         }
         watched.retain(|_, object| object.strong_count() > 0);
@@ -99,7 +100,12 @@ fn known<K, E: std::error::Error>(found: Result<Option<K>, E>, data: fn(K) -> Da
 
 async fn follow<K>(client: Client, key: &Key, publish: &watch::Sender<State>, data: fn(K) -> Data)
 where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + 'static,
 {
     let api: Api<K> = Api::namespaced(client, &key.namespace);
     let changes = watch_object(api, &key.name).default_backoff();

@@ -18,7 +18,8 @@ pub(super) fn fs_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let mut users = containers.map(|c| c.security_context.as_ref().and_then(|context| context.run_as_user).or(of_pod));
+    let mut users =
+        containers.map(|c| c.security_context.as_ref().and_then(|context| context.run_as_user).or(of_pod));
     let first = users.next()??;
     users.all(|user| user == Some(first)).then_some(first).and_then(|user| u32::try_from(user).ok())
 }
@@ -75,9 +76,18 @@ mod tests {
 
     #[test]
     fn tokens_belong_to_the_one_user_that_all_containers_run_as() {
-        let user = |spec: serde_json::Value| fs_user(&serde_json::from_value(json!({"spec": spec})).expect("pod"));
+        let user =
+            |spec: serde_json::Value| fs_user(&serde_json::from_value(json!({"spec": spec})).expect("pod"));
         assert_eq!(user(json!({"containers": [{"name": "a"}]})), None);
-        assert_eq!(user(json!({"securityContext": {"runAsUser": 7}, "containers": [{"name": "a"}, {"name": "b"}]})), Some(7));
-        assert_eq!(user(json!({"securityContext": {"runAsUser": 7}, "containers": [{"name": "a", "securityContext": {"runAsUser": 8}}, {"name": "b"}]})), None);
+        assert_eq!(
+            user(json!({"securityContext": {"runAsUser": 7}, "containers": [{"name": "a"}, {"name": "b"}]})),
+            Some(7)
+        );
+        assert_eq!(
+            user(
+                json!({"securityContext": {"runAsUser": 7}, "containers": [{"name": "a", "securityContext": {"runAsUser": 8}}, {"name": "b"}]})
+            ),
+            None
+        );
     }
 }

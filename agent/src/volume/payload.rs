@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, Secret, ServiceAccountTokenProjection, Volume, VolumeProjection};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, Secret, ServiceAccountTokenProjection, Volume,
+    VolumeProjection,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{SetUpError, downward};
@@ -94,15 +97,27 @@ impl Projection {
         };
         if let Some(map) = &volume.config_map {
             let part = object(Kind::ConfigMap, Some(&map.name), map.optional, &map.items);
-            return Some(Projection { plugin: "kubernetes.io~configmap", mode: mode(map.default_mode), parts: vec![part] });
+            return Some(Projection {
+                plugin: "kubernetes.io~configmap",
+                mode: mode(map.default_mode),
+                parts: vec![part],
+            });
         }
         if let Some(secret) = &volume.secret {
             let part = object(Kind::Secret, secret.secret_name.as_ref(), secret.optional, &secret.items);
-            return Some(Projection { plugin: "kubernetes.io~secret", mode: mode(secret.default_mode), parts: vec![part] });
+            return Some(Projection {
+                plugin: "kubernetes.io~secret",
+                mode: mode(secret.default_mode),
+                parts: vec![part],
+            });
         }
         if let Some(downward) = &volume.downward_api {
             let part = Part::Downward(downward.items.clone().unwrap_or_default());
-            return Some(Projection { plugin: "kubernetes.io~downward-api", mode: mode(downward.default_mode), parts: vec![part] });
+            return Some(Projection {
+                plugin: "kubernetes.io~downward-api",
+                mode: mode(downward.default_mode),
+                parts: vec![part],
+            });
         }
         let projected = volume.projected.as_ref()?;
         let parts = projected.sources.iter().flatten().map(|source: &VolumeProjection| {
@@ -116,7 +131,11 @@ impl Projection {
                 source.service_account_token.clone().map(Part::Token)
             }
         });
-        Some(Projection { plugin: "kubernetes.io~projected", mode: mode(projected.default_mode), parts: parts.collect::<Option<_>>()? })
+        Some(Projection {
+            plugin: "kubernetes.io~projected",
+            mode: mode(projected.default_mode),
+            parts: parts.collect::<Option<_>>()?,
+        })
     }
 }
 
@@ -131,7 +150,11 @@ impl ObjectPart {
             owner: None,
         };
         let Some(data) = data else {
-            return if self.optional { Ok(Payload::new()) } else { Err(SetUpError::NotFound { kind: self.kind.name(), name: self.name.clone() }) };
+            return if self.optional {
+                Ok(Payload::new())
+            } else {
+                Err(SetUpError::NotFound { kind: self.kind.name(), name: self.name.clone() })
+            };
         };
         if self.items.is_empty() {
             return Ok(data.iter().map(|(key, value)| (key.clone(), file(value, None))).collect());
@@ -179,7 +202,8 @@ mod tests {
     use super::*;
 
     fn part(volume: serde_json::Value) -> (ObjectPart, u32) {
-        let projection = Projection::of(&serde_json::from_value(volume).expect("volume")).expect("a projection");
+        let projection =
+            Projection::of(&serde_json::from_value(volume).expect("volume")).expect("a projection");
         match projection.parts.into_iter().next() {
             Some(Part::Object(part)) => (part, projection.mode),
             other => panic!("no object: {other:?}"),
@@ -196,19 +220,34 @@ mod tests {
         let files = all.files(Some(&data()), mode).expect("files");
         assert_eq!(files.keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(files["a"].mode, 0o400);
-        let (some, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "b", "path": "deep/c", "mode": 0o600}]}}));
+        let (some, mode) = part(
+            json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "b", "path": "deep/c", "mode": 0o600}]}}),
+        );
         let files = some.files(Some(&data()), mode).expect("files");
-        assert_eq!(files, Payload::from([("deep/c".to_owned(), File { data: b"2".to_vec(), mode: 0o600, owner: None })]));
+        assert_eq!(
+            files,
+            Payload::from([("deep/c".to_owned(), File { data: b"2".to_vec(), mode: 0o600, owner: None })])
+        );
     }
 
     #[test]
     fn what_is_missing_is_told_in_upstreams_words_unless_optional() {
-        let (map, mode) = part(json!({"name": "v", "configMap": {"name": "y", "items": [{"key": "k", "path": "k"}]}}));
+        let (map, mode) =
+            part(json!({"name": "v", "configMap": {"name": "y", "items": [{"key": "k", "path": "k"}]}}));
         assert_eq!(map.files(None, mode).expect_err("absent").to_string(), "configmap \"y\" not found");
-        assert_eq!(map.files(Some(&data()), mode).expect_err("no key").to_string(), "configmap references non-existent config key: k");
-        let (secret, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "k", "path": "k"}]}}));
-        assert_eq!(secret.files(Some(&data()), mode).expect_err("no key").to_string(), "references non-existent secret key: k");
-        let (optional, mode) = part(json!({"name": "v", "secret": {"secretName": "s", "optional": true, "items": [{"key": "k", "path": "k"}]}}));
+        assert_eq!(
+            map.files(Some(&data()), mode).expect_err("no key").to_string(),
+            "configmap references non-existent config key: k"
+        );
+        let (secret, mode) =
+            part(json!({"name": "v", "secret": {"secretName": "s", "items": [{"key": "k", "path": "k"}]}}));
+        assert_eq!(
+            secret.files(Some(&data()), mode).expect_err("no key").to_string(),
+            "references non-existent secret key: k"
+        );
+        let (optional, mode) = part(
+            json!({"name": "v", "secret": {"secretName": "s", "optional": true, "items": [{"key": "k", "path": "k"}]}}),
+        );
         assert_eq!(optional.files(None, mode).expect("optional"), Payload::new());
         assert_eq!(optional.files(Some(&data()), mode).expect("optional"), Payload::new());
     }

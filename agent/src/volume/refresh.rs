@@ -75,7 +75,9 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
 
 /// Whether files made for the one are right for the other.
 fn is_same(a: &Pod, b: &Pod) -> bool {
-    a.metadata.labels == b.metadata.labels && a.metadata.annotations == b.metadata.annotations && a.spec == b.spec
+    a.metadata.labels == b.metadata.labels
+        && a.metadata.annotations == b.metadata.annotations
+        && a.spec == b.spec
 }
 
 /// Writes all volumes, and says when the next token is due.
@@ -121,7 +123,9 @@ async fn wait(changes: Vec<impl Future<Output = ()> + Send>, renew_in: Option<Du
 impl Source {
     pub(super) fn new(target: &Target<'_>, volume: &str, projection: Projection) -> Source {
         let object = |part: &Part| match part {
-            Part::Object(object) => Some(target.ctx.shared.objects.get(object.kind, target.namespace, &object.name)),
+            Part::Object(object) => {
+                Some(target.ctx.shared.objects.get(object.kind, target.namespace, &object.name))
+            }
             Part::Downward(_) | Part::Token(_) => None,
         };
         Source {
@@ -150,13 +154,21 @@ impl Source {
         Ok(renew_in)
     }
 
-    async fn payload(&self, ctx: &VolumeContext, pod: &Pod) -> Result<(Payload, Option<Duration>), SetUpError> {
+    async fn payload(
+        &self,
+        ctx: &VolumeContext,
+        pod: &Pod,
+    ) -> Result<(Payload, Option<Duration>), SetUpError> {
         let (mut all, mut renew_in) = (Payload::new(), None::<Duration>);
         let mode = self.projection.mode;
         for (part, object) in self.projection.parts.iter().zip(&self.objects) {
             match (part, object) {
-                (Part::Object(part), Some(object)) => all.extend(part.files(object.data().await?.as_deref(), mode)?),
-                (Part::Downward(items), _) => all.extend(payload::downward_files(pod, &ctx.shared.node.allocatable, items, mode)?),
+                (Part::Object(part), Some(object)) => {
+                    all.extend(part.files(object.data().await?.as_deref(), mode)?)
+                }
+                (Part::Downward(items), _) => {
+                    all.extend(payload::downward_files(pod, &ctx.shared.node.allocatable, items, mode)?)
+                }
                 (Part::Token(wanted), _) => {
                     let written = self.dir.join("..data").join(&wanted.path);
                     let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;

@@ -66,7 +66,9 @@ pub fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPath
     let at = dir.join(part.index.to_string());
     mounts::unmount_below(&at).map_err(failed)?;
     fs::create_dir_all(&dir).map_err(failed)?;
-    let is_dir = SFlag::from_bits_truncate(fstat(&found).map_err(|e| failed(e.into()))?.st_mode) & SFlag::S_IFMT == SFlag::S_IFDIR;
+    let is_dir = SFlag::from_bits_truncate(fstat(&found).map_err(|e| failed(e.into()))?.st_mode)
+        & SFlag::S_IFMT
+        == SFlag::S_IFDIR;
     let made = match (is_dir, at.symlink_metadata().is_ok_and(|m| m.is_dir())) {
         (true, _) => fs::create_dir_all(&at),
         (false, true) => fs::remove_dir(&at).and_then(|()| fs::write(&at, "")),

@@ -81,7 +81,11 @@ impl Tokens {
             // Not renewed in time is no harm yet: it is tried again within the last fifth of its life.
             Err(error) => match held.filter(|held| held.ends > now) {
                 Some(held) => {
-                    tracing::warn!(error = chain(&error), uid = key.uid, "cannot renew a service-account token, trying again");
+                    tracing::warn!(
+                        error = chain(&error),
+                        uid = key.uid,
+                        "cannot renew a service-account token, trying again"
+                    );
                     Ok(Token { token: held.token, renew_in: Duration::from_secs(30) })
                 }
                 None => Err(error),
@@ -116,12 +120,17 @@ impl Issued {
 }
 
 fn account(pod: &Pod) -> &str {
-    pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref()).filter(|name| !name.is_empty()).unwrap_or("default")
+    pod.spec
+        .as_ref()
+        .and_then(|spec| spec.service_account_name.as_deref())
+        .filter(|name| !name.is_empty())
+        .unwrap_or("default")
 }
 
 async fn request(ctx: &VolumeContext, pod: &Pod, key: &Key) -> Result<Issued, SetUpError> {
     let failed = |error: kube::Error| SetUpError::Token(chain(&error));
-    let api: Api<ServiceAccount> = Api::namespaced(ctx.shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
+    let api: Api<ServiceAccount> =
+        Api::namespaced(ctx.shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
     let bound = BoundObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
@@ -135,7 +144,8 @@ async fn request(ctx: &VolumeContext, pod: &Pod, key: &Key) -> Result<Issued, Se
         ..TokenRequestSpec::default()
     };
     let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
-    let answer = api.create_token_request(&key.account, &PostParams::default(), &request).await.map_err(failed)?;
+    let answer =
+        api.create_token_request(&key.account, &PostParams::default(), &request).await.map_err(failed)?;
     let issued = answer.status.and_then(|status| Some((status.token?, status.expiration_timestamp?.0)));
     let (token, ends) = issued.ok_or_else(|| SetUpError::Token("the answer has no token".to_owned()))?;
     let now = Timestamp::now();

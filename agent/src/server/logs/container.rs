@@ -17,13 +17,21 @@ pub(in crate::server) fn is_in(pod: &Pod, name: &str) -> bool {
 }
 
 /// The pod's containers of that name, the newest first.
-pub(in crate::server) async fn find(backend: &Backend, uid: &str, name: &str) -> Result<Vec<cri::Container>, Status> {
+pub(in crate::server) async fn find(
+    backend: &Backend,
+    uid: &str,
+    name: &str,
+) -> Result<Vec<cri::Container>, Status> {
     let labels = [("io.kubernetes.pod.uid", uid), ("io.kubernetes.container.name", name)];
     let filter = cri::ContainerFilter {
         label_selector: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         ..Default::default()
     };
-    let mut found = backend.runtime.list_containers(cri::ListContainersRequest { filter: Some(filter) }).await?.containers;
+    let mut found = backend
+        .runtime
+        .list_containers(cri::ListContainersRequest { filter: Some(filter) })
+        .await?
+        .containers;
     found.sort_by_key(|c| std::cmp::Reverse((c.metadata.as_ref().map_or(0, |m| m.attempt), c.created_at)));
     Ok(found)
 }
@@ -38,9 +46,13 @@ pub(super) struct Ended {
 pub(super) async fn ended(backend: &Backend, id: &str) -> Ended {
     // Listening before asking: an end in between is not missed.
     let events = backend.runtime.events().await.ok();
-    let status = backend.runtime.container_status(cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false }).await;
+    let status = backend
+        .runtime
+        .container_status(cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: false })
+        .await;
     let state = status.ok().and_then(|answer| answer.status).map(|status| status.state);
-    let is_alive = state == Some(cri::ContainerState::ContainerRunning.into()) || state == Some(cri::ContainerState::ContainerCreated.into());
+    let is_alive = state == Some(cri::ContainerState::ContainerRunning.into())
+        || state == Some(cri::ContainerState::ContainerCreated.into());
     Ended { id: id.to_owned(), events: events.filter(|_| is_alive) }
 }
 

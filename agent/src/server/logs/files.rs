@@ -14,7 +14,8 @@ pub(super) fn all(log: &Path) -> Vec<PathBuf> {
     let entries = log.parent().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
     let is_rotated = |file: &fs::DirEntry| {
         let file = file.file_name().to_string_lossy().into_owned();
-        file.strip_prefix(&name).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) && !rest.ends_with(".gz"))
+        file.strip_prefix(&name)
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()) && !rest.ends_with(".gz"))
     };
     let mut files: Vec<PathBuf> = entries.filter(is_rotated).map(|entry| entry.path()).collect();
     files.sort();
@@ -115,11 +116,25 @@ mod tests {
     #[test]
     fn rotated_files_come_before_the_current_one() {
         let dir = dir("order");
-        for name in ["0.log", "0.log.20260102-000000", "0.log.20260101-000000", "0.log.20260101-000000.5", "0.log.20250101-000000.gz", "0.log.tmp", "10.log"] {
+        for name in [
+            "0.log",
+            "0.log.20260102-000000",
+            "0.log.20260101-000000",
+            "0.log.20260101-000000.5",
+            "0.log.20250101-000000.gz",
+            "0.log.tmp",
+            "10.log",
+        ] {
             fs::write(dir.join(name), name).expect("file");
         }
-        let names: Vec<_> = all(&dir.join("0.log")).iter().map(|p| p.file_name().expect("name").to_string_lossy().into_owned()).collect();
-        assert_eq!(names, ["0.log.20260101-000000", "0.log.20260101-000000.5", "0.log.20260102-000000", "0.log"]);
+        let names: Vec<_> = all(&dir.join("0.log"))
+            .iter()
+            .map(|p| p.file_name().expect("name").to_string_lossy().into_owned())
+            .collect();
+        assert_eq!(
+            names,
+            ["0.log.20260101-000000", "0.log.20260101-000000.5", "0.log.20260102-000000", "0.log"]
+        );
         let inode = |name: &str| fs::metadata(dir.join(name)).expect("file").ino();
         assert_eq!(after(&dir.join("0.log"), inode("0.log.20260102-000000")), Some(dir.join("0.log")));
         assert_eq!(after(&dir.join("0.log"), inode("0.log")), None);

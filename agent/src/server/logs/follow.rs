@@ -38,10 +38,19 @@ pub(super) enum ReadError {
 }
 
 /// Sends what is wanted of the log, until its end or until nobody wants more.
-pub(super) async fn read(log: PathBuf, options: Options, mut ended: Ended, sender: mpsc::Sender<Bytes>) -> Result<(), ReadError> {
+pub(super) async fn read(
+    log: PathBuf,
+    options: Options,
+    mut ended: Ended,
+    sender: mpsc::Sender<Bytes>,
+) -> Result<(), ReadError> {
     let directory = log.parent().unwrap_or(Path::new("/")).to_owned();
     // Watched before it is read: what is written in between wakes too.
-    let watch = if ended.is_over() { None } else { Some(Watch::on(&directory).map_err(|source| ReadError::Watch { path: directory, source })?) };
+    let watch = if ended.is_over() {
+        None
+    } else {
+        Some(Watch::on(&directory).map_err(|source| ReadError::Watch { path: directory, source })?)
+    };
     let mut reader = Reader::begin(log, &options)?;
     loop {
         let is_last = ended.is_over();
@@ -85,7 +94,9 @@ impl Reader {
     fn begin(log: PathBuf, options: &Options) -> Result<Reader, ReadError> {
         let all = files::all(&log);
         let (index, offset) = match options.tail {
-            Some(count) => files::tail(&all, count).map_err(|source| ReadError::File { path: log.clone(), source })?,
+            Some(count) => {
+                files::tail(&all, count).map_err(|source| ReadError::File { path: log.clone(), source })?
+            }
             None => (first_since(&all, options), 0),
         };
         let file = all.get(index).map(|path| Open::at(path, offset)).transpose()?.flatten();
@@ -100,7 +111,9 @@ impl Reader {
                 return Ok(Drained::UpToDate);
             }
             self.print(&chunk[..read], &mut out);
-            if !out.is_empty() && sender.send(std::mem::take(&mut out).into()).await.is_err() || self.printer.is_full() {
+            if !out.is_empty() && sender.send(std::mem::take(&mut out).into()).await.is_err()
+                || self.printer.is_full()
+            {
                 return Ok(Drained::Done);
             }
         }

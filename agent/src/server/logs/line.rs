@@ -106,7 +106,10 @@ mod tests {
     fn parts_are_joined_and_stamped_once() {
         assert_eq!(printed(Options::default(), &LOG), "one\ntwo\n\n");
         let stamped = printed(Options { timestamps: true, ..Options::default() }, &LOG);
-        assert_eq!(stamped, "2026-01-01T00:00:01.000000001Z one\n2026-01-01T00:00:02Z two\n2026-01-01T00:00:04Z \n");
+        assert_eq!(
+            stamped,
+            "2026-01-01T00:00:01.000000001Z one\n2026-01-01T00:00:02Z two\n2026-01-01T00:00:04Z \n"
+        );
     }
 
     #[test]
@@ -119,7 +122,13 @@ mod tests {
 
     #[test]
     fn what_is_no_line_is_passed_over() {
-        let torn = ["", "2026-01-01T00:00:01Z", "2026-01-01T00:00:01Z stdin F x", "2026-01-01T00:00:01Z stdout X x", "2026-01-01T00:00:01Z stdout F:tag x y"];
+        let torn = [
+            "",
+            "2026-01-01T00:00:01Z",
+            "2026-01-01T00:00:01Z stdin F x",
+            "2026-01-01T00:00:01Z stdout X x",
+            "2026-01-01T00:00:01Z stdout F:tag x y",
+        ];
         assert_eq!(printed(Options::default(), &torn), "x y\n");
     }
 }

@@ -25,8 +25,11 @@ impl Options {
             Some(Ok(number)) if number >= least => Ok(Some(number)),
             Some(_) => Err(format!("{name} must be a number of at least {least}")),
         };
-        let seconds = number("sinceSeconds", 1)?.and_then(|s| now.checked_sub(SignedDuration::from_secs(s)).ok());
-        let time = text("sinceTime").map(|t| t.parse::<Timestamp>().map_err(|_bad| "sinceTime must be an RFC 3339 time".to_owned())).transpose()?;
+        let seconds =
+            number("sinceSeconds", 1)?.and_then(|s| now.checked_sub(SignedDuration::from_secs(s)).ok());
+        let time = text("sinceTime")
+            .map(|t| t.parse::<Timestamp>().map_err(|_bad| "sinceTime must be an RFC 3339 time".to_owned()))
+            .transpose()?;
         if seconds.is_some() && time.is_some() {
             return Err("at most one of sinceTime or sinceSeconds may be specified".to_owned());
         }
@@ -62,11 +65,24 @@ mod tests {
         let now = Timestamp::from_second(100).expect("time");
         let of = |query: &str| Options::of(query, now);
         assert_eq!(of(""), Ok(Options::default()));
-        let all = of("follow=true&previous=1&timestamps=true&tailLines=5&limitBytes=10&sinceSeconds=40").expect("options");
+        let all = of("follow=true&previous=1&timestamps=true&tailLines=5&limitBytes=10&sinceSeconds=40")
+            .expect("options");
         assert!(all.follow && all.previous && all.timestamps);
         assert_eq!((all.tail, all.limit, all.since), (Some(5), Some(10), Timestamp::from_second(60).ok()));
-        assert_eq!(of("sinceTime=1970-01-01T00%3A00%3A07Z").expect("options").since, Timestamp::from_second(7).ok());
-        for bad in ["tailLines=-1", "tailLines=x", "limitBytes=0", "sinceSeconds=0", "sinceTime=yesterday", "sinceTime=1970-01-01T00:00:07Z&sinceSeconds=1", "stream=Both", "stream=Stdout&tailLines=1"] {
+        assert_eq!(
+            of("sinceTime=1970-01-01T00%3A00%3A07Z").expect("options").since,
+            Timestamp::from_second(7).ok()
+        );
+        for bad in [
+            "tailLines=-1",
+            "tailLines=x",
+            "limitBytes=0",
+            "sinceSeconds=0",
+            "sinceTime=yesterday",
+            "sinceTime=1970-01-01T00:00:07Z&sinceSeconds=1",
+            "stream=Both",
+            "stream=Stdout&tailLines=1",
+        ] {
             assert!(of(bad).is_err(), "{bad}");
         }
     }

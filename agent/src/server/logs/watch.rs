@@ -27,7 +27,10 @@ impl AsRawFd for Queue {
 impl Watch {
     pub(super) fn on(directory: &Path) -> io::Result<Watch> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        inotify.add_watch(directory, AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO)?;
+        inotify.add_watch(
+            directory,
+            AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO,
+        )?;
         let queue = Queue(inotify.into());
         // SAFETY: the queue owns its descriptor, always names the same one, and closes it only when it is
         // dropped, which AsyncFd does after it has stopped polling.

@@ -34,7 +34,10 @@ impl Log {
 
     async fn all(&self, options: Options) -> String {
         let (sender, receiver) = mpsc::channel(4);
-        let (read, chunks) = tokio::join!(read(self.path.clone(), options, Ended::already(), sender), ReceiverStream::new(receiver).collect::<Vec<_>>());
+        let (read, chunks) = tokio::join!(
+            read(self.path.clone(), options, Ended::already(), sender),
+            ReceiverStream::new(receiver).collect::<Vec<_>>()
+        );
         read.expect("read");
         String::from_utf8(chunks.concat()).expect("text")
     }
@@ -70,11 +73,17 @@ impl Follower {
                 self.seen.push_str(std::str::from_utf8(&chunk).expect("text"));
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), waiting).await.unwrap_or_else(|_| panic!("waited for {wanted:?}"));
+        tokio::time::timeout(Duration::from_secs(10), waiting)
+            .await
+            .unwrap_or_else(|_| panic!("waited for {wanted:?}"));
     }
 
     async fn tell(&self, id: &str, kind: ContainerEventType) {
-        let event = ContainerEventResponse { container_id: id.to_owned(), container_event_type: kind.into(), ..Default::default() };
+        let event = ContainerEventResponse {
+            container_id: id.to_owned(),
+            container_event_type: kind.into(),
+            ..Default::default()
+        };
         self.events.send(Ok(event)).await.expect("a listener");
     }
 

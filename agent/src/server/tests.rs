@@ -1,0 +1,184 @@
+//! The real server on a port of its own, spoken to over real TLS.
+
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::runtime::Remote;
+
+struct Pods(Vec<Arc<Pod>>);
+
+impl PodView for Pods {
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        self.0.clone()
+    }
+}
+
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+    der: CertificateDer<'static>,
+}
+
+struct Identity {
+    pem: String,
+    key_pem: String,
+    der: CertificateDer<'static>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Authority {
+    fn new() -> Authority {
+        let key = KeyPair::generate().expect("key");
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "test CA");
+        let cert = params.self_signed(&key).expect("certificate");
+        Authority { pem: cert.pem(), der: cert.der().clone(), issuer: Issuer::new(params, key) }
+    }
+
+    fn issue(&self, user: &str, group: &str) -> Identity {
+        let key = KeyPair::generate().expect("key");
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).expect("names");
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        let cert = params.signed_by(&key, &self.issuer).expect("certificate");
+        let key_der = PrivateKeyDer::try_from(key.serialize_der()).expect("key");
+        Identity { pem: cert.pem(), key_pem: key.serialize_pem(), der: cert.der().clone(), key: key_der }
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    authority: Authority,
+    shutdown: CancellationToken,
+    dir: PathBuf,
+}
+
+fn config(dir: &Path, authority: &Authority) -> ServerConfig {
+    std::fs::create_dir_all(dir).expect("temp dir");
+    let node = authority.issue("system:node:n1", "system:nodes");
+    let path = |name: &str, text: &str| {
+        std::fs::write(dir.join(name), text).expect("file");
+        dir.join(name)
+    };
+    ServerConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        cert: path("cert", &node.pem),
+        key: path("key", &node.key_pem),
+        client_ca: path("ca", &authority.pem),
+    }
+}
+
+impl Running {
+    async fn start(name: &str, pods: Vec<serde_json::Value>) -> Running {
+        let dir = std::env::temp_dir().join(format!("coracle-server-{}-{name}", std::process::id()));
+        let authority = Authority::new();
+        let server = Server::bind(&config(&dir, &authority)).await.expect("bind");
+        let address = server.address().expect("address");
+        let pods = pods.into_iter().map(|pod| Arc::new(serde_json::from_value(pod).expect("pod"))).collect();
+        // These requests never reach the runtime: nobody listens there.
+        let nowhere = tonic::transport::Endpoint::from_static("http://127.0.0.1:1").connect_lazy();
+        let backend = Backend {
+            pods: Arc::new(Pods(pods)),
+            runtime: Arc::new(Remote::new(nowhere)),
+            streams: Arc::new(Proxy),
+        };
+        let shutdown = CancellationToken::new();
+        tokio::spawn(server.run(backend, shutdown.clone()));
+        Running { address, authority, shutdown, dir }
+    }
+
+    /// Status line and body of a request, or nothing when the handshake was refused.
+    async fn get(&self, path: &str, who: Option<Identity>) -> Option<(String, String)> {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.authority.der.clone()).expect("CA");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let client = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions");
+        let client = client.with_root_certificates(roots);
+        let client = match who {
+            Some(who) => client.with_client_auth_cert(vec![who.der], who.key).expect("identity"),
+            None => client.with_no_client_auth(),
+        };
+        let stream = TcpStream::connect(self.address).await.expect("connect");
+        let name = ServerName::try_from("127.0.0.1").expect("name");
+        let mut stream =
+            tokio_rustls::TlsConnector::from(Arc::new(client)).connect(name, stream).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.ok()?;
+        let answer = String::from_utf8(answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.lines().next()?.to_owned(), body.to_owned()))
+    }
+
+    async fn status(&self, path: &str, who: Option<Identity>) -> Option<String> {
+        let (line, _) = self.get(path, who).await?;
+        line.split(' ').nth(1).map(str::to_owned)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[tokio::test]
+async fn only_the_clusters_own_parts_get_an_answer_and_health_is_for_all() {
+    let server = Running::start("callers", Vec::new()).await;
+    let own = |user: &str, group: &str| Some(server.authority.issue(user, group));
+    assert_eq!(server.status("/healthz", None).await.as_deref(), Some("200"));
+    assert_eq!(server.status("/pods", None).await.as_deref(), Some("401"));
+    assert_eq!(server.status("/pods", own("system:node:n2", "system:nodes")).await.as_deref(), Some("403"));
+    assert_eq!(
+        server.status("/pods", own("kube-apiserver-kubelet-client", "x")).await.as_deref(),
+        Some("200")
+    );
+    assert_eq!(server.status("/pods", own("root", "system:masters")).await.as_deref(), Some("200"));
+    let stranger = Authority::new().issue("root", "system:masters");
+    assert_eq!(server.status("/pods", Some(stranger)).await, None);
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_said_as_the_kubelet_says_it() {
+    let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": {"containers": [{"name": "c"}]}});
+    let server = Running::start("absent", vec![pod]).await;
+    let get = async |path: &str| {
+        server.get(path, Some(server.authority.issue("root", "system:masters"))).await.expect("an answer")
+    };
+    let (_, pods) = get("/pods").await;
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(&pods).expect("json")["items"][0]["metadata"]["name"],
+        "p"
+    );
+    assert!(get("/nowhere").await.0.contains("404"));
+    assert!(get("/containerLogs/ns/other/c").await.1.contains("pod \"other\" does not exist"));
+    assert!(get("/containerLogs/ns/p/x").await.1.contains("container \"x\" not found in pod \"p\""));
+    assert!(get("/containerLogs/ns/p/c?tailLines=x").await.0.contains("422"));
+    assert!(get("/exec/ns/other/c?command=ls&output=1").await.1.contains("pod does not exist"));
+    assert!(get("/portForward/ns/other").await.0.contains("404"));
+}
+
+#[tokio::test]
+async fn a_taken_port_and_a_bad_certificate_are_one_sentence() {
+    let dir = std::env::temp_dir().join(format!("coracle-server-{}-bad", std::process::id()));
+    let good = config(&dir, &Authority::new());
+    let first = Server::bind(&good).await.expect("bind");
+    let taken = ServerConfig { listen: first.address().expect("address"), ..good.clone() };
+    let error = Server::bind(&taken).await.err().expect("taken");
+    assert!(chain(&error).starts_with("cannot listen on 127.0.0.1:"), "{error}");
+    let bad = ServerConfig { client_ca: good.key.clone(), ..good };
+    assert!(matches!(Server::bind(&bad).await.err(), Some(ServerError::Certificate { .. })));
+    std::fs::remove_dir_all(&dir).expect("clean up");
+}

@@ -1,0 +1,307 @@
+//! Volumes as a pod gets them: in a mount namespace of the test's own, from a small API that the test
+//! changes under them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use bytes::Bytes;
+use futures::StreamExt;
+use http::{Request, Response};
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use nix::mount::{MsFlags, mount as kernel_mount};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+
+use super::*;
+
+/// The objects, by path, and who watches them.
+#[derive(Clone)]
+struct Api {
+    objects: Arc<Mutex<BTreeMap<String, Value>>>,
+    events: broadcast::Sender<(String, Value)>,
+    tokens: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Api {
+    fn new() -> Api {
+        Api { objects: Arc::default(), events: broadcast::channel(16).0, tokens: Arc::default() }
+    }
+
+    fn put(&self, resource: &str, name: &str, body: Value) {
+        let kind = if resource == "secrets" { "Secret" } else { "ConfigMap" };
+        let mut object = json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "ns", "resourceVersion": "2"}});
+        body.as_object().expect("fields").iter().for_each(|(key, value)| object[key] = value.clone());
+        let path = format!("/api/v1/namespaces/ns/{resource}/{name}");
+        let is_new = lock(&self.objects).insert(path.clone(), object.clone()).is_none();
+        let _ = self
+            .events
+            .send((path, json!({"type": if is_new { "ADDED" } else { "MODIFIED" }, "object": object})));
+    }
+
+    fn client(&self) -> kube::Client {
+        let api = self.clone();
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let api = api.clone();
+            async move { Ok::<_, std::convert::Infallible>(api.answer(&request)) }
+        });
+        kube::Client::new(service, "ns")
+    }
+
+    fn answer(
+        &self,
+        request: &Request<kube::client::Body>,
+    ) -> Response<
+        StreamBody<futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>>,
+    > {
+        let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default());
+        let one =
+            |value: Value| futures::stream::iter([Ok(Frame::data(Bytes::from(value.to_string())))]).boxed();
+        let selected = query
+            .split("fieldSelector=metadata.name%3D")
+            .nth(1)
+            .map(|rest| format!("{path}/{}", rest.split('&').next().unwrap_or_default()));
+        let (status, body) = match selected {
+            _ if path.ends_with("/token") => (201, one(self.token())),
+            Some(of) if query.contains("watch=") => {
+                let events = BroadcastStream::new(self.events.subscribe());
+                let lines = events.filter_map(move |event| {
+                    let line = event
+                        .ok()
+                        .filter(|(path, _)| *path == of)
+                        .map(|(_, event)| Ok(Frame::data(Bytes::from(format!("{event}\n")))));
+                    async move { line }
+                });
+                (200, lines.boxed())
+            }
+            Some(of) => {
+                let items: Vec<Value> = lock(&self.objects).get(&of).cloned().into_iter().collect();
+                (
+                    200,
+                    one(
+                        json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}),
+                    ),
+                )
+            }
+            None => match lock(&self.objects).get(&path) {
+                Some(object) => (200, one(object.clone())),
+                None => (
+                    404,
+                    one(
+                        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": "not found"}),
+                    ),
+                ),
+            },
+        };
+        let mut response = Response::new(StreamBody::new(body));
+        *response.status_mut() = http::StatusCode::from_u16(status).expect("status");
+        response
+    }
+
+    fn token(&self) -> Value {
+        let number = self.tokens.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+        let now = jiff::Timestamp::now();
+        let claims = BASE64_URL_SAFE_NO_PAD
+            .encode(json!({"iat": now.as_second(), "exp": now.as_second() + 3600}).to_string());
+        let ends = now.checked_add(jiff::SignedDuration::from_hours(1)).expect("time");
+        json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {"audiences": []},
+            "status": {"token": format!("head.{claims}.{number}"), "expirationTimestamp": ends.to_string()}})
+    }
+}
+
+/// A node's directories, gone with the test and its mount namespace.
+struct Machine {
+    dir: PathBuf,
+    api: Api,
+}
+
+impl Machine {
+    fn new(name: &str) -> Machine {
+        let dir = std::env::temp_dir().join(format!("coracle-volumes-{}-{name}", std::process::id()));
+        fs::create_dir_all(&dir).expect("temp dir");
+        Machine { dir, api: Api::new() }
+    }
+
+    fn context(&self) -> VolumeContext {
+        let config =
+            VolumeConfig { pods_dir: self.dir.join("pods"), memory_dir: self.dir.join("run/volumes") };
+        let client = self.api.client();
+        let values = Values::new(client.clone(), &self.dir.join("values"));
+        let node = NodeFacts {
+            name: "n1".to_owned(),
+            ips: Vec::new(),
+            capacity: BTreeMap::new(),
+            allocatable: BTreeMap::new(),
+            info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
+        };
+        VolumeContext::open(config, client, values, Arc::new(node)).expect("root, to mount")
+    }
+
+    fn mounts(&self) -> Vec<String> {
+        let table = fs::read_to_string("/proc/thread-self/mountinfo").expect("mountinfo");
+        let dir = self.dir.to_string_lossy().into_owned();
+        table
+            .lines()
+            .filter_map(|line| line.split(' ').nth(4))
+            .filter_map(|at| at.strip_prefix(&dir).map(str::to_owned))
+            .collect()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = mounts::remove_tree(&self.dir);
+    }
+}
+
+/// Runs a test in a mount namespace that nobody else sees.
+fn apart(test: impl Future<Output = ()> + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("root, to have mounts apart");
+        let none: Option<&str> = None;
+        kernel_mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(test);
+    });
+    thread.join().expect("the test");
+}
+
+fn pod(volumes: Value) -> Pod {
+    let spec = json!({"serviceAccountName": "default", "containers": [{"name": "a"}], "volumes": volumes});
+    serde_json::from_value(json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"app": "x"}}, "spec": spec})).expect("pod")
+}
+
+fn content(volumes: &Volumes, volume: &str, file: &str) -> Option<String> {
+    fs::read_to_string(volumes.host_path(volume).expect("a volume").join(file)).ok()
+}
+
+#[test]
+fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
+    apart(async {
+        let machine = Machine::new("story");
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        machine.api.put("secrets", "s", json!({"data": {"password": BASE64_STANDARD.encode("secret")}}));
+        let ctx = machine.context();
+        let before = machine.mounts();
+        assert_eq!(before, ["/pods", "/run/volumes"]);
+        let pod = pod(json!([
+            {"name": "disk", "emptyDir": {}},
+            {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            {"name": "map", "configMap": {"name": "c"}},
+            {"name": "secret", "secret": {"secretName": "s", "defaultMode": 0o400}},
+            {"name": "access", "projected": {"sources": [
+                {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+                {"configMap": {"name": "c", "items": [{"key": "key", "path": "ca.crt"}]}},
+                {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}}]}},
+        ]));
+        let volumes = mount_all(&ctx, &pod).await.expect("mounted");
+        let at = |volume: &str| volumes.host_path(volume).expect("a volume");
+        assert_eq!(fs::metadata(at("disk")).expect("disk").mode() & 0o777, 0o777);
+        assert!(
+            mounts::is_tmpfs(at("memory")).expect("memory")
+                && mounts::is_tmpfs(at("secret")).expect("secret")
+        );
+        assert_eq!(content(&volumes, "secret", "password").as_deref(), Some("secret"));
+        assert_eq!(fs::metadata(at("secret").join("password")).expect("file").mode() & 0o777, 0o400);
+        assert_eq!(content(&volumes, "access", "namespace").as_deref(), Some("ns"));
+        assert_eq!(content(&volumes, "access", "ca.crt").as_deref(), Some("one"));
+        assert!(volumes.read_only("secret") && !volumes.read_only("disk"));
+        let kubelets = machine.dir.join("pods/u1/volumes/kubernetes.io~projected/access/namespace");
+        assert_eq!(fs::read_to_string(kubelets).ok().as_deref(), Some("ns"));
+
+        machine.api.put("configmaps", "c", json!({"data": {"key": "two"}}));
+        let fresh = async {
+            while content(&volumes, "map", "key").as_deref() != Some("two")
+                || content(&volumes, "access", "ca.crt").as_deref() != Some("two")
+            {
+                // The test looks; what it waits for is woken by the watch.
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), fresh).await.expect("refreshed");
+        assert_eq!(
+            content(&volumes, "access", "token").expect("token").rsplit('.').next(),
+            Some("1"),
+            "asked for once"
+        );
+
+        fs::create_dir(at("disk").join("part")).expect("mkdir");
+        fs::write(at("disk").join("part/file"), "x").expect("write");
+        let part = sub_path::SubPath {
+            uid: "u1",
+            volume: "disk",
+            host_path: at("disk"),
+            container: "a",
+            index: 0,
+            path: "part",
+        };
+        let mounted = sub_path::mount(&ctx, &part).expect("sub path");
+        assert_eq!(fs::read_to_string(mounted.join("file")).ok().as_deref(), Some("x"));
+        assert_eq!(sub_path::mount(&ctx, &part).expect("again"), mounted);
+        assert_eq!(machine.mounts().len(), before.len() + 2);
+
+        assert_eq!(ctx.pods(), BTreeSet::from(["u1".to_owned()]));
+        unmount_all(&ctx, "u1").await.expect("removed");
+        unmount_all(&ctx, "u1").await.expect("removed the absent");
+        assert_eq!(machine.mounts(), before);
+        assert!(ctx.pods().is_empty());
+    });
+}
+
+#[test]
+fn an_agent_that_died_leaves_nothing_that_the_next_one_cannot_take_up_or_away() {
+    apart(async {
+        let machine = Machine::new("restart");
+        let pod = pod(json!([
+            {"name": "memory", "emptyDir": {"medium": "Memory"}},
+            {"name": "access", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]));
+        let first = mount_all(&machine.context(), &pod).await.expect("mounted");
+        fs::write(first.host_path("memory").expect("volume").join("kept"), "x").expect("write");
+        let mounts = machine.mounts();
+        let ctx = machine.context();
+        let again = mount_all(&ctx, &pod).await.expect("taken up");
+        assert_eq!(content(&again, "memory", "kept").as_deref(), Some("x"));
+        assert_eq!(
+            content(&again, "access", "token").expect("token").rsplit('.').next(),
+            Some("1"),
+            "the token is still good"
+        );
+        assert_eq!(machine.mounts(), mounts);
+        let third = machine.context();
+        unmount_all(&third, "u1").await.expect("removed by one that never mounted it");
+        assert_eq!(machine.mounts(), ["/pods", "/run/volumes"]);
+        close(&VolumeConfig {
+            pods_dir: machine.dir.join("pods"),
+            memory_dir: machine.dir.join("run/volumes"),
+        })
+        .expect("closed");
+        assert_eq!(machine.mounts(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn what_cannot_be_mounted_is_told_in_upstreams_words() {
+    apart(async {
+        let machine = Machine::new("failures");
+        let ctx = machine.context();
+        let failure = async |volume: Value| {
+            mount_all(&ctx, &pod(json!([volume]))).await.expect_err("no volume").event().1
+        };
+        let absent = failure(json!({"name": "x", "configMap": {"name": "y"}})).await;
+        assert_eq!(absent, "MountVolume.SetUp failed for volume \"x\" : configmap \"y\" not found");
+        let kind = failure(json!({"name": "x", "nfs": {"server": "s", "path": "/"}})).await;
+        assert!(kind.contains("nfs is not supported"), "{kind}");
+        let name = failure(json!({"name": "../x", "emptyDir": {}})).await;
+        assert!(name.contains("not allowed"), "{name}");
+        mount_all(&ctx, &pod(json!([{"name": "x", "configMap": {"name": "y", "optional": true}}])))
+            .await
+            .expect("optional");
+        assert!(unmount_all(&ctx, "../u1").await.is_err());
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
