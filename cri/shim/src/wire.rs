@@ -13,6 +13,7 @@ use nix::sys::socket::{
 };
 use prost::Message as _;
 
+use crate::console::short;
 use crate::fault::Fault;
 use crate::kernel;
 
@@ -54,7 +55,11 @@ impl Listener {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::Error::from(io::ErrorKind::InvalidFilename));
+        };
+        let dir = std::fs::File::open(parent)?;
+        bind(fd.as_raw_fd(), &UnixAddr::new(&short(&dir, &name.to_string_lossy()))?)?;
         listen(&fd, Backlog::new(4)?)?;
         Ok(Self(fd))
     }

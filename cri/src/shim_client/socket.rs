@@ -3,7 +3,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::cmsg_space;
 use nix::errno::Errno;
@@ -45,7 +45,11 @@ impl Socket {
         .map_err(|errno| gone("make a socket for", errno))?;
         // A long list of layers may pass the default; refusal only keeps the default.
         let _ = setsockopt(&fd, sockopt::SndBuf, &BUFFER);
-        let address = UnixAddr::new(path).map_err(|errno| gone("name", errno))?;
+        // Through the directory's descriptor, since an address has room for 108 bytes only.
+        let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
+        let dir = std::fs::File::open(parent).map_err(|error| gone("find", errno_of(&error)))?;
+        let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
+        let address = UnixAddr::new(&short).map_err(|errno| gone("name", errno))?;
         connect(fd.as_raw_fd(), &address).map_err(|errno| gone("connect to", errno))?;
         let fd = AsyncFd::new(fd)
             .map_err(|error| Error::new(ErrorKind::Internal, format!("register a socket: {error}")))?;
@@ -75,6 +79,10 @@ impl Socket {
     pub(super) async fn receive(&self) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         self.fd.async_io(Interest::READABLE, receive_now).await
     }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
 
 fn receive_now(fd: &OwnedFd) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {

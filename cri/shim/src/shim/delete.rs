@@ -44,18 +44,13 @@ impl Shim {
         let Some(deletion) = container.deletion.as_mut() else { return };
         deletion.again = None;
         deletion.dying.clear();
-        let kill = |pid: i32| kill(Pid::from_raw(pid), Signal::SIGKILL);
         match container.phase {
-            Phase::Creating { creator, .. } => {
-                let _ = kill(creator);
-            }
-            Phase::Created | Phase::Starting { .. } | Phase::Running => {
-                let _ = kill(container.pid);
-            }
+            Phase::Creating { creator, .. } => end(creator),
+            Phase::Created | Phase::Starting { .. } | Phase::Running => end(container.pid),
             Phase::Draining { .. } | Phase::Exited { .. } => {}
         }
         let others = cgroup::processes(hierarchies, &container.cgroup);
-        others.iter().for_each(|pid| drop(kill(*pid)));
+        others.iter().copied().for_each(end);
         if !matches!(container.phase, Phase::Exited { .. }) {
             // Its report or its exit brings us back.
             return;
@@ -98,6 +93,11 @@ impl Shim {
             self.reply(ticket, answer);
         }
     }
+}
+
+/// It may be gone already.
+fn end(pid: i32) {
+    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
 }
 
 impl Deletion {

@@ -1,0 +1,94 @@
+//! Pods on the real kernel, as root: this binary is the shim, the client that dies, and the tests.
+//!
+//! Judged by what the kernel shows: log files, /proc, cgroups, mounts. Every test has a directory and
+//! a cgroup of its own and ends by proving that nothing of it is left.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test")]
+#![allow(missing_docs, unreachable_pub, dead_code, reason = "the client is compiled in, and used in part")]
+
+// A link to the client's own file: the shim must not need the runtime to be tested.
+mod shim_client;
+
+#[path = "pod/attach.rs"]
+mod attach;
+#[path = "pod/exec.rs"]
+mod exec;
+#[path = "pod/fixture.rs"]
+mod fixture;
+#[path = "pod/lifecycle.rs"]
+mod lifecycle;
+#[path = "pod/recovery.rs"]
+mod recovery;
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use fixture::Pod;
+
+type Test = (&'static str, fn(Pod) -> Pin<Box<dyn Future<Output = ()>>>);
+
+macro_rules! tests {
+    ($($module:ident :: $name:ident),* $(,)?) => {
+        &[$((concat!(stringify!($module), "::", stringify!($name)), |pod| Box::pin($module::$name(pod)))),*]
+    };
+}
+
+const TESTS: &[Test] = tests![
+    lifecycle::a_container_runs_and_its_output_and_code_are_kept,
+    lifecycle::a_missing_command_fails_at_start_by_name,
+    lifecycle::a_missing_working_directory_is_made,
+    lifecycle::a_signal_ends_a_container_and_is_told,
+    lifecycle::a_container_over_its_memory_is_told_as_such,
+    lifecycle::a_grandchild_that_holds_the_output_delays_nothing_for_long,
+    lifecycle::signals_are_as_a_program_expects_them,
+    lifecycle::nested_cgroups_are_removed,
+    lifecycle::a_broken_spec_leaves_nothing_and_says_why,
+    lifecycle::a_shared_pid_namespace_has_an_init_that_reaps,
+    lifecycle::long_lines_go_out_in_parts,
+    exec::an_exec_reads_writes_and_ends_with_its_code,
+    exec::an_exec_has_the_seccomp_profile_and_the_limits_of_its_container,
+    exec::an_absent_command_and_one_that_cannot_be_executed_are_told_apart,
+    exec::an_exec_with_a_terminal_has_one,
+    exec::an_exec_as_another_user_has_its_ids_and_no_more_rights,
+    attach::readers_get_what_is_written_and_a_slow_one_is_dropped,
+    attach::stdin_goes_to_the_container_and_ends_with_its_only_writer,
+    attach::a_terminal_is_attached_both_ways,
+    attach::a_port_of_the_pod_is_reached_from_outside,
+    recovery::exits_wait_for_the_next_agent_and_are_repeated_until_acknowledged,
+    recovery::a_client_killed_in_the_middle_leaves_the_pod_running,
+    recovery::a_killed_shim_takes_its_containers_with_it,
+    recovery::a_delete_during_creation_leaves_nothing,
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    match args.get(1).map(String::as_str) {
+        Some("shim") => coracle_shim::main(coracle_shim::ShimArgs { dir: PathBuf::from(&args[3]) }),
+        Some("client") => runtime().block_on(recovery::client(PathBuf::from(&args[2]))),
+        // What cargo and its runners pass is not for us, but for a name.
+        filter => run(filter.filter(|filter| !filter.starts_with('-')).unwrap_or("")),
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn run(filter: &str) -> ExitCode {
+    let mut failed = 0;
+    let chosen: Vec<_> = TESTS.iter().filter(|(name, _)| name.contains(filter)).collect();
+    for (name, test) in &chosen {
+        let began = Instant::now();
+        let result = std::panic::catch_unwind(|| {
+            runtime().block_on(async {
+                tokio::time::timeout(Duration::from_secs(60), test(Pod::start().await)).await.expect("in time");
+            });
+        });
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        println!("test {name} ... {word} ({} ms)", began.elapsed().as_millis());
+        failed += u32::from(result.is_err());
+    }
+    println!("\n{} passed, {failed} failed", chosen.len() - failed as usize);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,133 @@
+//! Attached readers and writers, and connections into the pod.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+
+use serde_json::json;
+
+use crate::fixture::Pod;
+use crate::shim_client::{AttachTo, ErrorKind};
+
+const OUTPUTS: AttachTo = AttachTo { stdin: false, stdout: true, stderr: true };
+
+pub(crate) async fn readers_get_what_is_written_and_a_slow_one_is_dropped(mut pod: Pod) {
+    let create = pod.create_request("c", &pod.spec("c", "echo one; echo two >&2; head -c 3000000 /dev/zero; exit 0"));
+    pod.shim.create(create).await.unwrap();
+    let reader = pod.shim.attach("c", OUTPUTS).await.unwrap();
+    let slow = pod.shim.attach("c", OUTPUTS).await.unwrap();
+    let reading = std::thread::spawn(move || {
+        let (mut out, mut err) = (Vec::new(), String::new());
+        std::fs::File::from(reader.stdout.unwrap()).read_to_end(&mut out).unwrap();
+        std::fs::File::from(reader.stderr.unwrap()).read_to_string(&mut err).unwrap();
+        (out, err)
+    });
+    pod.shim.start("c").await.unwrap();
+    // Nobody reads `slow`: the container ends all the same.
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    let (out, err) = reading.join().unwrap();
+    assert!(out.starts_with(b"one\n"));
+    assert_eq!(err, "two\n");
+    let mut rest = Vec::new();
+    std::fs::File::from(slow.stdout.unwrap()).read_to_end(&mut rest).unwrap();
+    assert!(rest.len() < 3_000_000);
+    assert_eq!(pod.shim.attach("c", OUTPUTS).await.unwrap_err().kind, ErrorKind::WrongState);
+    pod.end().await;
+}
+
+pub(crate) async fn stdin_goes_to_the_container_and_ends_with_its_only_writer(mut pod: Pod) {
+    let mut create = pod.create_request("c", &pod.spec("c", "cat; echo end"));
+    (create.stdin, create.stdin_once) = (true, true);
+    pod.run_request(create).await;
+    let attached = pod.shim.attach("c", AttachTo { stdin: true, stdout: true, stderr: false }).await.unwrap();
+    let mut stdin = std::fs::File::from(attached.stdin.unwrap());
+    stdin.write_all(b"typed\n").unwrap();
+    drop(stdin);
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    assert_eq!(pod.output("c", "stdout"), ["typed", "end"]);
+
+    let mut create = pod.create_request("d", &pod.spec("d", "cat; echo end"));
+    create.stdin = true;
+    pod.run_request(create).await;
+    let attached = pod.shim.attach("d", AttachTo { stdin: true, ..AttachTo::default() }).await.unwrap();
+    std::fs::File::from(attached.stdin.unwrap()).write_all(b"first\n").unwrap();
+    pod.until_logged("d", "first").await;
+    // Open still, for the next who attaches.
+    pod.shim.close_stdin("d").await.unwrap();
+    assert_eq!(pod.exit("d", "").await.code, 0);
+    assert_eq!(pod.output("d", "stdout"), ["first", "end"]);
+    pod.end().await;
+}
+
+pub(crate) async fn a_terminal_is_attached_both_ways(mut pod: Pod) {
+    let mut spec = pod.spec("c", "tty; read line; stty size; echo got $line; exit 6");
+    spec["process"]["terminal"] = json!(true);
+    let mut create = pod.create_request("c", &spec);
+    (create.terminal, create.stdin) = (true, true);
+    pod.run_request(create).await;
+    let attached = pod.shim.attach("c", AttachTo { stdin: true, stdout: true, stderr: false }).await.unwrap();
+    pod.shim.resize("c", "", 132, 43).await.unwrap();
+    let mut terminal = UnixStream::from(attached.terminal.unwrap());
+    terminal.write_all(b"hello\n").unwrap();
+    assert_eq!(pod.exit("c", "").await.code, 6);
+    let mut seen = String::new();
+    terminal.read_to_string(&mut seen).unwrap();
+    assert!(seen.contains("43 132") && seen.contains("got hello"), "{seen}");
+    assert!(pod.output("c", "stdout").iter().any(|line| line.starts_with("/dev/")), "{:?}", pod.output("c", "stdout"));
+    pod.end().await;
+}
+
+pub(crate) async fn a_port_of_the_pod_is_reached_from_outside(pod: Pod) {
+    // The network code of the runtime brings the loopback up; here the test does.
+    bring_up_loopback(pod.shim.pid());
+    let error = pod.shim.connect_port(8080).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::ConnectionRefused, "{error}");
+    pod.run("c", "echo ready; exec nc -l -p 8080 -e cat").await;
+    pod.until_logged("c", "ready").await;
+    let mut connected = None;
+    for _ in 0..200 {
+        match pod.shim.connect_port(8080).await {
+            Ok(stream) => {
+                connected = Some(stream);
+                break;
+            }
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    }
+    let mut stream = connected.expect("a connection");
+    stream.set_nonblocking(false).unwrap();
+    stream.write_all(b"ping\n").unwrap();
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"ping\n");
+    drop(stream);
+    pod.end().await;
+}
+
+fn bring_up_loopback(pid: i32) {
+    let file = format!("/proc/{pid}/ns/net");
+    std::thread::spawn(move || {
+        let namespace = std::fs::File::open(file).unwrap();
+        nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+        loopback::up(&socket);
+    })
+    .join()
+    .unwrap();
+}
+
+mod loopback {
+    #![allow(unsafe_code, reason = "SIOCSIFFLAGS has no safe wrapper")]
+
+    use std::os::fd::AsRawFd as _;
+
+    pub(super) fn up(socket: &std::net::UdpSocket) {
+        // SAFETY: ifreq is plain data, for which all zeroes is a value.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        request.ifr_name[0] = libc::c_char::try_from(b'l').unwrap();
+        request.ifr_name[1] = libc::c_char::try_from(b'o').unwrap();
+        request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).unwrap();
+        // SAFETY: the socket is open and the request outlives the call.
+        let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    }
+}

@@ -1,0 +1,135 @@
+//! Other processes in a container.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use oci_spec::runtime::Process;
+use serde_json::{Value, json};
+
+use crate::fixture::Pod;
+use crate::shim_client::{ErrorKind, ExecStdio};
+
+fn process(args: &[&str]) -> Value {
+    json!({ "user": { "uid": 0, "gid": 0 }, "args": args, "env": ["PATH=/bin"], "cwd": "/" })
+}
+
+fn parse(process: Value) -> Process {
+    serde_json::from_value(process).unwrap()
+}
+
+/// Runs it and returns what it wrote to both outputs.
+async fn output(pod: &mut Pod, id: &str, process: Value) -> (i32, String) {
+    let (mut read, write) = std::io::pipe().unwrap();
+    let stdio = ExecStdio::Pipes {
+        stdin: None,
+        stdout: Some(OwnedFd::from(write.try_clone().unwrap())),
+        stderr: Some(OwnedFd::from(write)),
+    };
+    let began = Instant::now();
+    pod.shim.exec("c", id, &parse(process), stdio).await.unwrap();
+    println!("  exec {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
+    let code = pod.exit("c", id).await.code;
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    (code, text)
+}
+
+pub(crate) async fn an_exec_reads_writes_and_ends_with_its_code(mut pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    let (input, mut typing) = std::io::pipe().unwrap();
+    let (mut read, write) = std::io::pipe().unwrap();
+    let stdio = ExecStdio::Pipes { stdin: Some(input.into()), stdout: Some(write.into()), stderr: None };
+    let script = process(&["sh", "-c", "cat; echo $HOME $$; cat /proc/1/comm; exit 42"]);
+    pod.shim.exec("c", "e", &parse(script), stdio).await.unwrap();
+    typing.write_all(b"typed\n").unwrap();
+    drop(typing);
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!((lines[0], lines[2]), ("typed", "sleep"));
+    assert!(lines[1].starts_with("/root "), "{text}");
+    assert_eq!(pod.exit("c", "e").await.code, 42);
+    pod.end().await;
+}
+
+pub(crate) async fn an_exec_has_the_seccomp_profile_and_the_limits_of_its_container(mut pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    let mut script = process(&["sh", "-c", "grep -E 'Seccomp:|NoNew|CapEff|SigIgn|SigBlk' /proc/self/status; \
+         cat /proc/self/cgroup; mkdir /d; busybox rmdir /d; ulimit -n; ls /proc/self/fd | wc -l; \
+         cat /proc/self/oom_score_adj"]);
+    script["rlimits"] = json!([{ "type": "RLIMIT_NOFILE", "soft": 100, "hard": 200 }]);
+    script["capabilities"] = json!({ "bounding": ["CAP_CHOWN"], "effective": ["CAP_CHOWN"], "permitted": ["CAP_CHOWN"] });
+    script["oomScoreAdj"] = json!(77);
+    let (_, text) = output(&mut pod, "e", script).await;
+    assert!(text.contains("Seccomp:\t2"), "{text}");
+    assert!(text.contains("NoNewPrivs:\t0"), "{text}");
+    assert!(text.contains("CapEff:\t0000000000000001"), "{text}");
+    assert!(text.contains("SigIgn:\t0000000000000000") && text.contains("SigBlk:\t0000000000000000"), "{text}");
+    // Filtered, as it is for the container itself.
+    assert!(text.contains("rmdir: '/d': Function not implemented"), "{text}");
+    assert!(text.contains("\n100\n4\n77\n"), "{text}");
+    // In the container's cgroups, each of which is the root of its cgroup namespace.
+    assert!(text.contains(":memory:/\n") || text.contains("0::/\n"), "{text}");
+    let mut script = process(&["grep", "NoNewPrivs", "/proc/self/status"]);
+    script["noNewPrivileges"] = json!(true);
+    assert_eq!(output(&mut pod, "f", script).await.1.trim(), "NoNewPrivs:\t1");
+    pod.end().await;
+}
+
+pub(crate) async fn an_absent_command_and_one_that_cannot_be_executed_are_told_apart(mut pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    let none = || ExecStdio::Pipes { stdin: None, stdout: None, stderr: None };
+    let error = pod.shim.exec("c", "e", &parse(process(&["nothing"])), none()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::CommandNotFound, "{error}");
+    let error = pod.shim.exec("c", "e", &parse(process(&["/etc/forbidden"])), none()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::CommandNotExecutable, "{error}");
+    let error = pod.shim.exec("x", "e", &parse(process(&["true"])), none()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
+    let mut away = process(&["true"]);
+    away["cwd"] = json!("/no/such/place");
+    let error = pod.shim.exec("c", "e", &parse(away), none()).await.unwrap_err();
+    assert!(error.message.contains("/no/such/place"), "{error}");
+    // The id is free again after a failure.
+    let (code, _) = output(&mut pod, "e", process(&["false"])).await;
+    assert_eq!(code, 1);
+    pod.end().await;
+}
+
+pub(crate) async fn an_exec_with_a_terminal_has_one(mut pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    let script = process(&["sh", "-c", "tty; stty size; read line; echo got $line; exit 9"]);
+    let started = pod.shim.exec("c", "e", &parse(script), ExecStdio::Terminal).await.unwrap();
+    pod.shim.resize("c", "e", 132, 43).await.unwrap();
+    let mut master = std::fs::File::from(started.terminal.unwrap());
+    // The shell reads the line after it looked at the size; the size was set before the line came.
+    let mut seen = String::new();
+    let mut buffer = [0; 1024];
+    while !seen.contains("/dev/pts/") {
+        let count = master.read(&mut buffer).unwrap();
+        seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+    }
+    master.write_all(b"hello\n").unwrap();
+    assert_eq!(pod.exit("c", "e").await.code, 9);
+    while let Ok(count) = master.read(&mut buffer) {
+        if count == 0 {
+            break;
+        }
+        seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+    }
+    assert!(seen.contains("got hello"), "{seen}");
+    pod.end().await;
+}
+
+pub(crate) async fn an_exec_as_another_user_has_its_ids_and_no_more_rights(mut pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    let mut script = process(&["sh", "-c", "id; echo $HOME; grep CapEff /proc/self/status; echo again > /dev/stdout"]);
+    script["user"] = json!({ "uid": 1000, "gid": 1000, "additionalGids": [7] });
+    let (code, text) = output(&mut pod, "e", script).await;
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("uid=1000") && text.contains("gid=1000") && text.contains("groups=7"), "{text}");
+    assert!(text.contains("/home/user"), "{text}");
+    assert!(text.contains("CapEff:\t0000000000000000"), "{text}");
+    assert!(text.contains("again"), "{text}");
+    pod.end().await;
+}

@@ -1,0 +1,246 @@
+//! A pod to test with, and the proof that nothing of it is left.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use coracle_proto::shim::{CreateContainer, Event, Exit, Overlay, SandboxConfig};
+use serde_json::{Value, json};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::shim_client::Shim;
+
+pub(crate) struct Pod {
+    pub(crate) dir: PathBuf,
+    pub(crate) shim: Shim,
+    pub(crate) events: UnboundedReceiver<Event>,
+    pub(crate) cgroup: String,
+    pub(crate) mounts: BTreeSet<String>,
+}
+
+// === impl Pod ===
+
+impl Pod {
+    pub(crate) async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    pub(crate) async fn start_with(change: impl FnOnce(&mut SandboxConfig)) -> Self {
+        let (dir, cgroup) = places();
+        let mounts = mounts();
+        make_lower(&dir);
+        let mut config = config(&dir, &cgroup);
+        change(&mut config);
+        let began = Instant::now();
+        let shim = Shim::spawn(&std::env::current_exe().unwrap(), &dir.join("shim"), config).await.unwrap();
+        println!("  spawn {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
+        let events = shim.events().unwrap();
+        Self { dir, shim, events, cgroup, mounts }
+    }
+
+    /// A spec with this command under `sh -c`, to be changed before it is created.
+    pub(crate) fn spec(&self, id: &str, script: &str) -> Value {
+        spec(self.shim.pid(), &format!("{}/{id}", self.cgroup), script)
+    }
+
+    pub(crate) fn create_request(&self, id: &str, spec: &Value) -> CreateContainer {
+        create_request(&self.dir, id, spec)
+    }
+
+    /// Creates and starts.
+    pub(crate) async fn run(&self, id: &str, script: &str) -> i32 {
+        let create = self.create_request(id, &self.spec(id, script));
+        self.run_request(create).await
+    }
+
+    pub(crate) async fn run_request(&self, create: CreateContainer) -> i32 {
+        let id = create.container_id.clone();
+        let began = Instant::now();
+        let pid = self.shim.create(create).await.unwrap();
+        let created = began.elapsed();
+        self.shim.start(&id).await.unwrap();
+        let (created, started) = (created.as_secs_f64() * 1e3, began.elapsed().as_secs_f64() * 1e3);
+        println!("  {id}: created {created:.1} ms, started {started:.1} ms");
+        pid
+    }
+
+    /// The next exit, which must be of that container or exec.
+    pub(crate) async fn exit(&mut self, container_id: &str, exec_id: &str) -> Exit {
+        let event = self.events.recv().await.expect("an event");
+        assert_eq!((event.container_id.as_str(), event.exec_id.as_str()), (container_id, exec_id));
+        self.shim.acknowledge(event.sequence).await.unwrap();
+        event.exited.unwrap()
+    }
+
+    pub(crate) fn log_path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.log"))
+    }
+
+    /// The log's texts of one stream.
+    pub(crate) fn output(&self, id: &str, stream: &str) -> Vec<String> {
+        let log = fs::read_to_string(self.log_path(id)).unwrap();
+        let parts = log.lines().map(|line| line.splitn(4, ' ').collect::<Vec<_>>());
+        parts.filter(|parts| parts[1] == stream).map(|parts| parts[3].to_owned()).collect()
+    }
+
+    /// Waits until the log holds that text.
+    pub(crate) async fn until_logged(&self, id: &str, text: &str) {
+        let path = self.log_path(id);
+        until(|| fs::read_to_string(&path).unwrap_or_default().contains(text)).await;
+    }
+
+    /// Shuts the pod down and proves that nothing of it is left.
+    pub(crate) async fn end(self) {
+        self.shim.shutdown().await.unwrap();
+        self.nothing_left().await;
+    }
+
+    pub(crate) async fn nothing_left(self) {
+        let pid = self.shim.pid();
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "the shim is still there");
+        assert_eq!(mounts(), self.mounts, "mounts leaked");
+        for hierarchy in cgroup_mounts() {
+            let root = hierarchy.join(self.cgroup.trim_start_matches('/'));
+            let left: Vec<_> = fs::read_dir(&root).into_iter().flatten().flatten().collect();
+            let left: Vec<_> = left.iter().filter(|e| e.path().is_dir() && e.file_name() != "shim").collect();
+            assert!(left.is_empty(), "cgroups leaked: {left:?}");
+        }
+        for place in ["containers", "state", "exits"] {
+            let left = fs::read_dir(self.dir.join("shim").join(place)).unwrap().count();
+            assert_eq!(left, 0, "{place} is not empty");
+        }
+        remove_cgroup(&self.cgroup).await;
+        fs::remove_dir_all(&self.dir).unwrap();
+    }
+
+    /// For a pod that has no shim any more to clean up after it.
+    pub(crate) async fn abandon(self) {
+        remove_cgroup(&self.cgroup).await;
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn places() -> (PathBuf, String) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    // Long, as real ones are: addresses of sockets have room for 108 bytes only.
+    let dir = format!("/tmp/coracle-shim-test-{pid}/{number}-{}", "0123456789abcdef".repeat(4));
+    (PathBuf::from(dir), format!("/coracle-test-{pid}-{number}"))
+}
+
+pub(crate) fn config(dir: &Path, cgroup: &str) -> SandboxConfig {
+    SandboxConfig {
+        sandbox_id: "pod".into(),
+        hostname: "the-pod".into(),
+        own_network: true,
+        own_ipc: true,
+        own_uts: true,
+        sysctls: [("net.ipv4.ip_unprivileged_port_start".to_owned(), "0".to_owned())].into(),
+        shim_cgroup: format!("{cgroup}/shim"),
+        shm_dir: dir.join("shm").to_string_lossy().into_owned(),
+        ..Default::default()
+    }
+}
+
+/// An image of one layer: a static busybox with the names that the tests use.
+pub(crate) fn make_lower(dir: &Path) {
+    let bin = dir.join("lower/bin");
+    fs::create_dir_all(&bin).unwrap();
+    fs::copy("/bin/busybox", bin.join("busybox")).unwrap();
+    let names = "sh sleep cat echo true false grep mkdir id tty stty nc ls wc head dd hostname yes env kill";
+    names.split(' ').for_each(|name| symlink("busybox", bin.join(name)).unwrap());
+    fs::create_dir_all(dir.join("lower/etc")).unwrap();
+    fs::write(dir.join("lower/etc/passwd"), "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n").unwrap();
+    fs::write(dir.join("lower/etc/forbidden"), "not a program").unwrap();
+}
+
+pub(crate) fn create_request(dir: &Path, id: &str, spec: &Value) -> CreateContainer {
+    let own = dir.join(id);
+    ["upper", "work"].iter().for_each(|name| fs::create_dir_all(own.join(name)).unwrap());
+    fs::write(own.join("config.json"), spec.to_string()).unwrap();
+    let at = |name: &str| own.join(name).to_string_lossy().into_owned();
+    CreateContainer {
+        container_id: id.to_owned(),
+        bundle: own.to_string_lossy().into_owned(),
+        rootfs: Some(Overlay {
+            lower: vec![dir.join("lower").to_string_lossy().into_owned()],
+            upper: at("upper"),
+            work: at("work"),
+            target: at("rootfs"),
+            read_only: false,
+        }),
+        log_path: dir.join(format!("{id}.log")).to_string_lossy().into_owned(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn spec(shim: i32, cgroup: &str, script: &str) -> Value {
+    let caps = ["CAP_CHOWN", "CAP_KILL", "CAP_SETUID", "CAP_SETGID", "CAP_NET_BIND_SERVICE"];
+    let joined = |kind: &str, file: &str| json!({ "type": kind, "path": format!("/proc/{shim}/ns/{file}") });
+    json!({
+        "ociVersion": "1.2.0",
+        "root": { "path": "rootfs" },
+        "process": {
+            "user": { "uid": 0, "gid": 0 },
+            "args": ["sh", "-c", script],
+            "env": ["PATH=/bin"],
+            "cwd": "/",
+            "noNewPrivileges": true,
+            "oomScoreAdj": 100,
+            "rlimits": [{ "type": "RLIMIT_NOFILE", "soft": 512, "hard": 1024 }],
+            "capabilities": { "bounding": caps, "effective": caps, "permitted": caps },
+        },
+        "mounts": [
+            { "destination": "/proc", "type": "proc", "source": "proc" },
+            { "destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"] },
+            { "destination": "/dev/pts", "type": "devpts", "source": "devpts",
+              "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"] },
+            { "destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["nosuid", "rw"] },
+        ],
+        "linux": {
+            "cgroupsPath": cgroup,
+            "namespaces": [
+                { "type": "mount" }, { "type": "pid" }, { "type": "cgroup" },
+                joined("network", "net"), joined("ipc", "ipc"), joined("uts", "uts"),
+            ],
+            "seccomp": {
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "architectures": ["SCMP_ARCH_X86_64"],
+                "syscalls": [{ "names": ["rmdir"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38 }],
+            },
+        },
+    })
+}
+
+pub(crate) async fn until(mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !happened() {
+        assert!(Instant::now() < deadline, "it did not happen");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn mounts() -> BTreeSet<String> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    text.lines().map(|line| line.split(' ').skip(3).take(2).collect::<Vec<_>>().join(" ")).collect()
+}
+
+pub(crate) fn cgroup_mounts() -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let cgroups = text.lines().filter(|line| line.contains(" - cgroup"));
+    cgroups.filter_map(|line| line.split(' ').nth(4).map(PathBuf::from)).collect()
+}
+
+/// Whether a cgroup of ours holds no process; used before it is removed.
+pub(crate) async fn remove_cgroup(cgroup: &str) {
+    fn remove(at: &Path) -> bool {
+        let children = fs::read_dir(at).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
+        let emptied = children.fold(true, |all, child| remove(&child.path()) && all);
+        emptied && (fs::remove_dir(at).is_ok() || !at.exists())
+    }
+    let places: Vec<_> = cgroup_mounts().iter().map(|m| m.join(cgroup.trim_start_matches('/'))).collect();
+    until(|| places.iter().fold(true, |all, place| remove(place) && all)).await;
+}

@@ -1,0 +1,145 @@
+//! Create, start, exit, delete.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::fixture::{Pod, cgroup_mounts};
+use crate::shim_client::ErrorKind;
+
+pub(crate) async fn a_container_runs_and_its_output_and_code_are_kept(mut pod: Pod) {
+    pod.run("c", "echo out; echo err >&2; hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; exit 17").await;
+    let exit = pod.exit("c", "").await;
+    assert_eq!((exit.code, exit.signal, exit.oom_killed), (17, 0, false));
+    assert_eq!(pod.output("c", "stdout"), ["out", "the-pod", "0"]);
+    assert_eq!(pod.output("c", "stderr"), ["err"]);
+    let state = pod.shim.hello().await.unwrap();
+    assert_eq!(state.containers[0].exit.unwrap().code, 17);
+    let began = Instant::now();
+    pod.shim.delete("c").await.unwrap();
+    println!("  deleted {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
+    pod.shim.delete("c").await.unwrap();
+    assert!(pod.shim.hello().await.unwrap().containers.is_empty());
+    pod.end().await;
+}
+
+pub(crate) async fn a_missing_command_fails_at_start_by_name(mut pod: Pod) {
+    let mut spec = pod.spec("c", "");
+    spec["process"]["args"] = json!(["no-such-command"]);
+    pod.shim.create(pod.create_request("c", &spec)).await.unwrap();
+    let error = pod.shim.start("c").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::CommandNotFound, "{error}");
+    assert!(error.message.contains("no-such-command"), "{error}");
+    assert_eq!(pod.exit("c", "").await.code, 127);
+    pod.end().await;
+}
+
+pub(crate) async fn a_missing_working_directory_is_made(mut pod: Pod) {
+    let mut spec = pod.spec("c", "echo $PWD");
+    spec["process"]["cwd"] = json!("/a/b/c");
+    pod.run_request(pod.create_request("c", &spec)).await;
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    assert_eq!(pod.output("c", "stdout"), ["/a/b/c"]);
+    pod.end().await;
+}
+
+pub(crate) async fn a_signal_ends_a_container_and_is_told(mut pod: Pod) {
+    pod.run("c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done").await;
+    pod.until_logged("c", "ready").await;
+    pod.shim.kill("c", libc::SIGTERM).await.unwrap();
+    assert_eq!(pod.exit("c", "").await.code, 3);
+    pod.run("d", "sleep 1000").await;
+    pod.shim.kill("d", libc::SIGKILL).await.unwrap();
+    let exit = pod.exit("d", "").await;
+    assert_eq!((exit.code, exit.signal, exit.oom_killed), (137, 9, false));
+    pod.end().await;
+}
+
+pub(crate) async fn a_container_over_its_memory_is_told_as_such(mut pod: Pod) {
+    let mut spec = pod.spec("c", "exec dd if=/dev/zero of=/dev/null bs=200M count=1");
+    spec["linux"]["resources"] = json!({ "memory": { "limit": 16 << 20 } });
+    pod.run_request(pod.create_request("c", &spec)).await;
+    let exit = pod.exit("c", "").await;
+    assert_eq!((exit.code, exit.oom_killed), (137, true));
+    pod.end().await;
+}
+
+pub(crate) async fn a_grandchild_that_holds_the_output_delays_nothing_for_long(pod: Pod) {
+    pod.end().await;
+    // Only with a shared pid namespace can anybody outlive a container's first process.
+    let mut pod = Pod::start_with(|config| config.share_pid = true).await;
+    let init = pod.shim.hello().await.unwrap().init_pid;
+    let mut spec = pod.spec("c", "sleep 1000 & exit 5");
+    spec["linux"]["namespaces"][1] = json!({ "type": "pid", "path": format!("/proc/{init}/ns/pid") });
+    pod.run_request(pod.create_request("c", &spec)).await;
+    let began = Instant::now();
+    assert_eq!(pod.exit("c", "").await.code, 5);
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    pod.shim.delete("c").await.unwrap();
+    pod.end().await;
+}
+
+pub(crate) async fn signals_are_as_a_program_expects_them(mut pod: Pod) {
+    pod.run("c", "grep Sig /proc/self/status; ls /proc/self/fd | wc -l; cat /proc/self/oom_score_adj").await;
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    let output = pod.output("c", "stdout");
+    for name in ["SigBlk", "SigIgn"] {
+        let line = output.iter().find(|line| line.starts_with(name)).unwrap();
+        assert!(line.ends_with("\t0000000000000000"), "{line}");
+    }
+    // 0, 1, 2 and the directory that ls reads.
+    assert_eq!(output[output.len() - 2..], ["4", "100"]);
+    pod.end().await;
+}
+
+pub(crate) async fn nested_cgroups_are_removed(pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    let mut made = 0;
+    for mount in cgroup_mounts() {
+        let own = mount.join(pod.cgroup.trim_start_matches('/')).join("c");
+        if own.is_dir() {
+            fs::create_dir_all(own.join("a/b")).unwrap();
+            made += 1;
+        }
+    }
+    assert!(made > 0);
+    pod.shim.delete("c").await.unwrap();
+    pod.end().await;
+}
+
+pub(crate) async fn a_broken_spec_leaves_nothing_and_says_why(pod: Pod) {
+    let mut spec = pod.spec("c", "true");
+    spec["mounts"][0] = json!({
+        "destination": "/x", "type": "bind", "source": "/no/such/volume", "options": ["rbind"],
+    });
+    let error = pod.shim.create(pod.create_request("c", &spec)).await.unwrap_err();
+    println!("  {error}");
+    assert!(error.message.contains("/no/such/volume") || error.message.contains("ENOENT"), "{error}");
+    let error = pod.shim.start("c").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
+    pod.end().await;
+}
+
+pub(crate) async fn a_shared_pid_namespace_has_an_init_that_reaps(pod: Pod) {
+    pod.end().await;
+    let mut pod = Pod::start_with(|config| config.share_pid = true).await;
+    let init = pod.shim.hello().await.unwrap().init_pid;
+    let mut spec = pod.spec("c", "cat /proc/1/comm; (sleep 0.1 &); sleep 0.5; grep -l Z /proc/*/stat | wc -l");
+    spec["linux"]["namespaces"][1] = json!({ "type": "pid", "path": format!("/proc/{init}/ns/pid") });
+    pod.run_request(pod.create_request("c", &spec)).await;
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    assert_eq!(pod.output("c", "stdout"), ["coracle-init", "0"]);
+    pod.end().await;
+}
+
+pub(crate) async fn long_lines_go_out_in_parts(mut pod: Pod) {
+    pod.run("c", "head -c 40000 /dev/zero; echo").await;
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    let log = fs::read_to_string(pod.log_path("c")).unwrap();
+    let tags: Vec<_> = log.lines().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+    assert_eq!(tags, ["P", "P", "F"]);
+    let length: usize = pod.output("c", "stdout").iter().map(String::len).sum();
+    assert_eq!(length, 40000);
+    pod.end().await;
+}

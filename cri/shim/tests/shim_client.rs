@@ -1,0 +1,1 @@
+../../src/shim_client.rs
