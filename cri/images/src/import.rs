@@ -184,7 +184,7 @@ impl Images {
 
 fn read_documents(
     source: &Source,
-    platform: &crate::images::Platform,
+    platform: &crate::config::Platform,
     name: Option<&Reference>,
 ) -> Result<Vec<Found>, ImportError> {
     let mut found = if let Some(index) = source.whole("index.json", MANIFEST_MAX)? {
@@ -211,7 +211,7 @@ fn read_documents(
 fn read_image(
     source: &Source,
     top: &Descriptor,
-    platform: &crate::images::Platform,
+    platform: &crate::config::Platform,
 ) -> Result<Found, ImportError> {
     let mut descriptor = top.clone();
     for _ in 0..=NESTING_MAX {

@@ -14,6 +14,7 @@
 //! - Knows nothing of pods, containers, CRI or Kubernetes.
 
 mod archive;
+mod config;
 mod digest;
 mod error;
 #[cfg(test)]
@@ -30,8 +31,9 @@ mod registry;
 mod table;
 mod unpack;
 
+pub use config::{ImagesConfig, Limits, Platform};
 pub use error::{Cause, Error, ErrorKind};
 pub use image::{Auth, Image, PullProgress, Usage};
-pub use images::{Held, Images, ImagesConfig, Limits, Platform};
+pub use images::{Held, Images};
 pub use pull::ProgressFn;
 pub use reference::{InvalidReference, Reference, Target};

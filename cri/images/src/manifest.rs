@@ -6,8 +6,8 @@ use std::sync::Arc;
 use oci_spec::image::ImageConfiguration;
 use serde::Deserialize;
 
+use crate::config::Platform;
 use crate::digest::Digest;
-use crate::images::Platform;
 
 mod platform;
 

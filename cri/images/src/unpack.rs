@@ -19,8 +19,8 @@ use nix::unistd::{Gid, Uid, fchown, fchownat};
 use xattr::FileExt as _;
 
 use crate::archive::{Archive, ArchiveError, Entry, Kind, Mtime, Segment};
+use crate::config::Limits;
 use crate::digest::{Digest, HashingReader};
-use crate::images::Limits;
 
 mod decompress;
 mod root;

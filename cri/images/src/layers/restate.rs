@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::{LayerError, Layers, Lease};
+use crate::config::Limits;
 use crate::digest::Digest;
-use crate::images::Limits;
 use crate::unpack::{At, Attributes, look, unpack};
 
 /// A layer to look at: its files, and what it only implies.

@@ -1,7 +1,7 @@
 //! Which manifest of an index is for this machine.
 
 use super::{Descriptor, ManifestError, PlatformField};
-use crate::images::Platform;
+use crate::config::Platform;
 
 /// Chooses the manifest that fits best; the first among equals.
 pub(crate) fn choose<'a>(

@@ -1,8 +1,8 @@
 //! Documents as registries send them, and as they had better not.
 
 use super::{Document, ManifestError, choose, parse, parse_config};
+use crate::config::Platform;
 use crate::digest::Digest;
-use crate::images::Platform;
 
 fn platform(architecture: &str, variant: &str) -> Platform {
     Platform { os: "linux".into(), architecture: architecture.into(), variant: variant.into() }

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use flate2::bufread::MultiGzDecoder;
 
 use super::TooLarge;
-use crate::images::Limits;
+use crate::config::Limits;
 
 /// The uncompressed content of a layer. Fails when it grows beyond the limits.
 pub(super) struct Decompressed<R: BufRead> {

@@ -7,9 +7,9 @@ use tempfile::TempDir;
 use xattr::FileExt as _;
 
 use super::{TooLarge, UnpackError, Unpacked, unpack};
+use crate::config::Limits;
 use crate::digest::Digest;
 use crate::fixture::{TestTar, attributes, gzip, noise, zstd};
-use crate::images::Limits;
 
 fn unpacked(tar: TestTar) -> (TempDir, Unpacked) {
     let bytes = tar.finish();
