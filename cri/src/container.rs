@@ -36,8 +36,8 @@ pub(crate) struct Container {
     pub(crate) starting: tokio::sync::Mutex<()>,
     /// Held by remove.
     pub(crate) removing: tokio::sync::Mutex<()>,
-    /// Keeps the image's layers; none when the image was lost.
-    pub(crate) held: Option<Held>,
+    /// Keeps the image's layers by being there; none when the image was lost.
+    _held: Option<Held>,
 }
 
 /// What a container is doing.
@@ -58,7 +58,7 @@ impl Container {
             state: watch::Sender::new(state),
             starting: tokio::sync::Mutex::default(),
             removing: tokio::sync::Mutex::default(),
-            held,
+            _held: held,
         }
     }
 

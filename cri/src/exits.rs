@@ -54,12 +54,18 @@ impl Runtime {
         }
     }
 
-    /// Records the end of a container and tells everybody, once.
-    async fn container_ended(&self, container: &Container, mut exit: ExitRecord) -> Result<(), Error> {
+    /// Records the end of a container once its start is through.
+    async fn container_ended(&self, container: &Container, exit: ExitRecord) -> Result<(), Error> {
         let _started = container.starting.lock().await;
+        self.note_end(container, exit)
+    }
+
+    /// Records the end of a container and tells everybody, once. The caller holds `starting`.
+    pub(crate) fn note_end(&self, container: &Container, mut exit: ExitRecord) -> Result<(), Error> {
         exit.started_at = container.started_at();
-        info!(container = container.id, code = exit.code, reason = exit.reason, "container ended");
+        let (code, reason) = (exit.code, exit.reason.clone());
         if container.exited(exit) {
+            info!(container = container.id, code, reason, "container ended");
             // Its bundle is gone when it is being removed at the same time.
             if self.inner.containers.get(&container.id).is_some() {
                 self.inner.records.write_container(&container.record_now())?;

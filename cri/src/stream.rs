@@ -28,7 +28,7 @@ use tracing::debug;
 use self::command::Client;
 pub(crate) use self::descriptor::Descriptor;
 use self::spdy::Session;
-use self::spdy_command::Wanted;
+use self::spdy_command::wanted;
 pub(crate) use self::token::{Ticket, Tokens};
 use self::upgrade::{Protocol, Transport};
 use crate::runtime::Runtime;
@@ -78,7 +78,7 @@ impl Runtime {
             }
             (command, Protocol::Spdy) => {
                 let (session, wanted) = (Session::open(TokioIo::new(connection)), wanted(&command));
-                spdy_command::command(session, wanted, async |client| self.run(command, client).await).await;
+                spdy_command::command(session, &wanted, async |client| self.run(command, client).await).await;
             }
             (command, Protocol::WebSocketChannels | Protocol::WebSocketSpdy) => {
                 let socket = websocket::accept(connection).await;
@@ -94,24 +94,6 @@ impl Runtime {
             // Forwards are no commands: `serve_stream` has taken them.
             Ticket::PortForward(_) => {}
         }
-    }
-}
-
-fn wanted(ticket: &Ticket) -> Wanted {
-    match ticket {
-        Ticket::Exec(request) => Wanted {
-            stdin: request.stdin,
-            stdout: request.stdout,
-            stderr: request.stderr,
-            terminal: request.tty,
-        },
-        Ticket::Attach(request) => Wanted {
-            stdin: request.stdin,
-            stdout: request.stdout,
-            stderr: request.stderr,
-            terminal: request.tty,
-        },
-        Ticket::PortForward(_) => Wanted { stdin: false, stdout: false, stderr: false, terminal: false },
     }
 }
 

@@ -3,11 +3,13 @@
 use coracle_proto::cri;
 use cri::ContainerEventType::ContainerStartedEvent;
 
+use super::exec_sync::exit_code;
 use super::sandbox_run::now;
 use crate::container::Container;
 use crate::error::Error;
-use crate::records::ContainerPhase;
+use crate::records::{ContainerPhase, ExitRecord};
 use crate::runtime::Runtime;
+use crate::shim_client;
 
 impl Runtime {
     /// Starts a created container.
@@ -19,11 +21,29 @@ impl Runtime {
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
         let shim = self.shim_of(&container)?;
-        shim.start(&container.id).await.map_err(Error::shim("start the container"))?;
+        if let Err(source) = shim.start(&container.id).await {
+            self.start_failed(&container, &source)?;
+            return Err(Error::Shim { doing: "start the container", source });
+        }
         container.started(now());
         self.inner.records.write_container(&container.record_now())?;
         self.event(&container.record.sandbox_id, &container.id, ContainerStartedEvent);
         Ok(cri::StartContainerResponse {})
+    }
+}
+
+impl Runtime {
+    /// A command that cannot be run ends its container, with the reason that Kubernetes shows.
+    fn start_failed(&self, container: &Container, why: &shim_client::Error) -> Result<(), Error> {
+        let Some(code) = exit_code(why.kind) else { return Ok(()) };
+        let exit = ExitRecord {
+            started_at: 0,
+            finished_at: now(),
+            code,
+            reason: "StartError".to_owned(),
+            message: why.message.clone(),
+        };
+        self.note_end(container, exit)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 
+use coracle_images::ErrorKind as ImageErrorKind;
 use futures::Stream;
 use tonic::{Code, Response, Status};
 
@@ -34,7 +35,17 @@ where
 
 impl From<&Error> for Status {
     fn from(error: &Error) -> Self {
-        Status::new(code(error), error.chain())
+        Status::new(code(error), message(error))
+    }
+}
+
+/// The kubelet knows a registry that is down by this word before the message.
+fn message(error: &Error) -> String {
+    match error {
+        Error::Image { source, .. } if source.kind() == ImageErrorKind::Unavailable => {
+            format!("RegistryUnavailable: {}", error.chain())
+        }
+        _ => error.chain(),
     }
 }
 
@@ -47,12 +58,26 @@ fn code(error: &Error) -> Code {
         Error::Unsupported(_) => Code::Unimplemented,
         Error::Timeout { .. } => Code::DeadlineExceeded,
         Error::Shim { source, .. } => shim_code(source.kind),
-        Error::Image { .. } => Code::Unknown,
+        Error::Image { source, .. } => image_code(source.kind()),
         Error::Network { .. }
         | Error::File { .. }
         | Error::Format { .. }
         | Error::Serve(_)
         | Error::Kernel { .. } => Code::Unknown,
+    }
+}
+
+fn image_code(kind: ImageErrorKind) -> Code {
+    match kind {
+        ImageErrorKind::NotFound => Code::NotFound,
+        ImageErrorKind::Unauthorized => Code::PermissionDenied,
+        ImageErrorKind::Unavailable => Code::Unavailable,
+        ImageErrorKind::InvalidReference => Code::InvalidArgument,
+        ImageErrorKind::Corrupt => Code::DataLoss,
+        ImageErrorKind::Rejected => Code::FailedPrecondition,
+        ImageErrorKind::Unsupported => Code::Unimplemented,
+        ImageErrorKind::NoSpace => Code::ResourceExhausted,
+        ImageErrorKind::Locked | ImageErrorKind::Io => Code::Unknown,
     }
 }
 

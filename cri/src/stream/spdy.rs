@@ -185,3 +185,70 @@ impl Reader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client, as small as it can be: it opens streams and reads frames.
+    struct Peer<I> {
+        io: I,
+        deflater: Deflater,
+        buffer: BytesMut,
+    }
+
+    impl<I: AsyncRead + AsyncWrite + Unpin> Peer<I> {
+        async fn say(&mut self, frame: &Frame) {
+            let mut wire = BytesMut::new();
+            encode(frame, &mut wire);
+            self.io.write_all(&wire).await.expect("write");
+        }
+
+        async fn open(&mut self, id: u32, kind: &str) {
+            let headers = vec![("streamtype".to_owned(), kind.to_owned())];
+            let block = self.deflater.block(&headers).expect("packs").into();
+            self.say(&Frame::SynStream { id, fin: false, block }).await;
+        }
+
+        async fn hear(&mut self) -> Option<Frame> {
+            loop {
+                if let Some(frame) = decode(&mut self.buffer).expect("a frame") {
+                    return Some(frame);
+                }
+                if self.io.read_buf(&mut self.buffer).await.expect("read") == 0 {
+                    return None;
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn streams_are_accepted_carried_and_ended() {
+        let (server, io) = tokio::io::duplex(4096);
+        let mut session = Session::open(server);
+        let deflater = Deflater::new().expect("dictionary");
+        let mut peer = Peer { io, deflater, buffer: BytesMut::new() };
+        peer.open(1, "error").await;
+        peer.open(3, "stdin").await;
+        peer.say(&Frame::Ping { id: 1 }).await;
+        peer.say(&Frame::Data { id: 3, fin: true, bytes: Bytes::from_static(b"in") }).await;
+        for (expected, kind) in [(1, "error"), (3, "stdin")] {
+            let Some(Event::Opened { id, headers }) = session.events.recv().await else {
+                panic!("no stream")
+            };
+            assert_eq!((id, header(&headers, "streamtype")), (expected, kind));
+        }
+        let data = session.events.recv().await;
+        assert!(matches!(data, Some(Event::Data { id: 3, fin: true, bytes }) if bytes == "in"));
+        session.writer.data(1, Bytes::from_static(b"out")).await;
+        session.writer.finish(1).await;
+        drop(session);
+        assert!(matches!(peer.hear().await, Some(Frame::SynReply { id: 1, .. })));
+        assert!(matches!(peer.hear().await, Some(Frame::SynReply { id: 3, .. })));
+        assert_eq!(peer.hear().await, Some(Frame::Ping { id: 1 }));
+        let out = Frame::Data { id: 1, fin: false, bytes: Bytes::from_static(b"out") };
+        assert_eq!(peer.hear().await, Some(out));
+        assert_eq!(peer.hear().await, Some(Frame::Data { id: 1, fin: true, bytes: Bytes::new() }));
+        assert_eq!(peer.hear().await, Some(Frame::GoAway { last: 0 }));
+    }
+}

@@ -9,19 +9,24 @@ use tokio::time::timeout;
 
 use super::command::{self, Client, Input, Output};
 use super::spdy::{Event, Session, Writer, header};
+use super::token::Ticket;
 
 /// How long the client may take to open all of its streams.
 const OPEN_TIME: Duration = Duration::from_secs(30);
 const BACKLOG: usize = 16;
 
-/// Which streams a client will open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wanted {
-    pub(super) stdin: bool,
-    pub(super) stdout: bool,
-    pub(super) stderr: bool,
-    /// Implies a resize stream.
-    pub(super) terminal: bool,
+/// The kinds of streams that a client will open beside the one for errors.
+pub(super) fn wanted(ticket: &Ticket) -> Vec<&'static str> {
+    let (stdin, stdout, stderr, terminal) = match ticket {
+        Ticket::Exec(request) => (request.stdin, request.stdout, request.stderr, request.tty),
+        Ticket::Attach(request) => (request.stdin, request.stdout, request.stderr, request.tty),
+        Ticket::PortForward(_) => (false, false, false, false),
+    };
+    // A terminal has a size, and one output for both.
+    [("stdin", stdin), ("stdout", stdout), ("stderr", stderr && !terminal), ("resize", terminal)]
+        .into_iter()
+        .filter_map(|(kind, wanted)| wanted.then_some(kind))
+        .collect()
 }
 
 /// The ids of the streams that were opened; 0 is none.
@@ -48,18 +53,19 @@ impl Opened {
         }
     }
 
-    fn complete(&self, wanted: Wanted) -> bool {
-        let there = |needed: bool, id: u32| !needed || id != 0;
-        self.error != 0
-            && there(wanted.stdin, self.stdin)
-            && there(wanted.stdout, self.stdout)
-            && there(wanted.stderr && !wanted.terminal, self.stderr)
-            && there(wanted.terminal, self.resize)
+    fn complete(&self, wanted: &[&str]) -> bool {
+        let there = |kind: &str| match kind {
+            "stdin" => self.stdin != 0,
+            "stdout" => self.stdout != 0,
+            "stderr" => self.stderr != 0,
+            _ => self.resize != 0,
+        };
+        self.error != 0 && wanted.iter().all(|kind| there(kind))
     }
 }
 
 /// Serves a command's client.
-pub(super) async fn command(mut session: Session, wanted: Wanted, run: impl AsyncFnOnce(Client)) {
+pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl AsyncFnOnce(Client)) {
     let mut early = Vec::new();
     let Ok(Some(opened)) = timeout(OPEN_TIME, open(&mut session, wanted, &mut early)).await else { return };
     let Session { events, writer } = session;
@@ -74,7 +80,7 @@ pub(super) async fn command(mut session: Session, wanted: Wanted, run: impl Asyn
 }
 
 /// Waits for all streams. What comes on them meanwhile is kept in `early`.
-async fn open(session: &mut Session, wanted: Wanted, early: &mut Vec<Event>) -> Option<Opened> {
+async fn open(session: &mut Session, wanted: &[&str], early: &mut Vec<Event>) -> Option<Opened> {
     let mut opened = Opened::default();
     while !opened.complete(wanted) {
         match session.events.recv().await? {
@@ -166,15 +172,22 @@ mod tests {
 
     #[test]
     fn all_wanted_streams_must_be_there() {
-        let wanted = Wanted { stdin: true, stdout: true, stderr: true, terminal: true };
+        let request = coracle_proto::cri::ExecRequest {
+            stdin: true,
+            stdout: true,
+            stderr: true,
+            tty: true,
+            ..Default::default()
+        };
+        let wanted = wanted(&Ticket::Exec(request));
+        assert_eq!(wanted, ["stdin", "stdout", "resize"]);
         let mut opened = Opened::default();
         for (kind, id) in [("error", 1), ("stdin", 3), ("stdout", 5)] {
             opened.note(kind, id);
         }
-        assert!(!opened.complete(wanted), "a terminal has a size");
+        assert!(!opened.complete(&wanted));
         opened.note("resize", 7);
-        assert!(opened.complete(wanted), "a terminal has no stderr");
-        assert!(!opened.complete(Wanted { terminal: false, ..wanted }));
+        assert!(opened.complete(&wanted));
     }
 
     #[test]

@@ -1,0 +1,319 @@
+//! Whole pods through the runtime, the shim and the kernel, judged by what the kernel shows.
+//!
+//! Runs as root in a network namespace of its own. The binary is its own shim, as the real one is:
+//! called with `shim --dir DIR` it becomes a pod.
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test with a main of its own"
+)]
+
+#[path = "lifecycle/client.rs"]
+mod client;
+#[path = "lifecycle/fixture.rs"]
+mod fixture;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use coracle_proto::cri;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use fixture::{Machine, alive};
+use futures::StreamExt;
+use tonic::Request;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    if arguments.get(1).is_some_and(|role| role == "shim") {
+        let dir = arguments.last().cloned().unwrap_or_default().into();
+        return coracle_shim::main(coracle_shim::ShimArgs { dir });
+    }
+    if arguments.iter().any(|argument| argument == "--list") {
+        return ExitCode::SUCCESS;
+    }
+    assert!(nix::unistd::geteuid().is_root(), "needs root: it runs containers");
+    // Before any thread starts, so that all of them are inside.
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace of our own");
+    let filter = arguments.get(1).cloned().filter(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut machine = runtime.block_on(Machine::new());
+    macro_rules! run {
+        ($($name:ident),* $(,)?) => {$(
+            if stringify!($name).contains(&filter) {
+                let started = Instant::now();
+                runtime.block_on($name(&mut machine));
+                println!("test {} ... ok ({:?})", stringify!($name), started.elapsed());
+            }
+        )*};
+    }
+    run!(
+        a_container_runs_logs_and_ends,
+        execs_return_output_code_and_time_out,
+        stop_asks_first_and_then_kills,
+        a_pod_has_a_network_and_files_of_its_own,
+        events_come_once_and_in_order,
+        a_new_agent_finds_everything_again,
+        a_dead_shim_ends_its_pod,
+        failures_leave_nothing,
+        unknown_ids_are_as_the_cri_says,
+        security_reaches_the_kernel,
+        streams_carry_commands_and_connections,
+        starting_is_fast,
+    );
+    runtime.block_on(machine.close());
+    println!("nothing is left");
+    ExitCode::SUCCESS
+}
+
+async fn a_container_runs_logs_and_ends(machine: &mut Machine) {
+    let pod = machine.pod("logs").await;
+    let id = machine.run(&pod, "c", &["sh", "-c", "echo out; echo err >&2; exit 3"]).await;
+    let status = machine.wait_exited(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (3, "Error"));
+    assert!(status.started_at > 0 && status.finished_at >= status.started_at);
+    let log = std::fs::read_to_string(&status.log_path).expect("log");
+    let lines: Vec<&str> = log.lines().map(|line| line.split_once(' ').expect("time").1).collect();
+    assert!(lines.contains(&"stdout F out") && lines.contains(&"stderr F err"), "{log}");
+    machine.remove_pod(&pod).await;
+}
+
+async fn execs_return_output_code_and_time_out(machine: &mut Machine) {
+    let pod = machine.pod("exec").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let answer = machine.exec(&id, &["sh", "-c", "echo a; echo b >&2; exit 7"], 0).await.expect("exec");
+    assert_eq!(
+        (answer.stdout.as_slice(), answer.stderr.as_slice(), answer.exit_code),
+        (&b"a\n"[..], &b"b\n"[..], 7)
+    );
+    assert_eq!(machine.exec(&id, &["/no/such"], 0).await.expect("exec").exit_code, 127);
+    let before = Instant::now();
+    let late = machine.exec(&id, &["sh", "-c", "sleep 99 & sleep 98"], 1).await.expect_err("too long");
+    assert_eq!(late.code(), tonic::Code::DeadlineExceeded, "{late}");
+    assert!(before.elapsed() < Duration::from_secs(5));
+    let left = machine.exec(&id, &["ps"], 0).await.expect("exec");
+    let left = String::from_utf8_lossy(&left.stdout).into_owned();
+    assert!(!left.contains("sleep 99") && !left.contains("sleep 98"), "{left}");
+    machine.remove_pod(&pod).await;
+}
+
+async fn stop_asks_first_and_then_kills(machine: &mut Machine) {
+    let pod = machine.pod("stop").await;
+    let polite =
+        machine.run(&pod, "polite", &["sh", "-c", "trap 'exit 5' TERM; while :; do sleep 0.05; done"]).await;
+    // The trap must be set before it is tried.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    machine.stop(&polite, 10).await;
+    assert_eq!(machine.status(&polite).await.exit_code, 5);
+    let deaf = machine.run(&pod, "deaf", &["sh", "-c", "trap '' TERM; while :; do sleep 1; done"]).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let pid = machine.pid(&deaf).await;
+    machine.stop(&deaf, 1).await;
+    assert_eq!(machine.status(&deaf).await.exit_code, 137);
+    assert!(!alive(pid));
+    machine.remove_pod(&pod).await;
+}
+
+async fn a_pod_has_a_network_and_files_of_its_own(machine: &mut Machine) {
+    let pod = machine.pod("net").await;
+    let sandbox = machine.sandbox(&pod).await;
+    let ip = sandbox.network.expect("network").ip;
+    assert!(ip.starts_with("10.88."), "{ip}");
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let shell = "cat /etc/hostname /etc/resolv.conf /etc/hosts; ip -4 addr; hostname; df /dev/shm";
+    let answer = machine.exec(&id, &["sh", "-c", shell], 0).await.expect("exec");
+    let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+    for expected in
+        ["host-net", "nameserver 10.43.0.10", &format!("{ip}\thost-net"), &format!("inet {ip}"), "/dev/shm"]
+    {
+        assert!(text.contains(expected), "{expected} is missing in {text}");
+    }
+    machine.remove_pod(&pod).await;
+}
+
+async fn events_come_once_and_in_order(machine: &mut Machine) {
+    let stream =
+        machine.runtime.get_container_events(Request::new(cri::GetEventsRequest {})).await.expect("events");
+    let mut events = stream.into_inner();
+    let pod = machine.pod("events").await;
+    let id = machine.run(&pod, "c", &["true"]).await;
+    machine.wait_exited(&id).await;
+    machine.remove_pod(&pod).await;
+    let mut seen = Vec::new();
+    while let Ok(Some(Ok(event))) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
+        let who = if event.container_id == pod { "pod" } else { "container" };
+        seen.push(format!("{who} {}", event.container_event_type));
+    }
+    let of = |who: &str| seen.iter().filter(|event| event.starts_with(who)).cloned().collect::<Vec<_>>();
+    assert_eq!(of("container"), ["container 0", "container 1", "container 2", "container 3"]);
+    assert_eq!(of("pod"), ["pod 0", "pod 1", "pod 2", "pod 3"]);
+}
+
+async fn a_new_agent_finds_everything_again(machine: &mut Machine) {
+    let pod = machine.pod("again").await;
+    let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
+    let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 0.5; exit 9"]).await;
+    let pid = machine.pid(&stays).await;
+    let before = machine.sandbox(&pod).await;
+    machine.restart(Duration::from_secs(1)).await;
+    assert_eq!(machine.sandbox(&pod).await, before);
+    assert_eq!(machine.pid(&stays).await, pid);
+    assert!(alive(pid));
+    assert_eq!(machine.wait_exited(&ends).await.exit_code, 9);
+    assert_eq!(machine.exec(&stays, &["true"], 0).await.expect("exec").exit_code, 0);
+    machine.remove_pod(&pod).await;
+}
+
+async fn a_dead_shim_ends_its_pod(machine: &mut Machine) {
+    let pod = machine.pod("dead").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim), nix::sys::signal::Signal::SIGKILL)
+        .expect("kill");
+    let status = machine.wait_exited(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
+    assert!(!alive(pid));
+    assert_eq!(machine.sandbox(&pod).await.state, i32::from(cri::PodSandboxState::SandboxNotready));
+    machine.remove_pod(&pod).await;
+    // The same while nobody looks.
+    let pod = machine.pod("dead-alone").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
+    machine.close_runtime().await;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim), nix::sys::signal::Signal::SIGKILL)
+        .expect("kill");
+    machine.open_runtime().await;
+    assert_eq!(machine.status(&id).await.exit_code, 255);
+    assert!(!alive(pid));
+    machine.remove_pod(&pod).await;
+}
+
+async fn failures_leave_nothing(machine: &mut Machine) {
+    let pod = machine.pod("fail").await;
+    let before = machine.traces();
+    let absent = machine.create(&pod, "absent", &["/no/such/command"], |_| {}).await.expect("create");
+    let error = machine.try_start(&absent).await.expect_err("no such command");
+    assert!(error.message().contains("/no/such/command"), "{error}");
+    let status = machine.status(&absent).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (127, "StartError"));
+    machine.remove(&absent).await;
+    let bad_user = |config: &mut cri::ContainerConfig| {
+        let security = fixture::security(config);
+        security.run_as_username = "nobody-here".into();
+    };
+    assert!(machine.create(&pod, "c", &["true"], bad_user).await.is_err());
+    assert_eq!(machine.traces(), before);
+    let taken = machine.try_pod("fail", |_| {}).await.expect_err("the name is taken");
+    assert_eq!(taken.code(), tonic::Code::AlreadyExists);
+    machine.remove_pod(&pod).await;
+}
+
+async fn unknown_ids_are_as_the_cri_says(machine: &mut Machine) {
+    machine.stop("unknown", 1).await;
+    machine.remove_pod("unknown").await;
+    let status = cri::ContainerStatusRequest { container_id: "unknown".into(), verbose: false };
+    let error = machine.runtime.container_status(Request::new(status)).await.expect_err("unknown");
+    assert_eq!(error.code(), tonic::Code::NotFound);
+}
+
+async fn security_reaches_the_kernel(machine: &mut Machine) {
+    let pod = machine.pod("secure").await;
+    let secure = |config: &mut cri::ContainerConfig| {
+        let security = fixture::security(config);
+        security.run_as_user = Some(cri::Int64Value { value: 1000 });
+        security.run_as_group = Some(cri::Int64Value { value: 2000 });
+        security.supplemental_groups = vec![3000];
+        security.no_new_privs = true;
+        security.seccomp = Some(cri::SecurityProfile::default());
+        security.readonly_rootfs = true;
+        security.masked_paths = vec!["/proc/kcore".into()];
+        let limits = cri::LinuxContainerResources {
+            memory_limit_in_bytes: 32 << 20,
+            cpu_quota: 50_000,
+            cpu_period: 100_000,
+            oom_score_adj: 500,
+            ..Default::default()
+        };
+        config.linux.get_or_insert_default().resources = Some(limits);
+    };
+    let id = machine.create(&pod, "c", &["sleep", "1000"], secure).await.expect("create");
+    machine.start(&id).await;
+    let pid = machine.pid(&id).await;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+        line.split_once(':').unwrap_or_default().1.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(field("Uid"), "1000 1000 1000 1000");
+    assert_eq!(field("Gid"), "2000 2000 2000 2000");
+    assert_eq!(field("Groups"), "2000 3000");
+    assert_eq!(field("NoNewPrivs"), "1");
+    assert_eq!(field("Seccomp"), "2");
+    assert_eq!(field("CapBnd"), "00000000a80425fb");
+    assert_eq!(std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("score").trim(), "500");
+    let write = machine.exec(&id, &["sh", "-c", "echo x > /file"], 0).await.expect("exec");
+    assert_ne!(write.exit_code, 0, "the root is read-only");
+    let inside = machine.exec(&id, &["grep", "Seccomp:", "/proc/self/status"], 0).await.expect("exec");
+    assert!(String::from_utf8_lossy(&inside.stdout).contains('2'), "an exec has the profile too");
+    let hog = machine
+        .create(&pod, "hog", &["sh", "-c", "x=a; while :; do x=$x$x; done"], secure)
+        .await
+        .expect("create");
+    machine.start(&hog).await;
+    let end = machine.wait_exited(&hog).await;
+    assert_eq!((end.exit_code, end.reason.as_str()), (137, "OOMKilled"));
+    machine.remove_pod(&pod).await;
+}
+
+async fn streams_carry_commands_and_connections(machine: &mut Machine) {
+    let pod = machine.pod("streams").await;
+    let id =
+        machine.run(&pod, "c", &["sh", "-c", "echo hello from the pod | nc -l -p 8080; sleep 1000"]).await;
+    let streams = client::Streams::open(machine).await;
+    let request = |words: &[&str], tty: bool| cri::ExecRequest {
+        container_id: id.clone(),
+        cmd: words.iter().map(|word| (*word).to_owned()).collect(),
+        tty,
+        stdin: true,
+        stdout: true,
+        stderr: !tty,
+    };
+    let open = async |request: cri::ExecRequest| {
+        machine.runtime.exec(Request::new(request)).await.expect("exec").into_inner().url
+    };
+    let url = open(request(&["sh", "-c", "cat; echo err >&2; exit 4"], false)).await;
+    let socket = streams.connect(&url, "v5.channel.k8s.io").await;
+    let [_, out, err, status, _] = client::talk(socket, &[b"\x00some input", b"\xff\x00"]).await;
+    assert_eq!((out.as_str(), err.as_str()), ("some input", "err\n"));
+    assert!(status.contains(r#""message":"4","reason":"ExitCode""#), "{status}");
+    let url = open(request(&["sh", "-c", "sleep 0.3; stty size; tty"], true)).await;
+    let socket = streams.connect(&url, "v4.channel.k8s.io").await;
+    let [_, out, _, status, _] = client::talk(socket, &[b"\x04{\"Width\":123,\"Height\":45}"]).await;
+    assert!(out.contains("45 123") && out.contains("/dev/pts/"), "{out}");
+    assert!(status.contains("Success"), "{status}");
+    let forward = cri::PortForwardRequest { pod_sandbox_id: pod.clone(), port: vec![8080] };
+    let url = machine.runtime.port_forward(Request::new(forward)).await.expect("forward").into_inner().url;
+    let socket = streams.connect(&url, "v4.channel.k8s.io").await;
+    let [data, error, ..] = client::talk(socket, &[]).await;
+    assert!(data.starts_with("\u{90}\u{1f}"), "the port, its low byte first");
+    assert!(data.ends_with("hello from the pod\n"), "{data:?} {error:?}");
+    machine.remove_pod(&pod).await;
+}
+
+async fn starting_is_fast(machine: &mut Machine) {
+    let mut times = Vec::new();
+    for round in 0..20 {
+        let began = Instant::now();
+        let pod = machine.pod(&format!("fast{round}")).await;
+        let ran = began.elapsed();
+        let id = machine.create(&pod, "c", &["sleep", "1000"], |_| {}).await.expect("create");
+        let created = began.elapsed();
+        machine.start(&id).await;
+        let started = began.elapsed();
+        machine.remove_pod(&pod).await;
+        times.push((started, ran, created - ran, started - created, began.elapsed() - started));
+    }
+    times.sort_unstable();
+    let (all, run, create, start, remove) = times[times.len() / 2];
+    println!("  median {all:?}: run {run:?}, create {create:?}, start {start:?}; remove {remove:?}");
+}

@@ -1,0 +1,347 @@
+//! A machine for one test run: an image of busybox, a runtime with directories, bridge, table and
+//! cgroups of its own, and a look at what is left at the end.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use coracle_cni::{Network, NetworkConfig};
+use coracle_cri::{Runtime, RuntimeConfig};
+use coracle_images::{Images, ImagesConfig};
+use coracle_proto::cri;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use tonic::{Request, Status};
+
+const IMAGE: &str = "registry.test/busybox:latest";
+
+/// The machine. `runtime` is replaced when the agent "restarts".
+pub(crate) struct Machine {
+    pub(crate) runtime: Runtime,
+    dir: TempDir,
+    images: Images,
+    network: Network,
+    cgroup_root: String,
+}
+
+impl Machine {
+    /// Makes it.
+    pub(crate) async fn new() -> Self {
+        let dir = tempfile::tempdir().expect("directory");
+        let layout = layout(dir.path());
+        let images = Images::open(ImagesConfig::new(dir.path().join("root"))).await.expect("images");
+        images.import(&layout, Some(IMAGE)).await.expect("import");
+        let network = NetworkConfig {
+            conf_dir: None,
+            state_dir: dir.path().join("state/cni"),
+            bridge: "corcri0".into(),
+            table: "corcri".into(),
+            mtu: None,
+        };
+        let network = Network::open(network).await.expect("network");
+        network.set_pod_cidrs(vec!["10.88.0.0/24".parse().expect("range")]).await.expect("range");
+        let cgroup_root = format!("/coracle-cri-test-{}", std::process::id());
+        let runtime = open(dir.path(), &cgroup_root, &images, &network).await;
+        Self { runtime, dir, images, network, cgroup_root }
+    }
+
+    /// The namespace's own loopback, for clients of the streams.
+    pub(crate) fn loopback_up(&self) {
+        let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip");
+        assert!(up.success());
+    }
+
+    /// What runs nothing: the runtime in its place has no state.
+    pub(crate) async fn close_runtime(&mut self) {
+        let empty = self.dir.path().join("nothing");
+        self.runtime = open(&empty, &self.cgroup_root, &self.images, &self.other_network().await).await;
+        // The tasks of the old one end with their connections.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+
+    pub(crate) async fn open_runtime(&mut self) {
+        self.runtime = open(self.dir.path(), &self.cgroup_root, &self.images, &self.network).await;
+    }
+
+    /// The agent ends, and begins again after a while.
+    pub(crate) async fn restart(&mut self, away: Duration) {
+        self.close_runtime().await;
+        tokio::time::sleep(away).await;
+        self.open_runtime().await;
+    }
+
+    async fn other_network(&self) -> Network {
+        let config = NetworkConfig {
+            conf_dir: None,
+            state_dir: self.dir.path().join("nothing/cni"),
+            bridge: "corcri1".into(),
+            table: "corcri1".into(),
+            mtu: None,
+        };
+        Network::open(config).await.expect("network")
+    }
+
+    pub(crate) async fn pod(&self, name: &str) -> String {
+        self.try_pod(name, |_| {}).await.expect("sandbox")
+    }
+
+    pub(crate) async fn try_pod(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut cri::PodSandboxConfig),
+    ) -> Result<String, Status> {
+        let metadata = cri::PodSandboxMetadata {
+            name: name.into(),
+            uid: format!("uid-{name}"),
+            namespace: "default".into(),
+            attempt: 0,
+        };
+        let dns = cri::DnsConfig { servers: vec!["10.43.0.10".into()], ..Default::default() };
+        let options =
+            cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
+        let mut config = cri::PodSandboxConfig {
+            metadata: Some(metadata),
+            hostname: format!("host-{name}"),
+            log_directory: self.dir.path().join("logs").join(name).to_string_lossy().into_owned(),
+            dns_config: Some(dns),
+            linux: Some(cri::LinuxPodSandboxConfig {
+                cgroup_parent: format!("{}/kubepods/pod-{name}", self.cgroup_root),
+                security_context: Some(cri::LinuxSandboxSecurityContext {
+                    namespace_options: Some(options),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        change(&mut config);
+        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+        Ok(self.runtime.run_pod_sandbox(Request::new(request)).await?.into_inner().pod_sandbox_id)
+    }
+
+    pub(crate) async fn create(
+        &self,
+        pod: &str,
+        name: &str,
+        command: &[&str],
+        change: impl FnOnce(&mut cri::ContainerConfig),
+    ) -> Result<String, Status> {
+        let mut config = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: name.into(), attempt: 0 }),
+            image: Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() }),
+            command: command.iter().map(|word| (*word).to_owned()).collect(),
+            log_path: format!("{name}/0.log"),
+            ..Default::default()
+        };
+        security(&mut config).namespace_options =
+            Some(cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() });
+        change(&mut config);
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: pod.into(),
+            config: Some(config),
+            sandbox_config: None,
+        };
+        Ok(self.runtime.create_container(Request::new(request)).await?.into_inner().container_id)
+    }
+
+    pub(crate) async fn start(&self, id: &str) {
+        self.try_start(id).await.expect("start");
+    }
+
+    pub(crate) async fn try_start(&self, id: &str) -> Result<(), Status> {
+        let request = cri::StartContainerRequest { container_id: id.into() };
+        self.runtime.start_container(Request::new(request)).await.map(|_| ())
+    }
+
+    pub(crate) async fn remove(&self, id: &str) {
+        let request = cri::RemoveContainerRequest { container_id: id.into() };
+        self.runtime.remove_container(Request::new(request)).await.expect("remove");
+    }
+
+    pub(crate) async fn run(&self, pod: &str, name: &str, command: &[&str]) -> String {
+        let id = self.create(pod, name, command, |_| {}).await.expect("create");
+        self.start(&id).await;
+        id
+    }
+
+    pub(crate) async fn stop(&self, id: &str, timeout: i64) {
+        let request = cri::StopContainerRequest { container_id: id.into(), timeout };
+        self.runtime.stop_container(Request::new(request)).await.expect("stop");
+    }
+
+    pub(crate) async fn remove_pod(&self, id: &str) {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.into() };
+        self.runtime.stop_pod_sandbox(Request::new(request)).await.expect("stop sandbox");
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.into() };
+        self.runtime.remove_pod_sandbox(Request::new(request)).await.expect("remove sandbox");
+    }
+
+    pub(crate) async fn exec(
+        &self,
+        id: &str,
+        command: &[&str],
+        timeout: i64,
+    ) -> Result<cri::ExecSyncResponse, Status> {
+        let cmd = command.iter().map(|word| (*word).to_owned()).collect();
+        let request = cri::ExecSyncRequest { container_id: id.into(), cmd, timeout };
+        self.runtime.exec_sync(Request::new(request)).await.map(tonic::Response::into_inner)
+    }
+
+    pub(crate) async fn status(&self, id: &str) -> cri::ContainerStatus {
+        self.full_status(id).await.status.expect("status")
+    }
+
+    async fn full_status(&self, id: &str) -> cri::ContainerStatusResponse {
+        let request = cri::ContainerStatusRequest { container_id: id.into(), verbose: true };
+        self.runtime.container_status(Request::new(request)).await.expect("status").into_inner()
+    }
+
+    pub(crate) async fn sandbox(&self, id: &str) -> cri::PodSandboxStatus {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose: true };
+        let answer =
+            self.runtime.pod_sandbox_status(Request::new(request)).await.expect("status").into_inner();
+        answer.status.expect("status")
+    }
+
+    pub(crate) async fn wait_exited(&self, id: &str) -> cri::ContainerStatus {
+        for _ in 0..1500 {
+            let status = self.status(id).await;
+            if status.state == i32::from(cri::ContainerState::ContainerExited) {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("container {id} does not end");
+    }
+
+    pub(crate) async fn pid(&self, id: &str) -> i32 {
+        number(&self.full_status(id).await.info["info"], "pid")
+    }
+
+    pub(crate) async fn shim_pid(&self, id: &str) -> i32 {
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.into(), verbose: true };
+        let answer =
+            self.runtime.pod_sandbox_status(Request::new(request)).await.expect("status").into_inner();
+        number(&answer.info["info"], "pid")
+    }
+
+    /// Everything that the runtime made: directories, cgroups, interfaces, mounts.
+    pub(crate) fn traces(&self) -> Vec<String> {
+        let mut traces = Vec::new();
+        for dir in ["state/sandboxes", "state/containers", "root/containers"] {
+            traces.extend(list(&self.dir.path().join(dir)));
+        }
+        for controller in ["memory", "cpu", "pids"] {
+            let root = format!("/sys/fs/cgroup/{controller}{}", self.cgroup_root);
+            for parent in list(&PathBuf::from(root).join("kubepods")) {
+                traces.extend(list(Path::new(&parent)).into_iter().filter(|path| Path::new(path).is_dir()));
+            }
+        }
+        traces.extend(list(Path::new("/sys/class/net")).into_iter().filter(|name| name.contains("veth")));
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        let dir = self.dir.path().to_string_lossy().into_owned();
+        traces.extend(mounts.lines().filter(|line| line.contains(&dir)).map(str::to_owned));
+        traces.sort_unstable();
+        traces
+    }
+
+    /// Ends it, and fails when anything is left.
+    pub(crate) async fn close(self) {
+        assert_eq!(self.traces(), Vec::<String>::new());
+        for entry in std::fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten() {
+            let root = entry.path().join(self.cgroup_root.trim_start_matches('/'));
+            for _ in 0..5 {
+                let _left = Command::new("find")
+                    .arg(&root)
+                    .args(["-depth", "-type", "d", "-exec", "rmdir", "{}", ";"])
+                    .output();
+            }
+        }
+    }
+}
+
+/// A container's security context.
+pub(crate) fn security(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
+    config.linux.get_or_insert_default().security_context.get_or_insert_default()
+}
+
+/// Whether a process runs.
+pub(crate) fn alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn number(info: &str, name: &str) -> i32 {
+    let info: serde_json::Value = serde_json::from_str(info).expect("info");
+    info[name].as_i64().and_then(|value| i32::try_from(value).ok()).expect("a pid")
+}
+
+fn list(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path().to_string_lossy().into_owned()).collect()
+}
+
+async fn open(dir: &Path, cgroup_root: &str, images: &Images, network: &Network) -> Runtime {
+    let config = RuntimeConfig {
+        root: dir.join("root"),
+        state: dir.join("state"),
+        cgroup_root: cgroup_root.to_owned(),
+        shim_binary: std::env::current_exe().expect("our own path"),
+        ..Default::default()
+    };
+    Runtime::open(config, images.clone(), network.clone()).await.expect("runtime")
+}
+
+/// An OCI layout with one layer: busybox under every name that it knows.
+fn layout(dir: &Path) -> PathBuf {
+    let root = dir.join("rootfs");
+    for part in ["bin", "etc", "tmp", "proc", "sys", "dev"] {
+        std::fs::create_dir_all(root.join(part)).expect("directory");
+    }
+    std::fs::copy("/bin/busybox", root.join("bin/busybox")).expect("busybox");
+    let names = Command::new("/bin/busybox").arg("--list").output().expect("busybox runs").stdout;
+    for name in String::from_utf8_lossy(&names).lines().filter(|name| *name != "busybox") {
+        std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).expect("link");
+    }
+    std::fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").expect("passwd");
+    let layout = dir.join("layout");
+    let blobs = layout.join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).expect("directory");
+    let tar = dir.join("layer.tar");
+    let made = Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg(".").status().expect("tar");
+    assert!(made.success());
+    let put = |bytes: &[u8]| {
+        let digest = hex::encode(Sha256::digest(bytes));
+        std::fs::write(blobs.join(&digest), bytes).expect("blob");
+        (format!("sha256:{digest}"), bytes.len())
+    };
+    let (layer, layer_size) = put(&std::fs::read(&tar).expect("layer"));
+    let config = serde_json::json!({
+        "architecture": if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" },
+        "os": "linux",
+        "config": { "Env": ["PATH=/bin"], "Cmd": ["sh"] },
+        "rootfs": { "type": "layers", "diff_ids": [layer] },
+        "history": [],
+    });
+    let (config, config_size) = put(config.to_string().as_bytes());
+    let manifest = serde_json::json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": { "mediaType": "application/vnd.oci.image.config.v1+json", "digest": config, "size": config_size },
+        "layers": [{ "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": layer, "size": layer_size }],
+    });
+    let (manifest, manifest_size) = put(manifest.to_string().as_bytes());
+    let index = serde_json::json!({
+        "schemaVersion": 2,
+        "manifests": [{
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "digest": manifest,
+            "size": manifest_size,
+            "annotations": { "org.opencontainers.image.ref.name": "latest" },
+        }],
+    });
+    std::fs::write(layout.join("index.json"), index.to_string()).expect("index");
+    std::fs::write(layout.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("layout");
+    layout
+}
