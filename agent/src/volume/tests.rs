@@ -21,6 +21,8 @@ use tokio_stream::wrappers::BroadcastStream;
 
 use super::*;
 
+type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
+
 /// The objects, by path, and who watches them.
 #[derive(Clone)]
 struct Api {
@@ -54,12 +56,7 @@ impl Api {
         kube::Client::new(service, "ns")
     }
 
-    fn answer(
-        &self,
-        request: &Request<kube::client::Body>,
-    ) -> Response<
-        StreamBody<futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>>,
-    > {
+    fn answer(&self, request: &Request<kube::client::Body>) -> Response<StreamBody<Frames>> {
         let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default());
         let one =
             |value: Value| futures::stream::iter([Ok(Frame::data(Bytes::from(value.to_string())))]).boxed();
@@ -230,12 +227,29 @@ fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
             "asked for once"
         );
 
-        fs::create_dir(at("disk").join("part")).expect("mkdir");
-        fs::write(at("disk").join("part/file"), "x").expect("write");
+        assert_eq!(ctx.pods(), BTreeSet::from(["u1".to_owned()]));
+        unmount_all(&ctx, "u1").await.expect("removed");
+        unmount_all(&ctx, "u1").await.expect("removed the absent");
+        assert_eq!(machine.mounts(), before);
+        assert!(ctx.pods().is_empty());
+    });
+}
+
+#[test]
+fn a_part_of_a_volume_is_mounted_for_its_container_and_goes_with_the_pod() {
+    apart(async {
+        let machine = Machine::new("part");
+        let ctx = machine.context();
+        let before = machine.mounts();
+        let volumes =
+            mount_all(&ctx, &pod(json!([{"name": "disk", "emptyDir": {}}]))).await.expect("mounted");
+        let disk = volumes.host_path("disk").expect("a volume");
+        fs::create_dir(disk.join("part")).expect("mkdir");
+        fs::write(disk.join("part/file"), "x").expect("write");
         let part = sub_path::SubPath {
             uid: "u1",
             volume: "disk",
-            host_path: at("disk"),
+            host_path: disk,
             container: "a",
             index: 0,
             path: "part",
@@ -243,13 +257,9 @@ fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
         let mounted = sub_path::mount(&ctx, &part).expect("sub path");
         assert_eq!(fs::read_to_string(mounted.join("file")).ok().as_deref(), Some("x"));
         assert_eq!(sub_path::mount(&ctx, &part).expect("again"), mounted);
-        assert_eq!(machine.mounts().len(), before.len() + 2);
-
-        assert_eq!(ctx.pods(), BTreeSet::from(["u1".to_owned()]));
+        assert_eq!(machine.mounts().len(), before.len() + 1);
         unmount_all(&ctx, "u1").await.expect("removed");
-        unmount_all(&ctx, "u1").await.expect("removed the absent");
         assert_eq!(machine.mounts(), before);
-        assert!(ctx.pods().is_empty());
     });
 }
 

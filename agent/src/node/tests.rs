@@ -1,0 +1,211 @@
+//! The node against a small API, with the real network in a network namespace of the test's own.
+
+use std::convert::Infallible;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use bytes::Bytes;
+use coracle_cni::NetworkConfig;
+use futures::StreamExt;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+use tokio_stream::wrappers::BroadcastStream;
+
+use super::*;
+
+type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, Infallible>>;
+
+/// One node and one lease, and every write of them.
+#[derive(Clone)]
+struct Api {
+    objects: Arc<Mutex<BTreeMap<String, Value>>>,
+    writes: Arc<Mutex<Vec<(Method, String, Value)>>>,
+    events: broadcast::Sender<Value>,
+}
+
+impl Api {
+    fn new() -> Api {
+        Api { objects: Arc::default(), writes: Arc::default(), events: broadcast::channel(16).0 }
+    }
+
+    fn client(&self) -> kube::Client {
+        let api = self.clone();
+        let service = tower::service_fn(move |request| {
+            let api = api.clone();
+            async move { Ok::<_, Infallible>(api.answer(request).await) }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    async fn answer(&self, request: Request<kube::client::Body>) -> Response<StreamBody<Frames>> {
+        let (head, body) = request.into_parts();
+        let body = body.collect().await.expect("body").to_bytes();
+        let (path, query) = (head.uri.path().to_owned(), head.uri.query().unwrap_or_default().to_owned());
+        if query.contains("watch=") {
+            let events = BroadcastStream::new(self.events.subscribe()).filter_map(async |event| event.ok());
+            let lines = events.map(|event| Ok(Frame::data(Bytes::from(format!("{event}\n")))));
+            return Response::new(StreamBody::new(lines.boxed()));
+        }
+        let (status, value) = if head.method == Method::GET {
+            self.read(&path, &query)
+        } else {
+            self.write(&head.method, &path, &body)
+        };
+        let frame = Ok(Frame::data(Bytes::from(value.to_string())));
+        let mut response = Response::new(StreamBody::new(futures::stream::iter([frame]).boxed()));
+        *response.status_mut() = status;
+        response
+    }
+
+    fn read(&self, path: &str, query: &str) -> (StatusCode, Value) {
+        let objects = self.objects.lock().expect("objects");
+        if query.contains("fieldSelector") {
+            let items: Vec<&Value> = objects.get("/api/v1/nodes/n1").into_iter().collect();
+            return (
+                StatusCode::OK,
+                json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items}),
+            );
+        }
+        objects.get(path).map_or_else(absent, |found| (StatusCode::OK, found.clone()))
+    }
+
+    fn write(&self, method: &Method, path: &str, body: &[u8]) -> (StatusCode, Value) {
+        let body: Value = serde_json::from_slice(body).expect("json");
+        let path = path.trim_end_matches("/status").to_owned();
+        let mut objects = self.objects.lock().expect("objects");
+        let (at, made) = if *method == Method::POST {
+            let mut made = body.clone();
+            made["metadata"]["uid"] = json!("u1");
+            (format!("{path}/n1"), made)
+        } else {
+            let Some(mut found) = objects.get(&path).cloned() else { return absent() };
+            merge(&mut found, &body);
+            (path.clone(), found)
+        };
+        self.writes.lock().expect("writes").push((method.clone(), path, body));
+        objects.insert(at.clone(), made.clone());
+        if at.contains("/nodes/") {
+            let _ = self.events.send(json!({"type": "MODIFIED", "object": made}));
+        }
+        (StatusCode::OK, made)
+    }
+
+    /// What the controller that gives out ranges does.
+    fn give_range(&self) {
+        let patch = json!({"spec": {"podCIDR": "10.99.0.0/24", "podCIDRs": ["10.99.0.0/24"]}}).to_string();
+        self.write(&Method::PATCH, "/api/v1/nodes/n1", patch.as_bytes());
+    }
+
+    fn node(&self) -> Option<Value> {
+        self.objects.lock().expect("objects").get("/api/v1/nodes/n1").cloned()
+    }
+
+    fn ready(&self) -> Option<String> {
+        let node = self.node()?;
+        let conditions = node["status"]["conditions"].as_array()?;
+        conditions.iter().find(|c| c["type"] == "Ready")?["status"].as_str().map(str::to_owned)
+    }
+
+    async fn until_ready(&self, wanted: &str) {
+        let waiting = async {
+            while self.ready().as_deref() != Some(wanted) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), waiting)
+            .await
+            .unwrap_or_else(|_| panic!("Ready={wanted}"));
+    }
+}
+
+fn absent() -> (StatusCode, Value) {
+    (
+        StatusCode::NOT_FOUND,
+        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": ""}),
+    )
+}
+
+/// As much of a patch as these objects need: lists are replaced.
+fn merge(into: &mut Value, patch: &Value) {
+    match patch.as_object() {
+        Some(fields) => fields.iter().for_each(|(key, value)| merge(&mut into[key], value)),
+        None => *into = patch.clone(),
+    }
+}
+
+fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
+    let config = NodeConfig {
+        name: "n1".to_owned(),
+        ips: vec!["192.0.2.1".parse().expect("address")],
+        labels: BTreeMap::new(),
+        taints: Vec::new(),
+        register: true,
+        kubelet_port: 10250,
+        max_pods: 110,
+        reserved: BTreeMap::new(),
+        state_dir: dir.to_owned(),
+        runtime_version: "coracle://0".to_owned(),
+    };
+    NodeAgent::new(config, api.client(), network).expect("facts")
+}
+
+async fn network(dir: &std::path::Path) -> Network {
+    let config = NetworkConfig {
+        conf_dir: None,
+        state_dir: dir.join("cni"),
+        bridge: "coracletest0".to_owned(),
+        table: "coracletest".to_owned(),
+        mtu: None,
+    };
+    Network::open(config).await.expect("network")
+}
+
+#[test]
+fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
+    let story = async {
+        let dir = std::env::temp_dir().join(format!("coracle-node-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("temp dir");
+        let (api, shutdown) = (Api::new(), CancellationToken::new());
+        let running = tokio::spawn(agent(&api, network(&dir).await, &dir).run(shutdown.clone()));
+        api.until_ready("False").await;
+        let node = api.node().expect("node");
+        assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
+        assert_eq!(node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10250);
+        // The watch begins after the node is there, as it does with a real API.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        api.give_range();
+        api.until_ready("True").await;
+        let lease = api
+            .objects
+            .lock()
+            .expect("objects")
+            .get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1")
+            .cloned();
+        assert_eq!(lease.expect("a lease")["metadata"]["ownerReferences"][0]["uid"], "u1");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let written = api.writes.lock().expect("writes").len();
+        assert_eq!(written, 4, "node, lease, range, status: {:?}", api.writes);
+        shutdown.cancel();
+        running.await.expect("join");
+
+        // The next life knows its range without being told, and has nothing to say.
+        let (again, shutdown) = (network(&dir).await, CancellationToken::new());
+        let running = tokio::spawn(agent(&api, again.clone(), &dir).run(shutdown.clone()));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(again.ready(), Ok(()));
+        let writes = api.writes.lock().expect("writes")[written..].to_vec();
+        assert!(writes.iter().all(|(_, path, _)| path.contains("leases")), "{writes:?}");
+        shutdown.cancel();
+        running.await.expect("join");
+        std::fs::remove_dir_all(&dir).expect("clean up");
+    };
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("root, to have a network apart");
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(story);
+    });
+    thread.join().expect("the test");
+}
