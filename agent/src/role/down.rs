@@ -4,7 +4,6 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::Args;
-use coracle_agent::cgroup::{CgroupConfig, Cgroups};
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
 use nix::sys::signal::{Signal, kill};
@@ -13,7 +12,7 @@ use tonic::Request;
 
 use super::node::{self, Parts};
 use crate::lock::Lock;
-use crate::settings::{ControlPlaneSettings, Node, NodeSettings, Places, Settings};
+use crate::settings::{ControlPlaneSettings, NodeSettings, Places, Settings};
 
 /// Flags of `coracle down`.
 #[derive(Args)]
@@ -48,8 +47,10 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
         Err(error) => note("runtime", Err(error)),
     }
-    note("volumes", unmount_below(&node.dirs.state.join("pods")));
-    note("cgroups", remove_cgroups(&node).await);
+    for dir in [&node.dirs.state, &node.dirs.run] {
+        note("volumes", unmount_below(dir));
+    }
+    note("cgroups", remove_cgroups(&node.cgroup_root));
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if arguments.purge {
@@ -93,9 +94,37 @@ async fn remove_pods(parts: &Parts) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn remove_cgroups(node: &Node) -> anyhow::Result<()> {
-    let config = CgroupConfig { root: node.cgroup_root.clone(), cpu_millis: 1000, pod_pids_limit: None };
-    Ok(Cgroups::open(config)?.remove_all().await?)
+/// Removes our cgroups from every hierarchy, and the root below which they were if it was made for us.
+fn remove_cgroups(root: &str) -> anyhow::Result<()> {
+    let root = root.trim_matches('/');
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    for line in mounts.lines().filter(|line| line.contains(" - cgroup")) {
+        let Some(hierarchy) = line.split(' ').nth(4) else { continue };
+        let root = Path::new(hierarchy).join(root);
+        for group in ["kubepods", "coracle"] {
+            remove_cgroup(&root.join(group))?;
+        }
+        if root != Path::new(hierarchy) {
+            // Not ours alone when something else is in it: then it stays.
+            drop(std::fs::remove_dir(&root));
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's files go with their directory; only directories are removed one by one.
+fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.with_context(|| format!("cannot read {}", dir.display()))?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_cgroup(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(dir).with_context(|| format!("cannot remove {}", dir.display()))
 }
 
 /// Unmounts whatever is mounted below `dir`, the deepest first.
