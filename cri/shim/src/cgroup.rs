@@ -108,8 +108,18 @@ pub(crate) fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Vec<PathBuf>
     hierarchies.iter().map(|hierarchy| hierarchy.make(path)).collect()
 }
 
-/// The cgroups of that path that exist.
+/// Whether a path names a cgroup below a hierarchy's root. The root itself holds the whole machine:
+/// an empty path there, of a container whose cgroup is not known yet, would be everybody's death.
+pub(crate) fn is_below_root(path: &str) -> bool {
+    let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
+    parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
+}
+
+/// The cgroups of that path that exist. Never the root.
 pub(crate) fn existing(hierarchies: &[Hierarchy], path: &str) -> Vec<PathBuf> {
+    if !is_below_root(path) {
+        return Vec::new();
+    }
     hierarchies.iter().map(|hierarchy| hierarchy.at(path)).filter(|at| at.is_dir()).collect()
 }
 
@@ -146,10 +156,6 @@ fn children(cgroup: &Path) -> Vec<PathBuf> {
 
 /// Removes the cgroup and all below it, in every hierarchy. Absent is removed.
 pub(crate) fn remove(hierarchies: &[Hierarchy], path: &str) -> Result<Removed, CgroupError> {
-    // The root of a hierarchy is nobody's to remove.
-    if path.trim_matches('/').is_empty() {
-        return Ok(Removed::All);
-    }
     let mut removed = Removed::All;
     for cgroup in existing(hierarchies, path) {
         if remove_tree(&cgroup)? == Removed::Busy {
@@ -176,6 +182,9 @@ fn remove_tree(cgroup: &Path) -> Result<Removed, CgroupError> {
 /// How many processes of the cgroup the kernel killed for want of memory: v1 counts in
 /// memory.oom_control, v2 in memory.events.
 pub(crate) fn oom_kills(hierarchies: &[Hierarchy], path: &str) -> u64 {
+    if !is_below_root(path) {
+        return 0;
+    }
     let counters = hierarchies.iter().filter_map(|hierarchy| {
         let file = match hierarchy.controllers.as_str() {
             "" => "memory.events",
@@ -211,6 +220,16 @@ mod tests {
         assert_eq!(mounts, ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"]);
         assert!(found[0].has("cpuacct"));
         assert!(!found[2].has("memory"));
+    }
+
+    #[test]
+    fn the_root_of_a_hierarchy_is_never_ours() {
+        let root = Hierarchy { mount: PathBuf::from("/sys/fs/cgroup"), controllers: String::new() };
+        for path in ["", "/", "//", "..", "/a/../..", "/./"] {
+            assert!(existing(std::slice::from_ref(&root), path).is_empty(), "{path:?}");
+            assert!(processes(std::slice::from_ref(&root), path).is_empty(), "{path:?}");
+        }
+        assert!(is_below_root("/kubepods/pod1"));
     }
 
     #[test]

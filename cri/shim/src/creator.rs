@@ -23,6 +23,7 @@ use libcontainer::oci_spec::OciSpecError;
 use libcontainer::oci_spec::runtime::Spec;
 use libcontainer::syscall::syscall::SyscallType;
 
+use crate::cgroup;
 use crate::fault;
 use crate::kernel;
 use crate::overlay::{self, OverlayError};
@@ -51,6 +52,8 @@ enum CreateError {
     Read { path: PathBuf, source: OciSpecError },
     #[error("the spec has no {0}")]
     Missing(&'static str),
+    #[error("the cgroup {0:?} is not below the root of its hierarchy")]
+    Cgroup(String),
     #[error("mount the root file system")]
     Rootfs(#[source] OverlayError),
     #[error("make the working directory {}", .path.display())]
@@ -83,7 +86,7 @@ pub(crate) fn run(plan: &Plan<'_>, speaker: Speaker) -> ! {
 
 fn kind(error: &CreateError) -> Kind {
     match error {
-        CreateError::Read { .. } | CreateError::Missing(_) => Kind::Invalid,
+        CreateError::Read { .. } | CreateError::Missing(_) | CreateError::Cgroup(_) => Kind::Invalid,
         CreateError::Library(error) => match **error {
             LibcontainerError::InvalidSpec(_) => Kind::Invalid,
             _ => Kind::Internal,
@@ -97,7 +100,11 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<i32, CreateError> {
     let mut spec = Spec::load(&path).map_err(|source| CreateError::Read { path, source })?;
     let cgroup = spec.linux().as_ref().and_then(|linux| linux.cgroups_path().clone());
     let cgroup = cgroup.ok_or(CreateError::Missing("cgroupsPath"))?;
-    speaker.say(&Word::Cgroup(cgroup.to_string_lossy().into_owned()));
+    let cgroup = cgroup.to_string_lossy().into_owned();
+    if !cgroup::is_below_root(&cgroup) {
+        return Err(CreateError::Cgroup(cgroup));
+    }
+    speaker.say(&Word::Cgroup(cgroup));
 
     if let Some(overlay) = plan.rootfs {
         // Still in the shim's mount namespace: it goes when the shim goes.

@@ -95,8 +95,11 @@ impl Shim {
     }
 }
 
-/// It may be gone already.
+/// It may be gone already. Zero and negative numbers mean groups of processes, 1 is the machine's.
 fn end(pid: i32) {
+    if pid <= 1 {
+        return;
+    }
     let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
 }
 

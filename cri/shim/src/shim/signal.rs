@@ -49,7 +49,7 @@ impl Shim {
 
 /// Real-time signals have no name in `Signal`, but a container may be stopped by one.
 pub(super) fn send(pid: i32, signal: i32) -> Result<(), Fault> {
-    if pid <= 0 {
+    if pid <= 1 {
         return Err(Fault::new(Kind::WrongState, "the process has not started yet"));
     }
     let sent = match Signal::try_from(signal) {
