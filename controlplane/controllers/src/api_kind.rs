@@ -19,9 +19,8 @@ pub(crate) type Meta = PartialObjectMeta<DynamicObject>;
 pub(crate) struct ApiKind {
     pub(crate) resource: ApiResource,
     pub(crate) namespaced: bool,
-    pub(crate) deletable: bool,
-    pub(crate) collectable: bool,
-    pub(crate) watchable: bool,
+    /// What may be done with its objects.
+    pub(crate) verbs: Vec<String>,
 }
 
 impl Context {
@@ -39,11 +38,7 @@ async fn discover(client: &Client) -> Result<Vec<ApiKind>, kube::Error> {
         for (resource, capabilities) in group.recommended_resources() {
             kinds.push(ApiKind {
                 namespaced: capabilities.scope == Scope::Namespaced,
-                deletable: capabilities.supports_operation(verbs::DELETE)
-                    && capabilities.supports_operation(verbs::LIST),
-                collectable: capabilities.supports_operation(verbs::DELETE_COLLECTION),
-                watchable: capabilities.supports_operation(verbs::LIST)
-                    && capabilities.supports_operation(verbs::WATCH),
+                verbs: capabilities.operations,
                 resource,
             });
         }
@@ -52,6 +47,11 @@ async fn discover(client: &Client) -> Result<Vec<ApiKind>, kube::Error> {
 }
 
 impl ApiKind {
+    /// Whether all of these may be done with its objects.
+    pub(crate) fn can(&self, verbs: &[&str]) -> bool {
+        verbs.iter().all(|verb| self.verbs.iter().any(|own| own == verb))
+    }
+
     /// The name that the server calls the kind by.
     pub(crate) fn name(&self) -> String {
         if self.resource.group.is_empty() {
@@ -130,7 +130,7 @@ impl ApiKind {
 
     /// Deletes all objects in a namespace.
     pub(crate) async fn delete_all(&self, client: &Client, namespace: &str) -> Result<(), Error> {
-        if !self.collectable {
+        if !self.can(&[verbs::DELETE_COLLECTION]) {
             for object in self.list(client, namespace).await? {
                 self.delete(client, &Key::of(&object.metadata), &DeleteParams::background()).await?;
             }

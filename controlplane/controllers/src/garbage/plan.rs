@@ -101,7 +101,7 @@ pub(crate) mod tests {
     /// A kind for tests.
     pub(crate) fn kind(name: &str, namespaced: bool) -> Arc<ApiKind> {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", name));
-        Arc::new(ApiKind { resource, namespaced, deletable: true, collectable: true, watchable: true })
+        Arc::new(ApiKind { resource, namespaced, verbs: Vec::new() })
     }
 
     fn decide(meta: Value, owners: &[Owner], dependents: [bool; 3]) -> Action {

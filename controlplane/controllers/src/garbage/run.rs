@@ -9,6 +9,7 @@ use futures::StreamExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
+use kube::discovery::verbs;
 use kube::runtime::watcher::{Event, watcher};
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -54,7 +55,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     let mut tasks = JoinSet::new();
     let mut listed = JoinSet::new();
     let heard = collector.hear(&context);
-    for kind in collector.kinds.iter().filter(|kind| kind.deletable && kind.watchable) {
+    for kind in collector.kinds.iter().filter(|kind| kind.can(&[verbs::DELETE, verbs::LIST, verbs::WATCH])) {
         if heard.contains(&kind.name()) {
             continue;
         }

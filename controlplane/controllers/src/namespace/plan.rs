@@ -28,6 +28,23 @@ impl Left {
         }
     }
 
+    fn failure(&self) -> Option<(&'static str, String)> {
+        let (count, all) = (self.failures.len(), self.failures.join(", "));
+        let message = format!("Failed to delete all resource types, {count} remaining: {all}");
+        (count > 0).then_some(("ContentDeletionFailed", message))
+    }
+
+    fn remaining(&self) -> Option<(&'static str, String)> {
+        let message = format!("Some resources are remaining: {}", list(&self.objects, "has"));
+        (!self.objects.is_empty()).then_some(("SomeResourcesRemain", message))
+    }
+
+    fn finalizing(&self) -> Option<(&'static str, String)> {
+        let all = list(&self.finalizers, "in");
+        let message = format!("Some content in the namespace has finalizers remaining: {all}");
+        (!self.finalizers.is_empty()).then_some(("SomeFinalizersRemain", message))
+    }
+
     /// Whether the namespace is empty, for certain.
     pub(crate) fn is_nothing(&self) -> bool {
         self.objects.is_empty() && self.failures.is_empty()
@@ -36,93 +53,35 @@ impl Left {
 
 /// The conditions that a namespace should show; those that are unchanged keep their times.
 pub(crate) fn conditions(old: &[NamespaceCondition], left: &Left, now: Timestamp) -> Vec<NamespaceCondition> {
-    let list = |counts: &BTreeMap<String, usize>, word: &str| {
-        let parts: Vec<_> =
-            counts.iter().map(|(name, count)| format!("{name}{word}{count} resource instances")).collect();
-        parts.join(", ")
-    };
-    let failed = !left.failures.is_empty();
-    let entries = [
-        (
-            "NamespaceDeletionDiscoveryFailure",
-            false,
-            "ResourcesDiscovered",
-            "All resources successfully discovered".to_owned(),
-        ),
-        (
-            "NamespaceDeletionGroupVersionParsingFailure",
-            false,
-            "ParsedGroupVersions",
-            "All legacy kube types successfully parsed".to_owned(),
-        ),
-        if failed {
-            (
-                "NamespaceDeletionContentFailure",
-                true,
-                "ContentDeletionFailed",
-                format!(
-                    "Failed to delete all resource types, {} remaining: {}",
-                    left.failures.len(),
-                    left.failures.join(", ")
-                ),
-            )
-        } else {
-            (
-                "NamespaceDeletionContentFailure",
-                false,
-                "ContentDeleted",
-                "All content successfully deleted, may be waiting on finalization".to_owned(),
-            )
-        },
-        if left.objects.is_empty() {
-            (
-                "NamespaceContentRemaining",
-                false,
-                "ContentRemoved",
-                "All content successfully removed".to_owned(),
-            )
-        } else {
-            (
-                "NamespaceContentRemaining",
-                true,
-                "SomeResourcesRemain",
-                format!("Some resources are remaining: {}", list(&left.objects, " has ")),
-            )
-        },
-        if left.finalizers.is_empty() {
-            (
-                "NamespaceFinalizersRemaining",
-                false,
-                "ContentHasNoFinalizers",
-                "All content-preserving finalizers finished".to_owned(),
-            )
-        } else {
-            (
-                "NamespaceFinalizersRemaining",
-                true,
-                "SomeFinalizersRemain",
-                format!(
-                    "Some content in the namespace has finalizers remaining: {}",
-                    list(&left.finalizers, " in ")
-                ),
-            )
-        },
-    ];
     let time = Timestamp::from_second(now.as_second()).unwrap_or(now);
-    entries
-        .into_iter()
-        .map(|(type_, holds, reason, message)| {
-            let status = if holds { "True" } else { "False" };
-            let before = old.iter().find(|old| old.type_ == type_ && old.status == status);
-            NamespaceCondition {
-                type_: type_.to_owned(),
-                status: status.to_owned(),
-                reason: Some(reason.to_owned()),
-                message: Some(message),
-                last_transition_time: before.map_or(Some(Time(time)), |old| old.last_transition_time.clone()),
-            }
-        })
-        .collect()
+    let condition = |(type_, problem, fine): (&str, Option<(&str, String)>, (&str, &str))| {
+        let status = if problem.is_some() { "True" } else { "False" };
+        let (reason, message) = problem.unwrap_or((fine.0, fine.1.to_owned()));
+        let before = old.iter().find(|old| old.type_ == type_ && old.status == status);
+        NamespaceCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: Some(reason.to_owned()),
+            message: Some(message),
+            last_transition_time: before.map_or(Some(Time(time)), |old| old.last_transition_time.clone()),
+        }
+    };
+    let fine = "All resources successfully discovered";
+    let discovery = ("NamespaceDeletionDiscoveryFailure", None, ("ResourcesDiscovered", fine));
+    let fine = "All legacy kube types successfully parsed";
+    let parsing = ("NamespaceDeletionGroupVersionParsingFailure", None, ("ParsedGroupVersions", fine));
+    let fine = "All content successfully deleted, may be waiting on finalization";
+    let content = ("NamespaceDeletionContentFailure", left.failure(), ("ContentDeleted", fine));
+    let fine = "All content successfully removed";
+    let remaining = ("NamespaceContentRemaining", left.remaining(), ("ContentRemoved", fine));
+    let fine = "All content-preserving finalizers finished";
+    let finalizers = ("NamespaceFinalizersRemaining", left.finalizing(), ("ContentHasNoFinalizers", fine));
+    [discovery, parsing, content, remaining, finalizers].map(condition).into()
+}
+
+fn list(counts: &BTreeMap<String, usize>, word: &str) -> String {
+    let part = |(name, count): (&String, &usize)| format!("{name} {word} {count} resource instances");
+    counts.iter().map(part).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use kube::Resource;
 use kube::api::Request;
+use kube::discovery::verbs;
 use serde_json::{Value, json};
 
 use super::plan::{Left, conditions};
@@ -45,7 +46,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     let kinds = context.kinds().await?;
-    let contents = kinds.iter().filter(|kind| kind.namespaced && kind.deletable);
+    let contents = kinds.iter().filter(|kind| kind.namespaced && kind.can(&[verbs::DELETE, verbs::LIST]));
     let (pods, others): (Vec<_>, Vec<_>) =
         contents.partition(|kind| kind.resource.group.is_empty() && kind.resource.plural == "pods");
     let mut left = empty(context, &key.name, &pods).await;

@@ -151,7 +151,7 @@ async fn create(context: &Context, set: &ReplicaSet, count: usize) -> Outcome {
             match result {
                 Ok(pod) => {
                     let message = format!("Created pod: {}", pod.name());
-                    context.record(&*set, CONTROLLER, (Kind::Normal, "SuccessfulCreate"), message);
+                    context.record(set, CONTROLLER, (Kind::Normal, "SuccessfulCreate"), message);
                 }
                 // Its namespace's deletion will take the set too.
                 Err(error) if is_namespace_terminating(&error) => return Ok(()),

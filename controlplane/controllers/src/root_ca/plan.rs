@@ -15,7 +15,7 @@ pub(crate) enum Action {
 
 /// Decides what to do.
 pub(crate) fn plan(namespace: Option<&Namespace>, copy: Option<&ConfigMap>, pem: &str) -> Action {
-    if !namespace.is_some_and(|namespace| !namespace.deleting()) {
+    if namespace.is_none_or(Object::deleting) {
         return Action::Nothing;
     }
     let Some(copy) = copy else { return Action::Create };
