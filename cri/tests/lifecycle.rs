@@ -59,6 +59,7 @@ fn main() -> ExitCode {
         unknown_ids_are_as_the_cri_says,
         security_reaches_the_kernel,
         streams_carry_commands_and_connections,
+        attach_logs_and_statistics_are_true,
         starting_is_fast,
     );
     runtime.block_on(machine.close());
@@ -297,6 +298,46 @@ async fn streams_carry_commands_and_connections(machine: &mut Machine) {
     let [data, error, ..] = client::talk(socket, &[]).await;
     assert!(data.starts_with("\u{90}\u{1f}"), "the port, its low byte first");
     assert!(data.ends_with("hello from the pod\n"), "{data:?} {error:?}");
+    machine.remove_pod(&pod).await;
+}
+
+async fn attach_logs_and_statistics_are_true(machine: &mut Machine) {
+    let pod = machine.pod("attach").await;
+    let interactive = |config: &mut cri::ContainerConfig| {
+        config.stdin = true;
+        config.stdin_once = true;
+    };
+    let command = ["sh", "-c", "dd if=/dev/zero of=/tmp/zero bs=1M count=3 2>/dev/null; cat; echo end"];
+    let id = machine.create(&pod, "c", &command, interactive).await.expect("create");
+    machine.start(&id).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let stats = machine
+        .runtime
+        .container_stats(Request::new(cri::ContainerStatsRequest { container_id: id.clone() }));
+    let stats = stats.await.expect("stats").into_inner().stats.expect("stats");
+    assert!(stats.writable_layer.expect("layer").used_bytes.expect("bytes").value >= 3 << 20);
+    assert!(stats.memory.expect("memory").usage_bytes.expect("bytes").value > 0);
+    assert!(stats.cpu.expect("cpu").usage_core_nano_seconds.expect("nanoseconds").value > 0);
+    let stats = machine
+        .runtime
+        .pod_sandbox_stats(Request::new(cri::PodSandboxStatsRequest { pod_sandbox_id: pod.clone() }));
+    let linux = stats.await.expect("stats").into_inner().stats.expect("stats").linux.expect("linux");
+    assert_eq!(linux.network.expect("network").default_interface.expect("interface").name, "eth0");
+    assert!(linux.process.expect("processes").process_count.expect("count").value >= 1);
+    let log = machine.status(&id).await.log_path;
+    std::fs::rename(&log, format!("{log}.old")).expect("rotate");
+    let reopen = cri::ReopenContainerLogRequest { container_id: id.clone() };
+    machine.runtime.reopen_container_log(Request::new(reopen)).await.expect("reopen");
+    let streams = client::Streams::open(machine).await;
+    let attach =
+        cri::AttachRequest { container_id: id.clone(), stdin: true, tty: false, stdout: true, stderr: true };
+    let url = machine.runtime.attach(Request::new(attach)).await.expect("attach").into_inner().url;
+    let socket = streams.connect(&url, "v5.channel.k8s.io").await;
+    let [_, out, _, status, _] = client::talk(socket, &[b"\x00typed\n", b"\xff\x00"]).await;
+    assert_eq!(out, "typed\nend\n");
+    assert!(status.contains("Success"), "{status}");
+    assert_eq!(machine.wait_exited(&id).await.exit_code, 0);
+    assert!(std::fs::read_to_string(&log).expect("log").contains("stdout F typed"));
     machine.remove_pod(&pod).await;
 }
 

@@ -238,7 +238,10 @@ impl Machine {
                 traces.extend(list(Path::new(&parent)).into_iter().filter(|path| Path::new(path).is_dir()));
             }
         }
-        traces.extend(list(Path::new("/sys/class/net")).into_iter().filter(|name| name.contains("veth")));
+        // Not /sys/class/net: that shows the namespace in which sysfs was mounted.
+        let interfaces = std::fs::read_to_string("/proc/self/net/dev").expect("interfaces");
+        let names = interfaces.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+        traces.extend(names.filter(|name| name.starts_with("veth")).map(str::to_owned));
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let dir = self.dir.path().to_string_lossy().into_owned();
         traces.extend(mounts.lines().filter(|line| line.contains(&dir)).map(str::to_owned));
