@@ -5,6 +5,12 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+/// The v1 controllers that the container library knows.
+const JOINED: [&str; 12] = [
+    "cpu", "cpuacct", "cpuset", "devices", "hugetlb", "memory", "net_cls", "net_prio", "pids", "perf_event", "blkio",
+    "freezer",
+];
+
 /// A cgroup operation that the kernel refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CgroupError {
@@ -37,6 +43,21 @@ pub(crate) enum Removed {
 // === impl Hierarchy ===
 
 impl Hierarchy {
+    #[cfg(test)]
+    pub(crate) fn new(mount: &str, controllers: &str) -> Self {
+        Self { mount: PathBuf::from(mount), controllers: controllers.to_owned() }
+    }
+
+    /// The names under which a container finds it, for one that the container library joins: all
+    /// controllers together and, where there are several, each.
+    pub(crate) fn aliases(&self) -> Vec<&str> {
+        let mut each: Vec<&str> = self.controllers.split(',').filter(|name| JOINED.contains(name)).collect();
+        if each.len() > 1 {
+            each.insert(0, &self.controllers);
+        }
+        each
+    }
+
     fn has(&self, controller: &str) -> bool {
         self.controllers.split(',').any(|name| name == controller)
     }

@@ -4,6 +4,7 @@
 //! (working directory, out-of-memory score, dumpability) and allocates between its own forks, so it
 //! gets a single-threaded process that nobody misses.
 
+mod cgroup_mount;
 mod cwd;
 mod propagation;
 mod runner;
@@ -23,7 +24,7 @@ use libcontainer::oci_spec::OciSpecError;
 use libcontainer::oci_spec::runtime::Spec;
 use libcontainer::syscall::syscall::SyscallType;
 
-use crate::cgroup;
+use crate::cgroup::{self, Hierarchy};
 use crate::fault;
 use crate::kernel;
 use crate::overlay::{self, OverlayError};
@@ -44,6 +45,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) console: Option<&'a Path>,
     pub(crate) ends: &'a Ends,
     pub(crate) host_mounts: &'a OwnedFd,
+    pub(crate) hierarchies: &'a [Hierarchy],
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +62,8 @@ enum CreateError {
     Cwd { path: PathBuf, source: io::Error },
     #[error("prepare the volumes' propagation")]
     Propagation(#[source] propagation::PropagationError),
+    #[error("adjust the spec")]
+    Build(#[source] OciSpecError),
     #[error("write {}", .path.display())]
     Write { path: PathBuf, source: OciSpecError },
     #[error("duplicate a descriptor")]
@@ -104,7 +108,7 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<i32, CreateError> {
     if !cgroup::is_below_root(&cgroup) {
         return Err(CreateError::Cgroup(cgroup));
     }
-    speaker.say(&Word::Cgroup(cgroup));
+    speaker.say(&Word::Cgroup(cgroup.clone()));
 
     if let Some(overlay) = plan.rootfs {
         // Still in the shim's mount namespace: it goes when the shim goes.
@@ -118,6 +122,7 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<i32, CreateError> {
     let root = plan.bundle.join(root);
     cwd::make(&spec, &root).map_err(|(path, source)| CreateError::Cwd { path, source })?;
     propagation::prepare(&mut spec, plan.dir, plan.host_mounts).map_err(CreateError::Propagation)?;
+    cgroup_mount::replace(&mut spec, plan.hierarchies, &cgroup).map_err(CreateError::Build)?;
     give_to_user(&spec, plan.ends);
     let path = plan.dir.join("config.json");
     spec.save(&path).map_err(|source| CreateError::Write { path, source })?;

@@ -87,9 +87,14 @@ pub(crate) fn close_all_but(keep: &[RawFd]) {
 
 /// Default actions for all signals and an empty mask: what a program may expect to start with.
 pub(crate) fn reset_signals() {
+    // The kernel's `sigaction` of all zeroes is SIG_DFL without flags, whatever its exact layout.
+    // Not the C library's call, which refuses the two signals that it uses itself.
+    let default = [0_u64; 8];
     for signal in 1..=64 {
-        // SAFETY: SIG_DFL is valid for every signal; the two that refuse it refuse harmlessly.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // SAFETY: the structure outlives the call; nothing is written back.
+        unsafe {
+            libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), std::ptr::null::<u64>(), 8_usize)
+        };
     }
     let none = nix::sys::signal::SigSet::empty();
     let _ = none.thread_set_mask();

@@ -46,6 +46,9 @@ const TESTS: &[Test] = tests![
     lifecycle::a_broken_spec_leaves_nothing_and_says_why,
     lifecycle::a_shared_pid_namespace_has_an_init_that_reaps,
     lifecycle::long_lines_go_out_in_parts,
+    lifecycle::an_ordinary_user_with_a_profile_runs_without_no_new_privileges,
+    lifecycle::each_volume_has_the_propagation_that_it_asks_for,
+    lifecycle::a_user_namespace_is_joined_by_an_exec_too,
     exec::an_exec_reads_writes_and_ends_with_its_code,
     exec::an_exec_has_the_seccomp_profile_and_the_limits_of_its_container,
     exec::an_absent_command_and_one_that_cannot_be_executed_are_told_apart,
@@ -67,8 +70,26 @@ fn main() -> ExitCode {
         Some("shim") => coracle_shim::main(coracle_shim::ShimArgs { dir: PathBuf::from(&args[3]) }),
         Some("client") => runtime().block_on(recovery::client(PathBuf::from(&args[2]))),
         // What cargo and its runners pass is not for us, but for a name.
-        filter => run(filter.filter(|filter| !filter.starts_with('-')).unwrap_or("")),
+        filter => {
+            let filter = filter.filter(|filter| !filter.starts_with('-')).unwrap_or("");
+            if std::env::var_os(fixture::RUN).is_some() { run(filter) } else { confined(filter) }
+        }
     }
+}
+
+/// Runs all of it in a pid namespace: whatever goes wrong in there, no process of the machine can be
+/// hit, and none of ours survives.
+fn confined(filter: &str) -> ExitCode {
+    let name = std::process::id().to_string();
+    let status = std::process::Command::new("unshare")
+        .args(["--pid", "--mount-proc", "--kill-child", "--fork"])
+        .arg(std::env::current_exe().unwrap())
+        .arg(filter)
+        .env(fixture::RUN, &name)
+        .status()
+        .expect("unshare");
+    runtime().block_on(fixture::clean(&name));
+    if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -76,6 +97,9 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 fn run(filter: &str) -> ExitCode {
+    // As on a host with systemd; it stays in the namespace that we were given.
+    let (none, flags) = (None::<&str>, nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_SHARED);
+    nix::mount::mount(none, "/", none, flags, none).unwrap();
     let mut failed = 0;
     let chosen: Vec<_> = TESTS.iter().filter(|(name, _)| name.contains(filter)).collect();
     for (name, test) in &chosen {

@@ -42,7 +42,7 @@ impl Process {
         // SAFETY: the kernel has just made this descriptor for us.
         let pidfd = unsafe { OwnedFd::from_raw_fd(raw) };
         let watched =
-            pidfd.try_clone().and_then(|fd| AsyncFd::with_interest(fd, tokio::io::Interest::READABLE));
+            pidfd.try_clone().and_then(|fd| register(fd));
         let watched = watched.map_err(|error| failed(&error))?;
         let (sender, alive) = watch::channel(true);
         tokio::spawn(async move {
@@ -88,6 +88,12 @@ impl Process {
         };
         self.died().await;
     }
+}
+
+fn register(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, tokio::io::Interest::READABLE) };
+    registered.map_err(|error| std::io::Error::other(error.to_string()))
 }
 
 /// ECHILD says that another process is the parent: then it is not for us to reap.

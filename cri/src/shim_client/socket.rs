@@ -51,7 +51,8 @@ impl Socket {
         let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
         let address = UnixAddr::new(&short).map_err(|errno| gone("name", errno))?;
         connect(fd.as_raw_fd(), &address).map_err(|errno| gone("connect to", errno))?;
-        let fd = AsyncFd::new(fd)
+        // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
+        let fd = unsafe { AsyncFd::register(fd) }
             .map_err(|error| Error::new(ErrorKind::Internal, format!("register a socket: {error}")))?;
         Ok(Self { fd })
     }

@@ -162,12 +162,13 @@ fn restrict(
     };
     let load = || load().map_err(|error| ExecError::Seccomp(error.into()));
     let no_new_privileges = process.no_new_privileges() == Some(true);
+    let syscall = create_syscall();
+    let failed = |error: libcontainer::syscall::SyscallError| ExecError::Capabilities(error.into());
+    // What the change of the user took away, to the last step that needs it.
+    capabilities::reset_effective(syscall.as_ref()).map_err(failed)?;
     if !no_new_privileges {
         load()?;
     }
-    let syscall = create_syscall();
-    let failed = |error: libcontainer::syscall::SyscallError| ExecError::Capabilities(error.into());
-    capabilities::reset_effective(syscall.as_ref()).map_err(failed)?;
     if let Some(sets) = process.capabilities() {
         capabilities::drop_privileges(sets, syscall.as_ref()).map_err(failed)?;
     }

@@ -50,6 +50,7 @@ impl Shim {
             console: console.as_ref().map(Console::path),
             ends: &ends,
             host_mounts: &self.pod.host_mounts,
+            hierarchies: &self.pod.hierarchies,
         };
         let creator = fork_creator(&plan, Speaker::new(&speaking))?;
         let container = Container {

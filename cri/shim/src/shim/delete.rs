@@ -51,9 +51,13 @@ impl Shim {
         }
         let others = cgroup::processes(hierarchies, &container.cgroup);
         others.iter().copied().for_each(end);
-        if !matches!(container.phase, Phase::Exited { .. }) {
-            // Its report or its exit brings us back.
-            return;
+        match container.phase {
+            Phase::Exited { .. } => {}
+            // Its report brings us back, unless a process of the library's outlives the creator
+            // and holds it: that one enters the cgroup later, where the next look finds it.
+            Phase::Creating { .. } => return deletion.pause(),
+            // Its exit brings us back.
+            Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => return,
         }
         if !others.is_empty() {
             deletion.wait_for(&others);

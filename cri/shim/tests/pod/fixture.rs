@@ -13,6 +13,9 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::shim_client::Shim;
 
+/// Names this run in directories and cgroups; set for the process in the pid namespace.
+pub(crate) const RUN: &str = "CORACLE_TEST_RUN";
+
 pub(crate) struct Pod {
     pub(crate) dir: PathBuf,
     pub(crate) shim: Shim,
@@ -123,9 +126,28 @@ impl Pod {
     }
 }
 
+pub(crate) fn run_name() -> String {
+    std::env::var(RUN).unwrap()
+}
+
+/// Removes what a run left that did not end well.
+pub(crate) async fn clean(name: &str) {
+    let prefix = format!("coracle-test-{name}-");
+    for mount in cgroup_mounts() {
+        for entry in fs::read_dir(mount).into_iter().flatten().flatten() {
+            let entry = entry.file_name().to_string_lossy().into_owned();
+            if entry.starts_with(&prefix) {
+                remove_cgroup(&format!("/{entry}")).await;
+            }
+        }
+    }
+    let _ = fs::remove_dir_all(format!("/tmp/coracle-shim-test-{name}"));
+    let _ = fs::remove_dir_all(format!("/tmp/{prefix}client"));
+}
+
 fn places() -> (PathBuf, String) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let (pid, number) = (run_name(), NEXT.fetch_add(1, Ordering::Relaxed));
     // Long, as real ones are: addresses of sockets have room for 108 bytes only.
     let dir = format!("/tmp/coracle-shim-test-{pid}/{number}-{}", "0123456789abcdef".repeat(4));
     (PathBuf::from(dir), format!("/coracle-test-{pid}-{number}"))
@@ -150,7 +172,7 @@ pub(crate) fn make_lower(dir: &Path) {
     let bin = dir.join("lower/bin");
     fs::create_dir_all(&bin).unwrap();
     fs::copy("/bin/busybox", bin.join("busybox")).unwrap();
-    let names = "sh sleep cat echo true false grep mkdir id tty stty nc ls wc head dd hostname yes env kill";
+    let names = "sh sleep cat echo true false grep mkdir id tty stty nc ls wc head dd hostname yes env kill mount";
     names.split(' ').for_each(|name| symlink("busybox", bin.join(name)).unwrap());
     fs::create_dir_all(dir.join("lower/etc")).unwrap();
     fs::write(dir.join("lower/etc/passwd"), "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n").unwrap();

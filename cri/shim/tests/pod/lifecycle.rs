@@ -143,3 +143,79 @@ pub(crate) async fn long_lines_go_out_in_parts(mut pod: Pod) {
     assert_eq!(length, 40000);
     pod.end().await;
 }
+
+pub(crate) async fn an_ordinary_user_with_a_profile_runs_without_no_new_privileges(mut pod: Pod) {
+    let script = "id; grep -E 'Seccomp:|NoNewPrivs|CapEff' /proc/self/status; echo named > /dev/stdout";
+    let mut spec = pod.spec("c", script);
+    spec["process"]["user"] = json!({ "uid": 1000, "gid": 1000 });
+    spec["process"]["noNewPrivileges"] = json!(false);
+    pod.run_request(pod.create_request("c", &spec)).await;
+    assert_eq!(pod.exit("c", "").await.code, 0, "{:?}", pod.output("c", "stderr"));
+    let output = pod.output("c", "stdout").join("\n");
+    for expected in ["uid=1000", "Seccomp:\t2", "NoNewPrivs:\t0", "named"] {
+        assert!(output.contains(expected), "{output}");
+    }
+    pod.end().await;
+}
+
+pub(crate) async fn each_volume_has_the_propagation_that_it_asks_for(pod: Pod) {
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+    let volume = pod.dir.join("volume");
+    ["sub", "inner"].iter().for_each(|name| fs::create_dir_all(volume.join(name)).unwrap());
+    let none = None::<&str>;
+    mount(Some(&volume), &volume, none, MsFlags::MS_BIND, none).unwrap();
+    let script = "echo ready; until [ -e /b/go ]; do sleep 0.01; done; \
+                  ls /p/sub /s/sub; mount -t tmpfs inner /b/inner; echo deep > /b/inner/file; sleep 1000";
+    let mut spec = pod.spec("c", script);
+    let mounts = spec["mounts"].as_array_mut().unwrap();
+    for (place, propagation) in [("/p", "rprivate"), ("/s", "rslave"), ("/b", "rshared")] {
+        mounts.push(json!({
+            "destination": place, "type": "bind", "source": volume, "options": ["rbind", propagation],
+        }));
+    }
+    for set in ["bounding", "effective", "permitted"] {
+        spec["process"]["capabilities"][set].as_array_mut().unwrap().push(json!("CAP_SYS_ADMIN"));
+    }
+    pod.run_request(pod.create_request("c", &spec)).await;
+    pod.until_logged("c", "ready").await;
+    mount(Some("later"), &volume.join("sub"), Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    fs::write(volume.join("sub/seen"), "").unwrap();
+    fs::write(volume.join("go"), "").unwrap();
+    let inner = volume.join("inner/file");
+    crate::fixture::until(|| inner.exists()).await;
+    assert_eq!(pod.output("c", "stdout"), ["ready", "/p/sub:", "", "/s/sub:", "seen"]);
+    assert_eq!(pod.output("c", "stderr"), Vec::<String>::new());
+    pod.shim.delete("c").await.unwrap();
+    for place in ["sub", "inner", ""] {
+        umount2(&volume.join(place), MntFlags::MNT_DETACH).unwrap();
+    }
+    pod.end().await;
+}
+
+pub(crate) async fn a_user_namespace_is_joined_by_an_exec_too(mut pod: Pod) {
+    let mut spec = pod.spec("c", "sleep 1000");
+    let namespaces = spec["linux"]["namespaces"].as_array_mut().unwrap();
+    namespaces.retain(|namespace| namespace.get("path").is_none());
+    ["user", "network", "ipc", "uts"].iter().for_each(|kind| namespaces.push(json!({ "type": kind })));
+    for side in ["uidMappings", "gidMappings"] {
+        spec["linux"][side] = json!([{ "containerID": 0, "hostID": 100_000, "size": 65536 }]);
+    }
+    spec["mounts"].as_array_mut().unwrap().retain(|mount| mount["type"] != "cgroup");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(pod.dir.join("lower"), open).unwrap();
+    let create = pod.create_request("c", &spec);
+    std::os::unix::fs::chown(pod.dir.join("c/upper"), Some(100_000), Some(100_000)).unwrap();
+    pod.run_request(create).await;
+    let process = serde_json::from_value(json!({
+        "user": { "uid": 0, "gid": 0 }, "args": ["cat", "/proc/self/uid_map"], "env": ["PATH=/bin"], "cwd": "/",
+    }))
+    .unwrap();
+    let (mut read, write) = std::io::pipe().unwrap();
+    let stdio = crate::shim_client::ExecStdio::Pipes { stdin: None, stdout: Some(write.into()), stderr: None };
+    pod.shim.exec("c", "e", &process, stdio).await.unwrap();
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut read, &mut text).unwrap();
+    assert_eq!(text.split_whitespace().collect::<Vec<_>>(), ["0", "100000", "65536"]);
+    assert_eq!(pod.exit("c", "e").await.code, 0);
+    pod.end().await;
+}

@@ -43,7 +43,7 @@ pub(crate) async fn client(dir: PathBuf) -> ExitCode {
 
 pub(crate) async fn a_client_killed_in_the_middle_leaves_the_pod_running(mut pod: Pod) {
     use std::io::BufRead as _;
-    let name = format!("coracle-test-{}-client", std::process::id());
+    let name = format!("coracle-test-{}-client", fixture::run_name());
     let dir = Path::new("/tmp").join(&name);
     let mut client = Command::new(std::env::current_exe().unwrap());
     let mut client = client.arg("client").arg(&dir).stdout(Stdio::piped()).spawn().unwrap();
