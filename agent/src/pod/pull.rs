@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
 
 use super::Node;
+use super::apply::Failed;
 use super::events::Level;
 use super::security::ImageUser;
 use super::state::Waiting;
@@ -24,6 +25,8 @@ pub(crate) struct Present {
 #[derive(Debug)]
 pub(crate) struct Missing {
     pub(crate) waiting: Waiting,
+    /// What was tried: a pull, which backs off by image, or only the way to it.
+    pub(crate) failed: Failed,
 }
 
 /// Makes sure that the image is here.
@@ -100,7 +103,11 @@ impl Subject<'_> {
     }
 
     fn missing(&self, reason: &str, message: String) -> Missing {
-        Missing { waiting: Waiting { reason: reason.to_owned(), message } }
+        let failed = match reason {
+            "InvalidImageName" | "ErrImageNeverPull" | "ImageInspectError" => Failed::Start,
+            _ => Failed::Pull { image: self.image.to_owned() },
+        };
+        Missing { waiting: Waiting { reason: reason.to_owned(), message }, failed }
     }
 
     fn invalid(&self, error: &dyn std::error::Error) -> Missing {

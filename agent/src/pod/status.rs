@@ -34,6 +34,10 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let initialized = phase::initialized(&shape, facts);
     let inits = container::statuses(shape.inits(), facts);
     let mains = container::statuses(shape.mains(), facts);
+    // A pod that was refused at the door has no containers to tell of.
+    let refused =
+        facts.memory.verdict.is_some() && *facts.seen == Seen::default() && facts.last.is_none_or(untold);
+    let (inits, mains) = if refused { (Vec::new(), Vec::new()) } else { (inits, mains) };
     let phase = match api.phase.as_deref() {
         // The API server holds these two to be final, and so do we.
         Some(end @ ("Failed" | "Succeeded")) => end,
@@ -58,6 +62,10 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     };
     status.conditions = Some(condition::conditions(facts, &shape, &status, initialized));
     status
+}
+
+fn untold(status: &PodStatus) -> bool {
+    status.container_statuses.is_none()
 }
 
 fn some<T>(list: Vec<T>) -> Option<Vec<T>> {

@@ -283,6 +283,8 @@ impl Sync {
             Ok(uid) => {
                 self.inputs.pods.take(&uid);
                 self.weigh();
+                let left = self.inputs.pods.all();
+                self.node.values.retain(left.iter().map(|pod| &**pod));
                 let wish = self.handles.remove(&uid).map(|handle| handle.wish.borrow().clone());
                 if matches!(wish, Some(Wish::Run(_))) {
                     self.finished.insert(uid);

@@ -1,11 +1,12 @@
 //! Config maps and secrets for pods: from the API server, or, while it cannot be reached, the values that
 //! were last used here, kept on disk with mode 0600.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service, Volume};
 use kube::api::ListParams;
 use kube::{Api, Client};
 use serde::Serialize;
@@ -136,15 +137,74 @@ impl Values {
         }
     }
 
-    /// Forgets the copies that no remembered pod refers to any more; `keep` is `(kind, namespace, name)`.
-    pub fn retain(&self, keep: &std::collections::HashSet<(&'static str, String, String)>) {
-        let names: std::collections::HashSet<String> =
-            keep.iter().map(|(kind, namespace, name)| format!("{kind}_{namespace}_{name}.json")).collect();
+    /// Forgets the copies that none of these pods refers to.
+    pub(crate) fn retain<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) {
+        let mut names = HashSet::from(["Service_default_kubernetes.json".to_owned()]);
+        for pod in pods {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            names.insert(format!("Services_{namespace}.json"));
+            let named = references(pod).into_iter();
+            names.extend(named.map(|(kind, name)| format!("{kind}_{namespace}_{name}.json")));
+        }
         for path in record::list(&self.dir) {
             let known = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| names.contains(n));
             if !known {
                 record::remove(&path);
             }
         }
+    }
+}
+
+/// The config maps and secrets that a pod names anywhere.
+fn references(pod: &Pod) -> Vec<(&'static str, String)> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let mut found = Vec::new();
+    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+        of_container(container, &mut found);
+    }
+    for volume in spec.volumes.iter().flatten() {
+        of_volume(volume, &mut found);
+    }
+    found.extend(spec.image_pull_secrets.iter().flatten().map(|r| ("Secret", r.name.clone())));
+    found
+}
+
+fn of_container(container: &Container, found: &mut Vec<(&'static str, String)>) {
+    for from in container.env_from.iter().flatten() {
+        found.extend(from.config_map_ref.iter().map(|r| ("ConfigMap", r.name.clone())));
+        found.extend(from.secret_ref.iter().map(|r| ("Secret", r.name.clone())));
+    }
+    for source in container.env.iter().flatten().filter_map(|e| e.value_from.as_ref()) {
+        found.extend(source.config_map_key_ref.iter().map(|r| ("ConfigMap", r.name.clone())));
+        found.extend(source.secret_key_ref.iter().map(|r| ("Secret", r.name.clone())));
+    }
+}
+
+fn of_volume(volume: &Volume, found: &mut Vec<(&'static str, String)>) {
+    found.extend(volume.config_map.iter().map(|v| ("ConfigMap", v.name.clone())));
+    found.extend(volume.secret.iter().filter_map(|v| Some(("Secret", v.secret_name.clone()?))));
+    for source in volume.projected.iter().flat_map(|p| p.sources.iter().flatten()) {
+        found.extend(source.config_map.iter().map(|v| ("ConfigMap", v.name.clone())));
+        found.extend(source.secret.iter().map(|v| ("Secret", v.name.clone())));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn everything_that_a_pod_names_is_found() {
+        let pod: Pod = serde_json::from_value(json!({"spec": {
+            "imagePullSecrets": [{"name": "pull"}],
+            "containers": [{"name": "c", "envFrom": [{"secretRef": {"name": "env"}}],
+                "env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "key", "key": "k"}}}]}],
+            "volumes": [{"name": "v", "secret": {"secretName": "vol"}},
+                {"name": "p", "projected": {"sources": [{"configMap": {"name": "root"}}]}}]}}))
+        .unwrap();
+        let names: Vec<String> = references(&pod).into_iter().map(|(_, name)| name).collect();
+        assert_eq!(names, ["env", "key", "vol", "root", "pull"]);
     }
 }

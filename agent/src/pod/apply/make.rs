@@ -2,7 +2,7 @@
 
 use coracle_proto::cri;
 
-use super::{ApplyError, Failed, Job, Report};
+use super::{ApplyError, Job, Report};
 use crate::pod::config::sandbox::log_dir_name;
 use crate::pod::events::Level;
 use crate::pod::pull;
@@ -89,7 +89,7 @@ impl Job {
                 Err(missing) => Report::NotStarted {
                     container: container_name,
                     waiting: missing.waiting,
-                    failed: Failed::Pull { image: container.image.clone().unwrap_or_default() },
+                    failed: missing.failed,
                 },
             });
         });

@@ -70,10 +70,7 @@ impl Job {
         match self.interrupt.run_until_cancelled(ensured).await {
             None => Ok(None),
             Some(Ok(present)) => Ok(Some(present)),
-            Some(Err(missing)) => {
-                let failed = Failed::Pull { image: container.image.clone().unwrap_or_default() };
-                Err(NotStarted { waiting: missing.waiting, failed })
-            }
+            Some(Err(missing)) => Err(NotStarted { waiting: missing.waiting, failed: missing.failed }),
         }
     }
 

@@ -160,6 +160,7 @@ fn a_verdict_fails_the_pod_with_its_reason() {
     case.memory.verdict = Some(Verdict { reason: "OutOfcpu".into(), message: "m".into() });
     let status = case.status(5);
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("OutOfcpu")));
+    assert_eq!(status.container_statuses, None);
 }
 
 #[test]
