@@ -7,7 +7,17 @@ use std::path::{Path, PathBuf};
 
 /// The v1 controllers that the container library knows.
 const JOINED: [&str; 12] = [
-    "cpu", "cpuacct", "cpuset", "devices", "hugetlb", "memory", "net_cls", "net_prio", "pids", "perf_event", "blkio",
+    "cpu",
+    "cpuacct",
+    "cpuset",
+    "devices",
+    "hugetlb",
+    "memory",
+    "net_cls",
+    "net_prio",
+    "pids",
+    "perf_event",
+    "blkio",
     "freezer",
 ];
 
@@ -107,7 +117,8 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
         let controllers = match kind {
             "cgroup2" => String::new(),
             "cgroup" => {
-                let names = options.split(',').filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children"));
+                let names =
+                    options.split(',').filter(|o| !matches!(*o, "rw" | "ro" | "xattr" | "clone_children"));
                 names.collect::<Vec<_>>().join(",")
             }
             _ => continue,
@@ -238,7 +249,10 @@ mod tests {
     fn every_whole_hierarchy_is_found_once() {
         let found = parse(HYBRID);
         let mounts: Vec<_> = found.iter().map(|h| h.mount.to_string_lossy().into_owned()).collect();
-        assert_eq!(mounts, ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"]);
+        assert_eq!(
+            mounts,
+            ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified"]
+        );
         assert!(found[0].has("cpuacct"));
         assert!(!found[2].has("memory"));
     }

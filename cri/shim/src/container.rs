@@ -23,15 +23,25 @@ use crate::stdio::Stdio;
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
     /// A creator works on it.
-    Creating { ticket: Ticket, creator: i32 },
+    Creating {
+        ticket: Ticket,
+        creator: i32,
+    },
     /// Its first process waits for the start.
     Created,
     /// The start was given; the end of its report says that the program runs.
-    Starting { ticket: Ticket },
+    Starting {
+        ticket: Ticket,
+    },
     Running,
     /// Its first process has ended; what it wrote is still being read, until then at most.
-    Draining { exit: Exit, until: Instant },
-    Exited { exit: Exit },
+    Draining {
+        exit: Exit,
+        until: Instant,
+    },
+    Exited {
+        exit: Exit,
+    },
 }
 
 /// One container.

@@ -138,7 +138,8 @@ fn give_to_user(spec: &Spec, ends: &Ends) {
     let inside = mappings.iter().find(|m| user >= m.container_id() && user - m.container_id() < m.size());
     let owner = inside.map_or(user, |m| m.host_id() + (user - m.container_id()));
     for end in [&ends.stdin, &ends.stdout, &ends.stderr].into_iter().flatten() {
-        let is_pipe = nix::sys::stat::fstat(end).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
+        let is_pipe =
+            nix::sys::stat::fstat(end).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
         if is_pipe {
             // A refusal costs only the opening by name.
             let _ = nix::unistd::fchown(end, Some(owner.into()), None);

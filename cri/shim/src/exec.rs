@@ -58,7 +58,8 @@ pub(crate) struct Exec {
 
 /// The environment of a program, with HOME, which every program expects.
 fn environment(entries: &[String], home: impl FnOnce() -> String) -> Vec<CString> {
-    let mut env: Vec<CString> = entries.iter().filter_map(|entry| CString::new(entry.as_bytes()).ok()).collect();
+    let mut env: Vec<CString> =
+        entries.iter().filter_map(|entry| CString::new(entry.as_bytes()).ok()).collect();
     if !entries.iter().any(|entry| entry.starts_with("HOME=")) {
         env.extend(CString::new(format!("HOME={}", home())).ok());
     }

@@ -73,7 +73,8 @@ pub(crate) fn leave(code: i32) -> ! {
 
 /// Closes every descriptor but the standard ones and `keep`.
 pub(crate) fn close_all_but(keep: &[RawFd]) {
-    let mut keep: Vec<c_uint> = keep.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
+    let mut keep: Vec<c_uint> =
+        keep.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     let mut first: c_uint = 3;
     for kept in keep.into_iter().chain([c_uint::MAX]) {
@@ -151,8 +152,10 @@ pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
 pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Result<()> {
     let size = libc::winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the descriptor is open and `size` outlives the call.
-    check(c_long::from(unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size) }))
-        .map(drop)
+    check(c_long::from(unsafe {
+        libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size)
+    }))
+    .map(drop)
 }
 
 /// Makes `fd` one of the standard descriptors, without its close-on-exec flag.
@@ -203,7 +206,14 @@ pub(crate) fn fs_set(fs: &OwnedFd, key: &std::ffi::CStr, value: &Path) -> io::Re
     let value = c_path(value)?;
     // SAFETY: both strings outlive the call.
     check(unsafe {
-        libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_SET_STRING, key.as_ptr(), value.as_ptr(), 0)
+        libc::syscall(
+            libc::SYS_fsconfig,
+            fs.as_raw_fd(),
+            FSCONFIG_SET_STRING,
+            key.as_ptr(),
+            value.as_ptr(),
+            0,
+        )
     })
     .map(drop)
 }
@@ -212,7 +222,8 @@ pub(crate) fn fs_create(fs: &OwnedFd) -> io::Result<()> {
     const FSCONFIG_CMD_CREATE: c_uint = 6;
     let none = std::ptr::null::<libc::c_char>();
     // SAFETY: this command takes no key and no value.
-    check(unsafe { libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_CMD_CREATE, none, none, 0) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_CMD_CREATE, none, none, 0) })
+        .map(drop)
 }
 
 /// fsmount(2): a mount of the configured file system, attached nowhere yet.

@@ -27,7 +27,8 @@ pub(crate) enum OverlayError {
 /// Mounts it at its target, in the caller's mount namespace.
 pub(crate) fn mount_at_target(overlay: &Overlay) -> Result<(), OverlayError> {
     let target = Path::new(&overlay.target);
-    std::fs::create_dir_all(target).map_err(|source| OverlayError::Target { path: target.to_owned(), source })?;
+    std::fs::create_dir_all(target)
+        .map_err(|source| OverlayError::Target { path: target.to_owned(), source })?;
     match overlay.lower.as_slice() {
         // One layer and nothing above: overlayfs wants two, and a bind is enough.
         [layer] if overlay.upper.is_empty() => bind_read_only(Path::new(layer), target),

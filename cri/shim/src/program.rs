@@ -51,7 +51,10 @@ fn refusal(name: &str, errno: Errno) -> (Kind, String) {
 
 fn path_of(env: &[CString]) -> String {
     let path = env.iter().find_map(|entry| entry.to_bytes().strip_prefix(b"PATH="));
-    path.map_or_else(|| DEFAULT_PATH.to_owned(), |path| OsStr::from_bytes(path).to_string_lossy().into_owned())
+    path.map_or_else(
+        || DEFAULT_PATH.to_owned(),
+        |path| OsStr::from_bytes(path).to_string_lossy().into_owned(),
+    )
 }
 
 fn candidates(name: &str, path: String) -> Vec<String> {

@@ -123,7 +123,8 @@ fn receive_signals() -> nix::Result<SignalFd> {
 fn set_parameters(parameters: &BTreeMap<&String, &String>) -> Result<(), SetupError> {
     for (name, value) in parameters {
         let failed = |source| SetupError::Sysctl { name: (*name).clone(), source };
-        let path = parameter_path(name).ok_or_else(|| failed(io::Error::from(io::ErrorKind::InvalidInput)))?;
+        let path =
+            parameter_path(name).ok_or_else(|| failed(io::Error::from(io::ErrorKind::InvalidInput)))?;
         fs::write(path, value).map_err(failed)?;
     }
     Ok(())
@@ -134,7 +135,17 @@ fn set_parameters(parameters: &BTreeMap<&String, &String>) -> Result<(), SetupEr
 fn parameter_path(name: &str) -> Option<PathBuf> {
     let dot_first = name.find('.').is_some_and(|dot| name.find('/').is_none_or(|slash| dot < slash));
     let path = if dot_first {
-        name.chars().map(|c| if c == '.' { '/' } else if c == '/' { '.' } else { c }).collect()
+        name.chars()
+            .map(|c| {
+                if c == '.' {
+                    '/'
+                } else if c == '/' {
+                    '.'
+                } else {
+                    c
+                }
+            })
+            .collect()
     } else {
         name.to_owned()
     };
@@ -152,7 +163,8 @@ fn mount_shared_memory(config: &SandboxConfig) -> Result<(), SetupError> {
     let size = if config.shm_size == 0 { DEFAULT_SHM } else { config.shm_size };
     let options = format!("mode=1777,size={size}");
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("shm"), path, Some("tmpfs"), flags, Some(options.as_str())).map_err(|errno| failed(errno.into()))
+    mount(Some("shm"), path, Some("tmpfs"), flags, Some(options.as_str()))
+        .map_err(|errno| failed(errno.into()))
 }
 
 /// An init that does nothing: the kernel reaps for a process that ignores SIGCHLD.

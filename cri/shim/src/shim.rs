@@ -121,11 +121,13 @@ impl Shim {
 
     fn wait(&self) -> nix::Result<Vec<(Source, PollFlags)>> {
         let watched = self.watched();
-        let mut fds: Vec<PollFd<'_>> = watched.iter().map(|(_, fd, flags)| PollFd::new(*fd, *flags)).collect();
+        let mut fds: Vec<PollFd<'_>> =
+            watched.iter().map(|(_, fd, flags)| PollFd::new(*fd, *flags)).collect();
         let timeout = self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
         // Rounded up: a wake-up just before the time would spin.
         let timeout = timeout.map(|t| t + Duration::from_millis(1));
-        let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
+        let timeout =
+            timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(error) => return Err(error),
@@ -145,7 +147,9 @@ impl Shim {
             watch_container(*serial, container, &mut watched);
         }
         for (serial, exec) in &self.execs {
-            watched.extend(exec.report.as_ref().map(|report| (Source::ExecReport(*serial), report.as_fd(), input)));
+            watched.extend(
+                exec.report.as_ref().map(|report| (Source::ExecReport(*serial), report.as_fd(), input)),
+            );
         }
         for (serial, connecting) in &self.connects {
             watched.push((Source::Connect(*serial), connecting.as_fd(), PollFlags::POLLOUT));
@@ -288,7 +292,9 @@ impl Shim {
         let unknown = || Err(Fault::new(Kind::Unsupported, "this shim does not know that call"));
         Some(match request.call {
             None => unknown(),
-            Some(_) if self.ending.is_some() => Err(Fault::new(Kind::WrongState, "the pod is being shut down")),
+            Some(_) if self.ending.is_some() => {
+                Err(Fault::new(Kind::WrongState, "the pod is being shut down"))
+            }
             Some(Call::Hello(_)) => Ok((reply::Result::State(self.state()), Vec::new())),
             Some(Call::Acknowledge(acknowledge)) => {
                 self.events.acknowledge(acknowledge.sequence);
@@ -335,13 +341,18 @@ impl Shim {
     }
 
     fn container(&mut self, id: &str) -> Result<&mut Container, Fault> {
-        self.containers.values_mut().find(|container| container.id == id).ok_or_else(|| Fault::no_container(id))
+        self.containers
+            .values_mut()
+            .find(|container| container.id == id)
+            .ok_or_else(|| Fault::no_container(id))
     }
 
     fn exec_of(&self, container_id: &str, exec_id: &str) -> Result<&Exec, Fault> {
         let mut execs = self.execs.values();
         let found = execs.find(|exec| exec.container_id == container_id && exec.exec_id == exec_id);
-        found.ok_or_else(|| Fault::new(Kind::NotFound, format!("there is no exec {exec_id} in {container_id}")))
+        found.ok_or_else(|| {
+            Fault::new(Kind::NotFound, format!("there is no exec {exec_id} in {container_id}"))
+        })
     }
 }
 

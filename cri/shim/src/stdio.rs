@@ -227,7 +227,8 @@ impl Stdio {
     }
 
     pub(crate) fn attach(&mut self, attach: &Attach) -> Result<(Attached, Vec<OwnedFd>), Fault> {
-        let result = if self.master.is_some() { self.attach_terminal(attach) } else { self.attach_pipes(attach) };
+        let result =
+            if self.master.is_some() { self.attach_terminal(attach) } else { self.attach_pipes(attach) };
         result.map_err(|error| Fault::doing("attach", &error))
     }
 

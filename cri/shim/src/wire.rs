@@ -8,8 +8,8 @@ use std::path::Path;
 use coracle_proto::shim::{Event, Packet, Reply, Request, packet, reply};
 use nix::cmsg_space;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind,
-    listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    accept4, bind, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
 };
 use prost::Message as _;
 
@@ -37,8 +37,13 @@ pub(crate) struct Agent {
 }
 
 /// What came from the agent.
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack, for the length of a call")]
 pub(crate) enum Received {
-    Request { id: u64, request: Request, fds: Vec<OwnedFd> },
+    Request {
+        id: u64,
+        request: Request,
+        fds: Vec<OwnedFd>,
+    },
     /// Nothing for now.
     Nothing,
     /// The agent has gone, or sent what is no packet.
@@ -84,7 +89,9 @@ impl Agent {
     pub(crate) fn receive(&self) -> Received {
         match self.datagram() {
             Ok(Some((bytes, fds))) => match Packet::decode(bytes.as_slice()) {
-                Ok(Packet { id, body: Some(packet::Body::Request(request)) }) => Received::Request { id, request, fds },
+                Ok(Packet { id, body: Some(packet::Body::Request(request)) }) => {
+                    Received::Request { id, request, fds }
+                }
                 // Of a later version: an empty request, which is refused by name.
                 Ok(Packet { id, .. }) => Received::Request { id, request: Request { call: None }, fds },
                 Err(_) => Received::End,
@@ -115,7 +122,11 @@ impl Agent {
         Ok(if bytes == 0 { None } else { Some((buffer, fds)) })
     }
 
-    pub(crate) fn reply(&mut self, id: u64, result: Result<(reply::Result, Vec<OwnedFd>), Fault>) -> io::Result<()> {
+    pub(crate) fn reply(
+        &mut self,
+        id: u64,
+        result: Result<(reply::Result, Vec<OwnedFd>), Fault>,
+    ) -> io::Result<()> {
         let (result, fds) = result.unwrap_or_else(|fault| (reply::Result::Error(fault.into()), Vec::new()));
         let reply = Reply { result: Some(result) };
         self.send(&Packet { id, body: Some(packet::Body::Reply(reply)) }, fds)

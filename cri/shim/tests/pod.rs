@@ -106,7 +106,9 @@ fn run(filter: &str) -> ExitCode {
         let began = Instant::now();
         let result = std::panic::catch_unwind(|| {
             runtime().block_on(async {
-                tokio::time::timeout(Duration::from_secs(60), test(Pod::start().await)).await.expect("in time");
+                tokio::time::timeout(Duration::from_secs(60), test(Pod::start().await))
+                    .await
+                    .expect("in time");
             });
         });
         let word = if result.is_ok() { "ok" } else { "FAILED" };

@@ -41,8 +41,7 @@ impl Process {
             .ok_or_else(|| failed(&std::io::Error::last_os_error()))?;
         // SAFETY: the kernel has just made this descriptor for us.
         let pidfd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let watched =
-            pidfd.try_clone().and_then(|fd| register(fd));
+        let watched = pidfd.try_clone().and_then(register);
         let watched = watched.map_err(|error| failed(&error))?;
         let (sender, alive) = watch::channel(true);
         tokio::spawn(async move {

@@ -28,7 +28,8 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
 
 fn is_bind(mount: &Mount) -> bool {
     let options = mount.options().as_deref().unwrap_or_default();
-    mount.typ().as_deref() == Some("bind") || options.iter().any(|option| option == "bind" || option == "rbind")
+    mount.typ().as_deref() == Some("bind")
+        || options.iter().any(|option| option == "bind" || option == "rbind")
 }
 
 /// Makes what is missing of it. Links in it lead where they lead inside the container.

@@ -51,13 +51,13 @@ impl Propagation {
         if !options.iter().any(|option| option == "bind" || option == "rbind") {
             return None;
         }
-        let named = options.iter().filter_map(|option| match option.as_str() {
+        let mut named = options.iter().filter_map(|option| match option.as_str() {
             "slave" | "rslave" => Some(Self::Slave),
             "shared" | "rshared" => Some(Self::Shared),
             "private" | "rprivate" => Some(Self::Private),
             _ => None,
         });
-        Some(named.last().unwrap_or(Self::Private))
+        Some(named.next_back().unwrap_or(Self::Private))
     }
 
     fn root(self) -> &'static str {
@@ -101,7 +101,8 @@ fn enter_stage(dir: &Path) -> Result<PathBuf, PropagationError> {
     unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed(errno.into()))?;
     fs::create_dir_all(&stage).map_err(failed)?;
     let none = None::<&str>;
-    mount(Some("stage"), &stage, Some("tmpfs"), MsFlags::empty(), none).map_err(|errno| failed(errno.into()))?;
+    mount(Some("stage"), &stage, Some("tmpfs"), MsFlags::empty(), none)
+        .map_err(|errno| failed(errno.into()))?;
     Ok(stage)
 }
 
@@ -113,7 +114,8 @@ fn stage_one(
 ) -> Result<(), PropagationError> {
     let failed = |error| PropagationError::Place { path: source.to_owned(), source: error };
     if source.is_dir() { fs::create_dir(place) } else { fs::write(place, "") }.map_err(failed)?;
-    let copy = if wanted == Propagation::Private { copy(source)? } else { copy_of_host(source, host_mounts)? };
+    let copy =
+        if wanted == Propagation::Private { copy(source)? } else { copy_of_host(source, host_mounts)? };
     kernel::attach_mount(&copy, place).map_err(failed)?;
     let flags = match wanted {
         Propagation::Private => MsFlags::MS_PRIVATE,
@@ -133,7 +135,8 @@ fn copy(path: &Path) -> Result<OwnedFd, PropagationError> {
 fn copy_of_host(path: &Path, host_mounts: &OwnedFd) -> Result<OwnedFd, PropagationError> {
     let own = fs::File::open("/proc/self/ns/mnt")
         .map_err(|source| PropagationError::Copy { path: path.to_owned(), source })?;
-    setns(kernel::borrow(host_mounts.as_raw_fd()), CloneFlags::CLONE_NEWNS).map_err(PropagationError::Visit)?;
+    setns(kernel::borrow(host_mounts.as_raw_fd()), CloneFlags::CLONE_NEWNS)
+        .map_err(PropagationError::Visit)?;
     let copied = copy(path);
     setns(own, CloneFlags::CLONE_NEWNS).map_err(PropagationError::Visit)?;
     copied

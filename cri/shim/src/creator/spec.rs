@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use libcontainer::capabilities::CapabilityExt as _;
-use libcontainer::oci_spec::runtime::{Capabilities, LinuxNamespaceType, PosixRlimit, PosixRlimitBuilder, Process, Spec};
+use libcontainer::oci_spec::runtime::{
+    Capabilities, LinuxNamespaceType, PosixRlimit, PosixRlimitBuilder, Process, Spec,
+};
 use nix::sys::resource::getrlimit;
 
 /// What this machine and our own rights allow.
@@ -25,7 +27,8 @@ impl Host {
     pub(crate) fn look() -> Self {
         let capabilities = caps::read(None, caps::CapSet::Permitted).unwrap_or_default();
         let powerful = capabilities.contains(&caps::Capability::CAP_SYS_RESOURCE);
-        let own_score = fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
+        let own_score =
+            fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
         Self {
             least_oom_score: if powerful { None } else { Some(own_score.unwrap_or(0)) },
             may_raise_limits: powerful,
@@ -49,7 +52,8 @@ pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
 }
 
 fn joins_uts(spec: &Spec) -> bool {
-    let namespaces = spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref()).unwrap_or_default();
+    let namespaces =
+        spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref()).unwrap_or_default();
     let uts = namespaces.iter().find(|namespace| namespace.typ() == LinuxNamespaceType::Uts);
     uts.is_none_or(|uts| uts.path().is_some())
 }
@@ -78,17 +82,20 @@ fn clamp_limit(limit: PosixRlimit) -> PosixRlimit {
     let resource = crate::exec::limit::resource(limit.typ());
     let Some((_, most)) = resource.and_then(|resource| getrlimit(resource).ok()) else { return limit };
     let hard = limit.hard().min(most);
-    let clamped = PosixRlimitBuilder::default().typ(limit.typ()).hard(hard).soft(limit.soft().min(hard)).build();
+    let clamped =
+        PosixRlimitBuilder::default().typ(limit.typ()).hard(hard).soft(limit.soft().min(hard)).build();
     clamped.unwrap_or(limit)
 }
 
 fn adjust_capabilities(process: &mut Process, host: &Host) {
     let Some(mut sets) = process.capabilities().clone() else { return };
     let have = |set: &Option<Capabilities>| {
-        set.as_ref().map(|set| set.iter().copied().filter(|c| host.capabilities.contains(&c.to_cap())).collect())
+        set.as_ref()
+            .map(|set| set.iter().copied().filter(|c| host.capabilities.contains(&c.to_cap())).collect())
     };
     let (bounding, effective) = (have(sets.bounding()), have(sets.effective()));
-    let (permitted, inheritable, ambient) = (have(sets.permitted()), have(sets.inheritable()), have(sets.ambient()));
+    let (permitted, inheritable, ambient) =
+        (have(sets.permitted()), have(sets.inheritable()), have(sets.ambient()));
     sets.set_bounding(bounding);
     sets.set_effective(effective);
     sets.set_permitted(permitted);
@@ -142,12 +149,8 @@ mod tests {
     #[test]
     fn with_all_rights_the_spec_stays_as_it_is() {
         let mut spec = spec();
-        let host = Host {
-            least_oom_score: None,
-            may_raise_limits: true,
-            capabilities: caps::all(),
-            apparmor: true,
-        };
+        let host =
+            Host { least_oom_score: None, may_raise_limits: true, capabilities: caps::all(), apparmor: true };
         adjust(&mut spec, &host);
         let process = spec.process().as_ref().unwrap();
         assert_eq!(process.oom_score_adj(), Some(-998));

@@ -122,7 +122,11 @@ fn second(plan: &Plan<'_>, process: &Process, filter: Option<&LinuxSeccomp>) -> 
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-fn prepare(plan: &Plan<'_>, process: &Process, filter: Option<&LinuxSeccomp>) -> Result<Vec<CString>, ExecError> {
+fn prepare(
+    plan: &Plan<'_>,
+    process: &Process,
+    filter: Option<&LinuxSeccomp>,
+) -> Result<Vec<CString>, ExecError> {
     nix::unistd::setsid().map_err(ExecError::Session)?;
     let (uid, gid) = (process.user().uid(), process.user().gid());
     connect(plan, uid)?;
@@ -189,7 +193,8 @@ fn connect(plan: &Plan<'_>, uid: u32) -> Result<(), ExecError> {
         let _ = nix::unistd::fchown(kernel::borrow(0), Some(uid.into()), None);
         return Ok(());
     }
-    let null: OwnedFd = fs::File::options().read(true).write(true).open("/dev/null").map_err(ExecError::Stdio)?.into();
+    let null: OwnedFd =
+        fs::File::options().read(true).write(true).open("/dev/null").map_err(ExecError::Stdio)?.into();
     for (given, standard) in plan.stdio.into_iter().zip(0..) {
         kernel::place(given.unwrap_or(&null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;
         if given.is_some() {

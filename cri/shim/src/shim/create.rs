@@ -184,7 +184,6 @@ pub(super) fn nanos() -> i64 {
     i64::try_from(log::now().as_nanos()).unwrap_or(i64::MAX)
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -66,7 +66,10 @@ impl Shim {
         match cgroup::remove(hierarchies, &container.cgroup) {
             Ok(Removed::Busy) if deletion.looks < MOST_LOOKS => deletion.pause(),
             Ok(Removed::Busy) => {
-                self.deleted(serial, Err(Fault::new(Default::default(), "the container's cgroup stays busy")));
+                self.deleted(
+                    serial,
+                    Err(Fault::new(Default::default(), "the container's cgroup stays busy")),
+                );
             }
             Ok(Removed::All) => self.deleted(serial, Ok(())),
             Err(error) => self.deleted(serial, Err(Fault::internal(&error))),

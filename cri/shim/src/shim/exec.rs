@@ -25,7 +25,10 @@ impl Shim {
             return Err(Fault::new(Kind::Invalid, "an exec needs an id"));
         }
         if self.exec_of(id, &exec.exec_id).is_ok() {
-            return Err(Fault::new(Kind::AlreadyExists, format!("there is an exec {} already", exec.exec_id)));
+            return Err(Fault::new(
+                Kind::AlreadyExists,
+                format!("there is an exec {} already", exec.exec_id),
+            ));
         }
         let Some(container) = self.containers.get(&serial) else { return Err(Fault::no_container(id)) };
         if !matches!(container.phase, Phase::Running) || container.deletion.is_some() {
@@ -33,13 +36,22 @@ impl Shim {
         }
         let wanted = [exec.has_stdin, exec.has_stdout, exec.has_stderr].iter().filter(|has| **has).count();
         if wanted != fds.len() {
-            return Err(Fault::new(Kind::Invalid, format!("{wanted} descriptors are named, {} came", fds.len())));
+            return Err(Fault::new(
+                Kind::Invalid,
+                format!("{wanted} descriptors are named, {} came", fds.len()),
+            ));
         }
         let begun = self.begin_exec(serial, ticket, exec, &fds);
         begun.map_err(|error| Fault::doing("prepare the exec", &error))
     }
 
-    fn begin_exec(&mut self, serial: u32, ticket: Ticket, exec: &wire::Exec, fds: &[OwnedFd]) -> io::Result<()> {
+    fn begin_exec(
+        &mut self,
+        serial: u32,
+        ticket: Ticket,
+        exec: &wire::Exec,
+        fds: &[OwnedFd],
+    ) -> io::Result<()> {
         let (cgroup, pid) = match self.containers.get(&serial) {
             Some(container) => (container.cgroup.clone(), container.pid),
             None => return Err(io::Error::from(io::ErrorKind::NotFound)),
@@ -120,7 +132,8 @@ impl Shim {
         let ticket = exec.ticket.take();
         let answer = match fault {
             Some(fault) => Err(fault),
-            None => take_terminal(exec).map(|fds| (reply::Result::ExecStarted(ExecStarted { pid: exec.pid }), fds)),
+            None => take_terminal(exec)
+                .map(|fds| (reply::Result::ExecStarted(ExecStarted { pid: exec.pid }), fds)),
         };
         let failed = answer.is_err();
         let exit = exec.exit.take();

@@ -34,7 +34,8 @@ impl Shim {
     }
 
     fn ended(&mut self, pid: i32, status: i32) {
-        let container = self.containers.iter().find(|(_, c)| c.pid == pid && c.is_alive()).map(|(serial, _)| *serial);
+        let container =
+            self.containers.iter().find(|(_, c)| c.pid == pid && c.is_alive()).map(|(serial, _)| *serial);
         if let Some(serial) = container {
             return self.container_ended(serial, status);
         }

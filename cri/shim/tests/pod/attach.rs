@@ -11,7 +11,8 @@ use crate::shim_client::{AttachTo, ErrorKind};
 const OUTPUTS: AttachTo = AttachTo { stdin: false, stdout: true, stderr: true };
 
 pub(crate) async fn readers_get_what_is_written_and_a_slow_one_is_dropped(mut pod: Pod) {
-    let create = pod.create_request("c", &pod.spec("c", "echo one; echo two >&2; head -c 3000000 /dev/zero; exit 0"));
+    let create =
+        pod.create_request("c", &pod.spec("c", "echo one; echo two >&2; head -c 3000000 /dev/zero; exit 0"));
     pod.shim.create(create).await.unwrap();
     let reader = pod.shim.attach("c", OUTPUTS).await.unwrap();
     let slow = pod.shim.attach("c", OUTPUTS).await.unwrap();
@@ -72,7 +73,11 @@ pub(crate) async fn a_terminal_is_attached_both_ways(mut pod: Pod) {
     let mut seen = String::new();
     terminal.read_to_string(&mut seen).unwrap();
     assert!(seen.contains("43 132") && seen.contains("got hello"), "{seen}");
-    assert!(pod.output("c", "stdout").iter().any(|line| line.starts_with("/dev/")), "{:?}", pod.output("c", "stdout"));
+    assert!(
+        pod.output("c", "stdout").iter().any(|line| line.starts_with("/dev/")),
+        "{:?}",
+        pod.output("c", "stdout")
+    );
     pod.end().await;
 }
 

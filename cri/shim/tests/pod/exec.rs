@@ -55,17 +55,25 @@ pub(crate) async fn an_exec_reads_writes_and_ends_with_its_code(mut pod: Pod) {
 
 pub(crate) async fn an_exec_has_the_seccomp_profile_and_the_limits_of_its_container(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
-    let mut script = process(&["sh", "-c", "grep -E 'Seccomp:|NoNew|CapEff|SigIgn|SigBlk' /proc/self/status; \
+    let mut script = process(&[
+        "sh",
+        "-c",
+        "grep -E 'Seccomp:|NoNew|CapEff|SigIgn|SigBlk' /proc/self/status; \
          cat /proc/self/cgroup; mkdir /d; busybox rmdir /d; ulimit -n; ls /proc/self/fd | wc -l; \
-         cat /proc/self/oom_score_adj"]);
+         cat /proc/self/oom_score_adj",
+    ]);
     script["rlimits"] = json!([{ "type": "RLIMIT_NOFILE", "soft": 100, "hard": 200 }]);
-    script["capabilities"] = json!({ "bounding": ["CAP_CHOWN"], "effective": ["CAP_CHOWN"], "permitted": ["CAP_CHOWN"] });
+    script["capabilities"] =
+        json!({ "bounding": ["CAP_CHOWN"], "effective": ["CAP_CHOWN"], "permitted": ["CAP_CHOWN"] });
     script["oomScoreAdj"] = json!(77);
     let (_, text) = output(&mut pod, "e", script).await;
     assert!(text.contains("Seccomp:\t2"), "{text}");
     assert!(text.contains("NoNewPrivs:\t0"), "{text}");
     assert!(text.contains("CapEff:\t0000000000000001"), "{text}");
-    assert!(text.contains("SigIgn:\t0000000000000000") && text.contains("SigBlk:\t0000000000000000"), "{text}");
+    assert!(
+        text.contains("SigIgn:\t0000000000000000") && text.contains("SigBlk:\t0000000000000000"),
+        "{text}"
+    );
     // Filtered, as it is for the container itself.
     assert!(text.contains("rmdir: '/d': Function not implemented"), "{text}");
     assert!(text.contains("\n100\n4\n77\n"), "{text}");
@@ -123,7 +131,8 @@ pub(crate) async fn an_exec_with_a_terminal_has_one(mut pod: Pod) {
 
 pub(crate) async fn an_exec_as_another_user_has_its_ids_and_no_more_rights(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
-    let mut script = process(&["sh", "-c", "id; echo $HOME; grep CapEff /proc/self/status; echo again > /dev/stdout"]);
+    let mut script =
+        process(&["sh", "-c", "id; echo $HOME; grep CapEff /proc/self/status; echo again > /dev/stdout"]);
     script["user"] = json!({ "uid": 1000, "gid": 1000, "additionalGids": [7] });
     let (code, text) = output(&mut pod, "e", script).await;
     assert_eq!(code, 0, "{text}");

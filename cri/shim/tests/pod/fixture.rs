@@ -172,10 +172,15 @@ pub(crate) fn make_lower(dir: &Path) {
     let bin = dir.join("lower/bin");
     fs::create_dir_all(&bin).unwrap();
     fs::copy("/bin/busybox", bin.join("busybox")).unwrap();
-    let names = "sh sleep cat echo true false grep mkdir id tty stty nc ls wc head dd hostname yes env kill mount";
+    let names =
+        "sh sleep cat echo true false grep mkdir id tty stty nc ls wc head dd hostname yes env kill mount";
     names.split(' ').for_each(|name| symlink("busybox", bin.join(name)).unwrap());
     fs::create_dir_all(dir.join("lower/etc")).unwrap();
-    fs::write(dir.join("lower/etc/passwd"), "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n").unwrap();
+    fs::write(
+        dir.join("lower/etc/passwd"),
+        "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n",
+    )
+    .unwrap();
     fs::write(dir.join("lower/etc/forbidden"), "not a program").unwrap();
 }
 
@@ -260,9 +265,9 @@ pub(crate) fn cgroup_mounts() -> Vec<PathBuf> {
 pub(crate) async fn remove_cgroup(cgroup: &str) {
     fn remove(at: &Path) -> bool {
         let children = fs::read_dir(at).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
-        let emptied = children.fold(true, |all, child| remove(&child.path()) && all);
+        let emptied = children.filter(|child| !remove(&child.path())).count() == 0;
         emptied && (fs::remove_dir(at).is_ok() || !at.exists())
     }
     let places: Vec<_> = cgroup_mounts().iter().map(|m| m.join(cgroup.trim_start_matches('/'))).collect();
-    until(|| places.iter().fold(true, |all, place| remove(place) && all)).await;
+    until(|| places.iter().filter(|place| !remove(place)).count() == 0).await;
 }

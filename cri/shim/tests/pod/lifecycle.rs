@@ -9,7 +9,11 @@ use crate::fixture::{Pod, cgroup_mounts};
 use crate::shim_client::ErrorKind;
 
 pub(crate) async fn a_container_runs_and_its_output_and_code_are_kept(mut pod: Pod) {
-    pod.run("c", "echo out; echo err >&2; hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; exit 17").await;
+    pod.run(
+        "c",
+        "echo out; echo err >&2; hostname; cat /proc/sys/net/ipv4/ip_unprivileged_port_start; exit 17",
+    )
+    .await;
     let exit = pod.exit("c", "").await;
     assert_eq!((exit.code, exit.signal, exit.oom_killed), (17, 0, false));
     assert_eq!(pod.output("c", "stdout"), ["out", "the-pod", "0"]);
@@ -125,7 +129,8 @@ pub(crate) async fn a_shared_pid_namespace_has_an_init_that_reaps(pod: Pod) {
     pod.end().await;
     let mut pod = Pod::start_with(|config| config.share_pid = true).await;
     let init = pod.shim.hello().await.unwrap().init_pid;
-    let mut spec = pod.spec("c", "cat /proc/1/comm; (sleep 0.1 &); sleep 0.5; grep -l Z /proc/*/stat | wc -l");
+    let mut spec =
+        pod.spec("c", "cat /proc/1/comm; (sleep 0.1 &); sleep 0.5; grep -l Z /proc/*/stat | wc -l");
     spec["linux"]["namespaces"][1] = json!({ "type": "pid", "path": format!("/proc/{init}/ns/pid") });
     pod.run_request(pod.create_request("c", &spec)).await;
     assert_eq!(pod.exit("c", "").await.code, 0);
@@ -211,7 +216,8 @@ pub(crate) async fn a_user_namespace_is_joined_by_an_exec_too(mut pod: Pod) {
     }))
     .unwrap();
     let (mut read, write) = std::io::pipe().unwrap();
-    let stdio = crate::shim_client::ExecStdio::Pipes { stdin: None, stdout: Some(write.into()), stderr: None };
+    let stdio =
+        crate::shim_client::ExecStdio::Pipes { stdin: None, stdout: Some(write.into()), stderr: None };
     pod.shim.exec("c", "e", &process, stdio).await.unwrap();
     let mut text = String::new();
     std::io::Read::read_to_string(&mut read, &mut text).unwrap();

@@ -68,7 +68,8 @@ pub(crate) async fn a_client_killed_in_the_middle_leaves_the_pod_running(mut pod
 
 pub(crate) async fn a_killed_shim_takes_its_containers_with_it(pod: Pod) {
     let pid = pod.run("c", "sleep 1000").await;
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pod.shim.pid()), nix::sys::signal::Signal::SIGKILL).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pod.shim.pid()), nix::sys::signal::Signal::SIGKILL)
+        .unwrap();
     assert_eq!(pod.shim.closed().await, Closed::Died);
     until(|| !Path::new(&format!("/proc/{pid}/cwd")).exists()).await;
     // What is gone counts as shut down.
