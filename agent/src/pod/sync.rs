@@ -148,7 +148,7 @@ impl Sync {
             PodChange::Deleted(pod) => {
                 if let Some(uid) = &pod.metadata.uid {
                     self.finished.remove(uid);
-                    self.gone(uid, &pod);
+                    self.gone(uid, &forced(&pod));
                 }
             }
             PodChange::Complete(uids) => self.complete(&uids),
@@ -293,6 +293,13 @@ impl Sync {
             Err(error) => tracing::error!(%error, "a pod's worker ended badly"),
         }
     }
+}
+
+/// An object goes before its pod only by force: whatever grace it once had, what runs gets a second.
+fn forced(pod: &Pod) -> Arc<Pod> {
+    let mut pod = pod.clone();
+    pod.metadata.deletion_grace_period_seconds = Some(1);
+    Arc::new(pod)
 }
 
 fn over(pod: &Pod) -> bool {
