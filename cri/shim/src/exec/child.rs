@@ -117,6 +117,8 @@ fn second(plan: &Plan<'_>, process: &Process, filter: Option<&LinuxSeccomp>) -> 
             kernel::leave(255)
         }
     };
+    // As the container itself: nothing of a pod outlives its shim.
+    let _ = kernel::die_with_parent();
     let (kind, message) = program::become_program(process.args().as_deref().unwrap_or_default(), &env);
     plan.speaker.say(&Word::Failed(kind, message));
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })

@@ -76,6 +76,17 @@ impl Shim {
         }
     }
 
+    fn forget_execs(&mut self, container: u32) {
+        let (gone, left) = std::mem::take(&mut self.execs).into_iter().partition(|(_, e)| e.container == container);
+        self.execs = left;
+        let gone: std::collections::BTreeMap<u32, crate::exec::Exec> = gone;
+        for exec in gone.into_values() {
+            if let Some(ticket) = exec.ticket {
+                self.reply(ticket, Err(Fault::wrong_state(&exec.container_id, "deleted")));
+            }
+        }
+    }
+
     /// Everything but the cgroup is removed even when that could not be: a second deletion finds
     /// less to do.
     fn deleted(&mut self, serial: u32, result: Result<(), Fault>) {
@@ -93,7 +104,7 @@ impl Shim {
         if result.is_ok() || self.ending.is_some() {
             self.containers.remove(&serial);
             self.events.forget(&id);
-            self.execs.retain(|_, exec| exec.container != serial);
+            self.forget_execs(serial);
         }
         for ticket in tickets {
             let answer = result.clone().and_then(|()| done());

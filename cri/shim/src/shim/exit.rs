@@ -77,6 +77,13 @@ impl Shim {
         if container.report.is_some() {
             self.hear_creator(serial);
         }
+        let unanswered = self.containers.get(&serial).and_then(|container| match container.phase {
+            Phase::Starting { ticket } => Some(ticket),
+            _ => None,
+        });
+        if let Some(ticket) = unanswered {
+            self.started(serial, ticket);
+        }
         let Some(container) = self.containers.get_mut(&serial) else { return };
         container.report = None;
         container.phase = Phase::Draining { exit, until: Instant::now() + GRACE };
