@@ -222,8 +222,10 @@ pub(crate) fn fs_set_flag(fs: &OwnedFd, key: &std::ffi::CStr) -> io::Result<()> 
     const FSCONFIG_SET_FLAG: c_uint = 0;
     let none = std::ptr::null::<libc::c_char>();
     // SAFETY: the string outlives the call, and this command takes no value.
-    check(unsafe { libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_SET_FLAG, key.as_ptr(), none, 0) })
-        .map(drop)
+    check(unsafe {
+        libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_SET_FLAG, key.as_ptr(), none, 0)
+    })
+    .map(drop)
 }
 
 pub(crate) fn fs_create(fs: &OwnedFd) -> io::Result<()> {

@@ -49,6 +49,8 @@ const TESTS: &[Test] = tests![
     lifecycle::an_ordinary_user_with_a_profile_runs_without_no_new_privileges,
     lifecycle::each_volume_has_the_propagation_that_it_asks_for,
     lifecycle::a_user_namespace_is_joined_by_an_exec_too,
+    lifecycle::a_log_is_rotated_as_it_grows_and_reopened_when_asked,
+    lifecycle::a_pod_that_cannot_be_made_says_which_step_failed,
     exec::an_exec_reads_writes_and_ends_with_its_code,
     exec::an_exec_has_the_seccomp_profile_and_the_limits_of_its_container,
     exec::an_absent_command_and_one_that_cannot_be_executed_are_told_apart,

@@ -77,7 +77,8 @@ impl Shim {
     }
 
     fn forget_execs(&mut self, container: u32) {
-        let (gone, left) = std::mem::take(&mut self.execs).into_iter().partition(|(_, e)| e.container == container);
+        let (gone, left) =
+            std::mem::take(&mut self.execs).into_iter().partition(|(_, e)| e.container == container);
         self.execs = left;
         let gone: std::collections::BTreeMap<u32, crate::exec::Exec> = gone;
         for exec in gone.into_values() {

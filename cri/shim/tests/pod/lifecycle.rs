@@ -225,3 +225,42 @@ pub(crate) async fn a_user_namespace_is_joined_by_an_exec_too(mut pod: Pod) {
     assert_eq!(pod.exit("c", "e").await.code, 0);
     pod.end().await;
 }
+
+pub(crate) async fn a_log_is_rotated_as_it_grows_and_reopened_when_asked(mut pod: Pod) {
+    let mut create = pod.create_request(
+        "c",
+        &pod.spec(
+            "c",
+            "for i in 0 1 2 3 4 5 6 7 8 9; do echo line $i; sleep 0.01; done; \
+        read go; echo after",
+        ),
+    );
+    (create.log_max_size, create.log_max_files, create.stdin) = (200, 3, true);
+    pod.run_request(create).await;
+    pod.until_logged("c", "line 9").await;
+    let logs = || {
+        let entries =
+            fs::read_dir(&pod.dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        entries.filter(|name| name.starts_with("c.log")).collect::<Vec<_>>()
+    };
+    assert_eq!(logs().len(), 3, "{:?}", logs());
+    fs::rename(pod.log_path("c"), pod.dir.join("moved")).unwrap();
+    pod.shim.reopen_log("c").await.unwrap();
+    let to = crate::shim_client::AttachTo { stdin: true, ..Default::default() };
+    let stdin = pod.shim.attach("c", to).await.unwrap().stdin.unwrap();
+    std::io::Write::write_all(&mut fs::File::from(stdin), b"\n").unwrap();
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    assert_eq!(pod.output("c", "stdout"), ["after"]);
+    pod.end().await;
+}
+
+pub(crate) async fn a_pod_that_cannot_be_made_says_which_step_failed(pod: Pod) {
+    let mut config = crate::fixture::config(&pod.dir, &pod.cgroup);
+    config.sysctls.insert("net.no.such.thing".into(), "1".into());
+    let dir = pod.dir.join("other");
+    let error =
+        crate::shim_client::Shim::spawn(&std::env::current_exe().unwrap(), &dir, config).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Spawn);
+    assert!(error.message.contains("net.no.such.thing") && error.message.contains("No such file"), "{error}");
+    pod.end().await;
+}
