@@ -123,7 +123,8 @@ impl Pki {
             return Ok(Pair { certificate, key, certificate_path, key_path });
         }
         let issued = leaf.issue(&self.authority);
-        let (certificate, key) = issued.map_err(|source| PkiError::Issue { name: name.to_owned(), source })?;
+        let (certificate, key) =
+            issued.map_err(|source| PkiError::Issue { name: name.to_owned(), source })?;
         file::write(&key_path, &key, 0o600)?;
         file::write(&certificate_path, &certificate, 0o644)?;
         Ok(Pair { certificate, key, certificate_path, key_path })
@@ -180,7 +181,13 @@ pub fn apiserver_leaf(names: &[String], addresses: &[IpAddr]) -> Leaf {
         "localhost",
     ];
     let names = fixed.into_iter().map(str::to_owned).chain(names.iter().cloned()).collect();
-    Leaf { common_name: "kube-apiserver".to_owned(), organization: None, usage: Usage::Server, names, addresses: addresses.to_vec() }
+    Leaf {
+        common_name: "kube-apiserver".to_owned(),
+        organization: None,
+        usage: Usage::Server,
+        names,
+        addresses: addresses.to_vec(),
+    }
 }
 
 #[cfg(test)]

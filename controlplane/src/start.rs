@@ -99,7 +99,9 @@ impl ControlPlaneConfig {
     #[must_use]
     pub fn new(state_dir: &Path) -> Self {
         // A prefix of 16 bits is always valid; the error cannot happen.
-        let network = |a, b| Ipv4Network::new(Ipv4Addr::new(a, b, 0, 0), 16).unwrap_or_else(|_| Ipv4Addr::UNSPECIFIED.into());
+        let network = |a, b| {
+            Ipv4Network::new(Ipv4Addr::new(a, b, 0, 0), 16).unwrap_or_else(|_| Ipv4Addr::UNSPECIFIED.into())
+        };
         Self {
             state_dir: state_dir.to_owned(),
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 6443)),
@@ -140,7 +142,11 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     Ok(plane)
 }
 
-fn serving_tls(config: &ControlPlaneConfig, pki: &Pki, address: SocketAddr) -> Result<Arc<rustls::ServerConfig>, Error> {
+fn serving_tls(
+    config: &ControlPlaneConfig,
+    pki: &Pki,
+    address: SocketAddr,
+) -> Result<Arc<rustls::ServerConfig>, Error> {
     let (mut names, mut addresses) = (Vec::new(), vec![IpAddr::V4(Ipv4Addr::LOCALHOST), address.ip()]);
     addresses.extend(config.service_cidr.nth(1).map(IpAddr::V4));
     for name in &config.serving_names {
@@ -157,7 +163,11 @@ fn serving_tls(config: &ControlPlaneConfig, pki: &Pki, address: SocketAddr) -> R
     tls::server(&pair, pki.authority_pem()).map_err(Error::Tls)
 }
 
-fn apiserver_config(config: &ControlPlaneConfig, pki: &Pki, address: SocketAddr) -> Result<ApiserverConfig, Error> {
+fn apiserver_config(
+    config: &ControlPlaneConfig,
+    pki: &Pki,
+    address: SocketAddr,
+) -> Result<ApiserverConfig, Error> {
     let leaf = Leaf::client("kube-apiserver-kubelet-client", Some("system:masters"));
     let pair = pki.pair("apiserver-kubelet-client", &leaf).map_err(Error::Pki)?;
     Ok(ApiserverConfig {
@@ -211,7 +221,8 @@ fn own_address(listen: IpAddr) -> IpAddr {
 
 fn host_name() -> Option<String> {
     let name = nix::unistd::gethostname().ok()?.into_string().ok()?;
-    let valid = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
+    let valid =
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
     valid.then(|| name.to_ascii_lowercase())
 }
 

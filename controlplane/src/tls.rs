@@ -40,7 +40,8 @@ fn roots(authority: &str) -> Result<RootCertStore, TlsError> {
 type Chain = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 fn chain(pair: &Pair) -> Result<Chain, TlsError> {
-    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect();
+    let certificates: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(pair.certificate.as_bytes()).collect();
     let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes()).map_err(TlsError::Pem)?;
     Ok((certificates.map_err(TlsError::Pem)?, key))
 }

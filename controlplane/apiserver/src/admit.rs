@@ -48,12 +48,7 @@ pub(crate) struct Admission {
 }
 
 impl<'a> Attributes<'a> {
-    pub(crate) fn new(
-        call: &'a Call,
-        operation: Operation,
-        name: &'a str,
-        old: Option<&'a Value>,
-    ) -> Self {
+    pub(crate) fn new(call: &'a Call, operation: Operation, name: &'a str, old: Option<&'a Value>) -> Self {
         Self {
             kind: call.kind,
             operation,
@@ -66,7 +61,10 @@ impl<'a> Attributes<'a> {
     }
 
     pub(crate) fn is(&self, operation: Operation, kind: &str) -> bool {
-        self.operation == operation && self.subresource.is_empty() && self.kind.group.is_empty() && self.kind.kind == kind
+        self.operation == operation
+            && self.subresource.is_empty()
+            && self.kind.group.is_empty()
+            && self.kind.kind == kind
     }
 }
 
@@ -83,7 +81,12 @@ impl Admission {
         }
     }
 
-    pub(crate) fn mutate(&self, state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+    pub(crate) fn mutate(
+        &self,
+        state: &State,
+        attributes: &Attributes<'_>,
+        object: &mut Value,
+    ) -> Result<()> {
         self.chain.iter().try_for_each(|member| member.mutate(state, attributes, object))
     }
 

@@ -88,8 +88,9 @@ fn assign(state: &State, kind: &Kind, object: &mut Value) -> Result<()> {
         let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
         ApiError::invalid(kind, &name, &[cause])
     };
-    let address = address(state.service_cidr, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
-        .map_err(|message| refuse("spec.clusterIPs", message))?;
+    let address =
+        address(state.service_cidr, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
+            .map_err(|message| refuse("spec.clusterIPs", message))?;
     let spec = &mut object["spec"];
     spec["clusterIP"] = address.clone().into();
     spec["clusterIPs"] = json!([address]);
@@ -106,7 +107,8 @@ fn address(network: Ipv4Network, taken: &Taken, wanted: &str) -> std::result::Re
         return Ok(wanted.to_owned());
     }
     if !wanted.is_empty() {
-        let invalid = |why: &str| format!("Invalid value: [\"{wanted}\"]: failed to allocate IP {wanted}: {why}");
+        let invalid =
+            |why: &str| format!("Invalid value: [\"{wanted}\"]: failed to allocate IP {wanted}: {why}");
         let Ok(IpAddr::V4(address)) = wanted.parse() else { return Err(invalid("not a valid IP")) };
         if !network.contains(address) {
             return Err(invalid(&format!("the provided IP is not in the valid range {network}")));

@@ -41,9 +41,13 @@ fn refusal(question: &Question<'_>) -> String {
     if !resource.subresource.is_empty() {
         what = format!("{what}/{}", resource.subresource);
     }
-    let qualified =
-        if resource.group.is_empty() { resource.resource.clone() } else { format!("{}.{}", resource.resource, resource.group) };
-    let subject = if resource.name.is_empty() { qualified } else { format!("{qualified} \"{}\"", resource.name) };
+    let qualified = if resource.group.is_empty() {
+        resource.resource.clone()
+    } else {
+        format!("{}.{}", resource.resource, resource.group)
+    };
+    let subject =
+        if resource.name.is_empty() { qualified } else { format!("{qualified} \"{}\"", resource.name) };
     let scope = if resource.namespace.is_empty() || resource.resource == "namespaces" {
         "at the cluster scope".to_owned()
     } else {

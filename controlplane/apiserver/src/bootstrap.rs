@@ -21,16 +21,22 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     for name in NAMESPACES {
         let metadata = json!({"name": name});
-        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})).await?;
+        ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
+            .await?;
     }
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
-    let ports = json!([{"name": "https", "port": 443, "protocol": "TCP", "targetPort": state.advertise.port()}]);
+    let ports =
+        json!([{"name": "https", "port": 443, "protocol": "TCP", "targetPort": state.advertise.port()}]);
     let address = state.service_cidr.nth(1).map(|address| address.to_string());
-    ensure(state, "services", json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": metadata,
-        "spec": {"type": "ClusterIP", "clusterIP": address, "ports": ports, "sessionAffinity": "None"},
-    }))
+    ensure(
+        state,
+        "services",
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": metadata,
+            "spec": {"type": "ClusterIP", "clusterIP": address, "ports": ports, "sessionAffinity": "None"},
+        }),
+    )
     .await?;
     let address = state.advertise.ip().to_string();
     let port = state.advertise.port();
@@ -38,7 +44,8 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
         "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"}});
     let ports = json!([{"name": "https", "port": port, "protocol": "TCP"}]);
     let subsets = json!([{"addresses": [{"ip": address}], "ports": ports}]);
-    let endpoints = json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets});
+    let endpoints =
+        json!({"apiVersion": "v1", "kind": "Endpoints", "metadata": metadata, "subsets": subsets});
     replace(state, "endpoints", endpoints).await
 }
 
@@ -71,8 +78,12 @@ fn call(state: &Arc<State>, resource: &str, object: &Value) -> Result<Call> {
         resource: resource.to_owned(),
         ..ResourceInfo::default()
     };
-    let info =
-        RequestInfo { verb: "create", path: String::new(), query: Query::default(), resource: Some(resource.clone()) };
+    let info = RequestInfo {
+        verb: "create",
+        path: String::new(),
+        query: Query::default(),
+        resource: Some(resource.clone()),
+    };
     Ok(Call {
         state: state.clone(),
         user: User::new("system:apiserver", &["system:masters"]),

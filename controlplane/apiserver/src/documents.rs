@@ -22,7 +22,9 @@ const MINOR: &str = "37";
 pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Option<Reply>> {
     let path: Vec<&str> = info.path.split('/').filter(|part| !part.is_empty()).collect();
     let value = match path.as_slice() {
-        ["api"] if aggregated(info, headers)? => return Ok(Some(discovery_list(headers, &discovery::aggregated_core()))),
+        ["api"] if aggregated(info, headers)? => {
+            return Ok(Some(discovery_list(headers, &discovery::aggregated_core())));
+        }
         ["apis"] if aggregated(info, headers)? => {
             return Ok(Some(discovery_list(headers, &discovery::aggregated_groups())));
         }

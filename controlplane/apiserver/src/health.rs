@@ -10,7 +10,8 @@ use crate::{
 type Check = (&'static str, fn(&State) -> bool);
 
 const ALIVE: &[Check] = &[("ping", |_| true), ("log", |_| true)];
-const READY: &[Check] = &[("ping", |_| true), ("log", |_| true), ("shutdown", |state| !state.shutdown.is_cancelled())];
+const READY: &[Check] =
+    &[("ping", |_| true), ("log", |_| true), ("shutdown", |state| !state.shutdown.is_cancelled())];
 
 /// The answer, if the path asks for health.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
@@ -31,7 +32,11 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     for (check_name, check) in checks.iter().filter(|(check, _)| !excluded.iter().any(|one| one == check)) {
         let passed = check(state);
         healthy &= passed;
-        lines += &format!("[{}]{check_name} {}\n", if passed { '+' } else { '-' }, if passed { "ok" } else { "failed" });
+        lines += &format!(
+            "[{}]{check_name} {}\n",
+            if passed { '+' } else { '-' },
+            if passed { "ok" } else { "failed" }
+        );
     }
     let verdict = if healthy { "passed" } else { "failed" };
     if healthy && !info.query.has("verbose") {

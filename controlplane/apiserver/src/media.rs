@@ -95,8 +95,10 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
 fn parse(text: &str) -> Option<MediaType<'_>> {
     let mut parts = text.split(';').map(str::trim);
     let name = parts.next().filter(|name| !name.is_empty())?.to_ascii_lowercase();
-    let parameters =
-        parts.filter_map(|part| part.split_once('=')).map(|(key, value)| (key.trim(), value.trim())).collect();
+    let parameters = parts
+        .filter_map(|part| part.split_once('='))
+        .map(|(key, value)| (key.trim(), value.trim()))
+        .collect();
     Some(MediaType { name, parameters })
 }
 
@@ -131,7 +133,8 @@ mod tests {
         let table = Some(Form::Table(Include::Metadata));
         assert_eq!(negotiated("application/json;as=Table;v=v1;g=meta.k8s.io,application/json"), table);
         assert_eq!(negotiated("application/json;g=meta.k8s.io;v=v1;as=Table"), table);
-        let discovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
+        let discovery =
+            "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
         assert_eq!(negotiated(discovery), Some(Form::Discovery));
     }
 

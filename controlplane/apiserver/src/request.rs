@@ -100,7 +100,8 @@ impl ResourceInfo {
         }
         let mut namespace = String::new();
         // `namespaces/x/status` and `namespaces/x/finalize` are about the namespace itself.
-        let inside = rest.len() > 2 && rest[0] == "namespaces" && rest[2] != "status" && rest[2] != "finalize";
+        let inside =
+            rest.len() > 2 && rest[0] == "namespaces" && rest[2] != "status" && rest[2] != "finalize";
         if inside {
             namespace = rest.remove(1);
             rest.remove(0);
@@ -192,7 +193,8 @@ mod tests {
 
     #[test]
     fn other_paths_name_none() {
-        for path in ["/", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/healthz", "/openapi/v3/api/v1"] {
+        for path in ["/", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/healthz", "/openapi/v3/api/v1"]
+        {
             assert_eq!(ResourceInfo::parse(path), None, "{path}");
         }
     }

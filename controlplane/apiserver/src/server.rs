@@ -129,7 +129,11 @@ impl Apiserver {
 
     /// Answers one request. With an identity the caller is known already (within the process);
     /// without, the request's certificate and headers are asked.
-    pub async fn handle<B>(&self, mut request: Request<B>, identity: Option<User>) -> http::Response<reply::Body>
+    pub async fn handle<B>(
+        &self,
+        mut request: Request<B>,
+        identity: Option<User>,
+    ) -> http::Response<reply::Body>
     where
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
@@ -217,7 +221,9 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
         (_, "scale", "patch") => sub::scale::patch(call).await,
         ("pods", "binding", "create") => sub::binding::run(call).await,
         ("pods", "eviction", "create") => sub::eviction::run(call).await,
-        ("pods", "log" | "exec" | "attach" | "portforward", _) => sub::stream::run(call, method, upgrade).await,
+        ("pods", "log" | "exec" | "attach" | "portforward", _) => {
+            sub::stream::run(call, method, upgrade).await
+        }
         ("namespaces", "finalize", "update") => sub::finalize::run(call).await,
         ("serviceaccounts", "token", "create") => sub::token::run(call),
         _ => Err(ApiError::method_not_allowed()),
@@ -238,3 +244,6 @@ fn impersonated(user: User, headers: &HeaderMap) -> Result<User> {
     let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(text).collect();
     Ok(User::new(&name, &groups.iter().map(String::as_str).collect::<Vec<_>>()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,16 +78,23 @@ pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
     match commit(&call.state, kind, &key, Expect::Absent, Some(&object)).await {
         Err(Failed::Conflict) => Err(ApiError::already_exists(kind, &name)),
         Err(Failed::Other(error)) => Err(error),
-        Ok(object) => object.map(Stored::Committed).ok_or_else(|| ApiError::internal("a new object vanished")),
+        Ok(object) => {
+            object.map(Stored::Committed).ok_or_else(|| ApiError::internal("a new object vanished"))
+        }
     }
 }
 
 /// Fields that are the server's alone.
 fn stamp_new(object: &mut Value) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else { return };
-    for field in
-        ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields", "resourceVersion", "generation"]
-    {
+    for field in [
+        "selfLink",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "managedFields",
+        "resourceVersion",
+        "generation",
+    ] {
         metadata.remove(field);
     }
     metadata.insert("uid".to_owned(), uuid::Uuid::new_v4().to_string().into());
@@ -109,8 +116,11 @@ pub(crate) async fn update(
 ) -> Result<Stored> {
     let kind = call.kind;
     for _ in 0..RETRIES {
-        let current =
-            call.state.cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
+        let current = call
+            .state
+            .cache
+            .get(kind, call.namespace(), name)
+            .ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = current.value();
         let new = change(&old)?;
         let new = prepared(call, part, &old, new).await?;
@@ -164,7 +174,10 @@ async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Resul
 fn keep_identity(kind: &Kind, name: &str, old: &Value, new: &mut Value) -> Result<()> {
     let uid = text(new, "uid");
     if !uid.is_empty() && uid != text(old, "uid") {
-        let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", text(old, "uid"));
+        let why = format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            text(old, "uid")
+        );
         return Err(ApiError::conflict(kind, name, why));
     }
     let Some(metadata) = new.get_mut("metadata").and_then(Value::as_object_mut) else {

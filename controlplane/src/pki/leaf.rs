@@ -77,7 +77,8 @@ impl Leaf {
         let organization = subject.iter_organization().next().and_then(|name| name.as_str().ok());
         let alternatives = certificate.subject_alternative_name().ok().flatten();
         let found = alternatives.map(|names| names.value.general_names.as_slice()).unwrap_or_default();
-        let has_name = |name: &String| found.iter().any(|one| matches!(one, GeneralName::DNSName(dns) if dns == name));
+        let has_name =
+            |name: &String| found.iter().any(|one| matches!(one, GeneralName::DNSName(dns) if dns == name));
         let has_address = |address: &IpAddr| {
             found.iter().any(|one| matches!(one, GeneralName::IPAddress(bytes) if *bytes == octets(*address)))
         };

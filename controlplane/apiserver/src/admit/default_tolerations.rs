@@ -28,7 +28,9 @@ fn add(spec: &mut Value) {
             (any_key || toleration["key"] == key) && (any_effect || toleration["effect"] == "NoExecute")
         });
         if !tolerated {
-            list.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}));
+            list.push(
+                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}),
+            );
         }
     }
 }

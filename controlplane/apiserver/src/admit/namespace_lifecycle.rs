@@ -28,12 +28,12 @@ impl Admit for NamespaceLifecycle {
         if found["metadata"]["deletionTimestamp"].is_null() {
             return Ok(());
         }
-        let why = format!(
-            "unable to create new content in namespace {namespace} because it is being terminated"
-        );
+        let why =
+            format!("unable to create new content in namespace {namespace} because it is being terminated");
         let mut error = ApiError::forbidden_object(kind, name, &why);
         let message = format!("namespace {namespace} is being terminated");
-        let cause = json!({"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"});
+        let cause =
+            json!({"reason": "NamespaceTerminating", "message": message, "field": "metadata.namespace"});
         error.details["causes"] = json!([cause]);
         Err(error)
     }

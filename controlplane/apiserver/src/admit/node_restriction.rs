@@ -14,7 +14,9 @@ impl Admit for NodeRestriction {
     fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let Some(node) = attributes.user.node() else { return Ok(()) };
         let refused = match attributes.kind.kind {
-            "Node" if attributes.name != node => format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name),
+            "Node" if attributes.name != node => {
+                format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
+            }
             "Pod" => match pod(node, attributes, object) {
                 Ok(()) => return Ok(()),
                 Err(why) => why,

@@ -8,7 +8,8 @@ use crate::{
     server::State,
 };
 
-const SYSTEM: [(&str, i64); 2] = [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
+const SYSTEM: [(&str, i64); 2] =
+    [("system-cluster-critical", 2_000_000_000), ("system-node-critical", 2_000_001_000)];
 
 pub(super) struct Priority;
 
@@ -20,10 +21,12 @@ impl Admit for Priority {
         let class = object["spec"]["priorityClassName"].as_str().unwrap_or_default();
         let value = match class {
             "" => 0,
-            class => SYSTEM.iter().find(|(name, _)| *name == class).map(|(_, value)| *value).ok_or_else(|| {
-                let why = format!("no PriorityClass with name {class} was found");
-                ApiError::forbidden_object(attributes.kind, attributes.name, why)
-            })?,
+            class => {
+                SYSTEM.iter().find(|(name, _)| *name == class).map(|(_, value)| *value).ok_or_else(|| {
+                    let why = format!("no PriorityClass with name {class} was found");
+                    ApiError::forbidden_object(attributes.kind, attributes.name, why)
+                })?
+            }
         };
         let given = object["spec"]["priority"].as_i64();
         if given.is_some_and(|given| given != value) {

@@ -24,7 +24,8 @@ pub(super) struct ServiceAccount;
 pub(crate) async fn wait_for_account(state: &State, pod: &Value) {
     let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
-    let name = pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
+    let name =
+        pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
     let there = || state.cache.get(kind, namespace, name).is_some();
     // Whether it came or not is for the admission to see.
     let _ = tokio::time::timeout(PATIENCE, state.cache.until(there)).await;
@@ -73,7 +74,8 @@ fn complete(spec: &mut Value, name: &str, account: &Value) {
 }
 
 fn mount_token(spec: &mut Value) {
-    let existing = spec["volumes"].as_array().into_iter().flatten().filter_map(|volume| volume["name"].as_str());
+    let existing =
+        spec["volumes"].as_array().into_iter().flatten().filter_map(|volume| volume["name"].as_str());
     let existing = existing.filter(|name| name.starts_with("kube-api-access-")).map(str::to_owned).next();
     let is_new = existing.is_none();
     let volume = existing.unwrap_or_else(|| format!("kube-api-access-{}", random_suffix()));

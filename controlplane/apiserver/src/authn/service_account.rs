@@ -75,7 +75,8 @@ impl Tokens {
         self.is_current(&claims, audiences).then_some(())?;
         let about = &claims["kubernetes.io"];
         let namespace = about["namespace"].as_str()?;
-        let (name, uid) = (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
+        let (name, uid) =
+            (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
         lives(cache, "serviceaccounts", (namespace, name, uid))?;
         let mut user = User::new(
             &format!("system:serviceaccount:{namespace}:{name}"),

@@ -13,7 +13,8 @@ pub(super) fn allows(question: &Question<'_>) -> bool {
         return false;
     }
     let path = info.path.trim_end_matches('/');
-    let under = |root: &str| path == root || path.strip_prefix(root).is_some_and(|rest| rest.starts_with('/'));
+    let under =
+        |root: &str| path == root || path.strip_prefix(root).is_some_and(|rest| rest.starts_with('/'));
     let public = ["/healthz", "/livez", "/readyz"].into_iter().any(under) || path == "/version";
     let discovery = ["/api", "/apis", "/openapi"].into_iter().any(under);
     let issuer = ["/.well-known/openid-configuration", "/openid/v1/jwks"].contains(&path);

@@ -28,7 +28,7 @@ fn scheduler(verb: &str, resource: &ResourceInfo) -> bool {
         ("" | "events.k8s.io", "events", "") => matches!(verb, "create" | "patch" | "update"),
         ("coordination.k8s.io", "leases", "") => true,
         ("", "nodes" | "namespaces" | "services" | "replicationcontrollers", "")
-        | ("" , "persistentvolumes" | "persistentvolumeclaims", "")
+        | ("", "persistentvolumes" | "persistentvolumeclaims", "")
         | ("apps" | "policy" | "storage.k8s.io" | "scheduling.k8s.io", _, "") => READ.contains(&verb),
         _ => false,
     }

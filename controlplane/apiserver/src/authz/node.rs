@@ -7,7 +7,10 @@ use coracle_kinds::kind::by_resource;
 use serde_json::Value;
 
 use super::Question;
-use crate::{cache::{Cache, prefix_of}, request::ResourceInfo};
+use crate::{
+    cache::{Cache, prefix_of},
+    request::ResourceInfo,
+};
 
 const READ: &[&str] = &["get", "list", "watch"];
 
@@ -38,7 +41,12 @@ pub(super) fn allows(question: &Question<'_>) -> bool {
 }
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name one too.
-fn needed(question: &Question<'_>, resource: &ResourceInfo, node: &str, names: fn(&Value) -> Vec<&str>) -> bool {
+fn needed(
+    question: &Question<'_>,
+    resource: &ResourceInfo,
+    node: &str,
+    names: fn(&Value) -> Vec<&str>,
+) -> bool {
     let selected = question.info.query.get("fieldSelector");
     let wanted = if resource.name.is_empty() {
         selected.strip_prefix("metadata.name=").unwrap_or_default()
@@ -69,15 +77,19 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
 
 /// Volumes and the parts of projected volumes.
 fn sources(pod: &Value) -> impl Iterator<Item = &Value> {
-    list(&pod["spec"], "volumes").flat_map(|volume| {
-        std::iter::once(volume).chain(list(&volume["projected"], "sources"))
-    })
+    list(&pod["spec"], "volumes")
+        .flat_map(|volume| std::iter::once(volume).chain(list(&volume["projected"], "sources")))
 }
 
 fn secrets_of(pod: &Value) -> Vec<&str> {
-    let volumes = sources(pod).flat_map(|source| [&source["secret"]["secretName"], &source["secret"]["name"]]);
+    let volumes =
+        sources(pod).flat_map(|source| [&source["secret"]["secretName"], &source["secret"]["name"]]);
     let pulls = list(&pod["spec"], "imagePullSecrets").map(|pull| &pull["name"]);
-    volumes.chain(pulls).chain(environment(pod, "secretRef", "secretKeyRef")).filter_map(Value::as_str).collect()
+    volumes
+        .chain(pulls)
+        .chain(environment(pod, "secretRef", "secretKeyRef"))
+        .filter_map(Value::as_str)
+        .collect()
 }
 
 fn config_maps_of(pod: &Value) -> Vec<&str> {
@@ -85,7 +97,11 @@ fn config_maps_of(pod: &Value) -> Vec<&str> {
     volumes.chain(environment(pod, "configMapRef", "configMapKeyRef")).filter_map(Value::as_str).collect()
 }
 
-fn environment<'a>(pod: &'a Value, whole: &'static str, key: &'static str) -> impl Iterator<Item = &'a Value> {
+fn environment<'a>(
+    pod: &'a Value,
+    whole: &'static str,
+    key: &'static str,
+) -> impl Iterator<Item = &'a Value> {
     containers(pod).flat_map(move |container| {
         let all = list(container, "envFrom").map(move |from| &from[whole]["name"]);
         all.chain(list(container, "env").map(move |env| &env["valueFrom"][key]["name"]))

@@ -98,9 +98,10 @@ impl Scope {
         let (was, is) = if self.is_plain() {
             (change.old.is_some(), !change.deleted)
         } else {
-            let was = change.old.as_ref().is_some_and(|old| {
-                self.selects(trees.old.get_or_insert_with(|| old.value()))
-            });
+            let was = change
+                .old
+                .as_ref()
+                .is_some_and(|old| self.selects(trees.old.get_or_insert_with(|| old.value())));
             let is = !change.deleted && self.selects(trees.new.get_or_insert_with(|| change.new.value()));
             (was, is)
         };
@@ -194,7 +195,10 @@ impl Collection {
     /// The objects under a prefix, in key order.
     pub(crate) fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Object>> {
         let from = (std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded);
-        self.objects.range::<str, _>(from).take_while(move |(key, _)| key.starts_with(prefix)).map(|(_, object)| object)
+        self.objects
+            .range::<str, _>(from)
+            .take_while(move |(key, _)| key.starts_with(prefix))
+            .map(|(_, object)| object)
     }
 
     /// The newest change of this kind that is known.

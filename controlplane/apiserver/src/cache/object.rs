@@ -72,7 +72,9 @@ pub(crate) fn encode(kind: &Kind, object: &Value) -> Bytes {
     let fields = metadata.iter().filter(|(key, _)| *key != "resourceVersion");
     push_fields(&mut text, fields);
     text.push('}');
-    for (key, value) in object.iter().filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata")) {
+    for (key, value) in
+        object.iter().filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata"))
+    {
         text.push(',');
         push_fields(&mut text, std::iter::once((key, value)));
     }

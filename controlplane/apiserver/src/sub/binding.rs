@@ -25,13 +25,23 @@ fn bound(call: &Call, old: &Value, binding: &Value) -> Result<Value> {
     let (kind, name) = (call.kind, text(old, "name"));
     check_revision(kind, old, &binding["metadata"]["resourceVersion"])?;
     if !old["metadata"]["deletionTimestamp"].is_null() {
-        return Err(ApiError::conflict(kind, name, format!("pod {name} is being deleted, cannot be assigned to a host")));
+        return Err(ApiError::conflict(
+            kind,
+            name,
+            format!("pod {name} is being deleted, cannot be assigned to a host"),
+        ));
     }
     if let Some(node) = old["spec"]["nodeName"].as_str().filter(|node| !node.is_empty()) {
-        return Err(ApiError::conflict(kind, name, format!("pod {name} is already assigned to node \"{node}\"")));
+        return Err(ApiError::conflict(
+            kind,
+            name,
+            format!("pod {name} is already assigned to node \"{node}\""),
+        ));
     }
     let mut new = old.clone();
-    if let (Some(metadata), uid @ Value::String(_)) = (write::metadata_mut(&mut new), &binding["metadata"]["uid"]) {
+    if let (Some(metadata), uid @ Value::String(_)) =
+        (write::metadata_mut(&mut new), &binding["metadata"]["uid"])
+    {
         // The update compares it with the pod's.
         metadata.insert("uid".into(), uid.clone());
     }

@@ -13,7 +13,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let stored = write::update(call, &call.resource.name, Part::Internal, |old| {
         check_revision(call.kind, old, &namespace["metadata"]["resourceVersion"])?;
         let mut new = old.clone();
-        new["spec"]["finalizers"] = namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default().into();
+        new["spec"]["finalizers"] =
+            namespace["spec"]["finalizers"].as_array().cloned().unwrap_or_default().into();
         Ok(new)
     })
     .await?;

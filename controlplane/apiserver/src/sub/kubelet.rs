@@ -26,7 +26,11 @@ struct Address {
 }
 
 /// Sends a request without a body to the kubelet of a node; upgrades stay possible.
-pub(crate) async fn send(call: &Call, node: &str, mut request: Request<Empty<bytes::Bytes>>) -> Result<Response<Incoming>> {
+pub(crate) async fn send(
+    call: &Call,
+    node: &str,
+    mut request: Request<Empty<bytes::Bytes>>,
+) -> Result<Response<Incoming>> {
     let address = address(call, node)?;
     let target = format!("{}:{}", address.host, address.port);
     let failed = |what: &str, error: &dyn std::fmt::Display| {
@@ -56,7 +60,8 @@ fn address(call: &Call, node: &str) -> Result<Address> {
     let host = preferred_address(&object["status"]);
     let host = host.ok_or_else(|| ApiError::internal(format!("node {node} has no address")))?;
     let port = object["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
-    let port = port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
+    let port =
+        port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
     Ok(Address { host: host.to_owned(), port })
 }
 

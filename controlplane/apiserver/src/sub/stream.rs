@@ -24,7 +24,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     let pod = parent(call)?;
     let node = pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty());
     let name = &call.resource.name;
-    let node = node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
+    let node =
+        node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
     let path = path(call, &pod)?;
     let mut request = Request::builder().method(method.clone()).uri(path).body(Empty::new());
     if let Ok(request) = &mut request {
@@ -90,9 +91,10 @@ fn container(pod: &Value, wanted: &str, logs: bool) -> Result<String> {
         };
     }
     let known = own.into_iter().chain(names("initContainers")).chain(names("ephemeralContainers"));
-    known.into_iter().find(|name| name == wanted).ok_or_else(|| {
-        ApiError::bad_request(format!("container {wanted} is not valid for pod {pod_name}"))
-    })
+    known
+        .into_iter()
+        .find(|name| name == wanted)
+        .ok_or_else(|| ApiError::bad_request(format!("container {wanted} is not valid for pod {pod_name}")))
 }
 
 fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {

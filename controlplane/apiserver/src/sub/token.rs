@@ -62,16 +62,21 @@ fn bound(call: &Call, reference: &Value) -> Result<Value> {
         None => return Err(forbidden("node requested token not bound to a pod".to_owned())),
         Some("Pod") => ("pods", "pod"),
         Some("Secret") if node.is_none() => ("secrets", "secret"),
-        Some(other) => return Err(ApiError::bad_request(format!("cannot bind token for object of type {other}"))),
+        Some(other) => {
+            return Err(ApiError::bad_request(format!("cannot bind token for object of type {other}")));
+        }
     };
     let kind = by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)?;
     let name = reference["name"].as_str().unwrap_or_default();
-    let object = call.state.cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
+    let object =
+        call.state.cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
     let object = object.value();
     let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
     if !wanted.is_empty() && wanted != uid {
-        let why = format!("the UID in the bound object reference ({wanted}) does not match the UID in record. \
-             The object might have been deleted and then recreated");
+        let why = format!(
+            "the UID in the bound object reference ({wanted}) does not match the UID in record. \
+             The object might have been deleted and then recreated"
+        );
         return Err(ApiError::conflict(kind, name, why));
     }
     let mut claims = json!({claim: {"name": name, "uid": uid}});
@@ -85,7 +90,9 @@ fn bound(call: &Call, reference: &Value) -> Result<Value> {
         }
         let on = object["spec"]["nodeName"].as_str().unwrap_or_default();
         if node.is_some_and(|node| node != on) {
-            return Err(forbidden(format!("node requested token bound to a pod scheduled on a different node ({on})")));
+            return Err(forbidden(format!(
+                "node requested token bound to a pod scheduled on a different node ({on})"
+            )));
         }
         if !on.is_empty() {
             claims["node"] = json!({"name": on});

@@ -30,7 +30,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 /// Sets the namespace of the path into the object, or refuses another one.
 pub(crate) fn place(call: &Call, object: &mut Value) -> Result<()> {
     let namespace = call.namespace().to_owned();
-    let metadata = write::metadata_mut(object).ok_or_else(|| ApiError::bad_request("metadata must be a map"))?;
+    let metadata =
+        write::metadata_mut(object).ok_or_else(|| ApiError::bad_request("metadata must be a map"))?;
     if !call.kind.namespaced {
         metadata.remove("namespace");
         return Ok(());
@@ -44,7 +45,9 @@ pub(crate) fn place(call: &Call, object: &mut Value) -> Result<()> {
             Ok(())
         }
         found if found == namespace => Ok(()),
-        _ => Err(ApiError::bad_request("the namespace of the provided object does not match the namespace sent on the request")),
+        _ => Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        )),
     }
 }
 

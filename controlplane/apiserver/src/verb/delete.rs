@@ -74,7 +74,8 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             return Ok(if finished { Outcome::Removed(old) } else { Outcome::Marked(Stored::DryRun(new)) });
         }
         let value = (!finished).then_some(&new);
-        match write::commit(&call.state, kind, &current.key, Expect::Revision(current.revision), value).await {
+        match write::commit(&call.state, kind, &current.key, Expect::Revision(current.revision), value).await
+        {
             Ok(None) => return Ok(Outcome::Removed(old)),
             Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
             // Unless the client named a revision, the deletion is meant whatever the object looks like.
@@ -104,7 +105,11 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
 pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
     let query = &call.info.query;
     let query_text = |key: &str| Some(query.get(key)).filter(|text| !text.is_empty()).map(Value::from);
-    let propagation = tree.get("propagationPolicy").filter(|policy| !policy.is_null()).cloned().or_else(|| query_text("propagationPolicy"));
+    let propagation = tree
+        .get("propagationPolicy")
+        .filter(|policy| !policy.is_null())
+        .cloned()
+        .or_else(|| query_text("propagationPolicy"));
     let orphan = tree.get("orphanDependents").and_then(Value::as_bool);
     let propagation = match propagation.as_ref().and_then(Value::as_str) {
         Some("Background") => Some(Propagation::Background),
@@ -137,7 +142,9 @@ fn check(kind: &Kind, old: &Value, options: &Options) -> Result<()> {
         if let Some(wanted) = wanted
             && wanted != found
         {
-            let why = format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
+            let why = format!(
+                "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}"
+            );
             return Err(ApiError::conflict(kind, name, why));
         }
     }
@@ -183,14 +190,16 @@ fn grace(kind: &Kind, old: &Value, options: &Options) -> i64 {
     if !is_pod || over || unbound {
         return 0;
     }
-    let wanted = options.grace.or_else(|| old["spec"]["terminationGracePeriodSeconds"].as_i64()).unwrap_or(30);
+    let wanted =
+        options.grace.or_else(|| old["spec"]["terminationGracePeriodSeconds"].as_i64()).unwrap_or(30);
     if wanted < 0 { 1 } else { wanted }
 }
 
 fn set_finalizers(object: &mut Value, propagation: Option<Propagation>) {
     let Some(propagation) = propagation else { return };
     let Some(metadata) = write::metadata_mut(object) else { return };
-    let mut list: Vec<Value> = metadata.get("finalizers").and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut list: Vec<Value> =
+        metadata.get("finalizers").and_then(Value::as_array).cloned().unwrap_or_default();
     list.retain(|name| name != FOREGROUND && name != ORPHAN);
     match propagation {
         Propagation::Background => {}

@@ -69,8 +69,10 @@ fn snapshot(call: &Call, scope: &Scope) -> Result<(Vec<Arc<Object>>, u64)> {
     if !token.is_empty() {
         let next = parse_token(token)?;
         let mut objects = cache.of(call.kind)?.under_at(&scope.prefix, next.rv).map_err(|_expired| {
-            ApiError::expired("The provided continue parameter is too old to display a consistent list result. \
-                 You must start a new list without the continue parameter.")
+            ApiError::expired(
+                "The provided continue parameter is too old to display a consistent list result. \
+                 You must start a new list without the continue parameter.",
+            )
         })?;
         objects.retain(|object| *object.key >= *next.start);
         return Ok((objects, next.rv));
@@ -80,13 +82,17 @@ fn snapshot(call: &Call, scope: &Scope) -> Result<(Vec<Arc<Object>>, u64)> {
     match (revision(query.get("resourceVersion"))?, query.get("resourceVersionMatch")) {
         (None, "") => {}
         (None, _) => {
-            return Err(ApiError::unprocessable("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+            return Err(ApiError::unprocessable(
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ));
         }
         (Some(asked), _) if asked > newest => return Err(ApiError::future_revision(asked, newest)),
         (Some(asked), "Exact") => return Ok((objects.under_at(&scope.prefix, asked)?, asked)),
         (Some(_), "" | "NotOlderThan") => {}
         (Some(_), other) => {
-            return Err(ApiError::unprocessable(format!("resourceVersionMatch: Unsupported value: \"{other}\"")));
+            return Err(ApiError::unprocessable(format!(
+                "resourceVersionMatch: Unsupported value: \"{other}\""
+            )));
         }
     }
     // One name: no need to look at the others.
@@ -109,7 +115,9 @@ pub(crate) fn revision(text: &str) -> Result<Option<u64>> {
         return Ok(None);
     }
     text.parse().map(Some).map_err(|_not_a_number| {
-        ApiError::bad_request(format!("resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: invalid syntax"))
+        ApiError::bad_request(format!(
+            "resourceVersion: Invalid value: \"{text}\": strconv.ParseUint: invalid syntax"
+        ))
     })
 }
 

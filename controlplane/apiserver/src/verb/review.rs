@@ -19,7 +19,9 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     review["status"] = match call.kind.kind {
         "SelfSubjectReview" => json!({"userInfo": described(&call.user)}),
         "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]),
-        "SubjectAccessReview" | "LocalSubjectAccessReview" => access(call, &subject(&review["spec"]), &review["spec"]),
+        "SubjectAccessReview" | "LocalSubjectAccessReview" => {
+            access(call, &subject(&review["spec"]), &review["spec"])
+        }
         "SelfSubjectRulesReview" => rules(&call.user),
         "TokenReview" => token(call, &review["spec"]),
         _ => return Err(ApiError::method_not_allowed()),
@@ -78,9 +80,23 @@ fn access(call: &Call, user: &User, spec: &Value) -> Value {
 fn rules(user: &User) -> Value {
     let all = json!(["*"]);
     let (resources, paths) = if user.is_in("system:masters") {
-        (json!([{"verbs": all, "apiGroups": all, "resources": all}]), json!([{"verbs": all, "nonResourceURLs": all}]))
+        (
+            json!([{"verbs": all, "apiGroups": all, "resources": all}]),
+            json!([{"verbs": all, "nonResourceURLs": all}]),
+        )
     } else {
-        let paths = ["/api", "/api/*", "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz", "/version"];
+        let paths = [
+            "/api",
+            "/api/*",
+            "/apis",
+            "/apis/*",
+            "/healthz",
+            "/livez",
+            "/openapi",
+            "/openapi/*",
+            "/readyz",
+            "/version",
+        ];
         (json!([]), json!([{"verbs": ["get"], "nonResourceURLs": paths}]))
     };
     json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": !user.is_in("system:masters")})
@@ -94,7 +110,9 @@ fn token(call: &Call, spec: &Value) -> Value {
     let audiences = if asked.is_empty() { state.authenticators.tokens.audiences.clone() } else { asked };
     match state.authenticators.token_user(&state.cache, token, &audiences) {
         Some(user) => json!({"authenticated": true, "user": described(&user), "audiences": audiences}),
-        None => json!({"authenticated": false, "error": "the token is not known, not valid any more, or for others"}),
+        None => {
+            json!({"authenticated": false, "error": "the token is not known, not valid any more, or for others"})
+        }
     }
 }
 

@@ -71,7 +71,9 @@ fn start(query: &Query) -> Result<Start> {
         return Ok(Start::Now { end_marker: query.flag("allowWatchBookmarks") });
     }
     if !rule.is_empty() && !query.has("sendInitialEvents") {
-        return Err(ApiError::unprocessable("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided"));
+        return Err(ApiError::unprocessable(
+            "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+        ));
     }
     let skip_initial = query.has("sendInitialEvents");
     Ok(match revision {

@@ -1,0 +1,518 @@
+//! The server as its clients see it, driven in process on a real store in a directory of its own.
+
+use std::sync::Arc;
+
+use coracle_store::{Embedded, EmbeddedOptions};
+use http_body_util::{BodyExt as _, Full};
+use rcgen::KeyPair;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+
+/// A server and the directory that goes with it.
+struct Fixture {
+    api: Apiserver,
+    directory: tempfile::TempDir,
+}
+
+struct Answer {
+    code: u16,
+    body: Value,
+    headers: HeaderMap,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let api = open(directory.path()).await;
+        let fixture = Self { api, directory };
+        let account = json!({"metadata": {"name": "default"}});
+        assert_eq!(fixture.post("/api/v1/namespaces/default/serviceaccounts", account).await.code, 201);
+        fixture
+    }
+
+    async fn send(&self, user: User, request: Request<Full<Bytes>>) -> Answer {
+        let answer = self.api.handle(request, Some(user)).await;
+        let (code, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        let text = || Value::String(String::from_utf8_lossy(&bytes).into_owned());
+        Answer { code, body: serde_json::from_slice(&bytes).unwrap_or_else(|_| text()), headers }
+    }
+
+    async fn call(&self, method: &str, path: &str, media: &str, body: Option<Value>) -> Answer {
+        let request = Request::builder().method(method).uri(path).header("content-type", media);
+        let body = body.map(|body| body.to_string()).unwrap_or_default();
+        self.send(admin(), request.body(Full::new(body.into())).unwrap()).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.call("GET", path, "", None).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Answer {
+        self.call("POST", path, "application/json", Some(body)).await
+    }
+
+    async fn put(&self, path: &str, body: Value) -> Answer {
+        self.call("PUT", path, "application/json", Some(body)).await
+    }
+
+    async fn merge(&self, path: &str, body: Value) -> Answer {
+        self.call("PATCH", path, "application/merge-patch+json", Some(body)).await
+    }
+
+    async fn delete(&self, path: &str, options: Value) -> Answer {
+        self.call("DELETE", path, "application/json", Some(options)).await
+    }
+
+    async fn get_as(&self, user: User, path: &str) -> Answer {
+        self.send(user, Request::get(path).body(Full::default()).unwrap()).await
+    }
+
+    /// The events of a watch that ends after a second.
+    async fn watch(&self, path: &str) -> Vec<Value> {
+        let answer = self.get(&format!("{path}&watch=1&timeoutSeconds=1")).await;
+        assert_eq!(answer.code, 200, "{}", answer.body);
+        match &answer.body {
+            Value::String(lines) => lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),
+            one => vec![one.clone()],
+        }
+    }
+}
+
+async fn open(directory: &std::path::Path) -> Apiserver {
+    let store = Embedded::open(&directory.join("store"), &EmbeddedOptions::default()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let kubelet = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    let token_file = directory.join("tokens");
+    std::fs::write(&token_file, "secret,ann,7,system:masters\n").unwrap();
+    let config = ApiserverConfig {
+        advertise: "192.0.2.1:6443".parse().unwrap(),
+        service_cidr: "10.43.0.0/16".parse().unwrap(),
+        service_account_key: KeyPair::generate().unwrap().serialize_der(),
+        issuer: "https://kubernetes.default.svc".to_owned(),
+        token_file: Some(token_file),
+        kubelet: KubeletTls(Arc::new(kubelet)),
+    };
+    Apiserver::open(config, Arc::new(store), CancellationToken::new()).await.unwrap()
+}
+
+fn admin() -> User {
+    User::new("admin", &["system:masters"])
+}
+
+fn node(name: &str) -> User {
+    User::new(&format!("system:node:{name}"), &["system:nodes"])
+}
+
+fn config_map(name: &str, labels: Value) -> Value {
+    json!({"metadata": {"name": name, "labels": labels}, "data": {"key": name}})
+}
+
+fn pod(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "busybox"}]}})
+}
+
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+#[tokio::test]
+async fn every_cluster_has_its_namespaces_and_its_own_service() {
+    let server = Fixture::new().await;
+    for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+        let found = server.get(&format!("/api/v1/namespaces/{name}")).await;
+        assert_eq!(found.body["status"]["phase"], "Active");
+        assert_eq!(found.body["metadata"]["labels"]["kubernetes.io/metadata.name"], name);
+    }
+    let service = server.get("/api/v1/namespaces/default/services/kubernetes").await;
+    assert_eq!(service.body["spec"]["clusterIP"], "10.43.0.1");
+    let endpoints = server.get("/api/v1/namespaces/default/endpoints/kubernetes").await;
+    assert_eq!(endpoints.body["subsets"][0]["addresses"][0]["ip"], "192.0.2.1");
+}
+
+#[tokio::test]
+async fn objects_are_created_once_and_outlive_the_server() {
+    let server = Fixture::new().await;
+    let made = server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    assert_eq!(made.code, 201);
+    assert!(made.body["metadata"]["uid"].is_string() && made.body["metadata"]["resourceVersion"].is_string());
+    let again = server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    assert_eq!((again.code, &again.body["reason"]), (409, &json!("AlreadyExists")));
+    assert_eq!(again.body["message"], "configmaps \"a\" already exists");
+    let missing = server.get(&format!("{CONFIG_MAPS}/b")).await;
+    assert_eq!(missing.body["message"], "configmaps \"b\" not found");
+    assert_eq!(missing.body["details"], json!({"name": "b", "kind": "configmaps"}));
+    let Fixture { api, directory } = server;
+    drop(api);
+    // The cache's task ends with the store's thread: wait for the directory's lock.
+    let api = loop {
+        match Embedded::open(&directory.path().join("store"), &EmbeddedOptions::default()) {
+            Ok(store) => {
+                drop(store);
+                break open(directory.path()).await;
+            }
+            Err(_) => tokio::task::yield_now().await,
+        }
+    };
+    let server = Fixture { api, directory };
+    let found = server.get(&format!("{CONFIG_MAPS}/a")).await;
+    assert_eq!(found.body, made.body);
+}
+
+#[tokio::test]
+async fn generated_names_take_the_prefix() {
+    let server = Fixture::new().await;
+    let made = server.post(CONFIG_MAPS, json!({"metadata": {"generateName": "gen-"}})).await;
+    let name = made.body["metadata"]["name"].as_str().unwrap();
+    assert!(name.starts_with("gen-") && name.len() == 9, "{name}");
+}
+
+#[tokio::test]
+async fn an_update_from_a_stale_read_is_refused_and_one_without_effect_costs_nothing() {
+    let server = Fixture::new().await;
+    let first = server.post(CONFIG_MAPS, config_map("a", json!({}))).await.body;
+    let path = format!("{CONFIG_MAPS}/a");
+    let same = server.put(&path, first.clone()).await;
+    assert_eq!((same.code, &same.body), (200, &first));
+    let mut changed = first.clone();
+    changed["data"]["key"] = "new".into();
+    let second = server.put(&path, changed.clone()).await;
+    assert_eq!((second.code, &second.body["data"]["key"]), (200, &json!("new")));
+    let stale = server.put(&path, first).await;
+    assert_eq!((stale.code, &stale.body["reason"]), (409, &json!("Conflict")));
+    assert_eq!(
+        stale.body["message"],
+        "Operation cannot be fulfilled on configmaps \"a\": the object has been modified; \
+         please apply your changes to the latest version and try again"
+    );
+}
+
+#[tokio::test]
+async fn patches_change_what_they_name() {
+    let server = Fixture::new().await;
+    server.post(CONFIG_MAPS, config_map("a", json!({"x": "1"}))).await;
+    let path = format!("{CONFIG_MAPS}/a");
+    let merged = server.merge(&path, json!({"metadata": {"labels": {"x": null, "y": "2"}}})).await;
+    assert_eq!(merged.body["metadata"]["labels"], json!({"y": "2"}));
+    let operations = json!([{"op": "replace", "path": "/data/key", "value": "z"}]);
+    let patched = server.call("PATCH", &path, "application/json-patch+json", Some(operations)).await;
+    assert_eq!(patched.body["data"]["key"], "z");
+    let apply = server.call("PATCH", &path, "application/apply-patch+yaml", Some(json!({}))).await;
+    assert_eq!((apply.code, &apply.body["reason"]), (415, &json!("UnsupportedMediaType")));
+    let dry = server.merge(&format!("{path}?dryRun=All"), json!({"data": {"key": "dry"}})).await;
+    assert_eq!(dry.body["data"]["key"], "dry");
+    assert_eq!(server.get(&path).await.body["data"]["key"], "z");
+    assert_eq!(server.merge(&format!("{CONFIG_MAPS}/none"), json!({})).await.code, 404);
+}
+
+#[tokio::test]
+async fn bad_bodies_are_told_where_they_are_bad_and_nothing_is_stored() {
+    let server = Fixture::new().await;
+    let unknown = json!({"metadata": {"name": "a"}, "dat": {}});
+    let strict = server.post(&format!("{CONFIG_MAPS}?fieldValidation=Strict"), unknown.clone()).await;
+    assert_eq!(strict.code, 400);
+    assert!(strict.body["message"].as_str().unwrap().contains("unknown field \"dat\""));
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}/a")).await.code, 404);
+    let warned = server.post(CONFIG_MAPS, unknown).await;
+    assert_eq!((warned.code, &warned.body["dat"]), (201, &Value::Null));
+    let warning = warned.headers.get("warning").unwrap().to_str().unwrap();
+    assert!(warning.starts_with("299 - \"") && warning.contains("dat"), "{warning}");
+    let nameless = server.post(CONFIG_MAPS, json!({"metadata": {}})).await;
+    assert_eq!((nameless.code, &nameless.body["reason"]), (422, &json!("Invalid")));
+    let elsewhere = json!({"metadata": {"name": "x", "namespace": "other"}});
+    assert_eq!(server.post(CONFIG_MAPS, elsewhere).await.code, 400);
+    let wrong_kind = server.post(CONFIG_MAPS, json!({"kind": "Pod", "metadata": {"name": "x"}})).await;
+    assert_eq!(wrong_kind.code, 400);
+}
+
+#[tokio::test]
+async fn lists_select_and_page_as_of_their_first_page() {
+    let server = Fixture::new().await;
+    for name in ["a", "b", "c", "d"] {
+        let even = json!({"even": (name == "b" || name == "d").to_string()});
+        server.post(CONFIG_MAPS, config_map(name, even)).await;
+    }
+    let names = |list: &Value| -> Vec<String> {
+        let items = list["items"].as_array().unwrap().iter();
+        items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let even = server.get(&format!("{CONFIG_MAPS}?labelSelector=even%3Dtrue")).await.body;
+    assert_eq!(names(&even), ["b", "d"]);
+    assert_eq!(even["kind"], "ConfigMapList");
+    assert!(even["items"][0]["kind"].is_null());
+    let one = server.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Dc")).await.body;
+    assert_eq!(names(&one), ["c"]);
+    let first = server.get(&format!("{CONFIG_MAPS}?limit=3")).await.body;
+    assert_eq!(
+        (names(&first), &first["metadata"]["remainingItemCount"]),
+        (vec!["a".into(), "b".into(), "c".into()], &json!(1))
+    );
+    server.delete(&format!("{CONFIG_MAPS}/d"), json!({})).await;
+    server.post(CONFIG_MAPS, config_map("e", json!({}))).await;
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    let rest = server.get(&format!("{CONFIG_MAPS}?limit=3&continue={token}")).await.body;
+    assert_eq!(names(&rest), ["d"]);
+    assert_eq!(rest["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}?fieldSelector=spec.x%3Dy")).await.code, 400);
+}
+
+#[tokio::test]
+async fn watches_tell_what_enters_changes_and_leaves_their_selection() {
+    let server = Fixture::new().await;
+    let list = server.get(CONFIG_MAPS).await.body;
+    let since = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let path = format!("{CONFIG_MAPS}/a");
+    server.post(CONFIG_MAPS, config_map("a", json!({"on": "no"}))).await;
+    server.merge(&path, json!({"metadata": {"labels": {"on": "yes"}}})).await;
+    server.merge(&path, json!({"data": {"key": "2"}})).await;
+    server.merge(&path, json!({"metadata": {"labels": {"on": "no"}}})).await;
+    server.merge(&path, json!({"metadata": {"labels": {"on": "yes"}}})).await;
+    server.delete(&path, json!({})).await;
+    let events = server.watch(&format!("{CONFIG_MAPS}?labelSelector=on%3Dyes&resourceVersion={since}")).await;
+    let types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]);
+    let revisions: Vec<u64> = events
+        .iter()
+        .map(|event| event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap())
+        .collect();
+    assert!(revisions.is_sorted_by(|a, b| a < b), "{revisions:?}");
+}
+
+#[tokio::test]
+async fn a_watch_can_begin_with_what_exists_and_says_when_that_is_over() {
+    let server = Fixture::new().await;
+    server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let events = server.watch(&format!("{CONFIG_MAPS}?{query}")).await;
+    assert_eq!(
+        (events.len(), &events[0]["type"], &events[1]["type"]),
+        (2, &json!("ADDED"), &json!("BOOKMARK"))
+    );
+    let end = &events[1]["object"];
+    assert_eq!(end["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    assert_eq!(end["kind"], "ConfigMap");
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}?watch=1&sendInitialEvents=true")).await.code, 422);
+}
+
+#[tokio::test]
+async fn revisions_beyond_both_ends_are_refused_and_bookmarks_keep_quiet_watches_within() {
+    let server = Fixture::new().await;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+    let made = server.post(leases, json!({"metadata": {"name": "n"}})).await;
+    let since = made.body["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let query =
+        format!("resourceVersion={since}&fieldSelector=metadata.name%3Dother&allowWatchBookmarks=true");
+    let churn = async {
+        for n in 0..1100 {
+            let renewed = json!({"spec": {"holderIdentity": n.to_string()}});
+            assert_eq!(server.merge(&format!("{leases}/n"), renewed).await.code, 200);
+        }
+    };
+    let quiet = format!("{leases}?watch=1&timeoutSeconds=5&{query}");
+    let (told, ()) = futures::future::join(server.get(&quiet), churn).await;
+    let told = match told.body {
+        Value::String(lines) => serde_json::from_str(lines.lines().next().unwrap()).unwrap(),
+        one => one,
+    };
+    assert_eq!((&told["type"], &told["object"]["kind"]), (&json!("BOOKMARK"), &json!("Lease")));
+    let past = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion={since}")).await;
+    assert_eq!((past.code, &past.body["reason"]), (410, &json!("Expired")));
+    let future = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion=99999999")).await;
+    assert_eq!(future.code, 504);
+    assert_eq!(future.body["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+}
+
+#[tokio::test]
+async fn a_bound_pod_ends_gracefully_and_an_unbound_one_at_once() {
+    let server = Fixture::new().await;
+    assert_eq!(server.post(PODS, pod("waiting")).await.code, 201);
+    let gone = server.delete(&format!("{PODS}/waiting"), json!({})).await;
+    assert_eq!((gone.code, &gone.body["status"]), (200, &json!("Success")));
+    let made = server.post(PODS, pod("bound")).await.body;
+    assert_eq!(made["spec"]["serviceAccountName"], "default");
+    let binding = json!({"metadata": {"name": "bound"}, "target": {"kind": "Node", "name": "n1"}});
+    assert_eq!(server.post(&format!("{PODS}/bound/binding"), binding.clone()).await.code, 201);
+    assert_eq!(server.post(&format!("{PODS}/bound/binding"), binding).await.code, 409);
+    let path = format!("{PODS}/bound");
+    let marked = server.delete(&path, json!({})).await;
+    assert_eq!(marked.body["metadata"]["deletionGracePeriodSeconds"], 30);
+    let again = server.delete(&path, json!({"gracePeriodSeconds": 60})).await;
+    assert_eq!(again.body["metadata"]["deletionTimestamp"], marked.body["metadata"]["deletionTimestamp"]);
+    let wrong = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": "other"}});
+    assert_eq!(server.delete(&path, wrong).await.code, 409);
+    let right = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": made["metadata"]["uid"]}});
+    assert_eq!(server.delete(&path, right).await.code, 200);
+    assert_eq!(server.get(&path).await.code, 404);
+}
+
+#[tokio::test]
+async fn finalizers_hold_an_object_until_the_last_is_gone() {
+    let server = Fixture::new().await;
+    let path = format!("{CONFIG_MAPS}/a");
+    let held = json!({"metadata": {"name": "a", "finalizers": ["example.com/x"]}});
+    server.post(CONFIG_MAPS, held).await;
+    let marked = server.delete(&path, json!({"propagationPolicy": "Foreground"})).await;
+    assert!(marked.body["metadata"]["deletionTimestamp"].is_string());
+    assert_eq!(marked.body["metadata"]["finalizers"], json!(["example.com/x", "foregroundDeletion"]));
+    assert_eq!(server.merge(&path, json!({"metadata": {"finalizers": null}})).await.code, 200);
+    assert_eq!(server.get(&path).await.code, 404);
+}
+
+#[tokio::test]
+async fn a_namespace_goes_when_its_finalizer_does_and_takes_nothing_new_before() {
+    let server = Fixture::new().await;
+    let space = "/api/v1/namespaces/x";
+    server.post("/api/v1/namespaces", json!({"metadata": {"name": "x"}})).await;
+    assert_eq!(server.delete("/api/v1/namespaces/default", json!({})).await.code, 403);
+    let marked = server.delete(space, json!({})).await;
+    assert_eq!(marked.body["status"]["phase"], "Terminating");
+    let refused = server.post(&format!("{space}/configmaps"), config_map("a", json!({}))).await;
+    assert_eq!(refused.body["details"]["causes"][0]["reason"], "NamespaceTerminating");
+    let mut done = marked.body.clone();
+    done["spec"]["finalizers"] = json!([]);
+    assert_eq!(server.put(&format!("{space}/finalize"), done).await.code, 200);
+    assert_eq!(server.get(space).await.code, 404);
+    let nowhere = server.post(&format!("{space}/configmaps"), config_map("a", json!({}))).await;
+    assert_eq!(nowhere.body["message"], "namespaces \"x\" not found");
+}
+
+#[tokio::test]
+async fn scale_and_status_change_their_part_only() {
+    let server = Fixture::new().await;
+    let path = "/apis/apps/v1/namespaces/default/deployments";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
+    let made = server.post(path, json!({"metadata": {"name": "d"}, "spec": spec})).await.body;
+    assert_eq!((&made["spec"]["replicas"], &made["metadata"]["generation"]), (&json!(1), &json!(1)));
+    let scaled = server.merge(&format!("{path}/d/scale"), json!({"spec": {"replicas": 4}})).await;
+    assert_eq!((&scaled.body["kind"], &scaled.body["spec"]["replicas"]), (&json!("Scale"), &json!(4)));
+    let status = json!({"spec": {"replicas": 9}, "status": {"replicas": 2, "observedGeneration": 2}});
+    let answer = server.merge(&format!("{path}/d/status"), status).await.body;
+    assert_eq!((&answer["spec"]["replicas"], &answer["status"]["replicas"]), (&json!(4), &json!(2)));
+    assert_eq!(answer["metadata"]["generation"], 2);
+    let main = server.merge(&format!("{path}/d"), json!({"status": {"replicas": 7}})).await.body;
+    assert_eq!(main["status"]["replicas"], 2);
+}
+
+#[tokio::test]
+async fn nobody_is_allowed_by_silence() {
+    let server = Fixture::new().await;
+    let refused = server.get_as(User::new("bob", &[]), PODS).await;
+    assert_eq!(
+        (refused.code, refused.body["message"].as_str().unwrap()),
+        (
+            403,
+            "pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" in the namespace \"default\""
+        )
+    );
+    assert_eq!(server.get_as(User::new("bob", &[]), "/api/v1").await.code, 200);
+    let anonymous = |path: &str| Request::get(path.to_owned()).body(Full::<Bytes>::default()).unwrap();
+    for (path, code) in [("/readyz", 200), ("/version", 200), ("/api/v1", 403), (PODS, 403)] {
+        assert_eq!(server.api.handle(anonymous(path), None).await.status(), code, "{path}");
+    }
+    for (token, code) in [("secret", 200), ("wrong", 401)] {
+        let mut request = anonymous(PODS);
+        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        assert_eq!(server.api.handle(request, None).await.status(), code, "{token}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_reads_what_its_pods_need_and_writes_itself_alone() {
+    let server = Fixture::new().await;
+    server.post("/api/v1/namespaces/default/secrets", json!({"metadata": {"name": "s"}})).await;
+    let path = "/api/v1/namespaces/default/secrets/s";
+    assert_eq!(server.get_as(node("n1"), path).await.code, 403);
+    let mut user = pod("p");
+    user["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
+    server.post(PODS, user).await;
+    server
+        .post(&format!("{PODS}/p/binding"), json!({"metadata": {"name": "p"}, "target": {"name": "n1"}}))
+        .await;
+    assert_eq!(server.get_as(node("n1"), path).await.code, 200);
+    assert_eq!(server.get_as(node("n2"), path).await.code, 403);
+    let request = |name: &str| {
+        let body = json!({"metadata": {"name": name}}).to_string();
+        Request::post("/api/v1/nodes").body(Full::from(body)).unwrap()
+    };
+    assert_eq!(server.send(node("n1"), request("n1")).await.code, 201);
+    assert_eq!(server.send(node("n1"), request("n2")).await.code, 403);
+    let delete = || Request::delete(format!("{PODS}/p")).body(Full::default()).unwrap();
+    assert_eq!(server.send(node("n2"), delete()).await.code, 403);
+    assert_eq!(server.send(node("n1"), delete()).await.code, 200);
+}
+
+#[tokio::test]
+async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
+    let server = Fixture::new().await;
+    let made = server.post(PODS, pod("p")).await.body;
+    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": made["metadata"]["uid"]});
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let answer = server.post(path, json!({"spec": {"boundObjectRef": bound}})).await;
+    assert_eq!(answer.code, 201, "{}", answer.body);
+    let token = answer.body["status"]["token"].as_str().unwrap().to_owned();
+    let request = || {
+        let header = format!("Bearer {token}");
+        Request::get("/api/v1").header("authorization", header).body(Full::<Bytes>::default()).unwrap()
+    };
+    assert_eq!(server.api.handle(request(), None).await.status(), 200);
+    server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await;
+    assert_eq!(server.api.handle(request(), None).await.status(), 401);
+}
+
+#[tokio::test]
+async fn tables_come_to_those_who_ask() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let accept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+    let request = Request::get(PODS).header("accept", accept).body(Full::default()).unwrap();
+    let table = server.send(admin(), request).await.body;
+    assert_eq!(table["kind"], "Table");
+    assert_eq!(table["rows"][0]["cells"][0], "p");
+    assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+}
+
+#[tokio::test]
+async fn documents_are_not_sent_again_to_those_who_have_them() {
+    let server = Fixture::new().await;
+    let accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    let request = || Request::get("/apis").header("accept", accept);
+    let first = server.send(admin(), request().body(Full::default()).unwrap()).await;
+    assert_eq!(first.body["kind"], "APIGroupDiscoveryList");
+    let tag = first.headers.get("etag").unwrap();
+    let again = request().header("if-none-match", tag).body(Full::default()).unwrap();
+    let again = server.send(admin(), again).await;
+    assert_eq!((again.code, again.headers.get("content-type")), (304, None));
+    let root = server.get("/openapi/v3").await.body;
+    let url = root["paths"]["api/v1"]["serverRelativeURL"].as_str().unwrap();
+    let document = server.get(url).await;
+    assert_eq!(document.headers.get("cache-control").unwrap(), "public, immutable");
+    assert!(document.body["paths"].is_object());
+}
+
+#[tokio::test]
+async fn services_get_addresses_and_keep_them() {
+    let server = Fixture::new().await;
+    let path = "/api/v1/namespaces/default/services";
+    let spec = json!({"type": "NodePort", "ports": [{"port": 80}]});
+    let made = server.post(path, json!({"metadata": {"name": "s"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let (ip, port) = (&made.body["spec"]["clusterIP"], &made.body["spec"]["ports"][0]["nodePort"]);
+    assert!(ip.as_str().unwrap().starts_with("10.43."));
+    assert!((30000..=32767).contains(&port.as_u64().unwrap()));
+    let spec = json!({"type": "NodePort", "ports": [{"port": 80}], "selector": {"a": "b"}});
+    let updated = server.put(&format!("{path}/s"), json!({"metadata": {"name": "s"}, "spec": spec})).await;
+    assert_eq!(
+        (&updated.body["spec"]["clusterIP"], &updated.body["spec"]["ports"][0]["nodePort"]),
+        (ip, port)
+    );
+    let taken = json!({"clusterIP": ip, "ports": [{"port": 80}]});
+    let refused = server.post(path, json!({"metadata": {"name": "t"}, "spec": taken})).await;
+    assert_eq!((refused.code, &refused.body["reason"]), (422, &json!("Invalid")));
+}
