@@ -51,6 +51,7 @@ const TESTS: &[Test] = tests![
     lifecycle::a_user_namespace_is_joined_by_an_exec_too,
     lifecycle::a_log_is_rotated_as_it_grows_and_reopened_when_asked,
     lifecycle::a_pod_that_cannot_be_made_says_which_step_failed,
+    lifecycle::many_containers_in_a_row_leave_memory_and_descriptors_as_they_were,
     exec::an_exec_reads_writes_and_ends_with_its_code,
     exec::an_exec_has_the_seccomp_profile_and_the_limits_of_its_container,
     exec::an_absent_command_and_one_that_cannot_be_executed_are_told_apart,

@@ -264,3 +264,48 @@ pub(crate) async fn a_pod_that_cannot_be_made_says_which_step_failed(pod: Pod) {
     assert!(error.message.contains("net.no.such.thing") && error.message.contains("No such file"), "{error}");
     pod.end().await;
 }
+
+pub(crate) async fn many_containers_in_a_row_leave_memory_and_descriptors_as_they_were(mut pod: Pod) {
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    let mut before = (0, 0);
+    for round in 0..30 {
+        let create = pod.create_request("c", &pod.spec("c", "read forever"));
+        let began = Instant::now();
+        pod.shim.create(create).await.unwrap();
+        let created = began.elapsed();
+        pod.shim.start("c").await.unwrap();
+        times[0].push(created);
+        times[1].push(began.elapsed());
+        pod.exit("c", "").await;
+        let began = Instant::now();
+        pod.shim.delete("c").await.unwrap();
+        times[2].push(began.elapsed());
+        fs::remove_dir_all(pod.dir.join("c")).unwrap();
+        if round == 9 {
+            before = (memory(pod.shim.pid(), "Private_Dirty"), descriptors(pod.shim.pid()));
+        }
+    }
+    let after = (memory(pod.shim.pid(), "Private_Dirty"), descriptors(pod.shim.pid()));
+    assert!(after.0 <= before.0 + 64, "{before:?} kB and descriptors became {after:?}");
+    assert_eq!(after.1, before.1);
+    for (name, times) in ["created", "started", "deleted"].iter().zip(&mut times) {
+        times.sort();
+        println!("  {name}: {:?} least, {:?} median", times[0], times[times.len() / 2]);
+    }
+    let mut create = pod.create_request("d", &pod.spec("d", "exec sleep 1000"));
+    create.stdin = true;
+    pod.run_request(create).await;
+    let pid = pod.shim.pid();
+    println!("  PSS {} kB, private {} kB, RSS {} kB", memory(pid, "Pss"), after.0, memory(pid, "Rss"));
+    pod.end().await;
+}
+
+fn memory(pid: i32, name: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let line = text.lines().find(|line| line.split(':').next() == Some(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn descriptors(pid: i32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
