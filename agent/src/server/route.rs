@@ -1,5 +1,7 @@
 //! Paths of the kubelet API. Pure.
 
+use percent_encoding::percent_decode_str;
+
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
@@ -26,7 +28,7 @@ pub(super) struct Target {
 impl Route {
     pub(super) fn of(path: &str) -> Option<Route> {
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-        let own = |text: &str| text.to_owned();
+        let own = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let target = |namespace: &str, pod: &str, uid: Option<&str>, container: &str| Target {
             namespace: own(namespace),
             pod: own(pod),
@@ -98,7 +100,8 @@ mod tests {
     #[test]
     fn paths_lead_where_the_kubelets_lead() {
         let logs = Route::Logs { namespace: "ns".to_owned(), pod: "p".to_owned(), container: "c".to_owned() };
-        assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs));
+        assert_eq!(Route::of("/containerLogs/ns/p/c"), Some(logs.clone()));
+        assert_eq!(Route::of("/containerLogs/n%73/p/c"), Some(logs));
         let target = |uid: Option<&str>| Target {
             namespace: "ns".to_owned(),
             pod: "p".to_owned(),

@@ -7,7 +7,7 @@ use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
 use super::{kubelet, parent};
@@ -16,6 +16,9 @@ use crate::{
     error::{ApiError, Result},
     reply::{Body, Reply},
 };
+
+/// What a path segment may not hold as it is: all but RFC 3986's unreserved characters.
+const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Headers that make an upgrade; all others stay here.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
@@ -41,7 +44,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
 
 /// The kubelet's path for the subresource.
 fn path(call: &Call, pod: &Value) -> Result<String> {
-    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let encode = |text: &str| utf8_percent_encode(text, SEGMENT).to_string();
     let at = format!("{}/{}", encode(call.namespace()), encode(&call.resource.name));
     let query = &call.info.query;
     let verb = match call.resource.subresource.as_str() {

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""The measurements of scripts/bench, in a network namespace of their own. Everything started here ends here."""
+import json, os, re, shutil, signal, statistics, subprocess, sys, tempfile, time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CORACLE = os.path.join(ROOT, "target/coracle")
+KUBECTL = os.path.join(ROOT, "target/tools/kubectl-1.37")
+QUICK = "quick" in sys.argv[1:]
+
+
+def sh(*words, **options):
+    return subprocess.run(words, check=True, capture_output=True, text=True, **options).stdout
+
+
+def wait(what, seconds, done):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = done()
+        if value:
+            return value
+        time.sleep(0.002)
+    raise SystemExit(f"bench: waited {seconds} s in vain for {what}")
+
+
+def quantile(samples, q):
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def pss(pids):
+    """Proportional set size in kB, summed."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as f:
+                total += int(re.search(r"^Pss:\s+(\d+)", f.read(), re.M).group(1))
+        except (OSError, AttributeError):
+            pass
+    return total
+
+
+def processes(word):
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
+        except OSError:
+            continue
+        if command and any(word.encode() in part for part in command) and int(pid) != os.getpid():
+            found.append((int(pid), command))
+    return found
+
+
+class Cluster:
+    def __init__(self):
+        self.dir = tempfile.mkdtemp(prefix="coracle-bench-")
+        self.cgroup = "/" + os.path.basename(self.dir)
+        path = lambda name: os.path.join(self.dir, name)
+        self.places = ["--state-dir", path("state"), "--run-dir", path("run")]
+        self.flags = ["--pod-log-dir", path("logs"), "--cgroup-root", self.cgroup, "--node-name", "bench", "--max-pods", "1000"]
+        self.environment = dict(os.environ, KUBECONFIG=path("state/admin.kubeconfig"), HOME=self.dir)
+        self.process = None
+
+    def start(self):
+        """Seconds from the command to the node's being Ready, as the first answer that says so shows it."""
+        log = open(os.path.join(self.dir, "log"), "a")
+        begin = time.monotonic()
+        self.process = subprocess.Popen([CORACLE, "up", *self.places, *self.flags], stdout=log, stderr=log)
+        wait("the node", 60, self.ready)
+        return time.monotonic() - begin
+
+    def ready(self):
+        if not os.path.exists(self.environment["KUBECONFIG"]):
+            return False
+        jsonpath = 'jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}'
+        answer = subprocess.run([KUBECTL, "get", "nodes", "-o", jsonpath], env=self.environment, capture_output=True, text=True)
+        return answer.stdout.strip() == "True"
+
+    def kubectl(self, *words):
+        return sh(KUBECTL, *words, env=self.environment)
+
+    def pods(self):
+        return json.loads(self.kubectl("get", "pods", "-o", "json"))["items"]
+
+    def deploy(self, name, replicas):
+        """Seconds from the command to the deployment's status saying that all are available."""
+        begin = time.monotonic()
+        self.kubectl("create", "deployment", name, "--image=nginx", f"--replicas={replicas}")
+        self.kubectl("wait", f"deployment/{name}", f"--for=jsonpath={{.status.readyReplicas}}={replicas}", "--timeout=120s")
+        return time.monotonic() - begin
+
+    def delete(self, name):
+        self.kubectl("delete", "deployment", name)
+        wait("the pods' end", 180, lambda: not self.pods())
+
+    def stop(self):
+        if self.process:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait()
+            self.process = None
+
+    def down(self):
+        self.stop()
+        subprocess.run([CORACLE, "down", *self.places, *self.flags, "--purge"], check=False)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def row(what, value):
+    print(f"| {what} | {value} |", flush=True)
+
+
+def ms(seconds):
+    return f"{seconds * 1000:.0f} ms"
+
+
+def idle(cluster, seconds):
+    """CPU time, wake-ups and bytes written by all our processes while nothing happens."""
+    pids = [pid for pid, _ in processes(cluster.dir)]
+
+    def look():
+        cpu = wakes = written = 0
+        for pid in pids:
+            stat = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+            cpu += int(stat[11]) + int(stat[12])
+            written += int(re.search(r"^write_bytes: (\d+)", open(f"/proc/{pid}/io").read(), re.M).group(1))
+            for task in os.listdir(f"/proc/{pid}/task"):
+                status = open(f"/proc/{pid}/task/{task}/status").read()
+                wakes += int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.M).group(1))
+        return cpu, wakes, written
+
+    before = look()
+    time.sleep(seconds)
+    cpu, wakes, written = (b - a for a, b in zip(before, look()))
+    return cpu / os.sysconf("SC_CLK_TCK") / seconds * 100, wakes / seconds, written
+
+
+def memory(cluster, label):
+    everything = processes(cluster.dir)
+    shims = [pid for pid, command in everything if b"shim" in command]
+    others = [pid for pid, command in everything if b"shim" not in command]
+    text = f"{pss(others) / 1000:.1f} MB"
+    if shims:
+        text += f" + {len(shims)} shims of {pss(shims) / len(shims):.0f} kB"
+    row(f"PSS, {label}", text)
+
+
+def whole():
+    cluster = Cluster()
+    try:
+        row("coracle up (first start: keys, store) → node Ready", ms(cluster.start()))
+        cluster.stop()
+        row("coracle up (again) → node Ready", ms(statistics.median(cycle(cluster) for _ in range(3))))
+        layout = os.path.join(ROOT, "target/images/nginx")
+        sh(CORACLE, "image", *cluster.places, "import", layout, "--name", "docker.io/library/nginx:latest")
+        cluster.kubectl("create", "namespace", "warm")
+        memory(cluster, "idle, no pods")
+        cpu, wakes, written = idle(cluster, 10 if QUICK else 60)
+        row("idle, no pods", f"{cpu:.2f} % of a core, {wakes:.1f} wake-ups/s, {written} bytes written")
+        for replicas, rounds in [(1, 5 if QUICK else 20), (10, 2 if QUICK else 5), (100, 1)]:
+            took = []
+            for number in range(rounds):
+                took.append(deploy_ready(cluster, f"d{number}", replicas))
+                if (replicas, number) not in ((10, rounds - 1), (100, rounds - 1)):
+                    cluster.delete(f"d{number}")
+            row(f"kubectl create deployment → {replicas} Ready", f"p50 {ms(quantile(took, .5))}, max {ms(max(took))}")
+            if replicas > 1:
+                memory(cluster, f"{replicas} pods")
+                if replicas == 100:
+                    cpu, wakes, written = idle(cluster, 10 if QUICK else 60)
+                    row("idle, 100 pods", f"{cpu:.2f} % of a core, {wakes:.1f} wake-ups/s, {written} bytes written")
+                    cluster.process.kill()
+                    cluster.process.wait()
+                    row("kill -9 with 100 pods, coracle up → node Ready", ms(cluster.start()))
+                cluster.delete(f"d{rounds - 1}")
+    finally:
+        cluster.down()
+
+
+def cycle(cluster):
+    took = cluster.start()
+    cluster.stop()
+    if cycle.calls == 2:
+        cluster.start()
+    cycle.calls += 1
+    return took
+
+
+cycle.calls = 0
+
+
+def deploy_ready(cluster, name, replicas):
+    return cluster.deploy(name, replicas)
+
+
+def main():
+    sh("ip", "link", "set", "lo", "up")
+    size = os.path.getsize(CORACLE)
+    print("| what | measured |\n|---|---|")
+    row("binary", f"{size / 1e6:.1f} MB, static")
+    whole()
+
+
+main()
