@@ -94,7 +94,9 @@ fn run(role: Role) -> anyhow::Result<ExitCode> {
     let none = ControlPlaneSettings::default;
     match role {
         #[cfg(feature = "controlplane")]
-        Role::Up { places, node, plane } => role::block_on(role::up::run(Settings::load(places, node, plane)?)),
+        Role::Up { places, node, plane } => {
+            role::block_on(role::up::run(Settings::load(places, node, plane)?))
+        }
         Role::Agent { kubeconfig, places, node } => {
             role::block_on(role::agent::run(Settings::load(places, node, none())?, kubeconfig))
         }

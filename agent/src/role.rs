@@ -96,7 +96,9 @@ fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
         std::fs::create_dir_all(parent).with_context(context)?;
     }
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).with_context(context),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(context);
+        }
         _ => {}
     }
     let listener = tokio::net::UnixListener::bind(path).with_context(context)?;

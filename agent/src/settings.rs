@@ -201,7 +201,11 @@ impl LogSettings {
 
 impl Settings {
     /// Reads the file that the flags name, or the default one if it is there, and lays the flags over it.
-    pub(crate) fn load(places: Places, node: NodeSettings, plane: ControlPlaneSettings) -> anyhow::Result<Self> {
+    pub(crate) fn load(
+        places: Places,
+        node: NodeSettings,
+        plane: ControlPlaneSettings,
+    ) -> anyhow::Result<Self> {
         let file = match &places.config {
             Some(path) => File::read(path)?,
             None if Path::new(DEFAULT_FILE).exists() => File::read(Path::new(DEFAULT_FILE))?,
@@ -225,9 +229,13 @@ impl Settings {
     pub(crate) fn node(&self) -> anyhow::Result<Node> {
         let node = self.node.clone();
         let credentials = match (node.tls_cert_file, node.tls_private_key_file, node.client_ca_file) {
-            (Some(certificate), Some(key), Some(client_ca)) => Some(Credentials { certificate, key, client_ca }),
+            (Some(certificate), Some(key), Some(client_ca)) => {
+                Some(Credentials { certificate, key, client_ca })
+            }
             (None, None, None) => None,
-            _ => anyhow::bail!("tls-cert-file, tls-private-key-file and client-ca-file go together: set all or none"),
+            _ => anyhow::bail!(
+                "tls-cert-file, tls-private-key-file and client-ca-file go together: set all or none"
+            ),
         };
         Ok(Node {
             dirs: self.dirs(),
@@ -298,8 +306,14 @@ impl ControlPlaneSettings {
 
 impl File {
     fn read(path: &Path) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        toml::from_str(&text).with_context(|| format!("{} is not a valid configuration", path.display()))
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        toml::from_str(&text).map_err(|error: toml::de::Error| {
+            // The library's own text draws the line over several; ours is one sentence.
+            let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            anyhow::anyhow!("{} line {line}: {}", path.display(), error.message())
+        })
     }
 }
 

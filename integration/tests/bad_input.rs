@@ -77,7 +77,10 @@ fn bad_manifests_are_refused_with_field_paths_and_nothing_is_stored() {
 fn image_troubles_end_in_back_off_with_their_reason() {
     with_cluster(|machine, cluster| {
         cluster.kubectl(&["run", "absent", "--image=nosuchimage:1"]);
-        cluster.kubectl(&["run", "badname", "--image=UPPER//case"]);
+        // kubectl run would refuse it before the API could.
+        cluster.apply(
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"badname"},"spec":{"containers":[{"name":"c","image":"UPPER//case"}]}}"#,
+        );
         cluster.kubectl(&["run", "never", "--image=nginx", "--image-pull-policy=Never"]);
         waits_for(cluster, "absent", "ImagePullBackOff");
         waits_for(cluster, "badname", "InvalidImageName");

@@ -22,7 +22,8 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
     let mut edges = BTreeMap::new();
     for package in metadata["packages"].as_array().unwrap() {
         let dependencies = package["dependencies"].as_array().unwrap().iter();
-        let names = dependencies.filter(|d| d["kind"].is_null()).map(|d| d["name"].as_str().unwrap().to_owned());
+        let names =
+            dependencies.filter(|d| d["kind"].is_null()).map(|d| d["name"].as_str().unwrap().to_owned());
         edges.insert(package["name"].as_str().unwrap().to_owned(), names.collect());
     }
     edges
@@ -43,11 +44,24 @@ fn crates_depend_only_downwards() {
         ("coracle-controllers", &[]),
         (
             "coracle-controlplane",
-            &["coracle-store", "coracle-kinds", "coracle-apiserver", "coracle-scheduler", "coracle-controllers"],
+            &[
+                "coracle-store",
+                "coracle-kinds",
+                "coracle-apiserver",
+                "coracle-scheduler",
+                "coracle-controllers",
+            ],
         ),
         (
             "coracle-agent",
-            &["coracle-proto", "coracle-cni", "coracle-cri", "coracle-images", "coracle-shim", "coracle-controlplane"],
+            &[
+                "coracle-proto",
+                "coracle-cni",
+                "coracle-cri",
+                "coracle-images",
+                "coracle-shim",
+                "coracle-controlplane",
+            ],
         ),
         ("coracle-integration", &[]),
     ];
@@ -132,7 +146,9 @@ fn plans_are_pure() {
     for path in all_sources().iter().filter(|p| p.ends_with("plan.rs")) {
         let text = fs::read_to_string(path).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap();
-        for effect in ["tokio::", "std::fs", "std::process", "Instant::now", "SystemTime::now", "Timestamp::now"] {
+        for effect in
+            ["tokio::", "std::fs", "std::process", "Instant::now", "SystemTime::now", "Timestamp::now"]
+        {
             assert!(!code.contains(effect), "{} uses {effect}: a plan only decides", path.display());
         }
     }

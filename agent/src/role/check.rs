@@ -100,7 +100,8 @@ fn cgroups() -> Vec<Finding> {
     let v1 = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let has = |name: &str| {
         let on_v1 = v1.lines().any(|line| {
-            line.contains(" - cgroup ") && line.rsplit(' ').next().is_some_and(|o| o.split(',').any(|c| c == name))
+            line.contains(" - cgroup ")
+                && line.rsplit(' ').next().is_some_and(|o| o.split(',').any(|c| c == name))
         });
         let found = v2.split_whitespace().any(|c| c == name) || on_v1;
         found.then_some(()).ok_or_else(|| "no mounted hierarchy has it".to_owned())
@@ -121,11 +122,14 @@ fn optional() -> Vec<Finding> {
         let held = caps::has_cap(None, caps::CapSet::Effective, cap).unwrap_or(false);
         (name, held.then_some(()).ok_or_else(|| "not in our effective set".to_owned()))
     };
-    let (resource, has_resource) = capability("capability CAP_SYS_RESOURCE", caps::Capability::CAP_SYS_RESOURCE);
+    let (resource, has_resource) =
+        capability("capability CAP_SYS_RESOURCE", caps::Capability::CAP_SYS_RESOURCE);
     vec![
         finding(
             resource,
-            Cost::Loses("out-of-memory scores cannot go below our own and hard limits cannot be raised; both are clamped"),
+            Cost::Loses(
+                "out-of-memory scores cannot go below our own and hard limits cannot be raised; both are clamped",
+            ),
             has_resource,
         ),
         finding(

@@ -57,7 +57,8 @@ impl Service for Served {
         let ImportRequest { path, name } = request.into_inner();
         let name = Some(name.as_str()).filter(|n| !n.is_empty());
         let imported = self.images.import(Path::new(&path), name).await;
-        let images = imported.map_err(|e| Status::failed_precondition(chain(&e)))?.iter().map(shown).collect();
+        let images =
+            imported.map_err(|e| Status::failed_precondition(chain(&e)))?.iter().map(shown).collect();
         Ok(Response::new(ImageList { images }))
     }
 

@@ -42,7 +42,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     };
     match node::open(&node).await {
         Ok(parts) => {
-            note("pods", remove_pods(&parts).await);
+            note("pods", remove_pods(&parts, &node.pod_log_dir).await);
             note("network", parts.network.remove().await.map_err(Into::into));
         }
         Err(error) => note("runtime", Err(error)),
@@ -75,23 +75,27 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     anyhow::bail!("process {pid} did not stop within 15 seconds")
 }
 
-async fn remove_pods(parts: &Parts) -> anyhow::Result<()> {
+/// Stops and removes every pod, with its logs.
+async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
     let list = parts.runtime.list_pod_sandbox(Request::new(ListPodSandboxRequest::default())).await?;
     let mut removals = tokio::task::JoinSet::new();
     for sandbox in list.into_inner().items {
-        let runtime = parts.runtime.clone();
+        let (runtime, log_dir) = (parts.runtime.clone(), log_dir.to_owned());
         removals.spawn(async move {
-            let id = sandbox.id;
-            let stop = StopPodSandboxRequest { pod_sandbox_id: id.clone() };
-            RuntimeService::stop_pod_sandbox(&runtime, Request::new(stop)).await?;
-            let remove = RemovePodSandboxRequest { pod_sandbox_id: id };
-            RuntimeService::remove_pod_sandbox(&runtime, Request::new(remove)).await
+            let said = |status: tonic::Status| anyhow::anyhow!("{}", status.message());
+            let stop = StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
+            RuntimeService::stop_pod_sandbox(&runtime, Request::new(stop)).await.map_err(said)?;
+            let remove = RemovePodSandboxRequest { pod_sandbox_id: sandbox.id };
+            RuntimeService::remove_pod_sandbox(&runtime, Request::new(remove)).await.map_err(said)?;
+            let Some(pod) = sandbox.metadata else { return Ok(()) };
+            remove_dir(&log_dir.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid)))
         });
     }
+    let mut first = Ok(());
     while let Some(removed) = removals.join_next().await {
-        removed?.map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+        first = first.and(removed?);
     }
-    Ok(())
+    first
 }
 
 /// Removes our cgroups from every hierarchy, and the root below which they were if it was made for us.

@@ -45,11 +45,14 @@ enum Verb {
 /// Does one verb on the store.
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     super::require_root()?;
-    let settings = Settings::load(arguments.places, NodeSettings::default(), ControlPlaneSettings::default())?;
+    let settings =
+        Settings::load(arguments.places, NodeSettings::default(), ControlPlaneSettings::default())?;
     let dirs = settings.dirs();
     let mut store = match Lock::holder(&dirs.run) {
         Some(_) => Store::Running(control::images(&dirs.run).await?),
-        None => Store::Here(Images::open(ImagesConfig::new(&dirs.state)).await.context("cannot open the image store")?),
+        None => Store::Here(
+            Images::open(ImagesConfig::new(&dirs.state)).await.context("cannot open the image store")?,
+        ),
     };
     match arguments.verb {
         Verb::Import { path, name } => {

@@ -41,7 +41,8 @@ pub(crate) async fn open(node: &Node) -> anyhow::Result<Parts> {
         log_max_files: node.log_max_files,
         ..RuntimeConfig::default()
     };
-    let runtime = Runtime::open(config, images.clone(), network.clone()).await.context("cannot open the runtime")?;
+    let runtime =
+        Runtime::open(config, images.clone(), network.clone()).await.context("cannot open the runtime")?;
     Ok(Parts { images, network, runtime })
 }
 
