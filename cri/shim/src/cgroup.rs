@@ -155,10 +155,10 @@ pub(crate) fn existing(hierarchies: &[Hierarchy], path: &str) -> Vec<PathBuf> {
     hierarchies.iter().map(|hierarchy| hierarchy.at(path)).filter(|at| at.is_dir()).collect()
 }
 
-/// Moves the calling process into the cgroups.
-pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
+/// Moves a process into the cgroups; 0 is the calling one.
+pub(crate) fn put(cgroups: &[PathBuf], pid: i32) -> Result<(), CgroupError> {
     for cgroup in cgroups {
-        fs::write(cgroup.join("cgroup.procs"), "0")
+        fs::write(cgroup.join("cgroup.procs"), pid.to_string())
             .map_err(|source| CgroupError::Enter { path: cgroup.clone(), source })?;
     }
     Ok(())

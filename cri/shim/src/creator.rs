@@ -46,6 +46,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) ends: &'a Ends,
     pub(crate) host_mounts: &'a OwnedFd,
     pub(crate) hierarchies: &'a [Hierarchy],
+    /// One of the shim's own cgroups.
+    pub(crate) warming: Option<&'a PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -81,11 +83,20 @@ pub(crate) fn run(plan: &Plan<'_>, speaker: Speaker) -> ! {
     keep.extend([speaker.fd(), plan.host_mounts.as_raw_fd()]);
     kernel::close_all_but(&keep);
     trace::install(speaker);
+    warm(plan.warming);
     match create(plan, speaker) {
         Ok(pid) => speaker.say(&Word::Pid(pid)),
         Err(error) => speaker.say(&Word::Failed(kind(&error), fault::chain(&error))),
     }
     kernel::leave(0)
+}
+
+/// The library's first move into a cgroup waits for an RCU grace period. A move that changes nothing
+/// begins that wait now, beside all that is to be done before; refused, it costs only the time.
+fn warm(cgroup: Option<&PathBuf>) {
+    if let Some(cgroup) = cgroup {
+        let _ = kernel::fork_briefly(|| drop(cgroup::put(std::slice::from_ref(cgroup), 0)));
+    }
 }
 
 fn kind(error: &CreateError) -> Kind {

@@ -53,6 +53,17 @@ pub(crate) fn fork() -> io::Result<Fork> {
     }
 }
 
+/// A fork that does one thing and ends; it is reaped as every orphan and stranger is.
+pub(crate) fn fork_briefly(work: impl FnOnce()) -> io::Result<()> {
+    match fork()? {
+        Fork::Parent(_) => Ok(()),
+        Fork::Child => {
+            work();
+            leave(0)
+        }
+    }
+}
+
 /// A fork whose child has the flags' new namespaces, or our own parent (CLONE_PARENT).
 pub(crate) fn clone(flags: c_int, exit_signal: c_int) -> io::Result<Fork> {
     let flags = c_long::from(flags | exit_signal);

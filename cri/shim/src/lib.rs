@@ -36,7 +36,7 @@ use std::process::ExitCode;
 use coracle_proto::shim::SandboxConfig;
 use prost::Message as _;
 
-use crate::setup::SetupError;
+use crate::setup::{Pod, SetupError};
 use crate::shim::Shim;
 
 /// What the command line says.
@@ -83,15 +83,25 @@ fn run(dir: &Path) -> Result<(), StartError> {
     let config =
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
     let pod = setup::enter(&config, dir).map_err(StartError::Setup)?;
-    let own_cgroups = pod.own_cgroups.clone();
-    let shim = Shim::new(config, dir.to_owned(), pod);
     ready().map_err(StartError::Ready)?;
-    // After the word, since the kernel lets the first move wait for some milliseconds, which the
-    // agent can use for the network.
-    if let Err(error) = cgroup::enter(&own_cgroups) {
-        report::note(&fault::chain(&error));
+    move_into_cgroups(&pod);
+    Shim::new(config, dir.to_owned(), pod).serve().map_err(StartError::Loop)
+}
+
+/// By a fork, and after the word: the kernel lets the first move into any cgroup wait for some
+/// milliseconds (an RCU grace period), and the agent and we have better to do meanwhile.
+fn move_into_cgroups(pod: &Pod) {
+    let pids = [std::process::id().cast_signed(), pod.init];
+    let forked = kernel::fork_briefly(|| {
+        for pid in pids.into_iter().filter(|pid| *pid > 0) {
+            if let Err(error) = cgroup::put(&pod.own_cgroups, pid) {
+                report::note(&fault::chain(&error));
+            }
+        }
+    });
+    if let Err(error) = forked {
+        report::note(&format!("fork to move into the shim's cgroup: {error}"));
     }
-    shim.serve().map_err(StartError::Loop)
 }
 
 /// Says so, and lets go of the pipe.

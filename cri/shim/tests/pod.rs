@@ -63,6 +63,7 @@ const TESTS: &[Test] = tests![
     attach::a_port_of_the_pod_is_reached_from_outside,
     recovery::exits_wait_for_the_next_agent_and_are_repeated_until_acknowledged,
     recovery::a_client_killed_in_the_middle_leaves_the_pod_running,
+    recovery::a_terminated_shim_ends_its_pod_at_once,
     recovery::a_killed_shim_takes_its_containers_with_it,
     recovery::a_delete_during_creation_leaves_nothing,
 ];

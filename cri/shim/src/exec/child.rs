@@ -78,7 +78,7 @@ fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
     let spec = Spec::load(plan.dir.join("config.json")).map_err(ExecError::Spec)?;
     let filter = spec.linux().as_ref().and_then(|linux| linux.seccomp().clone());
     adjust_process(&mut process, &Host::look());
-    cgroup::enter(&plan.cgroups).map_err(ExecError::Cgroup)?;
+    cgroup::put(&plan.cgroups, 0).map_err(ExecError::Cgroup)?;
     if let Some(score) = process.oom_score_adj() {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| ExecError::OomScore { score, source })?;

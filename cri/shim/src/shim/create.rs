@@ -51,6 +51,7 @@ impl Shim {
             ends: &ends,
             host_mounts: &self.pod.host_mounts,
             hierarchies: &self.pod.hierarchies,
+            warming: self.pod.own_cgroups.first(),
         };
         let creator = fork_creator(&plan, Speaker::new(&speaking))?;
         let container = Container {

@@ -125,6 +125,8 @@ mod loopback {
 
     use std::os::fd::AsRawFd as _;
 
+    nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
+
     pub(super) fn up(socket: &std::net::UdpSocket) {
         // SAFETY: ifreq is plain data, for which all zeroes is a value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -132,7 +134,6 @@ mod loopback {
         request.ifr_name[1] = libc::c_char::try_from(b'o').unwrap();
         request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).unwrap();
         // SAFETY: the socket is open and the request outlives the call.
-        let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request) };
-        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        unsafe { set_flags(socket.as_raw_fd(), &raw const request) }.unwrap();
     }
 }

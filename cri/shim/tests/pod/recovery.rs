@@ -92,3 +92,13 @@ pub(crate) async fn a_delete_during_creation_leaves_nothing(pod: Pod) {
     }
     pod.end().await;
 }
+
+pub(crate) async fn a_terminated_shim_ends_its_pod_at_once(pod: Pod) {
+    pod.run("c", "trap '' TERM; sleep 1000").await;
+    let began = std::time::Instant::now();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pod.shim.pid()), nix::sys::signal::Signal::SIGTERM)
+        .unwrap();
+    assert_eq!(pod.shim.closed().await, Closed::Died);
+    assert!(began.elapsed() < std::time::Duration::from_secs(1), "{:?}", began.elapsed());
+    pod.nothing_left().await;
+}
