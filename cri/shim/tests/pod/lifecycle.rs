@@ -188,6 +188,7 @@ pub(crate) async fn each_volume_has_the_propagation_that_it_asks_for(pod: Pod) {
     fs::write(volume.join("go"), "").unwrap();
     let inner = volume.join("inner/file");
     crate::fixture::until(|| inner.exists()).await;
+    pod.until_logged("c", "seen").await;
     assert_eq!(pod.output("c", "stdout"), ["ready", "/p/sub:", "", "/s/sub:", "seen"]);
     assert_eq!(pod.output("c", "stderr"), Vec::<String>::new());
     pod.shim.delete("c").await.unwrap();
