@@ -45,6 +45,14 @@ pub enum Error {
         /// The sandbox that has it.
         owner: String,
     },
+    /// A network configuration list that cannot be used.
+    #[error("{} cannot be used: {reason}", path.display())]
+    Configuration {
+        /// The list's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A file of ours could not be read or written.
     #[error("cannot {action} {}", path.display())]
     File {

@@ -10,6 +10,7 @@
 //!   from the namespaces that live, and removes what nobody owns;
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
 
+mod conf;
 mod error;
 mod ipam;
 mod link;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 use tracing::{debug, warn};
 
+use crate::conf;
 use crate::error::Error;
 use crate::ipam::Ipam;
 use crate::link::{self, Links};
@@ -135,15 +136,27 @@ struct State {
 
 impl Network {
     /// Opens the network's records. Nothing is changed in the kernel before
-    /// [`set_pod_cidrs`](Self::set_pod_cidrs).
+    /// [`set_pod_cidrs`](Self::set_pod_cidrs), unless a configuration list says which ranges to use:
+    /// then the network is made at once.
     ///
     /// # Errors
-    /// When the state directory cannot be made or a netlink socket cannot be opened.
-    pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
+    /// When the state directory cannot be made, a netlink socket cannot be opened, or a configuration list
+    /// asks for what cannot be run.
+    pub async fn open(mut config: NetworkConfig) -> Result<Self, Error> {
+        let conf = config.conf_dir.as_deref().map(conf::read).transpose()?.flatten();
+        if let Some(conf) = &conf {
+            config.mtu = conf.mtu.or(config.mtu);
+            config.bridge = conf.bridge.clone().unwrap_or(config.bridge);
+        }
         let records = Records::open(&config.state_dir)?;
         let links = Links::here()?;
         let ready = std::sync::RwLock::new(Some("no pod address range is set".to_owned()));
-        Ok(Self { inner: Arc::new(Inner { config, links, records, state: Mutex::default(), ready }) })
+        let network =
+            Self { inner: Arc::new(Inner { config, links, records, state: Mutex::default(), ready }) };
+        if let Some(conf) = conf {
+            network.set_pod_cidrs(conf.subnets).await?;
+        }
+        Ok(network)
     }
 
     /// Sets the node's pod ranges: makes the bridge with each range's first address as gateway, turns

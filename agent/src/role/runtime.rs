@@ -64,7 +64,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         mtu: None,
     });
     let network = network.await.context("cannot open the pod network")?;
-    network.set_pod_cidrs(arguments.pod_cidr).await.context("cannot make the pod network")?;
+    if network.ready().is_err() {
+        network.set_pod_cidrs(arguments.pod_cidr).await.context("cannot make the pod network")?;
+    }
     let streams = tokio::net::TcpListener::bind(arguments.stream_listen)
         .await
         .with_context(|| format!("cannot listen on {}", arguments.stream_listen))?;

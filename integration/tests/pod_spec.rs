@@ -1,0 +1,145 @@
+//! What a pod's specification asks for is what the kernel gives: volumes, environment, users, limits,
+//! host ports, order of containers.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+
+use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+
+fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(machine, &mut cluster);
+    });
+}
+
+fn run(cluster: &Cluster, manifest: &str, pod: &str) {
+    cluster.apply(manifest);
+    cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=60s"]);
+}
+
+#[test]
+fn volumes_and_environment_hold_what_they_name() {
+    with_cluster(|_, cluster| {
+        cluster.kubectl(&[
+            "create",
+            "configmap",
+            "settings",
+            "--from-literal=colour=blue",
+            "--from-literal=size=9",
+        ]);
+        cluster.kubectl(&["create", "secret", "generic", "key", "--from-literal=password=hush"]);
+        run(
+            cluster,
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","labels":{"a":"b"}},"spec":{"terminationGracePeriodSeconds":0,
+            "initContainers":[{"name":"first","image":"busybox","command":["sh","-c","echo made > /shared/by"],
+              "volumeMounts":[{"name":"shared","mountPath":"/shared"}]}],
+            "containers":[{"name":"c","image":"busybox","command":["sleep","100000"],
+              "env":[{"name":"COLOUR","valueFrom":{"configMapKeyRef":{"name":"settings","key":"colour"}}},
+                     {"name":"PASSWORD","valueFrom":{"secretKeyRef":{"name":"key","key":"password"}}},
+                     {"name":"ME","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}},
+                     {"name":"BOTH","value":"$(ME)-$(COLOUR)"}],
+              "resources":{"limits":{"memory":"64Mi","cpu":"500m"}},
+              "volumeMounts":[{"name":"shared","mountPath":"/shared"},{"name":"settings","mountPath":"/settings"},
+                {"name":"key","mountPath":"/key","readOnly":true},{"name":"info","mountPath":"/info"}]}],
+            "volumes":[{"name":"shared","emptyDir":{}},{"name":"settings","configMap":{"name":"settings"}},
+              {"name":"key","secret":{"secretName":"key"}},
+              {"name":"info","downwardAPI":{"items":[{"path":"labels","fieldRef":{"fieldPath":"metadata.labels"}}]}}]}}"#,
+            "p",
+        );
+        let read = |command: &str| cluster.kubectl(&["exec", "p", "--", "sh", "-c", command]);
+        assert_eq!(read("cat /shared/by"), "made\n");
+        assert_eq!(read("cat /settings/colour /settings/size"), "blue9");
+        assert_eq!(read("cat /key/password"), "hush");
+        assert_eq!(read("cat /info/labels").trim(), "a=\"b\"");
+        assert_eq!(read("echo $COLOUR $PASSWORD $BOTH"), "blue hush p-blue\n");
+        let token = read("cat /var/run/secrets/kubernetes.io/serviceaccount/token");
+        assert_eq!(token.split('.').count(), 3, "{token}");
+        let certificate = read("cat /var/run/secrets/kubernetes.io/serviceaccount/ca.crt");
+        assert!(certificate.starts_with("-----BEGIN CERTIFICATE-----"));
+
+        cluster.kubectl(&["patch", "configmap", "settings", "-p", r#"{"data":{"colour":"red"}}"#]);
+        eventually("the volume to follow", 10, || (read("cat /settings/colour") == "red").then_some(()));
+    });
+}
+
+/// The value of a cgroup file of the pod's one container.
+fn limit(machine: &Machine, controller: &str, file: &str) -> String {
+    fn find(dir: &Path, file: &str, found: &mut Vec<String>) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
+            let is_container = entry.file_name().len() == 64;
+            if is_container && let Ok(value) = fs::read_to_string(entry.path().join(file)) {
+                found.push(value.trim().to_owned());
+            }
+            find(&entry.path(), file, found);
+        }
+    }
+    let mut found = Vec::new();
+    find(
+        &Path::new("/sys/fs/cgroup").join(controller).join(machine.name()).join("kubepods"),
+        file,
+        &mut found,
+    );
+    assert_eq!(found.len(), 1, "{file}: {found:?}");
+    found.remove(0)
+}
+
+#[test]
+fn limits_users_and_capabilities_are_in_force() {
+    with_cluster(|machine, cluster| {
+        run(
+            cluster,
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"terminationGracePeriodSeconds":0,
+            "securityContext":{"runAsUser":1234,"runAsGroup":5678,"supplementalGroups":[42],"seccompProfile":{"type":"RuntimeDefault"}},
+            "containers":[{"name":"c","image":"busybox","command":["sleep","100000"],
+              "resources":{"limits":{"memory":"64Mi","cpu":"500m"}},
+              "securityContext":{"readOnlyRootFilesystem":true,"allowPrivilegeEscalation":false,"capabilities":{"drop":["ALL"]}}}]}}"#,
+            "p",
+        );
+        assert_eq!(limit(machine, "memory", "memory.limit_in_bytes"), "67108864");
+        assert_eq!(limit(machine, "cpu", "cpu.cfs_quota_us"), "50000");
+        let read = |command: &str| cluster.kubectl(&["exec", "p", "--", "sh", "-c", command]);
+        assert_eq!(read("id -u; id -g"), "1234\n5678\n");
+        assert!(read("id -G").contains("42"));
+        let status = read("cat /proc/self/status");
+        for line in ["CapEff:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"] {
+            assert!(status.contains(line), "{line} is not in: {status}");
+        }
+        assert!(!cluster.try_kubectl(&["exec", "p", "--", "touch", "/x"]).status.success());
+        assert_eq!(cluster.get(&["pod", "p"])["status"]["qosClass"], "Guaranteed");
+    });
+}
+
+#[test]
+fn host_ports_and_the_host_network_reach_the_pod() {
+    with_cluster(|_, cluster| {
+        run(
+            cluster,
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"port"},"spec":{"containers":[
+            {"name":"c","image":"nginx","ports":[{"containerPort":80,"hostPort":8088}]}]}}"#,
+            "port",
+        );
+        let page = |at: &str| {
+            let mut stream = TcpStream::connect(at).ok()?;
+            write!(stream, "GET / HTTP/1.0\r\n\r\n").ok()?;
+            let mut text = String::new();
+            stream.read_to_string(&mut text).ok()?;
+            Some(text)
+        };
+        for at in ["127.0.0.1:8088", "198.51.100.10:8088"] {
+            assert!(eventually("the page", 5, || page(at)).contains("Welcome to nginx"));
+        }
+        run(
+            cluster,
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"host"},"spec":{"hostNetwork":true,"containers":[
+            {"name":"c","image":"nginx"}]}}"#,
+            "host",
+        );
+        assert_eq!(cluster.get(&["pod", "host"])["status"]["podIP"], "198.51.100.10");
+        assert!(eventually("the page", 5, || page("127.0.0.1:80")).contains("Welcome to nginx"));
+    });
+}

@@ -1,0 +1,153 @@
+//! The binary's roles by themselves: control plane and agent apart, images, help, checks.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use coracle_integration::{Machine, Trace, eventually, on_a_machine};
+
+/// A process that ends with the test.
+struct Role(Child);
+
+impl Role {
+    fn start(machine: &Machine, name: &str, arguments: &[String]) -> Self {
+        let log = std::fs::File::options().create(true).append(true).open(machine.path(name)).unwrap();
+        let mut command = Command::new(Machine::coracle());
+        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        Self(command.spawn().unwrap())
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+fn coracle(arguments: &[&str]) -> Output {
+    Command::new(Machine::coracle()).args(arguments).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
+    on_a_machine(|machine| {
+        let before = Trace::of(machine);
+        let dir = machine.path("");
+        let dir = dir.to_str().unwrap().trim_end_matches('/').to_owned();
+        let plane_words =
+            words(&format!("controlplane --state-dir {dir}/plane --run-dir {dir}/run --issue-node node-1"));
+        let node = format!(
+            "--state-dir {dir}/state --run-dir {dir}/run --pod-log-dir {dir}/logs --cgroup-root /{}",
+            machine.name()
+        );
+        let mut plane = Role::start(machine, "plane.log", &plane_words);
+        let line = eventually("the agent's command", 20, || {
+            let log = std::fs::read_to_string(machine.path("plane.log")).ok()?;
+            log.lines().find(|l| l.starts_with("coracle agent")).map(str::to_owned)
+        });
+        let agent_words = words(&format!("{} {node}", line.trim_start_matches("coracle ")));
+        let mut agent = Role::start(machine, "agent.log", &agent_words);
+        let layout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("target/images/busybox");
+        let kubectl = |arguments: &str| {
+            let output = Command::new(Machine::kubectl("1.37"))
+                .args(words(arguments))
+                .env("KUBECONFIG", machine.path("plane/admin.kubeconfig"))
+                .env("HOME", machine.path(""))
+                .output()
+                .unwrap();
+            (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        eventually("the node", 20, || {
+            kubectl("wait node/node-1 --for=condition=Ready --timeout=1s").0.then_some(())
+        });
+        import(&dir, &layout);
+        let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --grace-period=1 --command -- sleep 100000";
+        assert!(kubectl(&run.replace(" --grace-period=1", "")).0);
+        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=60s").0);
+        let id = "get pod p -o jsonpath={.status.containerStatuses[0].containerID}";
+        let (_, container) = kubectl(id);
+        agent.kill();
+        agent = Role::start(machine, "agent.log", &agent_words);
+        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=60s").0);
+        plane.kill();
+        let plane = Role::start(machine, "plane.log", &plane_words);
+        eventually("the API", 20, || kubectl("get --raw /readyz").0.then_some(()));
+        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=60s").0);
+        assert_eq!(kubectl(id).1, container);
+        // The agent finds the new control plane: a new pod runs.
+        assert!(kubectl("run q --image=docker.io/library/busybox:latest --image-pull-policy=Never --command -- sleep 100000").0);
+        assert!(kubectl("wait pod/q --for=condition=Ready --timeout=60s").0);
+        drop((agent, plane));
+        said(&coracle(&words(&format!("down {node}")).iter().map(String::as_str).collect::<Vec<_>>()));
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+fn import(dir: &str, layout: &Path) {
+    let places = [&format!("{dir}/state"), &format!("{dir}/run")];
+    let name = ["--name", "docker.io/library/busybox:latest"];
+    let mut all =
+        vec!["image", "--state-dir", places[0], "--run-dir", places[1], "import", layout.to_str().unwrap()];
+    all.extend(name);
+    said(&coracle(&all));
+}
+
+#[test]
+fn images_are_imported_listed_and_removed_without_a_node() {
+    on_a_machine(|machine| {
+        let dir = machine.path("").to_str().unwrap().trim_end_matches('/').to_owned();
+        let layout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("target/images/busybox");
+        import(&dir, &layout);
+        let places = [format!("{dir}/state"), format!("{dir}/run")];
+        let image = |verb: &[&str]| {
+            let mut all = vec!["image", "--state-dir", &places[0], "--run-dir", &places[1]];
+            all.extend(verb);
+            said(&coracle(&all))
+        };
+        assert!(image(&["list"]).contains("docker.io/library/busybox:latest"));
+        image(&["rm", "docker.io/library/busybox:latest"]);
+        assert!(!image(&["list"]).contains("busybox"));
+        image(&["rm", "docker.io/library/busybox:latest"]);
+        let absent =
+            coracle(&["image", "--state-dir", &places[0], "--run-dir", &places[1], "import", "/no/such"]);
+        let errors = String::from_utf8_lossy(&absent.stderr);
+        assert!(errors.starts_with("coracle: cannot import /no/such: "), "{errors}");
+    });
+}
+
+#[test]
+fn every_role_has_help_and_the_machine_is_checked_by_name() {
+    for role in ["up", "agent", "controlplane", "runtime", "image", "check", "down", "version"] {
+        let help = said(&coracle(&[role, "--help"]));
+        assert!(help.contains("Usage: coracle"), "{help}");
+    }
+    assert!(said(&coracle(&["version"])).starts_with("coracle "));
+    on_a_machine(|machine| {
+        let path = |name: &str| -> PathBuf { machine.path(name) };
+        let output = Command::new(Machine::coracle())
+            .arg("check")
+            .arg("--state-dir")
+            .arg(path("state"))
+            .arg("--run-dir")
+            .arg(path("run"))
+            .output()
+            .unwrap();
+        let report = said(&output);
+        assert!(report.contains("ok       overlayfs\n"), "{report}");
+        assert!(report.contains("ok       bridge, veth and nftables"), "{report}");
+    });
+}

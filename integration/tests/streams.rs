@@ -1,0 +1,171 @@
+//! `kubectl logs`, `exec`, `attach`, `cp` and `port-forward`, through the API server to the node.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+
+use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+
+const PODS: &str = r#"{"apiVersion":"v1","kind":"List","items":[
+{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"nginx"}]}},
+{"apiVersion":"v1","kind":"Pod","metadata":{"name":"cat"},"spec":{"terminationGracePeriodSeconds":0,"containers":[
+ {"name":"c","image":"busybox","stdin":true,"command":["cat"]}]}},
+{"apiVersion":"v1","kind":"Pod","metadata":{"name":"count"},"spec":{"terminationGracePeriodSeconds":0,"containers":[
+ {"name":"c","image":"busybox","command":["sh","-c","echo one; echo two >&2; echo three; if [ ! -e /m/x ]; then touch /m/x; exit 1; fi; sleep 1; echo four; sleep 1000"],
+  "volumeMounts":[{"name":"m","mountPath":"/m"}]}],"volumes":[{"name":"m","emptyDir":{}}]}}]}"#;
+
+fn with_pods(test: impl FnOnce(&mut Machine, &Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        cluster.apply(PODS);
+        cluster.kubectl(&["wait", "pod/web", "pod/cat", "--for=condition=Ready", "--timeout=60s"]);
+        test(machine, &cluster);
+    });
+}
+
+#[test]
+fn exec_carries_input_output_errors_and_exit_codes() {
+    with_pods(|_, cluster| {
+        let echoed = cluster.kubectl_of("1.37", &["exec", "-i", "web", "--", "cat"], "through\nand back\n");
+        assert_eq!(String::from_utf8(echoed.stdout).unwrap(), "through\nand back\n");
+        let both = cluster.try_kubectl(&["exec", "web", "--", "sh", "-c", "echo out; echo err >&2; exit 9"]);
+        assert_eq!(both.stdout, b"out\n");
+        assert!(String::from_utf8_lossy(&both.stderr).starts_with("err\n"));
+        assert_eq!(both.status.code(), Some(9));
+        let large =
+            cluster.kubectl(&["exec", "web", "--", "sh", "-c", "head -c 3000000 /dev/zero | tr '\\0' x"]);
+        assert_eq!(large.len(), 3_000_000);
+        let missing = cluster.try_kubectl(&["exec", "web", "--", "/no/such"]);
+        assert!(!missing.status.success());
+        for version in ["1.32", "1.35"] {
+            let said = cluster.kubectl_of(version, &["exec", "web", "--", "echo", "hello"], "");
+            assert_eq!(said.stdout, b"hello\n", "kubectl {version}");
+        }
+    });
+}
+
+#[test]
+fn exec_has_a_terminal_when_asked() {
+    with_pods(|machine, cluster| {
+        // `script` gives kubectl a terminal, as a person's would be.
+        let kubectl = Machine::kubectl("1.37");
+        let command = format!(
+            "{} exec -it web -- sh -c 'test -t 0 && test -t 1 && echo terminal; exit 4'",
+            kubectl.display()
+        );
+        let output = Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .env("KUBECONFIG", machine.path("state/admin.kubeconfig"))
+            .env("HOME", machine.path(""))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(String::from_utf8_lossy(&output.stdout).contains("terminal"), "{output:?}");
+        assert_eq!(output.status.code(), Some(4));
+        drop(cluster.get(&["pods"]));
+    });
+}
+
+#[test]
+fn attach_reaches_the_first_process() {
+    with_pods(|machine, _| {
+        let mut child = Command::new(Machine::kubectl("1.37"))
+            .args(["attach", "-i", "cat"])
+            .env("KUBECONFIG", machine.path("state/admin.kubeconfig"))
+            .env("HOME", machine.path(""))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        writeln!(input, "marco").unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        while !line.contains("marco") {
+            line.clear();
+            assert_ne!(output.read_line(&mut line).unwrap(), 0, "attach ended before it answered");
+        }
+        drop(input);
+        child.kill().ok();
+        child.wait().unwrap();
+    });
+}
+
+#[test]
+fn files_are_copied_both_ways() {
+    with_pods(|machine, cluster| {
+        let (there, back) = (machine.path("there"), machine.path("back"));
+        let content: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
+        fs::write(&there, &content).unwrap();
+        cluster.kubectl(&["cp", there.to_str().unwrap(), "web:/tmp/file"]);
+        cluster.kubectl(&["cp", "web:/tmp/file", back.to_str().unwrap()]);
+        assert_eq!(fs::read(&back).unwrap(), content);
+    });
+}
+
+#[test]
+fn ports_are_forwarded() {
+    with_pods(|machine, _| {
+        let mut child = Command::new(Machine::kubectl("1.37"))
+            .args(["port-forward", "pod/web", "8090:80"])
+            .env("KUBECONFIG", machine.path("state/admin.kubeconfig"))
+            .env("HOME", machine.path(""))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        for _ in 0..3 {
+            let text = eventually("the forwarded page", 10, || {
+                let mut stream = TcpStream::connect("127.0.0.1:8090").ok()?;
+                write!(stream, "GET / HTTP/1.0\r\n\r\n").ok()?;
+                let mut text = String::new();
+                stream.read_to_string(&mut text).ok()?;
+                (!text.is_empty()).then_some(text)
+            });
+            assert!(text.contains("Welcome to nginx"), "{text}");
+        }
+        child.kill().ok();
+        child.wait().unwrap();
+    });
+}
+
+#[test]
+fn logs_follow_and_know_tail_previous_and_times() {
+    with_pods(|_, cluster| {
+        eventually("the second run", 60, || {
+            let pod = cluster.get(&["pod", "count"]);
+            let status = &pod["status"]["containerStatuses"][0];
+            (status["restartCount"] == 1 && !status["state"]["running"].is_null()).then_some(())
+        });
+        assert_eq!(cluster.kubectl(&["logs", "count", "--previous"]), "one\ntwo\nthree\n");
+        eventually("the last line", 10, || {
+            cluster.kubectl(&["logs", "count"]).ends_with("four\n").then_some(())
+        });
+        assert_eq!(cluster.kubectl(&["logs", "count", "--tail=2"]), "three\nfour\n");
+        assert_eq!(cluster.kubectl(&["logs", "count", "--tail=1", "--since=1h"]), "four\n");
+        let stamped = cluster.kubectl(&["logs", "count", "--timestamps", "--tail=1"]);
+        assert!(stamped.starts_with("20") && stamped.ends_with("Z four\n"), "{stamped}");
+    });
+}
+
+#[test]
+fn following_a_log_ends_with_the_container() {
+    with_pods(|_, cluster| {
+        let manifest = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"short"},"spec":{"restartPolicy":"Never",
+            "containers":[{"name":"c","image":"busybox","command":["sh","-c","for i in 1 2 3 4 5; do echo $i; sleep 0.3; done"]}]}}"#;
+        cluster.apply(manifest);
+        eventually("the container to start", 30, || {
+            cluster.try_kubectl(&["logs", "short"]).status.success().then_some(())
+        });
+        assert_eq!(cluster.kubectl(&["logs", "-f", "short"]), "1\n2\n3\n4\n5\n");
+    });
+}
