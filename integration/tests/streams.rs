@@ -13,13 +13,15 @@ use std::process::{Command, Stdio};
 
 use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
 
-const PODS: &str = r#"{"apiVersion":"v1","kind":"List","items":[
-{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"nginx"}]}},
+const PODS: &str = r#"
+{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"nginx"}]}}
+---
 {"apiVersion":"v1","kind":"Pod","metadata":{"name":"cat"},"spec":{"terminationGracePeriodSeconds":0,"containers":[
- {"name":"c","image":"busybox","stdin":true,"command":["cat"]}]}},
+ {"name":"c","image":"busybox","stdin":true,"command":["cat"]}]}}
+---
 {"apiVersion":"v1","kind":"Pod","metadata":{"name":"count"},"spec":{"terminationGracePeriodSeconds":0,"containers":[
- {"name":"c","image":"busybox","command":["sh","-c","echo one; echo two >&2; echo three; if [ ! -e /m/x ]; then touch /m/x; exit 1; fi; sleep 1; echo four; sleep 1000"],
-  "volumeMounts":[{"name":"m","mountPath":"/m"}]}],"volumes":[{"name":"m","emptyDir":{}}]}}]}"#;
+ {"name":"c","image":"busybox","command":["sh","-c","echo one; echo two; echo three; if [ ! -e /m/x ]; then touch /m/x; exit 1; fi; sleep 1; echo four; sleep 1000"],
+  "volumeMounts":[{"name":"m","mountPath":"/m"}]}],"volumes":[{"name":"m","emptyDir":{}}]}}"#;
 
 fn with_pods(test: impl FnOnce(&mut Machine, &Cluster) + Send + 'static) {
     on_a_machine(|machine| {

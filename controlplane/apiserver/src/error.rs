@@ -94,6 +94,10 @@ impl ApiError {
         Self::new(410, "Expired", message)
     }
 
+    pub(crate) fn is_expired(&self) -> bool {
+        self.code == 410
+    }
+
     pub(crate) fn too_large() -> Self {
         let message = "Request entity too large: limit is 3145728";
         Self::new(413, "RequestEntityTooLarge", message)

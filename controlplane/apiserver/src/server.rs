@@ -219,6 +219,9 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
         (_, "scale", "get") => sub::scale::get(call),
         (_, "scale", "update") => sub::scale::update(call).await,
         (_, "scale", "patch") => sub::scale::patch(call).await,
+        ("pods", "ephemeralcontainers", "get") => verb::get::run(call),
+        ("pods", "ephemeralcontainers", "update") => verb::update::run(call, Part::EphemeralContainers).await,
+        ("pods", "ephemeralcontainers", "patch") => verb::patch::run(call, Part::EphemeralContainers).await,
         ("pods", "binding", "create") => sub::binding::run(call).await,
         ("pods", "eviction", "create") => sub::eviction::run(call).await,
         ("pods", "log" | "exec" | "attach" | "portforward", _) => {

@@ -13,6 +13,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     server::State,
+    verb::create::generated,
 };
 
 /// What a write left behind.
@@ -30,12 +31,16 @@ pub(crate) enum Part {
     Main,
     /// The status.
     Status,
+    /// A pod's ephemeral containers.
+    EphemeralContainers,
     /// What the server itself changes: no strategy, no validation.
     Internal,
 }
 
 /// Writes are retried so often against others' writes.
 const RETRIES: usize = 16;
+/// A generated name that is taken is replaced by another so often.
+const NAMES: usize = 8;
 
 // === impl Stored ===
 
@@ -48,13 +53,15 @@ impl Stored {
     }
 }
 
-/// A new object, already named.
+/// A new object. One that brings only the beginning of a name gets the whole of it after admission, which
+/// knows it by that beginning.
 pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
     let kind = call.kind;
     stamp_new(&mut object);
     defaults::apply(kind, &mut object);
-    let name = text(&object, "name").to_owned();
-    let attributes = Attributes::new(call, Operation::Create, &name, None);
+    let is_named = !text(&object, "name").is_empty();
+    let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
+    let attributes = Attributes::new(call, Operation::Create, &base, None);
     if attributes.is(Operation::Create, "Pod") {
         service_account::wait_for_account(&call.state, &object).await;
     }
@@ -63,20 +70,37 @@ pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
     defaults::apply(kind, &mut object);
     let _allocating = allocate::for_create(&call.state, kind, &mut object).await?;
     call.state.admission.validate(&call.state, &attributes, &object)?;
-    let causes = validate::create(kind, &object);
-    if !causes.is_empty() {
-        return Err(ApiError::invalid(kind, &name, &causes));
+    if is_named || base.is_empty() {
+        return commit_new(call, &object).await;
     }
-    let namespace = if kind.namespaced { text(&object, "namespace") } else { "" };
-    if call.dry_run()? {
-        if call.state.cache.get(kind, namespace, &name).is_some() {
-            return Err(ApiError::already_exists(kind, &name));
+    let mut outcome = Err(ApiError::internal("no free name was found"));
+    for _ in 0..NAMES {
+        object["metadata"]["name"] = generated(&base).into();
+        outcome = commit_new(call, &object).await;
+        if outcome.as_ref().err().is_none_or(|error| error.reason != "AlreadyExists") {
+            break;
         }
-        return Ok(Stored::DryRun(object));
     }
-    let key = key_of(kind, namespace, &name);
-    match commit(&call.state, kind, &key, Expect::Absent, Some(&object)).await {
-        Err(Failed::Conflict) => Err(ApiError::already_exists(kind, &name)),
+    outcome
+}
+
+/// Validates and commits what admission passed.
+async fn commit_new(call: &Call, object: &Value) -> Result<Stored> {
+    let (kind, name) = (call.kind, text(object, "name"));
+    let causes = validate::create(kind, object);
+    if !causes.is_empty() {
+        return Err(ApiError::invalid(kind, name, &causes));
+    }
+    let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
+    if call.dry_run()? {
+        if call.state.cache.get(kind, namespace, name).is_some() {
+            return Err(ApiError::already_exists(kind, name));
+        }
+        return Ok(Stored::DryRun(object.clone()));
+    }
+    let key = key_of(kind, namespace, name);
+    match commit(&call.state, kind, &key, Expect::Absent, Some(object)).await {
+        Err(Failed::Conflict) => Err(ApiError::already_exists(kind, name)),
         Err(Failed::Other(error)) => Err(error),
         Ok(object) => {
             object.map(Stored::Committed).ok_or_else(|| ApiError::internal("a new object vanished"))
@@ -151,11 +175,16 @@ async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Resul
     if part == Part::Internal {
         return Ok(new);
     }
-    if part == Part::Status {
-        strategy::prepare_for_status_update(kind, &mut new, old);
-    } else {
-        defaults::apply(kind, &mut new);
-        strategy::prepare_for_update(kind, &mut new, old);
+    match part {
+        Part::Status => strategy::prepare_for_status_update(kind, &mut new, old),
+        Part::EphemeralContainers => {
+            defaults::apply(kind, &mut new);
+            strategy::prepare_for_ephemeral_containers(kind, &mut new, old);
+        }
+        Part::Main | Part::Internal => {
+            defaults::apply(kind, &mut new);
+            strategy::prepare_for_update(kind, &mut new, old);
+        }
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
     call.state.admission.mutate(&call.state, &attributes, &mut new)?;
@@ -165,6 +194,7 @@ async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Resul
     call.state.admission.validate(&call.state, &attributes, &new)?;
     let causes = match part {
         Part::Status => validate::status_update(kind, &new, old),
+        Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
         Part::Main | Part::Internal => validate::update(kind, &new, old),
     };
     if causes.is_empty() { Ok(new) } else { Err(ApiError::invalid(kind, &name, &causes)) }

@@ -170,6 +170,37 @@ async fn generated_names_take_the_prefix() {
     let made = server.post(CONFIG_MAPS, json!({"metadata": {"generateName": "gen-"}})).await;
     let name = made.body["metadata"]["name"].as_str().unwrap();
     assert!(name.starts_with("gen-") && name.len() == 9, "{name}");
+    let spec = json!({"serviceAccountName": "nobody", "containers": [{"name": "c", "image": "i"}]});
+    let body = json!({"metadata": {"generateName": "gen-"}, "spec": spec});
+    let refused = server.post("/api/v1/namespaces/default/pods", body).await;
+    assert_eq!((refused.code, &refused.body["details"]["name"]), (403, &json!("gen-")));
+    let refused = server.post(CONFIG_MAPS, json!({"metadata": {"generateName": "Gen_"}})).await;
+    assert!(refused.body["message"].as_str().unwrap().starts_with("ConfigMap \"Gen_"), "{}", refused.body);
+    assert_eq!(refused.code, 422);
+    let unnamed = server.post(CONFIG_MAPS, json!({"metadata": {}})).await;
+    assert_eq!((unnamed.code, &unnamed.body["reason"]), (422, &json!("Invalid")));
+}
+
+#[tokio::test]
+async fn ephemeral_containers_come_by_their_own_way_and_stay() {
+    let server = Fixture::new().await;
+    let path = "/api/v1/namespaces/default/pods/p";
+    let sub = format!("{path}/ephemeralcontainers");
+    server.post("/api/v1/namespaces/default/pods", pod("p")).await;
+    let debug = json!({"name": "debug", "image": "busybox"});
+    let wanted = json!({"spec": {"ephemeralContainers": [debug], "hostNetwork": true}});
+    let answer = server.call("PATCH", &sub, "application/strategic-merge-patch+json", Some(wanted)).await;
+    assert_eq!(answer.code, 200, "{}", answer.body);
+    let made = &server.get(path).await.body["spec"];
+    assert_eq!(made["ephemeralContainers"][0]["terminationMessagePolicy"], "File");
+    assert!(made["hostNetwork"].is_null(), "{made}");
+    assert_eq!(server.get(&sub).await.body["spec"], *made);
+    let removed = server.merge(&sub, json!({"spec": {"ephemeralContainers": []}})).await;
+    assert_eq!((removed.code, &removed.body["reason"]), (422, &json!("Invalid")));
+    let mut whole = server.get(path).await.body;
+    whole["spec"]["ephemeralContainers"][0]["image"] = "other".into();
+    assert_eq!(server.put(&sub, whole.clone()).await.code, 422);
+    assert_eq!(server.put(path, whole).await.code, 422);
 }
 
 #[tokio::test]
@@ -321,7 +352,11 @@ async fn revisions_beyond_both_ends_are_refused_and_bookmarks_keep_quiet_watches
     };
     assert_eq!((&told["type"], &told["object"]["kind"]), (&json!("BOOKMARK"), &json!("Lease")));
     let past = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion={since}")).await;
-    assert_eq!((past.code, &past.body["reason"]), (410, &json!("Expired")));
+    assert_eq!((past.code, &past.body["type"]), (200, &json!("ERROR")));
+    assert_eq!(
+        (&past.body["object"]["code"], &past.body["object"]["reason"]),
+        (&json!(410), &json!("Expired"))
+    );
     let future = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion=99999999")).await;
     assert_eq!(future.code, 504);
     assert_eq!(future.body["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");

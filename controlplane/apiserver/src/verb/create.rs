@@ -8,13 +8,11 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     reply::{self, Reply},
-    write::{self, Stored},
+    write,
 };
 
 /// No vowels and nothing that looks like another letter, so that no words come out.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// A generated name that is taken is tried again so often.
-const ATTEMPTS: usize = 8;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (mut object, warnings) = body::object(call)?;
@@ -22,7 +20,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if !write::text(&object, "resourceVersion").is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
-    let stored = named(call, object).await?;
+    let stored = write::create(call, object).await?;
     let reply = reply::object(201, call.form()?, call.kind, &stored);
     Ok(reply::warned(reply, &warnings))
 }
@@ -49,22 +47,6 @@ pub(crate) fn place(call: &Call, object: &mut Value) -> Result<()> {
             "the namespace of the provided object does not match the namespace sent on the request",
         )),
     }
-}
-
-async fn named(call: &Call, mut object: Value) -> Result<Stored> {
-    let base = write::text(&object, "generateName").to_owned();
-    if !write::text(&object, "name").is_empty() || base.is_empty() {
-        return write::create(call, object).await;
-    }
-    let mut taken = None;
-    for _ in 0..ATTEMPTS {
-        object["metadata"]["name"] = generated(&base).into();
-        match write::create(call, object.clone()).await {
-            Err(error) if error.reason == "AlreadyExists" => taken = Some(error),
-            outcome => return outcome,
-        }
-    }
-    Err(taken.unwrap_or_else(|| ApiError::internal("no free name was found")))
 }
 
 /// A name from its beginning: cut so that five letters fit.

@@ -17,7 +17,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     media::Form,
-    reply::Reply,
+    reply::{Reply, full},
     request::Query,
     verb::list,
 };
@@ -49,7 +49,11 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     }
     let query = &call.info.query;
     let start = start(query)?;
-    let (first, events) = subscribe(call, scope, &start)?;
+    let (first, events) = match subscribe(call, scope, &start) {
+        Ok(subscribed) => subscribed,
+        Err(error) if error.is_expired() => return Ok(ended_by(&error)),
+        Err(error) => return Err(error),
+    };
     let mut writer = Writer { kind: call.kind, form: call.form()?, headers_written: false };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
@@ -57,6 +61,15 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut response = Response::new(StreamBody::new(limited(call, lines)).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
+}
+
+/// A stream of one ERROR event. Upstream tells a revision that is too old in the stream, not by the status of
+/// the answer, and clients rely on it: kube-rs lists again only then.
+fn ended_by(error: &ApiError) -> Reply {
+    let line = format!("{}\n", json!({"type": "ERROR", "object": error.status()}));
+    let mut response = Response::new(full(line));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 fn start(query: &Query) -> Result<Start> {

@@ -1,0 +1,308 @@
+//! Times the calls of a container runtime over CRI v1, as a kubelet makes them, and prints JSON. Knows
+//! no runtime: what `--endpoint` names is measured. scripts/bench-cri compares two with it.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a measurement that fails has no result")]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use coracle_proto::cri::image_service_client::ImageServiceClient;
+use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
+use coracle_proto::cri::{
+    ContainerConfig, ContainerMetadata, CreateContainerRequest, ExecSyncRequest, ImageSpec,
+    ImageStatusRequest, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PullImageRequest,
+    RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest,
+    StopContainerRequest, StopPodSandboxRequest,
+};
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tonic::transport::{Channel, Endpoint};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Operations in the order in which a pod meets them; `STARTED` is the sum of the first three.
+const STARTED: &str = "Run+Create+Start";
+const OPERATIONS: [&str; 9] = [
+    "RunPodSandbox",
+    "CreateContainer",
+    "StartContainer",
+    STARTED,
+    "ExecSync",
+    "StopContainer",
+    "RemoveContainer",
+    "StopPodSandbox",
+    "RemovePodSandbox",
+];
+
+/// Measures a CRI runtime: a pod of one container at a time, then several at once.
+#[derive(Parser)]
+struct Arguments {
+    /// Where the runtime listens.
+    #[arg(long, value_name = "unix://PATH")]
+    endpoint: String,
+    /// What the containers run; pulled first when it is not there. Its default command must stay alive.
+    #[arg(long, value_name = "NAME")]
+    image: String,
+    /// Pods measured one at a time, and again as many at once.
+    #[arg(long, default_value_t = 20)]
+    count: usize,
+    /// How many pods are being started at once; 0 leaves that part out.
+    #[arg(long, default_value_t = 4)]
+    parallel: usize,
+    /// Instead of measuring, start this many pods, say so, and hold them until standard input ends.
+    #[arg(long, value_name = "PODS")]
+    hold: Option<usize>,
+    /// The pods' cgroup; the runtime's own choice when it is not given.
+    #[arg(long, value_name = "PATH", default_value = "")]
+    cgroup_parent: String,
+    /// Where containers log.
+    #[arg(long, value_name = "DIR", default_value = "")]
+    log_dir: PathBuf,
+    /// Given by `cargo bench`.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// A pod of one container that runs.
+struct Pod {
+    sandbox: String,
+    container: String,
+}
+
+/// How long each operation took, a sample per pod.
+#[derive(Default)]
+struct Samples(BTreeMap<&'static str, Vec<Duration>>);
+
+impl Samples {
+    fn add(&mut self, operation: &'static str, begin: Instant) {
+        self.0.entry(operation).or_default().push(begin.elapsed());
+    }
+
+    /// p50 and p99 of each operation with the samples they come from, in milliseconds.
+    fn report(&self) -> serde_json::Value {
+        let mut report = serde_json::Map::new();
+        for operation in OPERATIONS {
+            let Some(samples) = self.0.get(operation) else { continue };
+            let mut sorted: Vec<f64> = samples.iter().map(|s| milliseconds(*s)).collect();
+            sorted.sort_by(f64::total_cmp);
+            let at = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
+            report.insert(operation.into(), json!({ "p50": at(50), "p99": at(99), "samples": sorted }));
+        }
+        report.into()
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// A runtime under measurement. Clones share the connection.
+#[derive(Clone)]
+struct Runtime {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    arguments: Arc<Arguments>,
+}
+
+impl Runtime {
+    async fn connect(arguments: Arguments) -> Result<Self, Error> {
+        let channel = Endpoint::try_from(arguments.endpoint.clone())?.connect().await?;
+        let runtime = RuntimeServiceClient::new(channel.clone());
+        Ok(Self { runtime, images: ImageServiceClient::new(channel), arguments: Arc::new(arguments) })
+    }
+
+    fn image(&self) -> ImageSpec {
+        ImageSpec { image: self.arguments.image.clone(), ..Default::default() }
+    }
+
+    async fn pull(&mut self) -> Result<(), Error> {
+        let image = Some(self.image());
+        let status = ImageStatusRequest { image: image.clone(), ..Default::default() };
+        if self.images.image_status(status).await?.into_inner().image.is_none() {
+            self.images.pull_image(PullImageRequest { image, ..Default::default() }).await?;
+        }
+        Ok(())
+    }
+
+    fn sandbox_config(&self, name: &str) -> PodSandboxConfig {
+        let metadata = PodSandboxMetadata {
+            name: name.to_owned(),
+            uid: format!("{name}-uid"),
+            namespace: "bench".to_owned(),
+            attempt: 0,
+        };
+        let logs = &self.arguments.log_dir;
+        let linux = LinuxPodSandboxConfig {
+            cgroup_parent: self.arguments.cgroup_parent.clone(),
+            ..Default::default()
+        };
+        PodSandboxConfig {
+            metadata: Some(metadata),
+            hostname: name.to_owned(),
+            log_directory: if logs.as_os_str().is_empty() {
+                String::new()
+            } else {
+                logs.join(name).to_string_lossy().into_owned()
+            },
+            linux: Some(linux),
+            ..Default::default()
+        }
+    }
+
+    fn container_config(&self) -> ContainerConfig {
+        let logs = !self.arguments.log_dir.as_os_str().is_empty();
+        ContainerConfig {
+            metadata: Some(ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
+            image: Some(self.image()),
+            log_path: if logs { "main.log".to_owned() } else { String::new() },
+            ..Default::default()
+        }
+    }
+
+    async fn start(&mut self, name: &str, samples: &mut Samples) -> Result<Pod, Error> {
+        let config = self.sandbox_config(name);
+        if !config.log_directory.is_empty() {
+            std::fs::create_dir_all(&config.log_directory)?;
+        }
+        let begin = Instant::now();
+        let run = RunPodSandboxRequest { config: Some(config.clone()), ..Default::default() };
+        let sandbox = self.runtime.run_pod_sandbox(run).await?.into_inner().pod_sandbox_id;
+        samples.add("RunPodSandbox", begin);
+
+        let step = Instant::now();
+        let create = CreateContainerRequest {
+            pod_sandbox_id: sandbox.clone(),
+            config: Some(self.container_config()),
+            sandbox_config: Some(config),
+        };
+        let container = self.runtime.create_container(create).await?.into_inner().container_id;
+        samples.add("CreateContainer", step);
+
+        let step = Instant::now();
+        self.runtime.start_container(StartContainerRequest { container_id: container.clone() }).await?;
+        samples.add("StartContainer", step);
+        samples.add(STARTED, begin);
+        Ok(Pod { sandbox, container })
+    }
+
+    async fn exec(&mut self, pod: &Pod, samples: &mut Samples) -> Result<(), Error> {
+        let request = ExecSyncRequest {
+            container_id: pod.container.clone(),
+            cmd: vec!["true".to_owned()],
+            timeout: 10,
+        };
+        let begin = Instant::now();
+        let answer = self.runtime.exec_sync(request).await?.into_inner();
+        samples.add("ExecSync", begin);
+        if answer.exit_code != 0 {
+            return Err(format!("true exited with {}", answer.exit_code).into());
+        }
+        Ok(())
+    }
+
+    /// Without a grace period, so that only the runtime is measured and not what the image does at its end.
+    async fn stop(&mut self, pod: Pod, samples: &mut Samples) -> Result<(), Error> {
+        let Pod { sandbox, container } = pod;
+        let step = Instant::now();
+        let stop = StopContainerRequest { container_id: container.clone(), timeout: 0 };
+        self.runtime.stop_container(stop).await?;
+        samples.add("StopContainer", step);
+
+        let step = Instant::now();
+        self.runtime.remove_container(RemoveContainerRequest { container_id: container }).await?;
+        samples.add("RemoveContainer", step);
+
+        let step = Instant::now();
+        self.runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
+        samples.add("StopPodSandbox", step);
+
+        let step = Instant::now();
+        self.runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await?;
+        samples.add("RemovePodSandbox", step);
+        Ok(())
+    }
+
+    async fn one_at_a_time(&mut self) -> Result<Samples, Error> {
+        let mut samples = Samples::default();
+        for number in 0..self.arguments.count {
+            let pod = self.start(&format!("single-{number}"), &mut samples).await?;
+            self.exec(&pod, &mut samples).await?;
+            self.stop(pod, &mut samples).await?;
+        }
+        Ok(samples)
+    }
+
+    /// Starts `count` pods, `width` of them at a time; they stay.
+    async fn start_many(&self, count: usize, width: usize) -> Result<Vec<Pod>, Error> {
+        let permits = Arc::new(Semaphore::new(width));
+        let mut tasks = JoinSet::new();
+        for number in 0..count {
+            let (mut runtime, permits) = (self.clone(), permits.clone());
+            tasks.spawn(async move {
+                let _permit = permits.acquire().await?;
+                runtime.start(&format!("many-{number}"), &mut Samples::default()).await
+            });
+        }
+        let mut pods = Vec::with_capacity(count);
+        while let Some(pod) = tasks.join_next().await {
+            pods.push(pod??);
+        }
+        Ok(pods)
+    }
+
+    /// Stops and removes `pods`, `width` of them at a time.
+    async fn stop_many(&self, pods: Vec<Pod>, width: usize) -> Result<(), Error> {
+        let permits = Arc::new(Semaphore::new(width));
+        let mut tasks = JoinSet::new();
+        for pod in pods {
+            let (mut runtime, permits) = (self.clone(), permits.clone());
+            tasks.spawn(async move {
+                let _permit = permits.acquire().await?;
+                runtime.stop(pod, &mut Samples::default()).await
+            });
+        }
+        while let Some(stopped) = tasks.join_next().await {
+            stopped??;
+        }
+        Ok(())
+    }
+
+    async fn measure(&mut self) -> Result<serde_json::Value, Error> {
+        let (count, parallel) = (self.arguments.count, self.arguments.parallel);
+        let mut report = json!({ "operations": self.one_at_a_time().await?.report() });
+        if parallel > 0 && count > 0 {
+            let per_second = |begin: Instant| count as f64 / begin.elapsed().as_secs_f64();
+            let begin = Instant::now();
+            let pods = self.start_many(count, parallel).await?;
+            report["started_per_second"] = per_second(begin).into();
+            let begin = Instant::now();
+            self.stop_many(pods, parallel).await?;
+            report["removed_per_second"] = per_second(begin).into();
+        }
+        Ok(report)
+    }
+
+    /// Says `held` on standard output when `count` pods run; whoever reads it looks at them meanwhile.
+    async fn hold(&self, count: usize) -> Result<(), Error> {
+        let pods = self.start_many(count, 2).await?;
+        writeln!(std::io::stdout(), "held")?;
+        tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await??;
+        self.stop_many(pods, 2).await
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let mut runtime = Runtime::connect(Arguments::parse()).await?;
+    runtime.pull().await?;
+    if let Some(count) = runtime.arguments.hold {
+        return runtime.hold(count).await;
+    }
+    let report = runtime.measure().await?;
+    writeln!(std::io::stdout(), "{report:#}")?;
+    Ok(())
+}
