@@ -101,6 +101,56 @@ fn dangerous_libraries_stay_where_they_belong() {
     }
 }
 
+#[test]
+fn dependencies_come_from_the_registry_under_licences_we_may_use() {
+    let allowed = [
+        "MIT",
+        "Apache-2.0",
+        "BSD-2-Clause",
+        "BSD-3-Clause",
+        "ISC",
+        "Zlib",
+        "Unicode-3.0",
+        "MPL-2.0",
+        "CC0-1.0",
+        "Unlicense",
+        "0BSD",
+        "BSL-1.0",
+        "MIT-0",
+        "CDLA-Permissive-2.0",
+        "Apache-2.0 WITH LLVM-exception",
+    ];
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--format-version=1",
+            "--offline",
+            "--locked",
+            "--filter-platform=x86_64-unknown-linux-musl",
+        ])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = package["name"].as_str().unwrap();
+        if let Some(source) = package["source"].as_str() {
+            assert!(source.starts_with("registry+"), "{name} comes from {source}");
+        }
+        if name == "rust-criu" {
+            // Names its licence (Apache-2.0) by a file only.
+            assert_eq!(package["license_file"], "LICENSE");
+            continue;
+        }
+        let licence = package["license"].as_str().unwrap_or("").replace('/', " OR ").replace(['(', ')'], " ");
+        // Every part that must hold ("AND") must offer one choice ("OR") that is allowed.
+        let fits =
+            licence.split(" AND ").all(|part| part.split(" OR ").any(|one| allowed.contains(&one.trim())));
+        assert!(fits, "{name} is under {licence:?}");
+    }
+}
+
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap().flatten() {
         let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
