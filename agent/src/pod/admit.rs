@@ -3,6 +3,7 @@
 mod fit;
 mod place;
 mod ports;
+mod sysctls;
 pub(crate) mod unsupported;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -24,6 +25,7 @@ pub(crate) struct Facts<'a> {
 /// Admits the pod, or says with which verdict it ends.
 pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
     unsupported::check(facts.pod)?;
+    sysctls::check(facts)?;
     fit::check(facts)?;
     place::check(facts)?;
     ports::check(facts)

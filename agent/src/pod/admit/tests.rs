@@ -80,3 +80,16 @@ fn what_is_not_supported_is_refused_by_name_or_told() {
         json!({"containers": [{"name": "c"}], "initContainers": [{"name": "i", "restartPolicy": "Never"}]});
     assert_eq!(decide(odd, &[], json!({})), "UnsupportedField");
 }
+
+#[test]
+fn a_sysctl_must_be_safe_and_of_the_pod_itself() {
+    let with = |name: &str, host: bool| {
+        let context = json!({"sysctls": [{"name": name, "value": "1"}]});
+        json!({"containers": [{"name": "c"}], "hostNetwork": host, "securityContext": context})
+    };
+    assert_eq!(decide(with("net.ipv4.tcp_syncookies", false), &[], json!({})), "admitted");
+    assert_eq!(decide(with("net/ipv4/tcp_syncookies", false), &[], json!({})), "admitted");
+    assert_eq!(decide(with("net.ipv4.tcp_syncookies", true), &[], json!({})), "SysctlForbidden");
+    assert_eq!(decide(with("kernel.core_pattern", false), &[], json!({})), "SysctlForbidden");
+    assert_eq!(decide(with("kernel/core_pattern", false), &[], json!({})), "SysctlForbidden");
+}
