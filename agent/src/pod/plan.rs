@@ -191,8 +191,9 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
 fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     for container in facts.seen.containers.iter().filter(|c| c.may_run()) {
         let in_sandbox = facts.seen.sandbox().is_some_and(|s| s.id == container.sandbox);
-        let why = match facts.memory.condemned.get(&container.id) {
-            Some(why) => why.clone(),
+        let condemned = facts.memory.condemned.get(&container.id);
+        let why = match condemned {
+            Some(condemned) => condemned.why.clone(),
             None if container.run == ContainerRun::Unknown => "its state is unknown".to_owned(),
             None if !in_sandbox => "its sandbox is gone".to_owned(),
             None if redefined(shape, container) => "definition changed".to_owned(),
@@ -201,7 +202,7 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         plan.actions.push(Action::Stop {
             id: container.id.clone(),
             name: container.name.clone(),
-            grace: grace_of(shape.spec.termination_grace_period_seconds),
+            grace: grace_of(condemned.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds)),
             why,
         });
     }

@@ -19,9 +19,19 @@ use super::state::Probed;
 /// What a probe found that the worker must know.
 #[derive(Debug)]
 pub(crate) enum Finding {
-    Started { id: String },
-    Ready { id: String, ready: bool },
-    Unhealthy { id: String, why: &'static str },
+    Started {
+        id: String,
+    },
+    Ready {
+        id: String,
+        ready: bool,
+    },
+    /// It has to go, within so many seconds if the probe says how many.
+    Unhealthy {
+        id: String,
+        why: &'static str,
+        grace: Option<i64>,
+    },
 }
 
 /// A container under watch.
@@ -101,6 +111,11 @@ impl Watched {
         let _ = self.findings.send(finding);
     }
 
+    fn condemn(&self, probe: &Probe, why: &'static str) {
+        let grace = probe.termination_grace_period_seconds;
+        self.tell(Finding::Unhealthy { id: self.id.clone(), why, grace });
+    }
+
     async fn until_decided(&self, kind: Kind, probe: &Probe) -> bool {
         let mut streak = Streak::default();
         tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
@@ -109,7 +124,7 @@ impl Watched {
             match streak.count(good, probe) {
                 Some(true) => return true,
                 Some(false) => {
-                    self.tell(Finding::Unhealthy { id: self.id.clone(), why: "failed startup probe" });
+                    self.condemn(probe, "failed startup probe");
                     return false;
                 }
                 None => tokio::time::sleep(period(probe)).await,
@@ -123,7 +138,7 @@ impl Watched {
         loop {
             let good = self.probe(Kind::Liveness, probe).await;
             if streak.count(good, probe) == Some(false) {
-                self.tell(Finding::Unhealthy { id: self.id.clone(), why: "failed liveness probe" });
+                self.condemn(probe, "failed liveness probe");
                 return;
             }
             tokio::time::sleep(period(probe)).await;

@@ -196,10 +196,17 @@ pub(crate) struct Memory {
     pub(crate) prepared: bool,
     /// By container id.
     pub(crate) probed: HashMap<String, Probed>,
-    /// Running containers that have to go, and why; by container id.
-    pub(crate) condemned: BTreeMap<String, String>,
+    /// Running containers that have to go; by container id.
+    pub(crate) condemned: BTreeMap<String, Condemned>,
     /// Whether an ended pod's volumes and cgroup were given back.
     pub(crate) released: bool,
+}
+
+/// Why a container has to go, and within how many seconds where that is not the pod's grace period.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Condemned {
+    pub(crate) why: String,
+    pub(crate) grace: Option<i64>,
 }
 
 /// A key of [`Memory::pod_retries`].

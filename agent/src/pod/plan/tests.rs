@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::pod::state::{Exit, SandboxSeen};
+use crate::pod::state::{Condemned, Exit, SandboxSeen};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -238,9 +238,15 @@ fn only_the_last_end_of_each_container_is_kept() {
 #[test]
 fn an_unhealthy_container_is_stopped_and_nothing_else() {
     let mut memory = ready_memory();
-    memory.condemned.insert("a0".into(), "failed liveness probe".into());
-    let got = decide(&pod(one()), &seen(vec![container("a", 0, running())]), &memory, 0);
-    assert!(matches!(got.actions.as_slice(), [Action::Stop { id, .. }] if id == "a0"), "{got:?}");
+    for (own, wanted) in [(None, 30), (Some(2), 2)] {
+        let why = Condemned { why: "failed liveness probe".into(), grace: own };
+        memory.condemned.insert("a0".into(), why);
+        let got = decide(&pod(one()), &seen(vec![container("a", 0, running())]), &memory, 0);
+        assert!(
+            matches!(got.actions.as_slice(), [Action::Stop { id, grace, .. }] if id == "a0" && *grace == wanted),
+            "{got:?}"
+        );
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::pod::apply::{Failed, Report};
 use crate::pod::events::Level;
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
-use crate::pod::state::{SANDBOX, Shape, VOLUMES, Wish};
+use crate::pod::state::{Condemned, SANDBOX, Shape, VOLUMES, Wish};
 
 impl Worker {
     pub(super) fn learn(&mut self, report: Report) {
@@ -38,7 +38,7 @@ impl Worker {
             }
             Report::Started { container, crashed } => self.started(&container, crashed, now),
             Report::Condemned { id, why } => {
-                self.memory.condemned.insert(id, why);
+                self.memory.condemned.insert(id, Condemned { why, grace: None });
             }
             Report::Hooked { id } => {
                 self.hooked.insert(id);
@@ -64,8 +64,8 @@ impl Worker {
         match finding {
             Finding::Started { id } => self.memory.probed.entry(id).or_default().started = true,
             Finding::Ready { id, ready } => self.memory.probed.entry(id).or_default().ready = ready,
-            Finding::Unhealthy { id, why } => {
-                self.memory.condemned.insert(id, why.to_owned());
+            Finding::Unhealthy { id, why, grace } => {
+                self.memory.condemned.insert(id, Condemned { why: why.to_owned(), grace });
             }
         }
     }
