@@ -371,6 +371,19 @@ fn kind(volume: &Volume) -> &'static str {
         (volume.cephfs.is_some(), "cephfs"),
         (volume.glusterfs.is_some(), "glusterfs"),
         (volume.flex_volume.is_some(), "flexVolume"),
+        (volume.aws_elastic_block_store.is_some(), "awsElasticBlockStore"),
+        (volume.azure_disk.is_some(), "azureDisk"),
+        (volume.azure_file.is_some(), "azureFile"),
+        (volume.cinder.is_some(), "cinder"),
+        (volume.flocker.is_some(), "flocker"),
+        (volume.gce_persistent_disk.is_some(), "gcePersistentDisk"),
+        (volume.git_repo.is_some(), "gitRepo"),
+        (volume.photon_persistent_disk.is_some(), "photonPersistentDisk"),
+        (volume.portworx_volume.is_some(), "portworxVolume"),
+        (volume.quobyte.is_some(), "quobyte"),
+        (volume.scale_io.is_some(), "scaleIO"),
+        (volume.storageos.is_some(), "storageos"),
+        (volume.vsphere_volume.is_some(), "vsphereVolume"),
     ];
     set.iter().find(|(is_set, _)| *is_set).map_or("of an unknown kind", |(_, name)| name)
 }

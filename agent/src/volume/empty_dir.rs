@@ -28,14 +28,15 @@ pub(super) fn mount(
         return Err(SetUpError::io("mount hugetlbfs", &dir)(std::io::ErrorKind::Unsupported.into()));
     }
     if is_new {
-        prepare(target.pod, &dir)?;
+        prepare(target.pod, source, &dir)?;
     }
     Ok(dir)
 }
 
-/// The volume belongs to everyone, or to the group that the pod names.
-fn prepare(pod: &Pod, dir: &Path) -> Result<(), SetUpError> {
-    ownership::chmod(dir, 0o777).map_err(SetUpError::io("chmod", dir))?;
+/// The volume belongs to everyone unless it has a mode of its own, or to the group that the pod names.
+fn prepare(pod: &Pod, source: &EmptyDirVolumeSource, dir: &Path) -> Result<(), SetUpError> {
+    let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).map_or(0o777, |mode| mode & 0o1777);
+    ownership::chmod(dir, mode).map_err(SetUpError::io("chmod", dir))?;
     match ownership::fs_group(pod) {
         Some(group) => ownership::give(dir, group, false).map_err(SetUpError::io("chown", dir)),
         None => Ok(()),

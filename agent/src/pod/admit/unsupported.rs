@@ -1,7 +1,12 @@
 //! The one table of what a pod may ask for and this node does not do (yet). Nothing is dropped in silence: what
 //! would change what the pod *is* refuses it, the rest is told by an event.
+//!
+//! Two kinds of fields are told elsewhere: a volume of a kind that is not served keeps its pod waiting, with a
+//! `FailedMount` event (`volume.rs`), as upstream has it; a sysctl that is not safe is refused by `sysctls.rs`.
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Probe, SeccompProfile};
+use k8s_openapi::api::core::v1::{
+    Affinity, Container, LifecycleHandler, Pod, PodSpec, Probe, SeccompProfile, Volume,
+};
 
 use super::refuse;
 use crate::pod::state::Verdict;
@@ -16,9 +21,10 @@ enum Then {
 }
 
 type PodField = (&'static str, Then, fn(&PodSpec) -> bool);
+type VolumeField = (&'static str, Then, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Then, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 13] = [
+const POD_FIELDS: [PodField; 19] = [
     ("spec.hostUsers=false", Then::Refuse, |s| s.host_users == Some(false)),
     ("spec.os.name=windows", Then::Refuse, |s| s.os.as_ref().is_some_and(|os| os.name != "linux")),
     ("spec.resourceClaims", Then::Refuse, |s| some(&s.resource_claims)),
@@ -28,11 +34,25 @@ const POD_FIELDS: [PodField; 13] = [
     ("spec.evictionResponders", Then::Tell, |s| some(&s.eviction_responders)),
     ("spec.overhead", Then::Tell, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
     ("spec.resources", Then::Tell, |s| s.resources.is_some()),
+    ("spec.schedulingGroup", Then::Tell, |s| s.scheduling_group.is_some()),
+    ("spec.affinity.podAffinity", Then::Tell, |s| s.affinity.as_ref().is_some_and(attracted)),
+    ("spec.affinity.podAntiAffinity", Then::Tell, |s| s.affinity.as_ref().is_some_and(repelled)),
+    ("spec.topologySpreadConstraints", Then::Tell, |s| {
+        let spread = s.topology_spread_constraints.iter().flatten();
+        spread.into_iter().any(|c| c.when_unsatisfiable == "DoNotSchedule")
+    }),
     ("spec.securityContext.appArmorProfile", Then::Refuse, |s| {
         s.security_context
             .as_ref()
             .and_then(|c| c.app_armor_profile.as_ref())
             .is_some_and(|p| p.type_ == "Localhost")
+    }),
+    ("spec.securityContext.appArmorProfile", Then::Tell, |s| {
+        let profile = s.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
+        profile.is_some_and(|p| p.type_ == "RuntimeDefault")
+    }),
+    ("spec.securityContext.seLinuxOptions", Then::Tell, |s| {
+        s.security_context.as_ref().is_some_and(|c| c.se_linux_options.is_some())
     }),
     ("spec.securityContext.seccompProfile", Then::Refuse, |s| {
         bad_seccomp(s.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()))
@@ -45,7 +65,24 @@ const POD_FIELDS: [PodField; 13] = [
     }),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 12] = [
+const VOLUME_FIELDS: [VolumeField; 3] = [
+    ("emptyDir.sizeLimit", Then::Tell, |v| {
+        let on_disk = v.empty_dir.iter().filter(|e| e.medium.as_deref() != Some("Memory"));
+        on_disk.into_iter().any(|e| e.size_limit.is_some())
+    }),
+    ("defaultUser", Then::Refuse, |v| {
+        let users = [
+            v.config_map.as_ref().and_then(|m| m.default_user),
+            v.secret.as_ref().and_then(|s| s.default_user),
+            v.downward_api.as_ref().and_then(|d| d.default_user),
+            v.projected.as_ref().and_then(|p| p.default_user),
+        ];
+        users.iter().any(Option::is_some)
+    }),
+    ("items.user", Then::Refuse, item_users),
+];
+
+const CONTAINER_FIELDS: [ContainerField; 21] = [
     ("volumeDevices", Then::Refuse, |c| some(&c.volume_devices)),
     ("resources.claims", Then::Refuse, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
     ("restartPolicyRules", Then::Refuse, |c| some(&c.restart_policy_rules)),
@@ -56,6 +93,13 @@ const CONTAINER_FIELDS: [ContainerField; 12] = [
         let profile = c.security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
         profile.is_some_and(|p| p.type_ == "Localhost")
     }),
+    ("securityContext.appArmorProfile", Then::Tell, |c| {
+        let profile = c.security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
+        profile.is_some_and(|p| p.type_ == "RuntimeDefault")
+    }),
+    ("securityContext.seLinuxOptions", Then::Tell, |c| {
+        c.security_context.as_ref().is_some_and(|s| s.se_linux_options.is_some())
+    }),
     ("securityContext.seccompProfile", Then::Refuse, |c| {
         bad_seccomp(c.security_context.as_ref().and_then(|s| s.seccomp_profile.as_ref()))
     }),
@@ -63,12 +107,27 @@ const CONTAINER_FIELDS: [ContainerField; 12] = [
         let mounts = c.volume_mounts.iter().flatten();
         mounts.filter_map(|m| m.recursive_read_only.as_deref()).any(|r| r == "Enabled")
     }),
+    ("volumeMounts.bindMountOptions", Then::Refuse, |c| {
+        c.volume_mounts.iter().flatten().any(|m| some(&m.bind_mount_options))
+    }),
     ("env.valueFrom.fileKeyRef", Then::Refuse, |c| {
         c.env.iter().flatten().filter_map(|e| e.value_from.as_ref()).any(|v| v.file_key_ref.is_some())
     }),
     ("livenessProbe.grpc", Then::Refuse, |c| grpc(c.liveness_probe.as_ref())),
     ("readinessProbe.grpc", Then::Refuse, |c| grpc(c.readiness_probe.as_ref())),
     ("startupProbe.grpc", Then::Refuse, |c| grpc(c.startup_probe.as_ref())),
+    ("livenessProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.liveness_probe.as_ref())),
+    ("readinessProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.readiness_probe.as_ref())),
+    ("startupProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.startup_probe.as_ref())),
+    ("lifecycle.httpGet.protocol", Then::Refuse, |c| {
+        let mut gets = hooks(c).filter_map(|h| h.http_get.as_ref());
+        gets.any(|get| get.protocol.as_ref().is_some_and(|p| p != "HTTP/1.1"))
+    }),
+    ("lifecycle.tcpSocket", Then::Tell, |c| hooks(c).any(|h| h.tcp_socket.is_some())),
+    ("resources.limits.ephemeral-storage", Then::Tell, |c| {
+        let limits = c.resources.iter().flat_map(|r| r.limits.iter().flatten());
+        limits.into_iter().any(|(name, _)| name == "ephemeral-storage")
+    }),
     ("resizePolicy", Then::Tell, |c| some(&c.resize_policy) && asks_for_restart(c)),
 ];
 
@@ -110,11 +169,54 @@ fn used(pod: &Pod, then: Then) -> Vec<String> {
         let fields = CONTAINER_FIELDS.iter().filter(move |(_, t, used)| *t == then && used(container));
         fields.map(|(name, ..)| format!("containers[{}].{name}", container.name))
     });
-    of_pod.chain(of_containers).collect()
+    let of_volumes = spec.volumes.iter().flatten().flat_map(|volume| {
+        let fields = VOLUME_FIELDS.iter().filter(move |(_, t, used)| *t == then && used(volume));
+        fields.map(|(name, ..)| format!("volumes[{}].{name}", volume.name))
+    });
+    of_pod.chain(of_volumes).chain(of_containers).collect()
 }
 
 fn some<T>(list: &Option<Vec<T>>) -> bool {
     list.as_ref().is_some_and(|l| !l.is_empty())
+}
+
+/// Only the node's own affinity is honoured by the scheduler; what pods merely prefer is no promise.
+fn attracted(affinity: &Affinity) -> bool {
+    let to = affinity.pod_affinity.as_ref();
+    to.is_some_and(|a| some(&a.required_during_scheduling_ignored_during_execution))
+}
+
+fn repelled(affinity: &Affinity) -> bool {
+    let from = affinity.pod_anti_affinity.as_ref();
+    from.is_some_and(|a| some(&a.required_during_scheduling_ignored_during_execution))
+}
+
+/// Files of a volume that are to belong to somebody in particular.
+fn item_users(volume: &Volume) -> bool {
+    let own = volume.config_map.iter().flat_map(|m| m.items.iter().flatten());
+    let mut keys = own.chain(volume.secret.iter().flat_map(|s| s.items.iter().flatten()));
+    let mut fields = volume.downward_api.iter().flat_map(|d| d.items.iter().flatten());
+    let projected = || volume.projected.iter().flat_map(|p| p.sources.iter().flatten());
+    keys.any(|k| k.user.is_some())
+        || fields.any(|f| f.user.is_some())
+        || projected().any(|source| {
+            let maps = source.config_map.iter().flat_map(|m| m.items.iter().flatten());
+            let mut keys = maps.chain(source.secret.iter().flat_map(|s| s.items.iter().flatten()));
+            let mut fields = source.downward_api.iter().flat_map(|d| d.items.iter().flatten());
+            let token = source.service_account_token.as_ref();
+            keys.any(|k| k.user.is_some())
+                || fields.any(|f| f.user.is_some())
+                || token.is_some_and(|t| t.user.is_some())
+        })
+}
+
+fn hooks(container: &Container) -> impl Iterator<Item = &LifecycleHandler> {
+    container.lifecycle.iter().flat_map(|l| l.post_start.iter().chain(&l.pre_stop))
+}
+
+fn http_protocol(probe: Option<&Probe>) -> bool {
+    let protocol = probe.and_then(|p| p.http_get.as_ref()).and_then(|get| get.protocol.as_ref());
+    protocol.is_some_and(|p| p != "HTTP/1.1")
 }
 
 fn grpc(probe: Option<&Probe>) -> bool {
@@ -137,4 +239,124 @@ fn bad_seccomp(profile: Option<&SeccompProfile>) -> bool {
 
 fn asks_for_restart(container: &Container) -> bool {
     container.resize_policy.iter().flatten().any(|p| p.restart_policy == "RestartContainer")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn found(spec: Value) -> (Vec<String>, Vec<String>) {
+        let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
+        (used(&pod, Then::Refuse), used(&pod, Then::Tell))
+    }
+
+    /// A pod with one more field, and what is said of it.
+    fn of_pod(field: &str, value: Value) -> (Vec<String>, Vec<String>) {
+        let mut spec = json!({"containers": [{"name": "c"}]});
+        spec[field] = value;
+        found(spec)
+    }
+
+    fn of_container(field: &str, value: Value) -> (Vec<String>, Vec<String>) {
+        let mut container = json!({"name": "c"});
+        container[field] = value;
+        found(json!({"containers": [container]}))
+    }
+
+    fn of_volume(field: &str, value: Value) -> (Vec<String>, Vec<String>) {
+        let mut volume = json!({"name": "v"});
+        volume[field] = value;
+        found(json!({"containers": [{"name": "c"}], "volumes": [volume]}))
+    }
+
+    #[test]
+    fn what_would_be_another_pod_is_refused() {
+        let get = json!({"httpGet": {"port": 1, "protocol": "HTTP/2"}});
+        let key = |user| json!([{"key": "k", "path": "p", "user": user}]);
+        let term = json!([{"topologyKey": "t"}]);
+        for ((refused, told), name) in [
+            (of_pod("hostUsers", json!(false)), "spec.hostUsers=false"),
+            (of_pod("runtimeClassName", json!("gvisor")), "spec.runtimeClassName"),
+            (of_pod("resourceClaims", json!([{"name": "r"}])), "spec.resourceClaims"),
+            (
+                of_pod("securityContext", json!({"appArmorProfile": {"type": "Localhost"}})),
+                "spec.securityContext.appArmorProfile",
+            ),
+            (of_container("volumeDevices", json!([{"devicePath": "/d", "name": "v"}])), "volumeDevices"),
+            (of_container("livenessProbe", get.clone()), "livenessProbe.httpGet.protocol"),
+            (of_container("readinessProbe", get.clone()), "readinessProbe.httpGet.protocol"),
+            (of_container("startupProbe", json!({"grpc": {"port": 1}})), "startupProbe.grpc"),
+            (of_container("lifecycle", json!({"preStop": get})), "lifecycle.httpGet.protocol"),
+            (
+                of_container(
+                    "volumeMounts",
+                    json!([{"name": "v", "mountPath": "/", "bindMountOptions": ["noexec"]}]),
+                ),
+                "volumeMounts.bindMountOptions",
+            ),
+            (of_volume("configMap", json!({"name": "m", "defaultUser": 1})), "defaultUser"),
+            (of_volume("secret", json!({"items": key(1)})), "items.user"),
+            (of_volume("projected", json!({"sources": [{"secret": {"items": key(1)}}]})), "items.user"),
+        ] {
+            assert!(matches!(refused.as_slice(), [one] if one.ends_with(name)), "{name}: {refused:?}");
+            assert_eq!(told, Vec::<String>::new(), "{name}");
+        }
+        for ((refused, told), name) in [
+            (of_pod("overhead", json!({"cpu": "1"})), "spec.overhead"),
+            (of_pod("schedulingGroup", json!({})), "spec.schedulingGroup"),
+            (
+                of_pod(
+                    "affinity",
+                    json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}),
+                ),
+                "spec.affinity.podAntiAffinity",
+            ),
+            (
+                of_pod(
+                    "topologySpreadConstraints",
+                    json!([{"maxSkew": 1, "topologyKey": "t", "whenUnsatisfiable": "DoNotSchedule"}]),
+                ),
+                "spec.topologySpreadConstraints",
+            ),
+            (of_pod("ephemeralContainers", json!([{"name": "d"}])), "spec.ephemeralContainers"),
+            (
+                of_container("securityContext", json!({"appArmorProfile": {"type": "RuntimeDefault"}})),
+                "securityContext.appArmorProfile",
+            ),
+            (
+                of_container("securityContext", json!({"seLinuxOptions": {"level": "s0"}})),
+                "securityContext.seLinuxOptions",
+            ),
+            (
+                of_container("resources", json!({"limits": {"ephemeral-storage": "1Gi"}})),
+                "resources.limits.ephemeral-storage",
+            ),
+            (of_volume("emptyDir", json!({"sizeLimit": "1Mi"})), "emptyDir.sizeLimit"),
+        ] {
+            assert!(matches!(told.as_slice(), [one] if one.ends_with(name)), "{name}: {told:?}");
+            assert_eq!(refused, Vec::<String>::new(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_honoured_is_not_mentioned() {
+        let nothing = (Vec::new(), Vec::new());
+        assert_eq!(of_pod("securityContext", json!({"appArmorProfile": {"type": "Unconfined"}})), nothing);
+        assert_eq!(
+            of_volume("emptyDir", json!({"sizeLimit": "1Mi", "medium": "Memory", "mode": 448})),
+            nothing
+        );
+        assert_eq!(of_volume("secret", json!({"items": [{"key": "k", "path": "p"}]})), nothing);
+        assert_eq!(
+            of_container(
+                "livenessProbe",
+                json!({"httpGet": {"port": 1}, "terminationGracePeriodSeconds": 1})
+            ),
+            nothing
+        );
+        let spread = json!([{"maxSkew": 1, "topologyKey": "t", "whenUnsatisfiable": "ScheduleAnyway"}]);
+        assert_eq!(of_pod("topologySpreadConstraints", spread), nothing);
+    }
 }
