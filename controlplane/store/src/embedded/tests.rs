@@ -119,3 +119,71 @@ fn entries_expire_unless_they_changed_since() {
     assert_eq!(state.take_expired(at), [("/old".into(), 2)]);
     assert_eq!(state.next_expiry(), None);
 }
+
+/// Makes a store with one entry, damages it, and says what comes of opening it.
+async fn damaged(damage: impl FnOnce(&std::path::Path)) -> Result<usize, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for n in 0..20 {
+        store.write(put(&format!("/{n}"), Expect::Absent, "kept", Tier::Durable)).await.unwrap();
+    }
+    drop(store);
+    damage(dir.path());
+    let store = Embedded::open(dir.path(), &EmbeddedOptions::default())?;
+    Ok(store.list(Range::default()).await?.entries.len())
+}
+
+fn overwrite(path: &std::path::Path, at: u64, bytes: &[u8]) {
+    use std::os::unix::fs::FileExt as _;
+    std::fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, at).unwrap();
+}
+
+#[tokio::test]
+async fn a_damaged_store_does_not_open_as_an_empty_one() {
+    use std::fs;
+    let journal = |path: &std::path::Path| path.join("0.jnl");
+    assert_eq!(damaged(|_| {}).await.unwrap(), 20);
+    for (what, outcome) in [
+        ("head", damaged(|p| overwrite(&journal(p), 0, &[0xa5; 64])).await),
+        ("middle", damaged(|p| overwrite(&journal(p), 300, &[0xa5; 64])).await),
+        ("no journal", damaged(|p| fs::remove_file(journal(p)).unwrap()).await),
+        ("no version", damaged(|p| fs::remove_file(p.join("version")).unwrap()).await),
+        ("empty version", damaged(|p| fs::write(p.join("version"), "").unwrap()).await),
+        ("other version", damaged(|p| fs::write(p.join("version"), "FJL\x09").unwrap()).await),
+    ] {
+        assert!(matches!(outcome, Err(Error::Corrupt { .. })), "{what}: {outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_torn_end_costs_what_was_not_acknowledged_only() {
+    let file = |path: &std::path::Path| path.join("0.jnl");
+    let whole = |path: &std::path::Path| {
+        let bytes = std::fs::read(file(path)).unwrap();
+        bytes.iter().rposition(|byte| *byte != 0).unwrap() as u64 + 1
+    };
+    // The batch that begins after the last one, cut off somewhere and followed by zeros.
+    let begun = [1, 1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 2, 0, 0, 0];
+    for length in [1, 2, 13, 14, begun.len()] {
+        let outcome = damaged(|path| overwrite(&file(path), whole(path), &begun[..length])).await;
+        assert_eq!(outcome.unwrap(), 20, "{length}");
+    }
+    let cut = damaged(|path| {
+        let journal = std::fs::File::options().write(true).open(file(path)).unwrap();
+        journal.set_len(whole(path)).unwrap();
+    });
+    assert_eq!(cut.await.unwrap(), 20);
+}
+
+#[test]
+fn a_first_start_that_was_interrupted_is_begun_again() {
+    for version in [None, Some("")] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("keyspaces")).unwrap();
+        for name in ["lock", "0.jnl"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        version.inspect(|text| std::fs::write(dir.path().join("version"), text).unwrap());
+        open(dir.path());
+    }
+}

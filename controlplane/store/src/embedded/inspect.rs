@@ -1,0 +1,127 @@
+//! A look at the store's files before the engine opens them.
+//!
+//! The engine takes whatever it cannot read in a journal for the torn end of its last write, cuts it off, and
+//! goes on without all that follows. Torn ends are of zeros, since a journal is allocated ahead; anything else
+//! is damage, and a store that is damaged must not open as one that is empty. What a first start left that was
+//! interrupted before the store had anything in it is removed.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, BufRead, BufReader, ErrorKind, Read},
+    path::Path,
+};
+
+use crate::Error;
+
+/// Of the format that is known here, and at the end of each batch of a journal.
+const MAGIC: [u8; 4] = *b"FJL\x03";
+
+/// Checks the store in `path`; one that is locked or not made yet is the engine's to deal with.
+pub(super) fn inspect(path: &Path) -> Result<(), Error> {
+    let failed = |source| Error::Open { path: path.to_owned(), source };
+    let corrupt = |detail: String| Error::Corrupt { path: path.to_owned(), detail };
+    let lock = match File::open(path.join("lock")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(failed)?,
+    };
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Ok(()),
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    let journals = journals(path).map_err(failed)?;
+    let version = read_if_there(&path.join("version")).map_err(failed)?;
+    if version.as_deref().is_none_or(<[u8]>::is_empty) {
+        if path.join("keyspaces/0").exists() {
+            return Err(corrupt("its file \"version\" is missing or empty".to_owned()));
+        }
+        for name in journals.iter().map(String::as_str).chain(version.map(|_| "version")) {
+            fs::remove_file(path.join(name)).map_err(failed)?;
+        }
+        return Ok(());
+    }
+    if version.as_deref() != Some(&MAGIC) {
+        return Ok(());
+    }
+    if journals.is_empty() {
+        return Err(corrupt("its journal is missing".to_owned()));
+    }
+    for name in journals {
+        let file = File::open(path.join(&name)).map_err(failed)?;
+        if let Some(at) = damage(&mut BufReader::new(file)).map_err(failed)? {
+            return Err(corrupt(format!("its journal \"{name}\" is unreadable at byte {at}")));
+        }
+    }
+    Ok(())
+}
+
+fn journals(path: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let name = entry?.file_name();
+        names.extend(name.to_str().filter(|name| name.ends_with(".jnl")).map(str::to_owned));
+    }
+    Ok(names)
+}
+
+fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Where a journal has something that is neither an entry nor a torn end.
+fn damage(journal: &mut impl BufRead) -> io::Result<Option<u64>> {
+    let (mut at, mut data) = (0, Vec::new());
+    loop {
+        match entry(journal, &mut data) {
+            Ok(Some(size)) => at += size,
+            Ok(None) => return Ok(Some(at)),
+            // Zeros, or the end of the file: nothing is amiss unless the last entry, by a wrong length, has
+            // later batches for its data.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Ok(data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC).then_some(at));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The size of the next entry, `None` if it is none; and its data, if it is of the kind that has any.
+fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<u64>> {
+    let [tag] = take(journal)?;
+    let size = match tag {
+        0 => return Err(ErrorKind::UnexpectedEof.into()),
+        // The begin of a batch: how many entries, sequence number.
+        1 => take::<12>(journal).map(|_| Some(13))?,
+        2 => {
+            let head: [u8; 20] = take(journal)?;
+            let length = |at: usize, bytes: usize| {
+                head[at..at + bytes].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
+            };
+            let size = length(10, 2) + length(16, 4);
+            data.clear();
+            let found = journal.by_ref().take(size).read_to_end(data)?;
+            if u64::try_from(found).is_ok_and(|found| found < size) {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            return Ok(Some(21 + size));
+        }
+        // The end of a batch: checksum, which the engine checks, and magic.
+        3 => {
+            let tail: [u8; 12] = take(journal)?;
+            (tail[8..] == MAGIC || tail.ends_with(&[0])).then_some(13)
+        }
+        4 => take::<8>(journal).map(|_| Some(9))?,
+        _ => None,
+    };
+    data.clear();
+    Ok(size)
+}
+
+fn take<const N: usize>(journal: &mut impl BufRead) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    journal.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
