@@ -54,7 +54,7 @@ pub(crate) fn read(call: &Call) -> Result<Patch> {
         BodyType::MergePatch => Ok(Patch::Merge(tree()?)),
         BodyType::StrategicPatch => Ok(Patch::Strategic(tree()?)),
         BodyType::ApplyPatch => Err(ApiError::unsupported_media_type(
-            "server-side apply is not supported by this server yet: \
+            "application/apply-patch+yaml (server-side apply) is not supported by this server yet: \
              use a merge, strategic merge or JSON patch (kubectl apply without --server-side)",
         )),
         BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Err(ApiError::unsupported_media_type(
