@@ -275,7 +275,6 @@ mod tests {
     fn what_would_be_another_pod_is_refused() {
         let get = json!({"httpGet": {"port": 1, "protocol": "HTTP/2"}});
         let key = |user| json!([{"key": "k", "path": "p", "user": user}]);
-        let term = json!([{"topologyKey": "t"}]);
         for ((refused, told), name) in [
             (of_pod("hostUsers", json!(false)), "spec.hostUsers=false"),
             (of_pod("runtimeClassName", json!("gvisor")), "spec.runtimeClassName"),
@@ -303,6 +302,11 @@ mod tests {
             assert!(matches!(refused.as_slice(), [one] if one.ends_with(name)), "{name}: {refused:?}");
             assert_eq!(told, Vec::<String>::new(), "{name}");
         }
+    }
+
+    #[test]
+    fn what_a_pod_runs_without_is_told() {
+        let term = json!([{"topologyKey": "t"}]);
         for ((refused, told), name) in [
             (of_pod("overhead", json!({"cpu": "1"})), "spec.overhead"),
             (of_pod("schedulingGroup", json!({})), "spec.schedulingGroup"),
