@@ -131,11 +131,12 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
     std::fs::remove_dir(dir).with_context(|| format!("cannot remove {}", dir.display()))
 }
 
-/// Unmounts whatever is mounted below `dir`, the deepest first.
+/// Unmounts whatever is mounted below `dir`, the deepest first. `dir` itself may be a mount of the user's, such as
+/// a disk for the state: that one stays.
 fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     let mut points: Vec<&str> = table.lines().filter_map(|line| line.split(' ').nth(4)).collect();
-    points.retain(|point| Path::new(point).starts_with(dir));
+    points.retain(|point| Path::new(point).starts_with(dir) && Path::new(point) != dir);
     points.sort_by_key(|point| std::cmp::Reverse(point.len()));
     for point in points {
         nix::mount::umount2(point, nix::mount::MntFlags::MNT_DETACH)
@@ -146,9 +147,15 @@ fn unmount_below(dir: &Path) -> anyhow::Result<()> {
 
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
     match std::fs::remove_dir_all(dir) {
+        // A mount point of the user's is empty now, and stays.
+        Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy && is_empty(dir) => Ok(()),
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(error).with_context(|| format!("cannot remove {}", dir.display()))
         }
         _ => Ok(()),
     }
+}
+
+fn is_empty(dir: &Path) -> bool {
+    std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
 }
