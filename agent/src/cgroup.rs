@@ -10,7 +10,7 @@
 //! driver, so that tools which know a kubelet's node know ours.
 //!
 //! `cgroups-rs` finds the hierarchies and makes the directories (v1, hybrid and v2). Limits are
-//! written by [`write`], not by its `apply`: that discards the errors of the memory controller,
+//! written by [`mod@write`], not by its `apply`: that discards the errors of the memory controller,
 //! so a pod would run unlimited and nobody would know; and removal is [`tree`]'s, since its `delete`
 //! does not descend on v2 and sleeps up to 150 ms on the calling thread when a task is still there.
 

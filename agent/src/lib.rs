@@ -1,6 +1,6 @@
 //! The node agent: pod sync, volumes, cgroups, status and the kubelet API.
 //!
-//! Start reading at [`run`]: it wires the parts and waits. [`source`] says what is wanted here (the API
+//! Start reading at [`run()`]: it wires the parts and waits. [`source`] says what is wanted here (the API
 //! server's pods of this node, or the remembered set while there is no API server), [`pod`] makes it so
 //! with one task per pod, [`runtime`] is all that pod sync asks of a container runtime.
 //!

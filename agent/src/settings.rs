@@ -32,7 +32,7 @@ enum LogFormat {
 /// Where things are kept, and the file with all other settings.
 #[derive(Args, Clone, Default)]
 pub(crate) struct Places {
-    /// Configuration file (TOML, keys as the flags, in [node] and [control-plane]) [default: /etc/coracle/config.toml if there]
+    /// Configuration file (TOML, keys as the flags, in the tables node and control-plane) [default: /etc/coracle/config.toml if there]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// What outlives a boot: images, volumes, pods, store, keys [default: /var/lib/coracle]

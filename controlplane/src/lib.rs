@@ -1,6 +1,6 @@
 //! The control plane in one process: store, apiserver, controllers and scheduler.
 //!
-//! Start reading at [`start`], which wires the parts in the order in which they need each other.
+//! Start reading at [`start()`], which wires the parts in the order in which they need each other.
 //! Controllers and scheduler get a `kube::Client` that ends in the apiserver itself, so they are
 //! identified, allowed and admitted like anybody, without a socket.
 //!

@@ -1,4 +1,4 @@
-//! What the API is told about a pod: seen × remembered → `PodStatus`. Pure; [`write`] sends the differences.
+//! What the API is told about a pod: seen × remembered → `PodStatus`. Pure; [`mod@write`] sends the differences.
 
 mod condition;
 mod container;

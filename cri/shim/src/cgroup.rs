@@ -135,7 +135,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Makes the cgroup in every hierarchy; the answer is what [`enter`] wants.
+/// Makes the cgroup in every hierarchy; the answer is the directories made.
 pub(crate) fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Vec<PathBuf>, CgroupError> {
     hierarchies.iter().map(|hierarchy| hierarchy.make(path)).collect()
 }
