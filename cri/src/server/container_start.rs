@@ -21,11 +21,13 @@ impl Runtime {
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
         let shim = self.shim_of(&container)?;
+        // Taken before, since a short command may have ended before the shim's answer is read.
+        let started_at = now();
         if let Err(source) = shim.start(&container.id).await {
             self.start_failed(&container, &source)?;
             return Err(Error::Shim { doing: "start the container", source });
         }
-        container.started(now());
+        container.started(started_at);
         self.inner.records.write_container(&container.record_now())?;
         self.event(&container.record.sandbox_id, &container.id, ContainerStartedEvent);
         Ok(cri::StartContainerResponse {})
