@@ -1,4 +1,4 @@
-//! The wire: CRI v1 and the shim's protocol, generated from the .proto files. Nothing here is
+//! The wire: CRI v1, the shim's protocol and NRI, generated from the .proto files. Nothing here is
 //! written by hand.
 #![allow(missing_docs, unreachable_pub, reason = "generated; the .proto files carry the meaning")]
 #![allow(clippy::all, clippy::struct_excessive_bools, clippy::too_many_lines, clippy::too_many_arguments)]
@@ -16,4 +16,14 @@ pub mod shim {
 /// What the binary's own subcommands ask of a running node.
 pub mod node {
     tonic::include_proto!("coracle.node.v1");
+}
+
+/// NRI (`nri.pkg.api.v1alpha1`): messages between the runtime and its plugins.
+pub mod nri {
+    tonic::include_proto!("nri.pkg.api.v1alpha1");
+}
+
+/// The messages of a ttrpc frame.
+pub mod ttrpc {
+    tonic::include_proto!("ttrpc");
 }
