@@ -15,19 +15,112 @@ pub enum Error {
         /// What is missing.
         reason: String,
     },
-    /// Every address of the range is taken.
+    /// Every address of a range set is taken.
     #[error("no address is free in {range}: all {size} are in use")]
     RangeFull {
-        /// The full range.
-        range: IpNetwork,
-        /// Addresses that it could give to pods.
+        /// The full ranges.
+        range: String,
+        /// Addresses that they could give.
         size: u128,
     },
+    /// An address that a sandbox has already.
+    #[error("the address {address} is taken by {owner}")]
+    AddressTaken {
+        /// The address.
+        address: std::net::IpAddr,
+        /// Who has it.
+        owner: String,
+    },
     /// A range too small to hold the gateway and one pod.
-    #[error("the pod range {range} is too small: it needs room for a gateway and a pod")]
+    #[error("the range {range} is too small: it needs room for a gateway and a pod")]
     RangeTooSmall {
         /// The range.
         range: IpNetwork,
+    },
+    /// A field of a network configuration whose value cannot be used.
+    #[error("{field}: {reason}")]
+    InvalidField {
+        /// The field, with the path to it.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A field of a network configuration that is not known or not supported here.
+    #[error("the field {field} is not supported")]
+    UnsupportedField {
+        /// The field, with the path to it.
+        field: String,
+    },
+    /// A version of the CNI specification that is not known here.
+    #[error("CNI version {version:?} is not supported, only 0.3.0, 0.3.1, 0.4.0, 1.0.0 and 1.1.0")]
+    IncompatibleVersion {
+        /// The version.
+        version: String,
+    },
+    /// Something that should be JSON of a certain form is not.
+    #[error("cannot read {what}: {reason}")]
+    Decode {
+        /// What was read.
+        what: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A variable of a plugin's environment that is missing or wrong.
+    #[error("{variable} {reason}")]
+    Environment {
+        /// Its name.
+        variable: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// CHECK found something that is not as ADD left it.
+    #[error("{what} is not as it was made: {reason}")]
+    Changed {
+        /// The interface, address, route or rule.
+        what: String,
+        /// In which way.
+        reason: String,
+    },
+    /// An interface that should be made is there already.
+    #[error("an interface named {name} is in the sandbox already")]
+    InterfaceExists {
+        /// The interface's name.
+        name: String,
+    },
+    /// Another host has the address: its owner answered duplicate address detection.
+    #[error("the address {address} is in use by another host of the network")]
+    DuplicateAddress {
+        /// The address.
+        address: std::net::IpAddr,
+    },
+    /// A plugin that is nowhere on the path.
+    #[error("there is no plugin {kind} in {}", path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":"))]
+    NoPlugin {
+        /// Its type.
+        kind: String,
+        /// Where it was looked for.
+        path: Vec<PathBuf>,
+    },
+    /// A plugin that was run and refused.
+    #[error("plugin {kind}: {message}{} (code {code})", if details.is_empty() { String::new() } else { format!("; {details}") })]
+    Plugin {
+        /// Its type.
+        kind: String,
+        /// The error's code by the CNI specification, or the plugin's own from 100.
+        code: u32,
+        /// What it said.
+        message: String,
+        /// What else it said.
+        details: String,
+    },
+    /// A plugin that could not be run, or did not end.
+    #[error("cannot run plugin {kind}")]
+    Run {
+        /// Its type.
+        kind: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
     },
     /// An interface of the bridge's name exists and is not a bridge.
     #[error("an interface named {name} exists and is not a bridge")]
@@ -104,4 +197,48 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+}
+
+// === impl Error ===
+
+impl Error {
+    /// An error of one field.
+    pub(crate) fn invalid(field: &str, reason: impl Into<String>) -> Self {
+        Self::InvalidField { field: field.to_owned(), reason: reason.into() }
+    }
+
+    /// The code of the CNI specification (section 5, "Error"); ours begin at 100.
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        match self {
+            Self::IncompatibleVersion { .. } => 1,
+            Self::UnsupportedField { .. } => 2,
+            Self::Namespace { .. } => 3,
+            Self::Environment { .. } => 4,
+            Self::File { .. } | Self::Socket { .. } | Self::Run { .. } => 5,
+            Self::Decode { .. } => 6,
+            Self::InvalidField { .. } | Self::RangeTooSmall { .. } | Self::Configuration { .. } => 7,
+            Self::RangeFull { .. } => 11,
+            Self::NotReady { .. } => 50,
+            Self::Plugin { code, .. } => *code,
+            Self::NoPlugin { .. } => 100,
+            Self::Changed { .. } => 101,
+            Self::AddressTaken { .. } | Self::HostPortTaken { .. } | Self::DuplicateAddress { .. } => 102,
+            Self::ForeignInterface { .. } | Self::InterfaceExists { .. } => 103,
+            Self::Link { .. } | Self::Firewall { .. } => 104,
+        }
+    }
+
+    /// The sentence with all its causes.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
 }

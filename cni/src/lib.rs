@@ -1,8 +1,10 @@
-//! Pod networking: addresses, the node's bridge, veth pairs, masquerading and host ports, all over
-//! netlink and in process.
+//! Pod networking by the Container Network Interface: configuration lists, plugins, addresses, the node's
+//! bridge, host ports and masquerading, all over netlink.
 //!
-//! Owns what a CNI plugin chain of bridge, host-local, loopback and portmap does, without running
-//! one: no `ip`, `nft`, `iptables` or CNI binary is needed. Start reading at [`Network`].
+//! Two sides of one specification. A runtime's: [`Network`] runs the plugins of a configuration list, or of the
+//! default network, for each sandbox. And the plugins': bridge, host-local, loopback, portmap, bandwidth, tuning
+//! and firewall, in process for our own runtime, and as executables ([`plugin_main`]) for any other. No `ip`,
+//! `nft`, `tc` or `iptables` is needed.
 //!
 //! Invariants:
 //! - knows sandboxes by id and network namespace only; never a pod spec, CRI or Kubernetes;
@@ -10,15 +12,39 @@
 //!   from the namespaces that live, and removes what nobody owns;
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
 
-mod conf;
+mod announce;
+mod bandwidth;
+mod bridge;
 mod error;
-mod ipam;
+mod executable;
+mod firewall;
+mod gate;
+mod host;
+mod host_local;
+mod invoke;
+mod leaving;
 mod link;
+mod loopback;
 mod netns;
 mod network;
 mod nft;
-mod record;
+mod overlay;
+mod plugin;
+mod portmap;
+mod ports;
+mod spec;
 mod sysctl;
+mod tuning;
+mod watch;
 
 pub use error::Error;
-pub use network::{Attached, Attachment, Live, Network, NetworkConfig, PortMapping, Protocol};
+pub use executable::main as plugin_main;
+pub use network::{Attached, Attachment, Live, Network, NetworkConfig};
+pub use overlay::{
+    Applied, Backend, End, Local, LocalAddress, Mac, Overlay, OverlayConfig, OverlayError, Passes, Peer,
+    PeerKind, Way, examine, local_addresses, merged,
+};
+pub use plugin::Kind as PluginKind;
+pub use ports::{PortMapping, Protocol};
+#[cfg(any(test, feature = "fuzzing"))]
+pub use spec::list::fuzz;

@@ -1,16 +1,18 @@
-//! Links, addresses and routes: the verbs that a pod network needs of rtnetlink.
+//! Links: the verbs that pod networks need of rtnetlink.
 
-use std::net::IpAddr;
+pub(crate) mod address;
+pub(crate) mod traffic;
+pub(crate) mod vlan;
+
+use std::io;
 
 use futures::TryStreamExt;
-use ipnetwork::IpNetwork;
 use netlink_packet_route::link::{
-    InfoBridgePort, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkInfo, LinkMessage,
+    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use rtnetlink::{
-    Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
-    new_connection,
+    Handle, LinkBridge, LinkBridgePort, LinkIfb, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection,
 };
 
 use crate::error::Error;
@@ -19,7 +21,41 @@ use crate::netns::Netns;
 /// The links of one network namespace.
 pub(crate) struct Links {
     handle: Handle,
+    /// Held while the kernel lists something: a socket can have it list one thing at a time, and is told that it is
+    /// busy (EBUSY) when it asks for another.
+    listing: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
+}
+
+/// A link as the kernel shows it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) mac: Vec<u8>,
+    pub(crate) mtu: u32,
+    pub(crate) queue_length: u32,
+    pub(crate) up: bool,
+    pub(crate) promiscuous: bool,
+    pub(crate) all_multicast: bool,
+    /// The bridge that it is a port of.
+    pub(crate) controller: Option<u32>,
+    /// The other end of a veth pair, by its index there.
+    pub(crate) peer: Option<u32>,
+    /// Whether the bridge tells VLANs apart; none when the kernel's cannot.
+    pub(crate) vlan_filtering: Option<bool>,
+    /// The VLAN that the bridge gives each new port.
+    pub(crate) default_vlan: Option<u16>,
+    kind: Option<InfoKind>,
+}
+
+/// What a bridge is to be.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Bridge {
+    pub(crate) mtu: Option<u32>,
+    pub(crate) promiscuous: bool,
+    /// Whether it tells VLANs apart; only a new one is made to.
+    pub(crate) vlan_filtering: bool,
 }
 
 /// A veth pair: one end on the bridge, the other inside the sandbox.
@@ -31,28 +67,32 @@ pub(crate) struct Pair<'a> {
     pub(crate) mac: [u8; 6],
 }
 
-/// The host's end of a sandbox's pair: `veth` and the head of its id, within the kernel's 15 bytes.
-pub(crate) fn host_interface(id: &str) -> String {
-    let head: String = id.chars().filter(char::is_ascii_alphanumeric).take(11).collect();
-    format!("veth{head}")
+/// What a bridge does with a port.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Port {
+    /// Packets may leave by the port they came in: a pod reaches itself through its own host port.
+    pub(crate) hairpin: bool,
+    /// No packets to and from other ports that are isolated.
+    pub(crate) isolated: bool,
+    /// Only packets from the hardware address that the bridge has on file for the port.
+    pub(crate) locked: bool,
 }
 
-/// A locally administered hardware address that follows from the IP address, so that a neighbour's
-/// cached entry stays true when an address is given again.
-pub(crate) fn hardware_address(addresses: &[IpNetwork]) -> [u8; 6] {
-    let tail = match addresses.first().map(IpNetwork::ip) {
-        Some(IpAddr::V4(ip)) => ip.octets(),
-        Some(IpAddr::V6(ip)) => {
-            let o = ip.octets();
-            [o[12], o[13], o[14], o[15]]
-        }
-        None => [0; 4],
-    };
-    [0x0a, 0x58, tail[0], tail[1], tail[2], tail[3]]
+/// How a property of a link is changed.
+pub(crate) type Change = LinkMessageBuilder<LinkUnspec>;
+
+pub(crate) fn format_mac(mac: &[u8]) -> String {
+    mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 
-pub(crate) fn format_mac(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
+/// A unicast hardware address.
+pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split([':', '-']);
+    for byte in &mut mac {
+        *byte = parts.next().filter(|p| p.len() == 2).and_then(|p| u8::from_str_radix(p, 16).ok())?;
+    }
+    (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
 // === impl Links ===
@@ -72,59 +112,78 @@ impl Links {
         })
     }
 
-    fn connect() -> std::io::Result<Self> {
+    fn connect() -> io::Result<Self> {
         let (connection, handle, _messages) = new_connection()?;
-        Ok(Self { handle, task: tokio::spawn(connection) })
+        Ok(Self { handle, listing: tokio::sync::Mutex::default(), task: tokio::spawn(connection) })
     }
 
-    /// Makes the bridge or takes the one that is there, and sets it up. Its index.
-    pub(crate) async fn ensure_bridge(&self, name: &str, mtu: Option<u32>) -> Result<u32, Error> {
-        if let Some(link) = self.find(name).await? {
-            if !is_kind(&link, &InfoKind::Bridge) {
-                return Err(Error::ForeignInterface { name: name.to_owned() });
-            }
-        } else {
-            let message = LinkBridge::new(name).build();
-            self.handle.link().add(message).execute().await.map_err(failed("create bridge", name))?;
-        }
-        let link = self.find(name).await?;
-        let index = link.map_or(0, |l| l.header.index);
-        let mut up = LinkUnspec::new_with_index(index).up();
+    /// Makes the bridge or takes the one that is there, with these properties and up. True when it is new.
+    pub(crate) async fn ensure_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
+        let Bridge { mtu, promiscuous, .. } = wanted;
+        let found = self.find(name).await?;
+        let is_new = found.is_none();
+        let link = match found {
+            Some(link) => link,
+            None => self.make_bridge(name, wanted).await?,
+        };
+        link.must_be_bridge()?;
+        let mut change = LinkUnspec::new_with_index(link.index);
         if let Some(mtu) = mtu {
-            up = up.mtu(mtu);
+            change = change.mtu(mtu);
         }
-        self.handle.link().set(up.build()).execute().await.map_err(failed("set up", name))?;
-        Ok(index)
+        if promiscuous {
+            change = change.promiscuous(true);
+        }
+        let as_wanted = mtu.is_none_or(|mtu| mtu == link.mtu) && (link.promiscuous || !promiscuous);
+        if !link.up || !as_wanted {
+            self.change(change.up(), "set up", name).await?;
+        }
+        Ok((link, is_new))
     }
 
-    /// Gives the link these addresses and takes away others that it has of the same families (an earlier
-    /// range's gateway).
-    pub(crate) async fn ensure_addresses(&self, index: u32, wanted: &[IpNetwork]) -> Result<(), Error> {
-        for address in wanted {
-            let add = self.handle.address().add(index, address.ip(), address.prefix()).replace();
-            add.execute().await.map_err(failed("add address", &address.to_string()))?;
+    async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<Link, Error> {
+        // An address of its own: otherwise it takes the least of its ports', and changes as they come and go.
+        let mut message = LinkBridge::new(name).address(random_mac().to_vec());
+        if let Some(mtu) = wanted.mtu {
+            message = message.mtu(mtu);
         }
-        let request = self.handle.address().get().set_link_index_filter(index);
-        let present: Vec<_> =
-            request.execute().try_collect().await.map_err(failed("list addresses of", "the bridge"))?;
-        for message in present {
-            use netlink_packet_route::address::AddressAttribute;
-            let ip = message.attributes.iter().find_map(|a| match a {
-                AddressAttribute::Address(ip) => Some(*ip),
-                _ => None,
-            });
-            let Some(ip) = ip else { continue };
-            let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
-            if !link_local && wanted.iter().all(|w| w.ip() != ip) {
-                let gone = self.handle.address().del(message).execute().await;
-                gone.map_err(failed("remove address", &ip.to_string()))?;
+        if wanted.vlan_filtering {
+            message = message.append_info_data(InfoBridge::VlanFiltering(true));
+        }
+        match self.handle.link().add(message.build()).execute().await {
+            Err(error) if wanted.vlan_filtering && is_errno(&error, libc::EOPNOTSUPP) => {
+                return Err(vlan::unsupported());
             }
+            // Another process was faster.
+            Err(error) if !is_errno(&error, libc::EEXIST) => {
+                return Err(failed("create bridge", name)(error));
+            }
+            _ => {}
         }
-        Ok(())
+        self.get(name).await
     }
 
     /// Makes the pair with the far end born inside the sandbox, so that no name can clash on the host.
-    pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<(), Error> {
+    /// The host's end.
+    pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
+        if let Err(error) = self.try_pair(pair, netns).await {
+            if !is_errno(&error, libc::EEXIST) {
+                return Err(failed("create veth", pair.host)(error));
+            }
+            if self.find(pair.host).await?.is_none() {
+                return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
+            }
+            // Left by a crash between the kernel's work and ours: one more try on clean ground.
+            self.delete(pair.host).await?;
+            self.try_pair(pair, netns).await.map_err(|error| match is_errno(&error, libc::EEXIST) {
+                true => Error::InterfaceExists { name: pair.inside.to_owned() },
+                false => failed("create veth", pair.host)(error),
+            })?;
+        }
+        self.get(pair.host).await
+    }
+
+    async fn try_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<(), rtnetlink::Error> {
         let mut far = LinkMessageBuilder::<LinkUnspec>::default()
             .name(pair.inside)
             .address(pair.mac.to_vec())
@@ -139,62 +198,66 @@ impl Links {
         }
         let message = near.set_info_data(InfoData::Veth(InfoVeth::Peer(far.build()))).build();
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
-        let add = self.handle.link().add(message).set_flags(flags).execute().await;
-        if let Err(error) = add {
-            // Left by a crash between the kernel's work and ours: one more try on clean ground.
-            if !is_errno(&error, libc::EEXIST) {
-                return Err(failed("create veth", pair.host)(error));
-            }
-            self.delete(pair.host).await?;
-            return Box::pin(self.add_pair(pair, netns)).await;
+        self.handle.link().add(message).set_flags(flags).execute().await
+    }
+
+    /// Makes an intermediate device, up, or takes the one that is there.
+    pub(crate) async fn ensure_ifb(&self, name: &str, mtu: u32) -> Result<Link, Error> {
+        let message = LinkIfb::new(name).mtu(mtu).up().build();
+        match self.handle.link().add(message).execute().await {
+            Err(error) if !is_errno(&error, libc::EEXIST) => return Err(failed("create ifb", name)(error)),
+            _ => {}
         }
-        self.hairpin(pair.host).await
+        self.get(name).await
     }
 
-    /// Lets a pod reach itself through its own host port.
-    async fn hairpin(&self, host: &str) -> Result<(), Error> {
-        let Some(link) = self.find(host).await? else { return Ok(()) };
-        let port = LinkBridgePort::new(link.header.index)
-            .append_info_data(InfoBridgePort::HairpinMode(true))
-            .build();
-        self.handle.link().set(port).execute().await.map_err(failed("set hairpin mode of", host))
+    /// Sets what the bridge does with a port.
+    pub(crate) async fn set_port(&self, link: &Link, port: Port) -> Result<(), Error> {
+        let mut change = LinkBridgePort::new(link.index);
+        if port.hairpin {
+            change = change.append_info_data(InfoBridgePort::HairpinMode(true));
+        }
+        if port.isolated {
+            change = change.append_info_data(InfoBridgePort::Isolated(true));
+        }
+        if port.locked {
+            change = change.append_info_data(InfoBridgePort::Locked(true));
+            change = change.append_info_data(InfoBridgePort::Learning(false));
+        }
+        let set = self.handle.link().set_port(change.build()).execute().await;
+        set.map_err(failed("set bridge port", &link.name))
     }
 
-    /// Inside the sandbox: loopback up, the interface's addresses, up, and the ways out.
-    pub(crate) async fn configure(
-        &self,
-        ifname: &str,
-        addresses: &[IpNetwork],
-        gateways: &[IpAddr],
-    ) -> Result<(), Error> {
-        self.handle
-            .link()
-            .set(LinkUnspec::new_with_index(1).up().build())
+    /// Puts a hardware address on file for a port.
+    pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
+        let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
+        // The bridge's own table, not the port's.
+        add.flags(netlink_packet_route::neighbour::NeighbourFlags::Controller)
+            .state(netlink_packet_route::neighbour::NeighbourState::Noarp)
             .execute()
             .await
-            .map_err(failed("set up", "lo"))?;
-        let index = self.find(ifname).await?.map_or(0, |l| l.header.index);
-        for address in addresses {
-            let add = self.handle.address().add(index, address.ip(), address.prefix());
-            add.execute().await.map_err(failed("add address", &address.to_string()))?;
-        }
-        let up = LinkUnspec::new_with_index(index).up().build();
-        self.handle.link().set(up).execute().await.map_err(failed("set up", ifname))?;
-        for gateway in gateways {
-            let message = match gateway {
-                IpAddr::V4(ip) => RouteMessageBuilder::<std::net::Ipv4Addr>::new().gateway(*ip).build(),
-                IpAddr::V6(ip) => RouteMessageBuilder::<std::net::Ipv6Addr>::new().gateway(*ip).build(),
-            };
-            let add = self.handle.route().add(message).execute().await;
-            add.map_err(failed("add the default route by", &gateway.to_string()))?;
-        }
-        Ok(())
+            .map_err(failed("add a forwarding entry to", &link.name))
+    }
+
+    /// Changes a link's properties.
+    pub(crate) async fn change(&self, change: Change, verb: &'static str, name: &str) -> Result<(), Error> {
+        self.handle.link().set(change.build()).execute().await.map_err(failed(verb, name))
+    }
+
+    /// Sets a link up.
+    pub(crate) async fn up(&self, link: &Link) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(link.index).up(), "set up", &link.name).await
+    }
+
+    /// Sets a link down.
+    pub(crate) async fn down(&self, link: &Link) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(link.index).down(), "set down", &link.name).await
     }
 
     /// Removes a link; an absent one is no error.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
-        match self.handle.link().del(link.header.index).execute().await {
+        match self.handle.link().del(link.index).execute().await {
             Err(error) if !is_errno(&error, libc::ENODEV) => Err(failed("remove", name)(error)),
             _ => Ok(()),
         }
@@ -203,30 +266,49 @@ impl Links {
     /// Removes the bridge, if it is one.
     pub(crate) async fn delete_bridge(&self, name: &str) -> Result<(), Error> {
         match self.find(name).await? {
-            Some(link) if is_kind(&link, &InfoKind::Bridge) => self.delete(name).await,
+            Some(link) if link.kind == Some(InfoKind::Bridge) => self.delete(name).await,
             _ => Ok(()),
         }
     }
 
-    /// Removes the bridge's ports that are not wanted.
-    pub(crate) async fn delete_ports_except(&self, bridge: u32, wanted: &[&str]) -> Result<(), Error> {
-        let links: Vec<LinkMessage> =
-            self.handle.link().get().execute().try_collect().await.map_err(failed("list", "links"))?;
-        for link in links {
-            let on_bridge = link.attributes.contains(&LinkAttribute::Controller(bridge));
-            let name = name(&link);
-            if on_bridge && is_kind(&link, &InfoKind::Veth) && !wanted.contains(&name) {
-                self.delete(name).await?;
+    /// Removes the bridge's ports that are veth and of no wanted name.
+    pub(crate) async fn delete_ports_except(&self, bridge: u32, wanted: &[String]) -> Result<(), Error> {
+        let links: Vec<LinkMessage> = {
+            let _alone = self.listing.lock().await;
+            self.handle.link().get().execute().try_collect().await.map_err(failed("list", "links"))?
+        };
+        for link in links.iter().map(Link::of) {
+            let is_port = link.controller == Some(bridge) && link.kind == Some(InfoKind::Veth);
+            if is_port && !wanted.contains(&link.name) {
+                self.delete(&link.name).await?;
             }
         }
         Ok(())
     }
 
-    async fn find(&self, name: &str) -> Result<Option<LinkMessage>, Error> {
-        let found = self.handle.link().get().match_name(name).execute().try_next().await;
-        match found {
+    pub(crate) async fn find(&self, name: &str) -> Result<Option<Link>, Error> {
+        self.find_message(self.handle.link().get().match_name(name), name).await
+    }
+
+    /// A link that must be there.
+    pub(crate) async fn get(&self, name: &str) -> Result<Link, Error> {
+        let absent = || io::Error::from_raw_os_error(libc::ENODEV);
+        let wrap = |source| Error::Socket { action: "find a link", source };
+        self.find(name).await?.ok_or_else(|| wrap(io::Error::other(format!("{name}: {}", absent()))))
+    }
+
+    pub(crate) async fn find_index(&self, index: u32) -> Result<Option<Link>, Error> {
+        self.find_message(self.handle.link().get().match_index(index), &index.to_string()).await
+    }
+
+    async fn find_message(
+        &self,
+        request: rtnetlink::LinkGetRequest,
+        what: &str,
+    ) -> Result<Option<Link>, Error> {
+        match request.execute().try_next().await {
             Err(error) if is_errno(&error, libc::ENODEV) => Ok(None),
-            other => other.map_err(failed("look up", name)),
+            found => Ok(found.map_err(failed("look up", what))?.as_ref().map(Link::of)),
         }
     }
 }
@@ -237,21 +319,64 @@ impl Drop for Links {
     }
 }
 
-fn name(link: &LinkMessage) -> &str {
-    link.attributes
-        .iter()
-        .find_map(|a| match a {
-            LinkAttribute::IfName(name) => Some(name.as_str()),
-            _ => None,
-        })
-        .unwrap_or_default()
+// === impl Link ===
+
+impl Link {
+    /// Refuses what has a bridge's name and is none.
+    pub(crate) fn must_be_bridge(&self) -> Result<(), Error> {
+        match self.kind {
+            Some(InfoKind::Bridge) => Ok(()),
+            _ => Err(Error::ForeignInterface { name: self.name.clone() }),
+        }
+    }
+
+    fn of(message: &LinkMessage) -> Self {
+        let flags = message.header.flags;
+        let mut link = Self {
+            index: message.header.index,
+            up: flags.contains(LinkFlags::Up),
+            promiscuous: flags.contains(LinkFlags::Promisc),
+            all_multicast: flags.contains(LinkFlags::Allmulti),
+            ..Self::default()
+        };
+        for attribute in &message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name.clone_from(name),
+                LinkAttribute::Address(mac) => link.mac.clone_from(mac),
+                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+                LinkAttribute::TxQueueLen(length) => link.queue_length = *length,
+                LinkAttribute::Controller(index) => link.controller = Some(*index),
+                LinkAttribute::Link(index) => link.peer = Some(*index),
+                LinkAttribute::LinkInfo(infos) => infos.iter().for_each(|info| link.learn(info)),
+                _ => {}
+            }
+        }
+        link
+    }
+
+    fn learn(&mut self, info: &LinkInfo) {
+        match info {
+            LinkInfo::Kind(kind) => self.kind = Some(kind.clone()),
+            LinkInfo::Data(InfoData::Bridge(properties)) => {
+                for property in properties {
+                    match property {
+                        InfoBridge::VlanFiltering(filters) => self.vlan_filtering = Some(*filters),
+                        InfoBridge::VlanDefaultPvid(vlan) => self.default_vlan = Some(*vlan),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
-fn is_kind(link: &LinkMessage, kind: &InfoKind) -> bool {
-    link.attributes.iter().any(|a| match a {
-        LinkAttribute::LinkInfo(infos) => infos.iter().any(|i| matches!(i, LinkInfo::Kind(k) if k == kind)),
-        _ => false,
-    })
+/// A locally administered address that nobody has.
+pub(crate) fn random_mac() -> [u8; 6] {
+    use std::hash::{BuildHasher, RandomState};
+    // Seeded by the kernel, anew for each.
+    let [a, b, c, d, e, ..] = RandomState::new().hash_one(std::process::id()).to_ne_bytes();
+    [0x0a, a, b, c, d, e]
 }
 
 fn is_errno(error: &rtnetlink::Error, errno: i32) -> bool {
@@ -268,14 +393,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interface_names_fit_the_kernel() {
-        assert_eq!(host_interface("0123456789abcdef"), "veth0123456789a");
-        assert_eq!(host_interface("a/b"), "vethab");
-    }
-
-    #[test]
-    fn the_hardware_address_follows_from_the_ip() {
-        let mac = hardware_address(&["10.42.0.7/24".parse().unwrap()]);
-        assert_eq!(format_mac(mac), "0a:58:0a:2a:00:07");
+    fn hardware_addresses_are_read_and_written() {
+        assert_eq!(parse_mac("0a:58:0A:2a:00:07"), Some([0x0a, 0x58, 0x0a, 0x2a, 0, 7]));
+        assert_eq!(format_mac(&[0x0a, 0x58, 0x0a, 0x2a, 0, 7]), "0a:58:0a:2a:00:07");
+        for wrong in ["", "01:00:00:00:00:01", "00:00:00:00:00:00", "a:b:c:d:e:f", "0a:58:0a:2a:00:07:08"] {
+            assert_eq!(parse_mac(wrong), None, "{wrong}");
+        }
     }
 }

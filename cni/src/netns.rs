@@ -40,3 +40,9 @@ impl Netns {
         .map_err(failed)
     }
 }
+
+/// What the path leads to: a number that no other namespace has while this one lives.
+pub(crate) fn id(path: &Path) -> Option<u64> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|meta| meta.ino())
+}

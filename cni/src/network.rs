@@ -1,40 +1,55 @@
-//! The node's pod network: the one entry point of this crate.
+//! A runtime's pod network: the one entry point of this crate for it.
+
+mod default;
+mod derive;
+mod reload;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnetwork::IpNetwork;
-use serde::{Deserialize, Serialize};
-use tokio::sync::Mutex;
-use tracing::{debug, warn};
+use tokio::sync::RwLock;
+use tokio::task::AbortHandle;
+use tracing::warn;
 
-use crate::conf;
 use crate::error::Error;
-use crate::ipam::Ipam;
-use crate::link::{self, Links};
-use crate::netns::Netns;
-use crate::nft::{self, Firewall};
-use crate::record::{Record, Records};
-use crate::sysctl;
+use crate::firewall::Firewall;
+use crate::host::Host;
+use crate::invoke::cache::{Cache, Entry};
+use crate::invoke::{self, Executables, Invoker, Parameters};
+use crate::leaving::Leaving;
+use crate::netns;
+use crate::plugin::{self, Kind};
+use crate::ports::PortMapping;
+use crate::spec::Command;
+use crate::spec::list::{Capabilities, List};
+use crate::spec::request::Request;
+use crate::spec::result::Answer;
 
-/// What the network is called where names are shared with the machine.
+/// How long one plugin may take, as runtimes have it by custom.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the network is called where names are shared with the machine, and where its plugins are.
 #[derive(Debug, Clone)]
 pub struct NetworkConfig {
     /// CNI configuration lists (`/etc/cni/net.d`); the default network alone when absent.
     pub conf_dir: Option<PathBuf>,
+    /// Plugins that are not our own (`/opt/cni/bin`), looked for in this order.
+    pub bin_dirs: Vec<PathBuf>,
     /// Where records and addresses are kept, for example `/run/coracle/cni`.
     pub state_dir: PathBuf,
-    /// The bridge that the pods hang on, for example `coracle0`.
+    /// The bridge of the default network, for example `coracle0`.
     pub bridge: String,
     /// The nftables table that is ours alone, for example `coracle`.
     pub table: String,
-    /// MTU of bridge and pods; the kernel's default when absent.
+    /// MTU of bridge and pods of the default network; the kernel's default when absent.
     pub mtu: Option<u32>,
 }
 
 /// A sandbox that wants the network.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Attachment {
     /// The sandbox's id: the key for [`Network::del`].
     pub id: String,
@@ -42,64 +57,25 @@ pub struct Attachment {
     pub netns: PathBuf,
     /// The interface to make inside, `eth0`.
     pub ifname: String,
-    /// The pod's namespace, name and uid, as CNI_ARGS would carry them.
-    pub pod_namespace: String,
-    /// The pod's name.
-    pub pod_name: String,
-    /// The pod's uid.
-    pub pod_uid: String,
-    /// Host ports that lead to it.
+    /// What plugins are told as `CNI_ARGS`, in order.
+    pub args: Vec<(String, String)>,
+    /// Host ports that lead to it: the capability `portMappings`.
     pub ports: Vec<PortMapping>,
-}
-
-/// One port of the node that leads to one port of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PortMapping {
-    /// The node's address to listen on; every one when absent.
-    pub host_ip: Option<IpAddr>,
-    /// The node's port.
-    pub host_port: u16,
-    /// The sandbox's port.
-    pub container_port: u16,
-    /// The transport.
-    pub protocol: Protocol,
-}
-
-/// A transport protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
-impl Protocol {
-    /// The name in lower case.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
-        }
-    }
+    /// Other capabilities, by name (the CNI conventions): `bandwidth`, `ips`, `mac`, `dns` and so on.
+    pub capabilities: Capabilities,
 }
 
 /// What a sandbox got.
 #[derive(Debug, Clone)]
 pub struct Attached {
-    /// Its addresses with the prefix of the pod network.
+    /// The addresses of its interface with the prefix of the pod network.
     pub addresses: Vec<IpNetwork>,
-    /// The way out, one for each family.
+    /// The ways out, one for each address that has one.
     pub gateways: Vec<IpAddr>,
-    /// Hardware address of its interface.
+    /// Hardware address of its interface; empty when its plugins do not tell.
     pub mac: String,
-    /// The host's end of the pair.
-    pub host_interface: String,
+    /// The host's interfaces that its plugins made or used.
+    pub host_interfaces: Vec<String>,
 }
 
 /// A sandbox that lives, as told to [`Network::reconcile`].
@@ -109,6 +85,8 @@ pub struct Live {
     pub id: String,
     /// Its network namespace.
     pub netns: PathBuf,
+    /// Its interface.
+    pub ifname: String,
 }
 
 /// The node's pod network. Clones share one state.
@@ -119,92 +97,145 @@ pub struct Network {
 
 struct Inner {
     config: NetworkConfig,
-    links: Links,
-    records: Records,
-    state: Mutex<State>,
-    ready: std::sync::RwLock<Option<String>>,
+    host: Arc<Host>,
+    executables: Executables,
+    cache: Cache,
+    /// Held for reading by ADD and DEL, for writing by whatever may free what they make (GC).
+    state: RwLock<State>,
+    leaving: Leaving,
+    ready: std::sync::RwLock<Result<(), String>>,
+    tasks: std::sync::Mutex<Vec<AbortHandle>>,
 }
 
 #[derive(Default)]
 struct State {
+    /// The node's own ranges, for the default network.
     cidrs: Vec<IpNetwork>,
-    ipam: Option<Ipam>,
-    bridge: u32,
+    /// Ranges that pods' packets keep their address to.
+    unmasqueraded: Vec<IpNetwork>,
+    /// MTU of the default network, in place of the configured one.
+    mtu: Option<u32>,
+    list: Option<Arc<List>>,
+    /// Whether the list is of the configuration directory.
+    configured: bool,
+    /// Sandboxes that live and that nothing is on record of.
+    unowned: Vec<Live>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let tasks = self.tasks.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        tasks.iter().for_each(AbortHandle::abort);
+    }
 }
 
 // === impl Network ===
 
 impl Network {
-    /// Opens the network's records. Nothing is changed in the kernel before
-    /// [`set_pod_cidrs`](Self::set_pod_cidrs), unless a configuration list says which ranges to use:
-    /// then the network is made at once.
+    /// Opens the network's records and reads the configuration directory, which is watched from then on. The
+    /// default network is made by [`set_pod_cidrs`](Self::set_pod_cidrs).
     ///
     /// # Errors
-    /// When the state directory cannot be made, a netlink socket cannot be opened, or a configuration list
-    /// asks for what cannot be run.
-    pub async fn open(mut config: NetworkConfig) -> Result<Self, Error> {
-        let conf = config.conf_dir.as_deref().map(conf::read).transpose()?.flatten();
-        if let Some(conf) = &conf {
-            config.mtu = conf.mtu.or(config.mtu);
-            config.bridge = conf.bridge.clone().unwrap_or(config.bridge);
-        }
-        let records = Records::open(&config.state_dir)?;
-        let links = Links::here()?;
-        let ready = std::sync::RwLock::new(Some("no pod address range is set".to_owned()));
-        let network =
-            Self { inner: Arc::new(Inner { config, links, records, state: Mutex::default(), ready }) };
-        if let Some(conf) = conf {
-            network.set_pod_cidrs(conf.subnets).await?;
-        }
+    /// When the state directory cannot be made or a netlink socket cannot be opened. A configuration that
+    /// cannot be used is no error here: [`ready`](Self::ready) says so until it is repaired.
+    pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
+        let events = Firewall::listen();
+        let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
+        let firewall = Firewall::open(&config.table, &config.state_dir, false)?;
+        let host = Arc::new(Host::here(firewall, true)?);
+        let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT };
+        let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();
+        let network = Self {
+            inner: Arc::new(Inner {
+                cache: Cache::open(&config.state_dir)?,
+                host,
+                executables,
+                state: RwLock::default(),
+                leaving: Leaving::default(),
+                ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
+                tasks: std::sync::Mutex::new(vec![keeper]),
+                config,
+            }),
+        };
+        network.reload().await;
+        network.watch();
         Ok(network)
     }
 
-    /// Sets the node's pod ranges: makes the bridge with each range's first address as gateway, turns
-    /// forwarding on and writes the firewall table. Calling it again with the same ranges repairs.
-    ///
-    /// # Errors
-    /// When a range is too small or the kernel refuses.
-    pub async fn set_pod_cidrs(&self, cidrs: Vec<IpNetwork>) -> Result<(), Error> {
-        let inner = &self.inner;
-        let mut state = inner.state.lock().await;
-        let ipam = Ipam::open(&inner.config.state_dir.join("networks/coracle"), &cidrs)?;
-        sysctl::forwarding(&cidrs)?;
-        let bridge = inner.links.ensure_bridge(&inner.config.bridge, inner.config.mtu).await?;
-        inner.links.ensure_addresses(bridge, &ipam.gateways()).await?;
-        sysctl::route_localnet(&inner.config.bridge)?;
-        let mappings = nft::mappings(&inner.records.all());
-        self.firewall(&cidrs).replace(&mappings)?;
-        *state = State { cidrs, ipam: Some(ipam), bridge };
-        drop(state);
-        self.set_ready(None);
-        Ok(())
-    }
-
-    /// Whether pods can be attached.
+    /// Whether pods can be attached, without asking plugins.
     ///
     /// # Errors
     /// The reason why not yet.
     pub fn ready(&self) -> Result<(), String> {
-        let reason = self.inner.ready.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        reason.clone().map_or(Ok(()), Err)
+        self.inner.ready.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
-    /// Gives a sandbox its interface, addresses, routes and host ports (CNI ADD).
+    /// Whether pods can be attached, by the word of every plugin (CNI STATUS).
     ///
     /// # Errors
-    /// When the network is not ready, the range is full, a host port is taken or the kernel refuses;
-    /// nothing half-made remains.
+    /// The reason why not.
+    pub async fn status(&self) -> Result<(), String> {
+        self.ready()?;
+        let list = self.inner.state.read().await.list.clone();
+        let Some(list) = list else { return Err(default::NO_RANGE.to_owned()) };
+        self.invoker().status(&list).await.map_err(|error| error.chain())
+    }
+
+    /// Gives a sandbox its interface, addresses, routes and what else the network's plugins make (CNI ADD).
+    ///
+    /// # Errors
+    /// When the network is not ready or a plugin refuses; nothing half-made remains.
     pub async fn add(&self, at: &Attachment) -> Result<Attached, Error> {
         self.ready().map_err(|reason| Error::NotReady { reason })?;
-        let record = self.reserve(at).await?;
-        match self.wire(at, &record).await {
-            Ok(attached) => Ok(attached),
+        match self.try_add(at).await {
+            // Addresses that were released may not have been freed yet.
+            Err(Error::RangeFull { .. }) if self.inner.leaving.sweep(self).await => self.try_add(at).await,
+            added => added,
+        }
+    }
+
+    async fn try_add(&self, at: &Attachment) -> Result<Attached, Error> {
+        let inner = &self.inner;
+        let state = inner.state.read().await;
+        let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
+        let list = state.list.clone().ok_or_else(no_range)?;
+        if let Some(earlier) = inner.cache.get(&at.id) {
+            self.give_back(&earlier).await?;
+        }
+        let mut entry =
+            Entry { list: (*list).clone(), at: parameters(at), netns_id: netns::id(&at.netns), result: None };
+        // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
+        // `reconcile` work from.
+        inner.cache.put(entry.clone())?;
+        let invoker = self.invoker();
+        let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
+        match loopback.and(added) {
+            Ok(answer) => {
+                let attached = attached(&answer, &at.ifname);
+                entry.result = Some(answer);
+                inner.cache.put(entry)?;
+                Ok(attached)
+            }
             Err(error) => {
-                if let Err(undo) = self.del(&at.id).await {
-                    warn!(sandbox = %at.id, error = %undo, "cannot undo a half-made attachment");
+                if let Err(undo) = self.give_back(&entry).await {
+                    warn!(sandbox = %at.id, error = undo.chain(), "cannot undo a half-made attachment");
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// Asks every plugin whether all is as it was made (CNI CHECK). A sandbox never added is no error.
+    ///
+    /// # Errors
+    /// What is not.
+    pub async fn check(&self, id: &str) -> Result<(), Error> {
+        let _shared = self.inner.state.read().await;
+        match self.inner.cache.get(id) {
+            Some(Entry { list, at, result: Some(result), .. }) => {
+                self.invoker().check(&list, &at, &result).await
+            }
+            _ => Ok(()),
         }
     }
 
@@ -212,130 +243,91 @@ impl Network {
     /// namespace may be gone.
     ///
     /// # Errors
-    /// When the kernel refuses; calling again resumes.
+    /// When a plugin refuses; calling again resumes.
     pub async fn del(&self, id: &str) -> Result<(), Error> {
+        let _shared = self.inner.state.read().await;
+        match self.inner.cache.get(id) {
+            Some(entry) => self.give_back(&entry).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Takes all back as [`del`](Self::del) does, but, when all plugins are our own, returns once nothing leads
+    /// to the sandbox any more: its host ports are free. Its interface goes with its namespace, which the
+    /// kernel takes down in its own time and many at once, or a moment later in any case; its addresses then.
+    /// To be called when the namespace ends.
+    ///
+    /// # Errors
+    /// When a record cannot be written, the kernel or a plugin refuses; calling again resumes.
+    pub async fn release(&self, id: &str) -> Result<(), Error> {
         let inner = &self.inner;
-        let Some(record) = inner.records.get(id) else { return Ok(()) };
-        inner.links.delete(&record.host_interface).await?;
-        let state = inner.state.lock().await;
-        inner.records.remove(id)?;
-        if !record.ports.is_empty() {
-            self.firewall(&state.cidrs).replace(&nft::mappings(&inner.records.all()))?;
+        let Some(entry) = inner.cache.get(id) else { return Ok(()) };
+        if !invoke::is_own(&entry.list) {
+            return self.del(id).await;
         }
-        if let Some(ipam) = &state.ipam {
-            ipam.release(id)?;
-        }
+        inner.host.firewall.retain(|claim| claim.id != id)?;
+        inner.leaving.add(id, self);
         Ok(())
     }
 
-    /// Makes addresses, interfaces and firewall what the living sandboxes need, and frees the rest.
-    ///
-    /// # Errors
-    /// The first failure, after everything was tried.
-    pub async fn reconcile(&self, live: &[Live]) -> Result<(), Error> {
-        let inner = &self.inner;
-        let mut first = None;
-        for record in inner.records.all() {
-            if live.iter().all(|l| l.id != record.id) {
-                debug!(sandbox = %record.id, "freeing the network of a sandbox that is gone");
-                if let Err(error) = self.del(&record.id).await {
-                    first.get_or_insert(error);
-                }
-            }
-        }
-        let state = inner.state.lock().await;
-        let records = inner.records.all();
-        if let Some(ipam) = &state.ipam {
-            let owned: Vec<_> =
-                records.iter().flat_map(|r| r.addresses.iter().map(|a| (a.ip(), r.id.as_str()))).collect();
-            if let Err(error) = ipam.rebuild(&owned) {
-                first.get_or_insert(error);
-            }
-        }
-        if state.bridge != 0 {
-            let wanted: Vec<&str> = records.iter().map(|r| r.host_interface.as_str()).collect();
-            if let Err(error) = inner.links.delete_ports_except(state.bridge, &wanted).await {
-                first.get_or_insert(error);
-            }
-        }
-        first.map_or(Ok(()), Err)
+    /// Takes down what was released.
+    pub(crate) async fn sweep(&self) {
+        self.inner.leaving.sweep(self).await;
     }
 
-    /// Removes the bridge, the firewall table and every record: the node is being taken down.
-    ///
-    /// # Errors
-    /// The first failure, after everything was tried.
-    pub async fn remove(&self) -> Result<(), Error> {
-        let inner = &self.inner;
-        let reconciled = self.reconcile(&[]).await;
-        let firewall = self.firewall(&[]).remove();
-        let bridge = inner.links.delete_bridge(&inner.config.bridge).await;
-        let files = inner.records.remove_all();
-        self.set_ready(Some("the network was removed".to_owned()));
-        reconciled.and(firewall).and(bridge).and(files)
+    async fn give_back(&self, entry: &Entry) -> Result<(), Error> {
+        let mut at = entry.at.clone();
+        // The path may lead to somebody else's namespace by now.
+        at.netns = at.netns.filter(|path| entry.netns_id.is_some() && netns::id(path) == entry.netns_id);
+        self.invoker().del(&entry.list, &at, entry.result.as_ref()).await?;
+        self.inner.cache.remove(&at.container_id)
     }
 
-    /// Records the sandbox with its addresses before the kernel is touched, so that a crash at any later
-    /// instruction leaves a record that `del` and `reconcile` work from.
-    async fn reserve(&self, at: &Attachment) -> Result<Record, Error> {
-        let inner = &self.inner;
-        let state = inner.state.lock().await;
-        let Some(ipam) = &state.ipam else {
-            return Err(Error::NotReady { reason: "no pod address range is set".to_owned() });
+    /// Every sandbox's loopback is up, whatever its list says.
+    async fn loopback(&self, at: &Parameters) -> Result<(), Error> {
+        let conf = serde_json::json!({"cniVersion": "1.1.0", "name": "loopback", "type": "loopback"});
+        let request = Request {
+            command: Command::Add,
+            container_id: at.container_id.clone(),
+            netns: at.netns.clone(),
+            ifname: "lo".to_owned(),
+            args: String::new(),
+            path: Vec::new(),
+            conf: conf.as_object().cloned().unwrap_or_default(),
         };
-        if let Some(record) = inner.records.get(&at.id) {
-            return Ok(record);
-        }
-        nft::check_ports(&at.ports, &inner.records.all())?;
-        let addresses = ipam.reserve(&at.id, &at.ifname)?;
-        let record = Record {
-            id: at.id.clone(),
-            host_interface: link::host_interface(&at.id),
-            addresses,
-            ports: at.ports.clone(),
-        };
-        if let Err(error) = inner.records.put(&record) {
-            ipam.release(&at.id)?;
-            return Err(error);
-        }
-        Ok(record)
+        plugin::run(&self.inner.host, &self.inner.executables, Kind::Loopback, &request).await.map(drop)
     }
 
-    async fn wire(&self, at: &Attachment, record: &Record) -> Result<Attached, Error> {
-        let inner = &self.inner;
-        let netns = Netns::open(&at.netns)?;
-        let (bridge, gateways) = {
-            let state = inner.state.lock().await;
-            if !record.ports.is_empty() {
-                self.firewall(&state.cidrs).replace(&nft::mappings(&inner.records.all()))?;
-            }
-            let gateways = state.ipam.as_ref().map(Ipam::gateways).unwrap_or_default();
-            (state.bridge, gateways)
-        };
-        let pair = link::Pair {
-            host: &record.host_interface,
-            inside: &at.ifname,
-            bridge,
-            mtu: inner.config.mtu,
-            mac: link::hardware_address(&record.addresses),
-        };
-        inner.links.add_pair(&pair, &netns).await?;
-        let inside = Links::inside(&netns)?;
-        let gateways: Vec<IpAddr> = gateways.iter().map(IpNetwork::ip).collect();
-        inside.configure(&at.ifname, &record.addresses, &gateways).await?;
-        Ok(Attached {
-            addresses: record.addresses.clone(),
-            gateways,
-            mac: link::format_mac(pair.mac),
-            host_interface: record.host_interface.clone(),
-        })
+    fn invoker(&self) -> Invoker<'_> {
+        Invoker { host: &self.inner.host, executables: &self.inner.executables }
     }
 
-    fn firewall<'a>(&'a self, cidrs: &'a [IpNetwork]) -> Firewall<'a> {
-        Firewall { table: &self.inner.config.table, bridge: &self.inner.config.bridge, cidrs }
+    fn set_ready(&self, ready: Result<(), String>) {
+        *self.inner.ready.write().unwrap_or_else(std::sync::PoisonError::into_inner) = ready;
     }
+}
 
-    fn set_ready(&self, reason: Option<String>) {
-        *self.inner.ready.write().unwrap_or_else(std::sync::PoisonError::into_inner) = reason;
+fn parameters(at: &Attachment) -> Parameters {
+    let mut capabilities = at.capabilities.clone();
+    if !at.ports.is_empty() {
+        capabilities.insert("portMappings".to_owned(), serde_json::json!(at.ports));
+    }
+    let args: Vec<String> = at.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    Parameters {
+        container_id: at.id.clone(),
+        netns: Some(at.netns.clone()),
+        ifname: at.ifname.clone(),
+        args: args.join(";"),
+        capabilities,
+    }
+}
+
+fn attached(answer: &Answer, ifname: &str) -> Attached {
+    let of_host = answer.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+    Attached {
+        addresses: answer.addresses_of(ifname).map(|ip| ip.address).collect(),
+        gateways: answer.addresses_of(ifname).filter_map(|ip| ip.gateway).collect(),
+        mac: answer.inside(ifname).map(|interface| interface.mac.clone()).unwrap_or_default(),
+        host_interfaces: of_host.map(|interface| interface.name.clone()).collect(),
     }
 }

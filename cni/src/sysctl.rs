@@ -18,10 +18,10 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets 127.0.0.1 of the node reach host ports: such packets leave by the bridge with a loopback
+/// Lets 127.0.0.1 of the node reach host ports: such packets leave by the interface with a loopback
 /// source until they are masqueraded.
-pub(crate) fn route_localnet(bridge: &str) -> Result<(), Error> {
-    ensure(&format!("/proc/sys/net/ipv4/conf/{bridge}/route_localnet"), "1")
+pub(crate) fn route_localnet(interface: &str) -> Result<(), Error> {
+    ensure(&format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet"), "1")
 }
 
 fn ensure(path: &str, value: &str) -> Result<(), Error> {

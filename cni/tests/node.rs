@@ -42,6 +42,7 @@ struct Node {
 async fn open(dir: &Path) -> Network {
     let config = NetworkConfig {
         conf_dir: None,
+        bin_dirs: Vec::new(),
         state_dir: dir.to_owned(),
         bridge: "coracle0".into(),
         table: "coracle".into(),
@@ -90,15 +91,22 @@ fn attachment(id: &str, sandbox: &Sandbox, ports: Vec<PortMapping>) -> Attachmen
         id: id.into(),
         netns: sandbox.netns.clone(),
         ifname: "eth0".into(),
-        pod_namespace: "default".into(),
-        pod_name: id.into(),
-        pod_uid: id.into(),
         ports,
+        ..Attachment::default()
     }
 }
 
 fn port(host_port: u16, container_port: u16) -> PortMapping {
     PortMapping { host_ip: None, host_port, container_port, protocol: Protocol::Tcp }
+}
+
+/// The addresses that the default network has given.
+fn held(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir.join("networks/coracle")).unwrap();
+    let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut held: Vec<_> = names.filter(|name| name.parse::<IpAddr>().is_ok()).collect();
+    held.sort();
+    held
 }
 
 fn run(program: &str, arguments: &[&str]) -> String {
@@ -158,7 +166,29 @@ fn what_was_added_is_gone_after_del_and_the_address_is_free() {
         node.network.del("aaaa").await.unwrap();
         assert_eq!(run("ip", &["-o", "link"]).lines().count(), before);
         assert!(!run("nft", &["list", "ruleset"]).contains("8080"));
-        assert_eq!(std::fs::read_dir(node.dir.path().join("networks/coracle")).unwrap().count(), 0);
+        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn pods_that_come_and_go_at_once_do_not_meet() {
+    on_a_node(async |node| {
+        let sandboxes: Vec<Sandbox> = (0..12).map(|_| Sandbox::new()).collect();
+        for round in 0..10 {
+            let ids: Vec<String> =
+                (0..sandboxes.len()).map(|number| format!("{number:02}-{round}")).collect();
+            let pods: Vec<Attachment> =
+                ids.iter().zip(&sandboxes).map(|(id, sandbox)| attachment(id, sandbox, vec![])).collect();
+            let added = futures::future::join_all(pods.iter().map(|pod| node.network.add(pod))).await;
+            let mut addresses: Vec<_> = added.into_iter().map(|got| got.unwrap().addresses[0]).collect();
+            addresses.sort();
+            addresses.dedup();
+            assert_eq!(addresses.len(), sandboxes.len());
+            for gone in futures::future::join_all(ids.iter().map(|id| node.network.del(id))).await {
+                gone.unwrap();
+            }
+        }
+        assert_eq!(held(node.dir.path()), Vec::<String>::new());
     });
 }
 
@@ -166,23 +196,22 @@ fn what_was_added_is_gone_after_del_and_the_address_is_free() {
 fn a_crash_leaks_nothing_after_reconciling() {
     on_a_node(async |node| {
         let (a, b) = (Sandbox::new(), Sandbox::new());
-        node.network.add(&attachment("aaaa", &a, vec![])).await.unwrap();
-        node.network.add(&attachment("bbbb", &b, vec![port(81, 81)])).await.unwrap();
+        let ours = node.network.add(&attachment("aaaa", &a, vec![])).await.unwrap().host_interfaces;
+        let theirs =
+            node.network.add(&attachment("bbbb", &b, vec![port(81, 81)])).await.unwrap().host_interfaces;
         std::fs::remove_file(node.dir.path().join("networks/coracle/10.99.0.2")).unwrap();
         std::fs::write(node.dir.path().join("networks/coracle/10.99.0.77"), "stranger\neth0").unwrap();
         run("nft", &["flush", "ruleset"]);
 
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
-        again.reconcile(&[Live { id: "aaaa".into(), netns: a.netns.clone() }]).await.unwrap();
-        let mut held: Vec<_> = std::fs::read_dir(node.dir.path().join("networks/coracle"))
-            .unwrap()
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect();
-        held.sort();
-        assert_eq!(held, ["10.99.0.2"]);
-        usleep_until(|| !run("ip", &["-o", "link"]).contains("vethbbbb"));
-        assert!(run("ip", &["-o", "link"]).contains("vethaaaa"));
+        again
+            .reconcile(&[Live { id: "aaaa".into(), netns: a.netns.clone(), ifname: "eth0".into() }])
+            .await
+            .unwrap();
+        assert_eq!(held(node.dir.path()), ["10.99.0.2"]);
+        usleep_until(|| !run("ip", &["-o", "link"]).contains(&theirs[1]));
+        assert!(run("ip", &["-o", "link"]).contains(&ours[1]));
         a.serve(80);
         assert_eq!(caller_seen_by("10.99.0.2:80".parse().unwrap()).unwrap(), "10.99.0.1");
     });
@@ -195,11 +224,12 @@ fn a_host_port_is_given_once_and_a_foreign_interface_is_left_alone() {
         node.network.add(&attachment("aaaa", &a, vec![port(8080, 80)])).await.unwrap();
         let error = node.network.add(&attachment("bbbb", &b, vec![port(8080, 81)])).await.unwrap_err();
         assert_eq!(error.to_string(), "host port 8080/tcp is taken by sandbox aaaa");
-        assert!(!run("ip", &["-o", "link"]).contains("vethbbbb"));
+        assert_eq!(run("ip", &["-o", "link"]).matches("veth").count(), 1);
 
         run("ip", &["link", "add", "foreign0", "type", "veth", "peer", "name", "foreign1"]);
         let config = NetworkConfig {
             conf_dir: None,
+            bin_dirs: Vec::new(),
             state_dir: node.dir.path().join("second"),
             bridge: "foreign0".into(),
             table: "second".into(),

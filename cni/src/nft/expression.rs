@@ -21,6 +21,7 @@ pub(crate) enum Header {
 /// `NFT_META_*`.
 #[derive(Clone, Copy)]
 pub(crate) enum Meta {
+    InInterface = 6,
     OutInterface = 7,
     Family = 15,
     Transport = 16,
@@ -88,9 +89,26 @@ impl Rule {
         self.push("masq", Attributes::default())
     }
 
+    /// Puts a value into a register.
+    pub(crate) fn immediate(self, register: u32, data: &[u8]) -> Self {
+        self.push("immediate", Attributes::default().number(1, register).nest(2, value(data)))
+    }
+
+    /// Ends the chain for the packet.
+    pub(crate) fn accept(self) -> Self {
+        self.verdict(Attributes::default().number(1, 1))
+    }
+
+    pub(crate) fn drop(self) -> Self {
+        self.verdict(Attributes::default().number(1, 0))
+    }
+
     pub(crate) fn jump(self, chain: &str) -> Self {
         const JUMP: u32 = -3i32 as u32;
-        let verdict = Attributes::default().number(1, JUMP).text(2, chain);
+        self.verdict(Attributes::default().number(1, JUMP).text(2, chain))
+    }
+
+    fn verdict(self, verdict: Attributes) -> Self {
         let data = Attributes::default().nest(2, verdict);
         self.push("immediate", Attributes::default().number(1, 0).nest(2, data))
     }

@@ -24,8 +24,10 @@ pub(crate) const INET: u8 = 1;
 #[derive(Clone, Copy)]
 pub(crate) enum Verb {
     NewTable = 0,
+    GetTable = 1,
     DeleteTable = 2,
     NewChain = 3,
+    GetChain = 4,
     NewRule = 6,
     NewSet = 9,
     NewElements = 12,
@@ -96,19 +98,66 @@ impl Batch {
         self.buffer.extend_from_slice(&resource.to_be_bytes());
         self.buffer.extend_from_slice(&attributes.0);
     }
+}
+
+/// A socket over which one process sends its transactions: the kernel names it as the author of each change.
+pub(crate) struct Channel {
+    socket: Socket,
+    port: u32,
+}
+
+// === impl Channel ===
+
+impl Channel {
+    pub(crate) fn open() -> io::Result<Self> {
+        let mut socket = Socket::new(NETLINK_NETFILTER)?;
+        let port = socket.bind_auto()?.port_number();
+        Ok(Self { socket, port })
+    }
+
+    /// Its number, by which events tell our own changes from others.
+    pub(crate) fn port(&self) -> u32 {
+        self.port
+    }
 
     /// Sends the transaction and reads the kernel's verdict: the first error, or the acknowledgement of
     /// the last message, which only comes when all was committed.
-    pub(crate) fn commit(mut self) -> io::Result<()> {
-        let flags = self.last + 6;
-        self.buffer[flags] |= ACK as u8;
-        self.message(BATCH_END, REQUEST, (0, SUBSYSTEM), &Attributes::default());
-        let mut socket = Socket::new(NETLINK_NETFILTER)?;
-        socket.bind_auto()?;
-        socket.send_to(&self.buffer, &SocketAddr::new(0, 0), 0)?;
-        let mut answer = Vec::with_capacity(8192);
-        socket.recv(&mut answer, libc::MSG_DONTWAIT)?;
-        verdict(&answer)
+    pub(crate) fn commit(&mut self, mut batch: Batch) -> io::Result<()> {
+        let flags = batch.last + 6;
+        batch.buffer[flags] |= ACK as u8;
+        batch.message(BATCH_END, REQUEST, (0, SUBSYSTEM), &Attributes::default());
+        verdict(&self.ask(&batch.buffer)?)
+    }
+
+    /// Whether the kernel has the object.
+    pub(crate) fn has(&mut self, verb: Verb, family: u8, named: &Attributes) -> io::Result<bool> {
+        match self.get(verb, family, named) {
+            Ok(_) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The kernel's description of the object.
+    pub(crate) fn get(&mut self, verb: Verb, family: u8, named: &Attributes) -> io::Result<Vec<u8>> {
+        let mut query = Batch { buffer: Vec::new(), sequence: 0, last: 0 };
+        query.message((SUBSYSTEM << 8) | verb as u16, REQUEST | ACK, (family, 0), named);
+        let answer = self.ask(&query.buffer)?;
+        verdict(&answer).map(|()| answer)
+    }
+
+    fn ask(&mut self, message: &[u8]) -> io::Result<Vec<u8>> {
+        self.socket.send_to(message, &SocketAddr::new(0, 0), 0)?;
+        let mut all = Vec::new();
+        // The kernel answers before the send returns; a description and its acknowledgement come apart.
+        loop {
+            let mut answer = Vec::with_capacity(16384);
+            match self.socket.recv(&mut answer, libc::MSG_DONTWAIT) {
+                Ok(_) => all.extend_from_slice(&answer),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(all),
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
@@ -129,4 +178,18 @@ fn verdict(answer: &[u8]) -> io::Result<()> {
         rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     if acknowledged { Ok(()) } else { Err(io::Error::other("the kernel gave no answer")) }
+}
+
+/// A number among the attributes of the first message of an answer.
+pub(crate) fn number_of(answer: &[u8], kind: u16) -> Option<u32> {
+    let length = u32::from_ne_bytes(answer.get(..4)?.try_into().ok()?) as usize;
+    let mut attributes = answer.get(20..length)?;
+    loop {
+        let header = attributes.get(..4)?;
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        if u16::from_ne_bytes([header[2], header[3]]) == kind {
+            return Some(u32::from_be_bytes(attributes.get(4..8)?.try_into().ok()?));
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
+    }
 }

@@ -1,0 +1,119 @@
+//! What a thousand peers cost: programmed, one of them changed, and nothing happening. In a network namespace of its
+//! own, as root: `cargo bench -p coracle-cni --bench overlay`.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a bench waits, panics and prints"
+)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use coracle_cni::{Backend, End, Local, Overlay, OverlayConfig, Peer, PeerKind};
+use nix::sched::{CloneFlags, unshare};
+
+const PEERS: u16 = 1000;
+const TIMES: usize = 20;
+
+fn ip(line: &str) {
+    assert!(Command::new("ip").args(line.split(' ')).status().unwrap().success(), "ip {line}");
+}
+
+fn peer(number: u16, address: u16) -> (String, Peer) {
+    let [high, low] = number.to_be_bytes();
+    let [far, near] = address.to_be_bytes();
+    let ends = vec![
+        End { ip: Ipv4Addr::new(198, 18, far, near).into(), vtep: Some((1, [2, 0, 4, 0, high, low])) },
+        End {
+            ip: Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, address).into(),
+            vtep: Some((1, [2, 0, 6, 0, high, low])),
+        },
+    ];
+    let cidrs = vec![
+        format!("10.{}.{low}.0/24", 100 + high).parse().unwrap(),
+        format!("fd42:0:1:{number:x}::/64").parse().unwrap(),
+    ];
+    (format!("peer-{number}"), Peer { cidrs, kind: PeerKind::Vxlan, ends })
+}
+
+/// How often the kernel woke any thread of this process.
+fn wakes() -> u64 {
+    let of = |path: std::path::PathBuf| {
+        let status = std::fs::read_to_string(path.join("status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    };
+    std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| of(task.path())).sum()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+async fn bench() {
+    ip("link add eth0 type veth peer name eth1");
+    ip("addr add 192.0.2.1/24 dev eth0");
+    ip("addr add 2001:db8::1/64 dev eth0 nodad");
+    ip("link set eth0 up");
+    ip("link set eth1 up");
+    let config = OverlayConfig {
+        backend: Backend::Vxlan { vni: 1, port: 8472, direct_routing: false },
+        interface: "bench.1".into(),
+        identity: "bench".into(),
+        mtu: None,
+        udp_port: 8285,
+    };
+    let local = Local {
+        cidrs: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],
+        addresses: vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+    };
+    let none = HashMap::new();
+    let mut peers: BTreeMap<String, Peer> = (1..=PEERS).map(|number| peer(number, number)).collect();
+    let mut overlay = Overlay::open(config).unwrap();
+    let (mut all, mut found, mut one) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..TIMES {
+        overlay.remove().unwrap();
+        let start = Instant::now();
+        let applied = overlay.apply(&local, &peers, &none).unwrap();
+        all.push(start.elapsed());
+        assert!(applied.changes >= 6 * usize::from(PEERS));
+        for step in 0..u16::try_from(TIMES).unwrap() {
+            let number = 1 + step * 7;
+            let address = 2000 + number + u16::try_from(round).unwrap() * 1000;
+            peers.extend([peer(number, address)]);
+            let start = Instant::now();
+            assert_eq!(overlay.apply(&local, &peers, &none).unwrap().changes, 4);
+            one.push(start.elapsed());
+        }
+    }
+    for _ in 0..TIMES {
+        ip("route del 10.100.9.0/24");
+        overlay.news().await;
+        let start = Instant::now();
+        assert_eq!(overlay.apply(&local, &peers, &none).unwrap().changes, 1);
+        found.push(start.elapsed());
+    }
+    // What we did ourselves has been told by now.
+    drop(tokio::time::timeout(Duration::from_millis(200), overlay.news()).await);
+    let before = wakes();
+    drop(tokio::time::timeout(Duration::from_secs(10), overlay.news()).await);
+    // The end of the ten seconds is one.
+    let woken = (wakes() - before).saturating_sub(1);
+    println!("{PEERS} peers of both families programmed (p50): {:.1?}", median(all));
+    println!("one of them changed (p50): {:.2?}", median(one));
+    println!("a foreign change found among them and repaired (p50): {:.1?}", median(found));
+    println!("woken in 10 s of nothing: {woken}");
+}
+
+fn main() {
+    let thread = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("this needs root");
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(bench());
+    });
+    thread.join().unwrap();
+}

@@ -1,0 +1,299 @@
+//! The bridge's configuration: every field is honoured, or refused by name.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::link::parse_mac;
+use crate::link::vlan::{LAST, Vlans};
+use crate::spec::is_interface_name;
+use crate::spec::request::Request;
+use crate::spec::result::Dns;
+
+/// The configuration, decided.
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "the configuration that the plugin is known by has them")]
+pub(crate) struct Conf {
+    pub(crate) bridge: String,
+    pub(crate) mtu: Option<u32>,
+    pub(crate) is_gateway: bool,
+    pub(crate) is_default_gateway: bool,
+    pub(crate) force_address: bool,
+    pub(crate) ip_masq: bool,
+    pub(crate) hairpin: bool,
+    pub(crate) promiscuous: bool,
+    pub(crate) mac_spoof_check: bool,
+    pub(crate) enable_dad: bool,
+    pub(crate) disable_container_interface: bool,
+    pub(crate) port_isolation: bool,
+    pub(crate) vlans: Vlans,
+    /// The type of the plugin that gives addresses.
+    pub(crate) ipam: Option<String>,
+    pub(crate) dns: Dns,
+    /// The hardware address that is asked for.
+    pub(crate) mac: Option<[u8; 6]>,
+}
+
+/// The configuration as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[expect(clippy::struct_excessive_bools, reason = "the configuration that the plugin is known by has them")]
+struct Written {
+    bridge: String,
+    is_gateway: bool,
+    is_default_gateway: bool,
+    force_address: bool,
+    ip_masq: bool,
+    ip_masq_backend: Option<String>,
+    mtu: u32,
+    hairpin_mode: bool,
+    promisc_mode: bool,
+    vlan: u16,
+    vlan_trunk: Option<Vec<Trunk>>,
+    preserve_default_vlan: bool,
+    macspoofchk: bool,
+    enabledad: bool,
+    disable_container_interface: bool,
+    port_isolation: bool,
+    ipam: Option<Value>,
+    dns: Dns,
+}
+
+/// A part of a trunk: one VLAN, several in a row, or both.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Trunk {
+    id: Option<u16>,
+    #[serde(rename = "minID")]
+    min: Option<u16>,
+    #[serde(rename = "maxID")]
+    max: Option<u16>,
+}
+
+// === impl Conf ===
+
+impl Conf {
+    pub(crate) fn of(request: &Request) -> Result<Self, Error> {
+        let written: Written = request.own()?;
+        written.check()?;
+        let ipam = written.ipam.as_ref().and_then(|ipam| ipam.get("type")).and_then(Value::as_str);
+        if ipam.is_some() && written.disable_container_interface {
+            return Err(Error::invalid(
+                "disableContainerInterface",
+                "an interface that stays down has no use for ipam",
+            ));
+        }
+        if ipam.is_none() && (written.is_gateway || written.is_default_gateway) {
+            return Err(Error::invalid("isGateway", "needs ipam"));
+        }
+        let vlans = written.vlans()?;
+        let conf = Self {
+            vlans,
+            mac: requested_mac(request)?,
+            mtu: Some(written.mtu).filter(|mtu| *mtu != 0),
+            is_gateway: written.is_gateway || written.is_default_gateway,
+            is_default_gateway: written.is_default_gateway,
+            force_address: written.force_address,
+            ip_masq: written.ip_masq,
+            hairpin: written.hairpin_mode,
+            promiscuous: written.promisc_mode,
+            mac_spoof_check: written.macspoofchk,
+            enable_dad: written.enabledad,
+            disable_container_interface: written.disable_container_interface,
+            port_isolation: written.port_isolation,
+            ipam: ipam.map(str::to_owned),
+            bridge: written.bridge,
+            dns: written.dns,
+        };
+        let gateway = conf.vlans.native.filter(|_| conf.is_gateway).map(|vlan| conf.gateway_of(vlan));
+        match gateway.filter(|name| !is_interface_name(name)) {
+            Some(name) => Err(Error::invalid("bridge", format!("{name:?} is no name of an interface"))),
+            None => Ok(conf),
+        }
+    }
+
+    /// The host's interface in a VLAN of the bridge, where it is the gateway.
+    pub(crate) fn gateway_of(&self, vlan: u16) -> String {
+        format!("{}.{vlan}", self.bridge)
+    }
+}
+
+impl Default for Written {
+    fn default() -> Self {
+        Self {
+            bridge: "cni0".to_owned(),
+            is_gateway: false,
+            is_default_gateway: false,
+            force_address: false,
+            ip_masq: false,
+            ip_masq_backend: None,
+            mtu: 0,
+            hairpin_mode: false,
+            promisc_mode: false,
+            vlan: 0,
+            vlan_trunk: None,
+            // As in the reference since 1.8.0: nothing but what is asked for.
+            preserve_default_vlan: false,
+            macspoofchk: false,
+            enabledad: false,
+            disable_container_interface: false,
+            port_isolation: false,
+            ipam: None,
+            dns: Dns::default(),
+        }
+    }
+}
+
+impl Written {
+    fn check(&self) -> Result<(), Error> {
+        if !is_interface_name(&self.bridge) {
+            return Err(Error::invalid("bridge", format!("{:?} is no name of an interface", self.bridge)));
+        }
+        if self.mtu != 0 && !(68..=65535).contains(&self.mtu) {
+            return Err(Error::invalid("mtu", format!("{} is not between 68 and 65535", self.mtu)));
+        }
+        if self.hairpin_mode && self.promisc_mode {
+            return Err(Error::invalid("promiscMode", "cannot be had together with hairpinMode"));
+        }
+        // Both are done by nftables here.
+        if let Some(backend) =
+            self.ip_masq_backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b))
+        {
+            return Err(Error::invalid(
+                "ipMasqBackend",
+                format!("{backend:?} is neither iptables nor nftables"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn vlans(&self) -> Result<Vlans, Error> {
+        let wrong = |field: &str, number: u16| {
+            Error::invalid(field, format!("{number} is no VLAN: they are from 1 to {LAST}"))
+        };
+        let valid = |vlan: &u16| (1..=LAST).contains(vlan);
+        if self.vlan > LAST {
+            return Err(wrong("vlan", self.vlan));
+        }
+        let mut trunk = BTreeSet::new();
+        for part in self.vlan_trunk.iter().flatten() {
+            let [min, max] = match (part.min, part.max) {
+                (Some(min), Some(max)) => [min, max],
+                (None, None) => [1, 0],
+                _ => return Err(Error::invalid("vlanTrunk", "has one of minID and maxID without the other")),
+            };
+            let mut named = [part.id, part.min, part.max].into_iter().flatten();
+            if let Some(number) = named.find(|vlan| !valid(vlan)) {
+                return Err(wrong("vlanTrunk", number));
+            }
+            if part.min > part.max {
+                return Err(Error::invalid("vlanTrunk", format!("its minID {min} is above its maxID {max}")));
+            }
+            trunk.extend((min..=max).chain(part.id));
+        }
+        Ok(Vlans {
+            native: Some(self.vlan).filter(|vlan| *vlan != 0),
+            trunk: trunk.into_iter().collect(),
+            keep_default: self.preserve_default_vlan,
+        })
+    }
+}
+
+/// The hardware address, by `CNI_ARGS`, over them by `args`, over them by capability.
+fn requested_mac(request: &Request) -> Result<Option<[u8; 6]>, Error> {
+    let by_env = request.env_arg("MAC").filter(|mac| !mac.is_empty()).map(str::to_owned);
+    let asked: [(&str, Option<String>); 3] = [
+        ("runtimeConfig.mac", request.capability("mac")?),
+        ("args.cni.mac", request.conf_arg("mac")?),
+        ("CNI_ARGS MAC", by_env),
+    ];
+    let Some((field, text)) = asked.into_iter().find_map(|(field, text)| Some((field, text?))) else {
+        return Ok(None);
+    };
+    let wrong = || Error::invalid(field, format!("{text:?} is no hardware address of one interface"));
+    parse_mac(&text).map(Some).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::spec::Command;
+
+    fn conf(fields: Value, args: &str) -> Result<Conf, Error> {
+        let mut conf = json!({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": {"type": "x"}});
+        conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        Conf::of(&Request {
+            command: Command::Add,
+            container_id: "c".into(),
+            netns: None,
+            ifname: "eth0".into(),
+            args: args.into(),
+            path: Vec::new(),
+            conf: conf.as_object().unwrap().clone(),
+        })
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_reference() {
+        let conf = conf(json!({}), "").unwrap();
+        assert_eq!((conf.bridge.as_str(), conf.mtu, conf.is_gateway), ("cni0", None, false));
+    }
+
+    #[test]
+    fn a_default_gateway_is_a_gateway_and_addresses_are_asked_for_in_order() {
+        assert!(conf(json!({"isDefaultGateway": true}), "").unwrap().is_gateway);
+        let told = json!({"runtimeConfig": {"mac": "0a:00:00:00:00:01"}, "args": {"cni": {"mac": "0a:00:00:00:00:02"}}});
+        assert_eq!(conf(told, "MAC=0a:00:00:00:00:03").unwrap().mac.unwrap()[5], 1);
+        assert_eq!(conf(json!({}), "MAC=0a:00:00:00:00:03").unwrap().mac.unwrap()[5], 3);
+    }
+
+    #[test]
+    fn a_trunk_is_the_sum_of_its_parts() {
+        let trunk = json!([{"minID": 7, "maxID": 9, "id": 3}, {"id": 8}, {}]);
+        let vlans = conf(json!({"vlan": 5, "vlanTrunk": trunk}), "").unwrap().vlans;
+        assert_eq!((vlans.native, vlans.trunk, vlans.keep_default), (Some(5), vec![3, 7, 8, 9], false));
+        assert!(!conf(json!({"vlan": 0, "vlanTrunk": null}), "").unwrap().vlans.any());
+    }
+
+    #[test]
+    fn every_wrong_field_is_named() {
+        for (fields, code, said) in [
+            (json!({"bridge": ""}), 7, "bridge"),
+            (json!({"bridge": "a/b"}), 7, "bridge"),
+            (json!({"bridge": "sixteenletters16"}), 7, "bridge"),
+            (json!({"bridge": 1}), 7, "invalid type"),
+            (json!({"isGateway": "yes"}), 7, "invalid type"),
+            (json!({"mtu": -1}), 7, "invalid"),
+            (json!({"mtu": 67}), 7, "mtu"),
+            (json!({"mtu": 65536}), 7, "mtu"),
+            (json!({"hairpinMode": true, "promiscMode": true}), 7, "promiscMode"),
+            (json!({"ipMasqBackend": "ebpf"}), 7, "ipMasqBackend"),
+            (json!({"vlan": 4095}), 7, "vlan"),
+            (json!({"bridge": "twelveletter", "vlan": 100, "isGateway": true}), 7, "twelveletter.100"),
+            (json!({"vlan": 70000}), 7, "invalid"),
+            (json!({"vlan": -1}), 7, "invalid"),
+            (json!({"vlanTrunk": 3}), 7, "invalid"),
+            (json!({"vlanTrunk": [{"id": 0}]}), 7, "vlanTrunk"),
+            (json!({"vlanTrunk": [{"id": 4095}]}), 7, "vlanTrunk"),
+            (json!({"vlanTrunk": [{"minID": 3}]}), 7, "vlanTrunk"),
+            (json!({"vlanTrunk": [{"maxID": 3}]}), 7, "vlanTrunk"),
+            (json!({"vlanTrunk": [{"minID": 4, "maxID": 3}]}), 7, "vlanTrunk"),
+            (json!({"vlanTrunk": [{"minID": 0, "maxID": 3}]}), 7, "vlanTrunk"),
+            (json!({"vlanTrunk": [{"ID": 3}]}), 2, "ID"),
+            (json!({"disableContainerInterface": true}), 7, "disableContainerInterface"),
+            (json!({"isGateway": true, "ipam": {}}), 7, "isGateway"),
+            (json!({"dns": {"nameservers": 1}}), 7, "invalid type"),
+            (json!({"runtimeConfig": {"mac": "01:00:00:00:00:01"}}), 7, "runtimeConfig.mac"),
+            (json!({"args": {"cni": {"mac": "x"}}}), 7, "args.cni.mac"),
+            (json!({"isGatway": true}), 2, "isGatway"),
+        ] {
+            let error = conf(fields.clone(), "").unwrap_err();
+            assert!(error.code() == code && error.to_string().contains(said), "{fields}: {error}");
+        }
+        assert_eq!(conf(json!({}), "MAC=x").unwrap_err().code(), 7);
+    }
+}

@@ -1,0 +1,176 @@
+//! A plugin of our own as an executable: environment and standard input in, a result or an error object out
+//! (section 2 of the specification).
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::error::Error;
+use crate::firewall::Firewall;
+use crate::host::Host;
+use crate::invoke::{self, Executables};
+use crate::plugin::{self, Kind};
+use crate::spec::request::{Request, from_value};
+use crate::spec::result::Answer;
+use crate::spec::{Command, Version, is_identifier, is_interface_name};
+
+/// The key `coracle` of a plugin's configuration: what several networks of one machine may need apart.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct Places {
+    /// The nftables table of the executables, apart from a node's.
+    table: String,
+    /// What the executables keep of the table; it goes with the boot, as the table does.
+    state_dir: PathBuf,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self { table: "coracle-cni".to_owned(), state_dir: "/run/cni/coracle".into() }
+    }
+}
+
+/// How long a plugin that gives addresses may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Runs as the plugin of this type, to the end of the process.
+#[must_use]
+pub fn main(kind: Kind) -> ExitCode {
+    let environment = |name: &str| std::env::var(name).unwrap_or_default();
+    let mut input = Vec::new();
+    let read = std::io::stdin().lock().read_to_end(&mut input);
+    let read = read.map(|_| ()).map_err(|source| Error::File {
+        action: "read",
+        path: "standard input".into(),
+        source,
+    });
+    let outcome = read.and_then(|()| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|source| Error::Run { kind: kind.name().to_owned(), source })?;
+        runtime.block_on(serve(kind, &environment, &input))
+    });
+    let (text, code) = match outcome {
+        Ok(text) => (text, ExitCode::SUCCESS),
+        Err(error) => (Some(refusal(&error, &input)), ExitCode::FAILURE),
+    };
+    if let Some(text) = text
+        && std::io::stdout().write_all(text.to_string().as_bytes()).is_err()
+    {
+        return ExitCode::FAILURE;
+    }
+    code
+}
+
+/// Does what the environment asks; what is to be written.
+async fn serve(
+    kind: Kind,
+    environment: &dyn Fn(&str) -> String,
+    input: &[u8],
+) -> Result<Option<Value>, Error> {
+    let command = command(environment)?;
+    if command == Command::Version {
+        return Ok(Some(invoke::supported()));
+    }
+    let request = request(command, environment, input)?;
+    let version = request.version()?;
+    let executables = Executables { path: request.path.clone(), timeout: TIMEOUT };
+    let places = request.conf.get("coracle").cloned().map(|places| from_value::<Places>(places, "coracle"));
+    let places = places.transpose()?.unwrap_or_default();
+    let firewall = Firewall::open(&places.table, &places.state_dir, true)?;
+    let host = Host::here(firewall, false)?;
+    let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request).await?;
+    Ok(answer.map(|answer| answer.to_value(version)))
+}
+
+fn command(environment: &dyn Fn(&str) -> String) -> Result<Command, Error> {
+    let text = environment("CNI_COMMAND");
+    let wrong = || Error::Environment { variable: "CNI_COMMAND", reason: format!("{text:?} is no command") };
+    Command::ALL.into_iter().find(|command| command.name() == text).ok_or_else(wrong)
+}
+
+fn request(command: Command, environment: &dyn Fn(&str) -> String, input: &[u8]) -> Result<Request, Error> {
+    let needed = |variable: &'static str, valid: fn(&str) -> bool| {
+        let text = environment(variable);
+        let wrong = || Error::Environment { variable, reason: format!("{text:?} cannot be") };
+        let fits = valid(&text) || (text.is_empty() && !command.is_of_attachment());
+        if fits { Ok(text) } else { Err(wrong()) }
+    };
+    let container_id = needed("CNI_CONTAINERID", is_identifier)?;
+    let ifname = needed("CNI_IFNAME", is_interface_name)?;
+    let netns = Some(PathBuf::from(environment("CNI_NETNS"))).filter(|path| !path.as_os_str().is_empty());
+    if netns.is_none() && matches!(command, Command::Add | Command::Check) {
+        return Err(Error::Environment { variable: "CNI_NETNS", reason: "is missing".to_owned() });
+    }
+    let path = environment("CNI_PATH");
+    let path = path.split(':').filter(|dir| !dir.is_empty()).map(PathBuf::from).collect();
+    let decode = |reason: String| Error::Decode { what: "the network configuration", reason };
+    let conf: Map<String, Value> =
+        serde_json::from_slice(input).map_err(|error| decode(error.to_string()))?;
+    match conf.get("name").and_then(Value::as_str) {
+        Some(name) if is_identifier(name) => {}
+        _ => return Err(Error::invalid("name", "is no name of a network")),
+    }
+    Ok(Request { command, container_id, netns, ifname, args: environment("CNI_ARGS"), path, conf })
+}
+
+/// The error object (section 5, "Error"), in the version that was asked in, if it is known.
+fn refusal(error: &Error, input: &[u8]) -> Value {
+    let asked = serde_json::from_slice::<Value>(input).ok();
+    let version = asked.as_ref().and_then(|conf| Version::parse(conf.get("cniVersion")?.as_str()?));
+    let (message, chain) = (error.to_string(), error.chain());
+    let details = chain.strip_prefix(&message).unwrap_or_default().trim_start_matches(": ").to_owned();
+    json!({"cniVersion": version.unwrap_or(Version::NEWEST).name(), "code": error.code(), "msg": message,
+        "details": details})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told<'a>(pairs: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> String + 'a {
+        move |name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, v)| (*v).to_owned()).unwrap_or_default()
+        }
+    }
+
+    const CONF: &[u8] = br#"{"cniVersion":"1.0.0","name":"n","type":"loopback"}"#;
+
+    #[test]
+    fn the_environment_is_checked() {
+        let good =
+            [("CNI_CONTAINERID", "c"), ("CNI_IFNAME", "eth0"), ("CNI_NETNS", "/n"), ("CNI_PATH", "/a::/b")];
+        let request = |changed: (&'static str, &'static str)| {
+            let pairs: Vec<_> =
+                good.iter().copied().map(|p| if p.0 == changed.0 { changed } else { p }).collect();
+            super::request(Command::Add, &told(&pairs), CONF)
+        };
+        assert_eq!(request(("", "")).unwrap().path, [PathBuf::from("/a"), "/b".into()]);
+        for wrong in [
+            ("CNI_CONTAINERID", ""),
+            ("CNI_CONTAINERID", "a/b"),
+            ("CNI_IFNAME", "0123456789abcdef"),
+            ("CNI_NETNS", ""),
+        ] {
+            assert_eq!(request(wrong).unwrap_err().code(), 4, "{wrong:?}");
+        }
+        assert!(super::request(Command::Del, &told(&good[..2]), CONF).is_ok(), "DEL needs no namespace");
+        assert!(super::request(Command::Gc, &told(&[]), CONF).is_ok(), "GC is of no attachment");
+        assert_eq!(super::request(Command::Gc, &told(&[]), b"{").unwrap_err().code(), 6);
+        assert_eq!(super::request(Command::Gc, &told(&[]), b"{}").unwrap_err().code(), 7);
+        assert_eq!(command(&told(&[("CNI_COMMAND", "add")])).unwrap_err().code(), 4);
+    }
+
+    #[test]
+    fn an_error_object_says_code_message_and_details() {
+        let source = std::io::Error::other("deep");
+        let object = refusal(&Error::Run { kind: "x".into(), source }, CONF);
+        assert_eq!(
+            object,
+            json!({"cniVersion": "1.0.0", "code": 5, "msg": "cannot run plugin x", "details": "deep"})
+        );
+    }
+}

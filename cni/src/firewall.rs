@@ -1,0 +1,415 @@
+//! What every attachment wants of the firewall, a small file each, and the one nftables table that follows
+//! from all of them: derived, so that a flushed or foreign-changed table is made again at any time.
+//!
+//! Several processes may share a directory (plugin executables): they take turns by a lock and each reads
+//! what the others wrote. One process alone (the node) keeps all in memory.
+
+mod watch;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnetwork::IpNetwork;
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::nft::{self, Batch, Channel, Mapping, Plan};
+use crate::portmap::condition::Condition;
+use crate::ports::PortMapping;
+use crate::spec::request::Request;
+
+/// What one plugin wants for one attachment.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Claim {
+    /// The plugin, and the network it acts for.
+    pub(crate) plugin: String,
+    pub(crate) network: String,
+    /// The attachment; empty for what a network as a whole wants.
+    pub(crate) id: String,
+    pub(crate) ifname: String,
+    /// Host ports, and the addresses that they lead to.
+    pub(crate) ports: Vec<PortMapping>,
+    pub(crate) to: Vec<IpNetwork>,
+    /// What must hold of packets to them, of IPv4 and of IPv6.
+    pub(crate) conditions: [Vec<Condition>; 2],
+    /// Whether its own network and 127.0.0.1 may use the ports, and whether every packet by them takes the
+    /// node's address.
+    pub(crate) hairpin: bool,
+    pub(crate) masquerade_all: bool,
+    /// Networks whose packets to beyond take the node's address, and what does not count as beyond.
+    pub(crate) masquerade: Vec<IpNetwork>,
+    pub(crate) except: Vec<IpNetwork>,
+    /// A bridge that is to be kept apart from others of this kind.
+    pub(crate) isolated: Option<String>,
+}
+
+/// The table, and what it follows from.
+pub(crate) struct Firewall {
+    table: String,
+    dir: PathBuf,
+    shared: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    claims: BTreeMap<String, Claim>,
+    applied: Option<Plan>,
+    /// Opened when the kernel is first spoken to: most of what plugins do needs no word of it, and closing the socket
+    /// waits for the kernel to be done with what anybody has removed of nftables.
+    channel: Option<Channel>,
+}
+
+// === impl Claim ===
+
+impl Claim {
+    /// Of an attachment, with nothing wanted yet.
+    pub(crate) fn of(request: &Request) -> Self {
+        Self {
+            plugin: request.kind().to_owned(),
+            network: request.network().to_owned(),
+            id: request.container_id.clone(),
+            ifname: request.ifname.clone(),
+            ..Self::default()
+        }
+    }
+
+    fn key(&self) -> String {
+        [&self.plugin, &self.network, &self.id, &self.ifname].map(|part| part.replace('/', "%")).join("@")
+    }
+
+    fn mappings(&self) -> impl Iterator<Item = Mapping> {
+        self.ports.iter().flat_map(|port| {
+            let host_ip = port.host_ip.filter(|ip| !ip.is_unspecified());
+            let family = port.host_ip.map(|ip| ip.is_ipv4());
+            let to = self
+                .to
+                .iter()
+                .map(IpNetwork::ip)
+                .filter(move |to| family.is_none_or(|v4| v4 == to.is_ipv4()));
+            to.map(move |to| Mapping {
+                host_ip,
+                host_port: port.host_port,
+                protocol: port.protocol,
+                to,
+                to_port: port.container_port,
+            })
+        })
+    }
+}
+
+/// What the table is to say for all of these.
+fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
+    let mut plan = Plan::default();
+    for claim in claims {
+        for mapping in claim.mappings() {
+            match &claim.conditions[usize::from(mapping.to.is_ipv6())][..] {
+                [] => drop(plan.mappings.insert(mapping)),
+                conditions => drop(plan.conditional.insert((mapping, conditions.to_vec()))),
+            }
+        }
+        plan.masquerade.extend(claim.masquerade.iter().map(|network| (*network, claim.except.clone())));
+        plan.isolated.extend(claim.isolated.clone());
+        if claim.ports.is_empty() {
+            continue;
+        }
+        let addresses = || claim.to.iter().map(|to| to.ip());
+        if claim.hairpin {
+            plan.loopback |= addresses().any(|to| to.is_ipv4());
+            plan.hairpin
+                .extend(claim.to.iter().filter_map(|to| IpNetwork::new(to.network(), to.prefix()).ok()));
+        } else {
+            plan.untouched.extend(addresses());
+        }
+        if claim.masquerade_all {
+            plan.masquerade_all.extend(addresses());
+        }
+    }
+    plan
+}
+
+/// Refuses a host port that another attachment holds on an overlapping address.
+fn check_ports<'a>(wanted: &Claim, others: impl Iterator<Item = &'a Claim>) -> Result<(), Error> {
+    for other in others {
+        let clash = wanted.ports.iter().find(|port| other.ports.iter().any(|held| held.clashes(port)));
+        if let Some(port) = clash {
+            let (protocol, owner) = (port.protocol.name(), other.id.clone());
+            return Err(Error::HostPortTaken { port: port.host_port, protocol, owner });
+        }
+    }
+    Ok(())
+}
+
+// === impl State ===
+
+impl State {
+    fn channel(&mut self) -> Result<&mut Channel, Error> {
+        match &mut self.channel {
+            Some(channel) => Ok(channel),
+            none => {
+                let wrong = |source| Error::Socket { action: "open an nftables socket", source };
+                Ok(none.insert(Channel::open().map_err(wrong)?))
+            }
+        }
+    }
+}
+
+// === impl Firewall ===
+
+impl Firewall {
+    /// Opens the claims below `dir`. With `shared`, other processes have them open, too.
+    pub(crate) fn open(table: &str, dir: &Path, shared: bool) -> Result<Self, Error> {
+        let dir = dir.join("firewall");
+        fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
+        let claims = if shared { BTreeMap::new() } else { read_all(&dir)? };
+        let state = Mutex::new(State { claims, applied: None, channel: None });
+        Ok(Self { table: table.to_owned(), dir, shared, state })
+    }
+
+    /// Adds or replaces a claim, and makes the table follow. Nothing is kept of one that cannot be had.
+    pub(crate) fn put(&self, claim: &Claim) -> Result<(), Error> {
+        let key = claim.key();
+        let (mut state, _lock) = self.lock()?;
+        check_ports(claim, state.claims.iter().filter(|(other, _)| **other != key).map(|(_, claim)| claim))?;
+        if state.claims.get(&key) != Some(claim) {
+            self.write(&key, claim)?;
+        }
+        let before = state.claims.insert(key.clone(), claim.clone());
+        let followed = self.look(&mut state).and_then(|()| self.follow(&mut state));
+        if followed.is_err() && before.is_none() {
+            state.claims.remove(&key);
+            remove(&self.path(&key))?;
+        }
+        followed
+    }
+
+    /// Takes a claim back; one never made is no error.
+    pub(crate) fn remove(&self, claim: &Claim) -> Result<(), Error> {
+        let key = claim.key();
+        self.retain(|other| other.key() != key)
+    }
+
+    /// Takes all claims back but those that are to stay.
+    pub(crate) fn retain(&self, stays: impl Fn(&Claim) -> bool) -> Result<(), Error> {
+        let (mut state, _lock) = self.lock()?;
+        let gone: Vec<String> =
+            state.claims.iter().filter(|(_, claim)| !stays(claim)).map(|(key, _)| key.clone()).collect();
+        for key in &gone {
+            remove(&self.path(key))?;
+            state.claims.remove(key);
+        }
+        if gone.is_empty() || state.applied.as_ref() == Some(&plan(state.claims.values())) {
+            return Ok(());
+        }
+        self.look(&mut state)?;
+        self.follow(&mut state)
+    }
+
+    /// Takes back the plugin's claims for the network whose attachments the runtime does not know any more (GC).
+    pub(crate) fn keep_valid(&self, request: &Request) -> Result<(), Error> {
+        let valid = request.valid_attachments()?;
+        self.retain(|claim| {
+            claim.plugin != request.kind()
+                || claim.network != request.network()
+                || valid.iter().any(|v| v.container_id == claim.id && v.ifname == claim.ifname)
+        })
+    }
+
+    /// Whether the claim is on file and the table in the kernel.
+    pub(crate) fn holds(&self, claim: &Claim) -> Result<bool, Error> {
+        let (mut state, _lock) = self.lock()?;
+        if state.claims.get(&claim.key()) != Some(claim) {
+            return Ok(false);
+        }
+        let empty = plan(std::iter::once(claim)) == Plan::default();
+        Ok(empty || self.exists(&mut state)?)
+    }
+
+    /// Makes the table anew, whatever the kernel has of it.
+    pub(crate) fn repair(&self) -> Result<(), Error> {
+        let (mut state, _lock) = self.lock()?;
+        state.applied = None;
+        self.follow(&mut state)
+    }
+
+    /// Removes the table and all claims.
+    pub(crate) fn clear(&self) -> Result<(), Error> {
+        let (mut state, _lock) = self.lock()?;
+        for key in state.claims.keys() {
+            remove(&self.path(key))?;
+        }
+        state.claims.clear();
+        state.applied = None;
+        self.commit(&mut state, nft::remove(&self.table), "remove")
+    }
+
+    /// Whether a chain of the machine's own drops what no rule accepts: packets to pods then, too.
+    pub(crate) fn foreign_drop(&self) -> Result<bool, Error> {
+        let (mut state, _lock) = self.lock()?;
+        nft::forward_drops(state.channel()?).map_err(self.wrong("look up the policies beside"))
+    }
+
+    fn lock(&self) -> Result<(MutexGuard<'_, State>, Option<Flock<fs::File>>), Error> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.shared {
+            return Ok((state, None));
+        }
+        let path = self.dir.join("lock");
+        let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let lock = Flock::lock(file.map_err(failed("open", &path))?, FlockArg::LockExclusive);
+        let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
+        state.claims = read_all(&self.dir)?;
+        // What the last process applied, as far as is known.
+        state.applied = Some(plan(state.claims.values()));
+        Ok((state, Some(lock)))
+    }
+
+    /// Takes nothing for applied that is shared and not there any more.
+    fn look(&self, state: &mut State) -> Result<(), Error> {
+        if self.shared && !self.exists(state)? {
+            state.applied = Some(Plan::default());
+        }
+        Ok(())
+    }
+
+    fn exists(&self, state: &mut State) -> Result<bool, Error> {
+        nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))
+    }
+
+    /// Makes the table what the claims say, unless that is what was made last. What only adds to it is added, for
+    /// the kernel takes its time with what is removed.
+    fn follow(&self, state: &mut State) -> Result<(), Error> {
+        let wanted = plan(state.claims.values());
+        if state.applied.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let added = state.applied.take().and_then(|applied| nft::add(&self.table, &applied, &wanted));
+        let added = added.map(|batch| self.commit(state, batch, "change"));
+        if !matches!(added, Some(Ok(()))) {
+            // Nothing of it was there to add to, or not all that should be.
+            let batch = match wanted == Plan::default() {
+                true => nft::remove(&self.table),
+                false => nft::replace(&self.table, &wanted),
+            };
+            self.commit(state, batch, "change")?;
+        }
+        state.applied = Some(wanted);
+        Ok(())
+    }
+
+    fn commit(&self, state: &mut State, batch: Batch, action: &'static str) -> Result<(), Error> {
+        state.channel()?.commit(batch).map_err(self.wrong(action))
+    }
+
+    fn wrong(&self, action: &'static str) -> impl Fn(io::Error) -> Error {
+        let table = self.table.clone();
+        move |source| Error::Firewall { action, table: table.clone(), source }
+    }
+
+    /// Written under another name first: a reader sees all of it or nothing.
+    fn write(&self, key: &str, claim: &Claim) -> Result<(), Error> {
+        let path = self.path(key);
+        let temporary = path.with_extension("new");
+        let text = serde_json::to_vec(claim).map_err(io::Error::from).map_err(failed("write", &path))?;
+        fs::write(&temporary, text).map_err(failed("write", &temporary))?;
+        fs::rename(&temporary, &path).map_err(failed("write", &path))
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.dir.join(format!("{key}.json"))
+    }
+}
+
+fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
+    let mut claims = BTreeMap::new();
+    for entry in fs::read_dir(dir).map_err(failed("read", dir))? {
+        let path = entry.map_err(failed("read", dir))?.path();
+        if path.extension().is_none_or(|e| e != "json") {
+            continue;
+        }
+        let claim = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Claim>(&text).ok());
+        match claim {
+            Some(claim) => drop(claims.insert(claim.key(), claim)),
+            // A torn record is no reason to fail: what it described is made again by its owner.
+            None => remove(&path)?,
+        }
+    }
+    Ok(claims)
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::File { action, path: path.clone(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ports::Protocol;
+
+    fn port(host_ip: Option<&str>, host_port: u16) -> PortMapping {
+        let host_ip = host_ip.map(|ip| ip.parse().unwrap());
+        PortMapping { host_ip, host_port, container_port: 80, protocol: Protocol::Tcp }
+    }
+
+    fn claim(id: &str, ports: Vec<PortMapping>) -> Claim {
+        let to = ["10.1.0.5/16", "fd00::5/64"].map(|to| to.parse().unwrap()).to_vec();
+        Claim { id: id.into(), ports, to, hairpin: true, ..Claim::default() }
+    }
+
+    #[test]
+    fn ports_lead_to_addresses_of_their_family() {
+        let wanted = claim("a", vec![port(None, 1), port(Some("192.0.2.1"), 2), port(Some("::"), 3)]);
+        let plan = plan(std::iter::once(&wanted));
+        let mapped: Vec<_> = plan.mappings.iter().map(|m| (m.host_port, m.host_ip, m.to.is_ipv4())).collect();
+        let one = Some("192.0.2.1".parse().unwrap());
+        assert_eq!(mapped, [(1, None, true), (1, None, false), (3, None, false), (2, one, true)]);
+        let networks: Vec<_> = plan.hairpin.iter().map(ToString::to_string).collect();
+        assert_eq!(networks, ["10.1.0.0/16", "fd00::/64"]);
+    }
+
+    #[test]
+    fn ports_with_conditions_and_without_translation_of_senders_are_apart() {
+        let condition =
+            Condition { subject: crate::portmap::condition::Subject::By("eth0".into()), negated: false };
+        let conditions = [vec![condition], Vec::new()];
+        let wanted = Claim { hairpin: false, conditions, ..claim("a", vec![port(None, 1)]) };
+        let plan = plan(std::iter::once(&wanted));
+        assert!(plan.mappings.iter().all(|mapping| mapping.to.is_ipv6()) && plan.mappings.len() == 1);
+        assert!(
+            plan.conditional.iter().all(|(mapping, _)| mapping.to.is_ipv4()) && plan.conditional.len() == 1
+        );
+        assert!(plan.hairpin.is_empty() && !plan.loopback && plan.untouched.len() == 2);
+    }
+
+    #[test]
+    fn a_port_is_given_once_for_each_address() {
+        let held = claim("a", vec![port(Some("192.0.2.1"), 1)]);
+        assert!(check_ports(&claim("b", vec![port(Some("192.0.2.2"), 1)]), [&held].into_iter()).is_ok());
+        for ip in [None, Some("0.0.0.0"), Some("192.0.2.1")] {
+            let error = check_ports(&claim("b", vec![port(ip, 1)]), [&held].into_iter()).unwrap_err();
+            assert_eq!(error.to_string(), "host port 1/tcp is taken by sandbox a");
+        }
+    }
+
+    #[test]
+    fn networks_are_masqueraded_once_for_all_their_members() {
+        let member = |id: &str| Claim {
+            id: id.into(),
+            masquerade: vec!["10.1.0.0/16".parse().unwrap()],
+            ..Claim::default()
+        };
+        assert_eq!(plan([&member("a"), &member("b")].into_iter()).masquerade.len(), 1);
+    }
+}

@@ -1,0 +1,60 @@
+//! Noticing that somebody else changed our table: the kernel tells every change of nftables, with its author.
+
+use std::io;
+use std::sync::Arc;
+
+use netlink_sys::protocols::NETLINK_NETFILTER;
+use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
+use tracing::{info, warn};
+
+use crate::host::Host;
+use crate::nft::{Channel, event};
+
+/// `NFNLGRP_NFTABLES`.
+const GROUP: u32 = 7;
+
+impl super::Firewall {
+    /// Listens for changes, to be called before the table is made first.
+    pub(crate) fn listen() -> io::Result<TokioSocket> {
+        let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
+        socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
+        socket.socket_mut().add_membership(GROUP)?;
+        Ok(socket)
+    }
+
+    /// Repairs the table after every foreign change of it, until the host goes. The kernel's word wakes it,
+    /// nothing else.
+    pub(crate) async fn keep(host: std::sync::Weak<Host>, socket: TokioSocket) {
+        let mut buffer = Vec::with_capacity(65536);
+        loop {
+            buffer.clear();
+            let heard = socket.recv(&mut buffer).await;
+            let Some(host) = host.upgrade() else { return };
+            match heard {
+                Ok(_) if !host.firewall.is_foreign(&buffer) => continue,
+                Ok(_) => {}
+                // More happened than was kept for us: it may have been ours.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) => {
+                    warn!(%error, "changes of the firewall are not noticed any more");
+                    return;
+                }
+            }
+            mend(&host);
+        }
+    }
+
+    /// Whether somebody else changed our table.
+    fn is_foreign(&self, events: &[u8]) -> bool {
+        let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let ours = state.channel.as_ref().map(Channel::port);
+        event::changes(events).any(|change| change.table == self.table && Some(change.author) != ours)
+    }
+}
+
+fn mend(host: &Arc<Host>) {
+    info!("somebody changed the firewall table: it is made again");
+    if let Err(error) = host.firewall.repair() {
+        warn!(error = error.chain(), "the firewall table cannot be made again");
+    }
+}

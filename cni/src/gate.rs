@@ -1,0 +1,86 @@
+//! Who may reach a sandbox (`firewall`): everybody, or only who is on the same bridge, in our one table.
+
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::firewall::Claim;
+use crate::host::Host;
+use crate::spec::Command;
+use crate::spec::request::Request;
+use crate::spec::result::Answer;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[derive(Default)]
+struct Conf {
+    backend: String,
+    ingress_policy: String,
+    iptables_admin_chain_name: String,
+    firewalld_zone: String,
+}
+
+/// Does what the request asks; ADD answers what came before it.
+pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Error> {
+    let conf: Conf = request.own()?;
+    conf.check()?;
+    match request.command {
+        Command::Add => {
+            let previous = request.chained()?;
+            if host.firewall.foreign_drop()? {
+                let reason = "the chain FORWARD of the table filter drops by default; accept the pods' packets there, \
+                              for this plugin changes its own table alone";
+                return Err(Error::invalid("backend", reason));
+            }
+            if let Some(claim) = conf.claim(request, &previous)? {
+                host.firewall.put(&claim)?;
+            }
+            return Ok(Some(previous));
+        }
+        Command::Del => host.firewall.remove(&Claim::of(request))?,
+        Command::Check => {
+            let claim = conf.claim(request, &request.chained()?)?;
+            if claim.is_some_and(|claim| !host.firewall.holds(&claim).unwrap_or(false)) {
+                let (what, reason) = ("the isolation".to_owned(), "it is gone".to_owned());
+                return Err(Error::Changed { what, reason });
+            }
+        }
+        Command::Gc => host.firewall.keep_valid(request)?,
+        Command::Status | Command::Version => {}
+    }
+    Ok(None)
+}
+
+// === impl Conf ===
+
+impl Conf {
+    fn check(&self) -> Result<(), Error> {
+        if !["", "iptables", "nftables"].contains(&self.backend.as_str()) {
+            return Err(Error::invalid(
+                "backend",
+                format!("{:?} is neither iptables nor nftables", self.backend),
+            ));
+        }
+        if !["", "open", "same-bridge"].contains(&self.ingress_policy.as_str()) {
+            let reason = format!("{:?} is neither open nor same-bridge", self.ingress_policy);
+            return Err(Error::invalid("ingressPolicy", reason));
+        }
+        let refused = [
+            ("iptablesAdminChainName", &self.iptables_admin_chain_name),
+            ("firewalldZone", &self.firewalld_zone),
+        ];
+        match refused.into_iter().find(|(_, value)| !value.is_empty()) {
+            Some((field, _)) => Err(Error::UnsupportedField { field: field.to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    fn claim(&self, request: &Request, previous: &Answer) -> Result<Option<Claim>, Error> {
+        if self.ingress_policy != "same-bridge" {
+            return Ok(None);
+        }
+        let bridge = previous
+            .routed_by()
+            .ok_or_else(|| Error::invalid("ingressPolicy", "same-bridge needs a bridge before it"))?;
+        Ok(Some(Claim { isolated: Some(bridge.name.clone()), ..Claim::of(request) }))
+    }
+}

@@ -1,0 +1,168 @@
+//! The files: one per address that is held, with its owner's id and interface in two lines, and the address
+//! given last by each range set. One lock for all processes.
+//!
+//! A file appears with its whole text, by a link, so that a process killed at any instruction leaves either
+//! nothing or an address with an owner.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::error::Error;
+
+/// Between id and interface.
+const BREAK: &str = "\r\n";
+/// An address under way to its name; nothing of it counts.
+const UNDER_WAY: &str = ".taking";
+
+/// Who has an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) id: String,
+    /// Empty in files of old, which are all of the id's.
+    pub(crate) ifname: String,
+}
+
+/// The directory of one network, locked until this value goes.
+pub(crate) struct Store {
+    dir: PathBuf,
+    _lock: Flock<File>,
+}
+
+// === impl Owner ===
+
+impl Owner {
+    fn parse(text: &str) -> Self {
+        let mut lines = text.trim().lines();
+        let mut next = || lines.next().unwrap_or_default().trim().to_owned();
+        Self { id: next(), ifname: next() }
+    }
+
+    pub(crate) fn is(&self, id: &str, ifname: &str) -> bool {
+        self.id == id && (self.ifname == ifname || self.ifname.is_empty())
+    }
+}
+
+// === impl Store ===
+
+impl Store {
+    /// Makes the directory if need be, and waits for the lock.
+    pub(crate) fn open(dir: &Path) -> Result<Self, Error> {
+        fs::create_dir_all(dir).map_err(failed("create", dir))?;
+        let path = dir.join("lock");
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(failed("open", &path))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusive);
+        let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
+        Ok(Self { dir: dir.to_owned(), _lock: lock })
+    }
+
+    /// As [`open`](Self::open), unless the directory is not there: then nothing is held.
+    pub(crate) fn existing(dir: &Path) -> Result<Option<Self>, Error> {
+        if dir.is_dir() { Self::open(dir).map(Some) } else { Ok(None) }
+    }
+
+    /// Takes the first of the addresses that is free.
+    pub(crate) fn take(
+        &mut self,
+        owner: &Owner,
+        candidates: &mut dyn Iterator<Item = IpAddr>,
+    ) -> Result<Option<IpAddr>, Error> {
+        let new = self.dir.join(UNDER_WAY);
+        // One that was left behind may be linked to an address already: it must not be written to.
+        remove(&new)?;
+        let text = format!("{}{BREAK}{}", owner.id.trim(), owner.ifname);
+        fs::write(&new, text).map_err(failed("write", &new))?;
+        let mut taken = Ok(None);
+        for address in candidates {
+            let path = self.path(address);
+            match fs::hard_link(&new, &path) {
+                Ok(()) => {
+                    taken = Ok(Some(address));
+                    break;
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    taken = Err(failed("create", &path)(error));
+                    break;
+                }
+            }
+        }
+        remove(&new)?;
+        taken
+    }
+
+    pub(crate) fn free(&mut self, address: IpAddr) -> Result<(), Error> {
+        remove(&self.path(address))
+    }
+
+    pub(crate) fn owner_of(&self, address: IpAddr) -> Result<Option<Owner>, Error> {
+        let path = self.path(address);
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(Owner::parse(&text))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read", &path)(error)),
+        }
+    }
+
+    /// All addresses that are held.
+    pub(crate) fn held(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
+        let mut held = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(failed("read", &self.dir))? {
+            let name = entry.map_err(failed("read", &self.dir))?.file_name();
+            let Some(address) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            if let Some(owner) = self.owner_of(address)? {
+                held.push((address, owner));
+            }
+        }
+        Ok(held)
+    }
+
+    pub(crate) fn held_by(&self, owner: &Owner) -> Result<Vec<IpAddr>, Error> {
+        let held = self.held()?.into_iter().filter(|(_, holder)| holder.is(&owner.id, &owner.ifname));
+        Ok(held.map(|(address, _)| address).collect())
+    }
+
+    /// Frees all addresses but those of the owners that are to stay.
+    pub(crate) fn retain(&mut self, stays: impl Fn(&Owner) -> bool) -> Result<(), Error> {
+        for (address, owner) in self.held()? {
+            if !stays(&owner) {
+                self.free(address)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The address that a set gave last; none when that is not known.
+    pub(crate) fn last(&self, set: usize) -> Option<IpAddr> {
+        fs::read_to_string(self.last_path(set)).ok()?.trim().parse().ok()
+    }
+
+    pub(crate) fn set_last(&mut self, set: usize, address: IpAddr) -> Result<(), Error> {
+        let path = self.last_path(set);
+        fs::write(&path, address.to_string()).map_err(failed("write", &path))
+    }
+
+    fn last_path(&self, set: usize) -> PathBuf {
+        self.dir.join(format!("last_reserved_ip.{set}"))
+    }
+
+    fn path(&self, address: IpAddr) -> PathBuf {
+        self.dir.join(address.to_string())
+    }
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error + use<> {
+    let path = path.to_owned();
+    move |source| Error::File { action, path: path.clone(), source }
+}

@@ -1,0 +1,201 @@
+//! What each attachment was given, a small file each, from which DEL, CHECK and GC work, also after a crash.
+//!
+//! Written before the first plugin runs and again with the result. The directory lies on a tmpfs (`/run`):
+//! records go with the boot, as what they describe does.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tracing::warn;
+
+use super::Parameters;
+use crate::error::Error;
+use crate::spec::Version;
+use crate::spec::list::{Capabilities, List};
+use crate::spec::result::Answer;
+
+/// One attachment, with the list that made it: that is not always the list of today.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) list: List,
+    pub(crate) at: Parameters,
+    /// Which namespace it is, however its path is reused.
+    pub(crate) netns_id: Option<u64>,
+    /// Absent while ADD runs, or when it never ended.
+    pub(crate) result: Option<Answer>,
+}
+
+/// The same as JSON, as other runtimes lay it down.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    kind: String,
+    container_id: String,
+    if_name: String,
+    network_name: String,
+    netns: Option<PathBuf>,
+    netns_id: Option<u64>,
+    cni_args: String,
+    capability_args: Capabilities,
+    config: Value,
+    result: Option<Value>,
+}
+
+/// What `kind` says of our files.
+const KIND: &str = "coracleCacheV1";
+
+/// All attachments, in memory and on disk.
+pub(crate) struct Cache {
+    dir: PathBuf,
+    known: Mutex<BTreeMap<String, Entry>>,
+}
+
+// === impl Cache ===
+
+impl Cache {
+    pub(crate) fn open(state_dir: &Path) -> Result<Self, Error> {
+        let dir = state_dir.join("results");
+        fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
+        let mut known = BTreeMap::new();
+        for entry in fs::read_dir(&dir).map_err(failed("read", &dir))? {
+            let path = entry.map_err(failed("read", &dir))?.path();
+            match read(&path) {
+                Some(entry) => {
+                    known.insert(entry.at.container_id.clone(), entry);
+                }
+                None => set_aside(&path)?,
+            }
+        }
+        Ok(Self { dir, known: Mutex::new(known) })
+    }
+
+    pub(crate) fn get(&self, id: &str) -> Option<Entry> {
+        self.lock().get(id).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Entry> {
+        self.lock().values().cloned().collect()
+    }
+
+    pub(crate) fn put(&self, entry: Entry) -> Result<(), Error> {
+        let path = self.path(&entry.at.container_id);
+        let temporary = path.with_extension("new");
+        let text = serde_json::to_vec(&entry.to_file());
+        let text = text.map_err(std::io::Error::from).map_err(failed("write", &path))?;
+        fs::write(&temporary, text).map_err(failed("write", &temporary))?;
+        fs::rename(&temporary, &path).map_err(failed("write", &path))?;
+        self.lock().insert(entry.at.container_id.clone(), entry);
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, id: &str) -> Result<(), Error> {
+        remove_file(&self.path(id))?;
+        self.lock().remove(id);
+        Ok(())
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn to_file(&self) -> File {
+        File {
+            kind: KIND.to_owned(),
+            container_id: self.at.container_id.clone(),
+            if_name: self.at.ifname.clone(),
+            network_name: self.list.name.clone(),
+            netns: self.at.netns.clone(),
+            netns_id: self.netns_id,
+            cni_args: self.at.args.clone(),
+            capability_args: self.at.capabilities.clone(),
+            config: self.list.to_value(),
+            result: self.result.as_ref().map(|answer| answer.to_value(Version::NEWEST)),
+        }
+    }
+
+    fn of_file(file: File) -> Option<Self> {
+        let result = file.result.map(|value| Answer::parse(value, Version::NEWEST)).transpose().ok()?;
+        let at = Parameters {
+            container_id: file.container_id,
+            netns: file.netns,
+            ifname: file.if_name,
+            args: file.cni_args,
+            capabilities: file.capability_args,
+        };
+        (file.kind == KIND).then_some(())?;
+        Some(Self { list: List::parse(file.config).ok()?, at, netns_id: file.netns_id, result })
+    }
+}
+
+fn read(path: &Path) -> Option<Entry> {
+    if path.extension().is_none_or(|e| e != "json") {
+        return None;
+    }
+    Entry::of_file(serde_json::from_slice(&fs::read(path).ok()?).ok()?)
+}
+
+/// A torn record is no reason not to start: what it described is found by `reconcile`.
+fn set_aside(path: &Path) -> Result<(), Error> {
+    warn!(path = %path.display(), "removing a network record that cannot be read");
+    remove_file(path)
+}
+
+fn remove_file(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::File { action: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |source| Error::File { action, path: path.clone(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn entry(id: &str) -> Entry {
+        let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge", "x": [1]}]});
+        let at = Parameters {
+            container_id: id.to_owned(),
+            netns: Some("/proc/1/ns/net".into()),
+            ifname: "eth0".to_owned(),
+            args: "A=b".to_owned(),
+            capabilities: Capabilities::from([("mac".to_owned(), json!("m"))]),
+        };
+        let result = Answer::parse(json!({"ips": [{"address": "10.0.0.2/8"}]}), Version::V1_0_0).unwrap();
+        Entry { list: List::parse(list).unwrap(), at, netns_id: Some(7), result: Some(result) }
+    }
+
+    #[test]
+    fn what_was_put_is_found_by_the_next_process_and_torn_files_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        Cache::open(dir.path()).unwrap().put(entry("a")).unwrap();
+        fs::write(dir.path().join("results/b.json"), "{").unwrap();
+        fs::write(dir.path().join("results/c.new"), "").unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        let found = cache.all();
+        assert_eq!(found.len(), 1);
+        assert_eq!((&found[0].list, &found[0].result), (&entry("a").list, &entry("a").result));
+        assert_eq!(found[0].at.capabilities, entry("a").at.capabilities);
+        cache.remove("a").unwrap();
+        cache.remove("a").unwrap();
+        assert_eq!(fs::read_dir(dir.path().join("results")).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,228 @@
+//! Plugins as executables: environment and standard input in, a result or an error object out.
+
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, Command as Process};
+use tracing::warn;
+
+use super::Executables;
+use crate::error::Error;
+use crate::spec::Command;
+use crate::spec::request::Request;
+use crate::spec::result::Answer;
+
+/// How often, and how far apart, a plugin that is still being written is tried again: for five seconds.
+const BUSY_TRIES: u32 = 100;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a plugin says when it refuses (section 5, "Error").
+#[derive(Deserialize)]
+struct Refusal {
+    code: u32,
+    #[serde(default)]
+    msg: String,
+    #[serde(default)]
+    details: String,
+}
+
+impl Executables {
+    /// The executable of this type, from the first directory that has one.
+    pub(crate) fn find(&self, kind: &str) -> Result<PathBuf, Error> {
+        let runs = |path: &Path| {
+            path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+        };
+        let found = self.path.iter().map(|dir| dir.join(kind)).find(|path| runs(path));
+        found.ok_or_else(|| Error::NoPlugin { kind: kind.to_owned(), path: self.path.clone() })
+    }
+
+    /// Whether the executable of this type is the program that runs.
+    pub(crate) fn is_this_program(&self, kind: &str) -> bool {
+        let file = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+        self.find(kind)
+            .is_ok_and(|path| file(&path).is_some() && file(&path) == file(Path::new("/proc/self/exe")))
+    }
+
+    /// Runs it to its end, or kills it when its time is over.
+    pub(crate) async fn run(&self, kind: &str, request: &Request) -> Result<Option<Answer>, Error> {
+        let program = self.find(kind)?;
+        let failed = |source| Error::Run { kind: kind.to_owned(), source };
+        let input = serde_json::to_vec(&request.conf).map_err(|error| failed(error.into()))?;
+        let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
+        let feed = child.stdin.take();
+        let talk = async {
+            if let Some(mut stdin) = feed {
+                // A plugin may answer without reading all of it.
+                if let Err(error) = stdin.write_all(&input).await
+                    && error.kind() != io::ErrorKind::BrokenPipe
+                {
+                    return Err(error);
+                }
+            }
+            child.wait_with_output().await
+        };
+        let Ok(output) = tokio::time::timeout(self.timeout, talk).await else {
+            let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());
+            return Err(failed(io::Error::new(io::ErrorKind::TimedOut, reason)));
+        };
+        let output = output.map_err(failed)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !said.trim().is_empty() {
+            warn!(plugin = kind, command = request.command.name(), said = said.trim(), "a plugin's words");
+        }
+        if !output.status.success() {
+            return Err(refusal(kind, &output.stdout, &said, &output.status.to_string()));
+        }
+        answer(request, &output.stdout)
+    }
+
+    /// A plugin that is being replaced right now cannot run yet, nor one whose writer's descriptor a
+    /// process that forked meanwhile holds for a moment: both end by themselves. libcni waits as well.
+    async fn start_when_written(&self, program: &Path, request: &Request) -> io::Result<Child> {
+        let busy = |error: &io::Error| error.kind() == io::ErrorKind::ExecutableFileBusy;
+        for _ in 0..BUSY_TRIES {
+            match self.start(program, request) {
+                Err(error) if busy(&error) => tokio::time::sleep(BUSY_PAUSE).await,
+                done => return done,
+            }
+        }
+        self.start(program, request)
+    }
+
+    fn start(&self, program: &Path, request: &Request) -> io::Result<Child> {
+        let path: Vec<_> = self.path.iter().map(|dir| dir.as_os_str()).collect();
+        let mut process = Process::new(program);
+        process.env("CNI_COMMAND", request.command.name()).env("CNI_PATH", path.join(":".as_ref()));
+        for (name, value) in [
+            ("CNI_CONTAINERID", &request.container_id),
+            ("CNI_IFNAME", &request.ifname),
+            ("CNI_ARGS", &request.args),
+        ] {
+            process.env(name, value);
+        }
+        let netns = request.netns.as_deref().unwrap_or(Path::new(""));
+        process.env("CNI_NETNS", netns);
+        process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process.kill_on_drop(true).spawn()
+    }
+}
+
+/// What the plugin's end means: its own error object, or what it wrote instead of one.
+fn refusal(kind: &str, stdout: &[u8], stderr: &str, status: &str) -> Error {
+    let kind = kind.to_owned();
+    match serde_json::from_slice::<Refusal>(stdout) {
+        Ok(said) => Error::Plugin { kind, code: said.code, message: said.msg, details: said.details },
+        Err(_) => {
+            let (out, err) = (String::from_utf8_lossy(stdout), stderr.trim());
+            let message = format!("it ended with {status} and no error object");
+            Error::Plugin {
+                kind,
+                code: 999,
+                message,
+                details: format!("{} {err}", out.trim()).trim().to_owned(),
+            }
+        }
+    }
+}
+
+fn answer(request: &Request, stdout: &[u8]) -> Result<Option<Answer>, Error> {
+    if request.command != Command::Add || stdout.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let wrong =
+        |error: serde_json::Error| Error::Decode { what: "a plugin's result", reason: error.to_string() };
+    Answer::parse(serde_json::from_slice(stdout).map_err(wrong)?, request.version()?).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn plugin(script: &str) -> (tempfile::TempDir, Executables) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("test");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let executables = Executables {
+            path: vec!["/absent".into(), dir.path().to_owned()],
+            timeout: Duration::from_secs(2),
+        };
+        (dir, executables)
+    }
+
+    fn request() -> Request {
+        Request {
+            command: Command::Add,
+            container_id: "id1".into(),
+            netns: Some("/proc/1/ns/net".into()),
+            ifname: "eth0".into(),
+            args: "IgnoreUnknown=1;A=b".into(),
+            path: Vec::new(),
+            conf: json!({"cniVersion": "1.0.0", "name": "n", "type": "test"}).as_object().unwrap().clone(),
+        }
+    }
+
+    #[tokio::test]
+    async fn environment_and_configuration_go_in_and_a_result_comes_out() {
+        let script = r#"[ "$CNI_COMMAND $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS" = \
+            "ADD id1 /proc/1/ns/net eth0 IgnoreUnknown=1;A=b" ] || exit 9
+            grep -q '"name":"n"' || exit 8
+            echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.2/8"}]}'"#;
+        let (_dir, executables) = plugin(script);
+        let answer = executables.run("test", &request()).await.unwrap().unwrap();
+        assert_eq!(answer.ips[0].address.to_string(), "10.0.0.2/8");
+    }
+
+    #[tokio::test]
+    async fn an_error_object_is_told_as_it_is() {
+        let (_dir, executables) = plugin(r#"echo '{"code":11,"msg":"later","details":"busy"}'; exit 1"#);
+        let error = executables.run("test", &request()).await.unwrap_err();
+        assert_eq!((error.code(), error.to_string()), (11, "plugin test: later; busy (code 11)".to_owned()));
+        let (_dir, executables) = plugin("echo no; echo JSON >&2; exit 3");
+        let error = executables.run("test", &request()).await.unwrap_err().to_string();
+        assert!(error.contains("exit status: 3") && error.contains("no JSON"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_hangs_is_killed_and_one_that_is_absent_is_named() {
+        let (_dir, mut executables) = plugin("exec sleep 100");
+        executables.timeout = Duration::from_millis(200);
+        let error = executables.run("test", &request()).await.unwrap_err();
+        assert!(error.chain().contains("was killed"), "{}", error.chain());
+        let error = executables.run("other", &request()).await.unwrap_err();
+        assert!(error.to_string().starts_with("there is no plugin other in /absent:"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_plugin_that_is_being_written_is_waited_for() {
+        let (dir, executables) = plugin("true");
+        let path = dir.path().join("test");
+        let writer = std::fs::File::options().append(true).open(&path).unwrap();
+        assert_eq!(
+            executables.start(&path, &request()).unwrap_err().kind(),
+            io::ErrorKind::ExecutableFileBusy
+        );
+        let closed = async {
+            tokio::time::sleep(2 * BUSY_PAUSE).await;
+            drop(writer);
+        };
+        let request = request();
+        let (answer, ()) = tokio::join!(executables.run("test", &request), closed);
+        assert_eq!(answer.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_result_is_refused() {
+        let (_dir, executables) = plugin("echo hello");
+        assert_eq!(executables.run("test", &request()).await.unwrap_err().code(), 6);
+        let (_dir, executables) = plugin("true");
+        assert_eq!(executables.run("test", &request()).await.unwrap(), None);
+    }
+}

@@ -1,0 +1,230 @@
+//! Addresses and routes of links.
+
+use std::net::IpAddr;
+
+use futures::{StreamExt, TryStreamExt};
+use ipnetwork::IpNetwork;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
+use rtnetlink::RouteMessageBuilder;
+
+use super::{Link, Links, failed, is_errno};
+use crate::error::Error;
+use crate::netns::Netns;
+use crate::spec::result::{Answer, Route};
+
+/// An address of a link.
+#[derive(Debug)]
+pub(crate) struct Present {
+    pub(crate) network: IpNetwork,
+    pub(crate) flags: AddressFlags,
+    message: AddressMessage,
+}
+
+impl Links {
+    /// The link's addresses, without those of the link alone (fe80::/10).
+    pub(crate) async fn addresses(&self, link: &Link) -> Result<Vec<Present>, Error> {
+        let request = self.handle.address().get().set_link_index_filter(link.index);
+        let all: Vec<_> = {
+            let _alone = self.listing.lock().await;
+            request.execute().try_collect().await.map_err(failed("list addresses of", &link.name))?
+        };
+        let present = all.into_iter().filter_map(Present::of);
+        let of_link_alone = |ip| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        Ok(present.filter(|present| !of_link_alone(present.network.ip())).collect())
+    }
+
+    /// Adds an address. Without `detect`, it is used at once, no duplicates looked for.
+    pub(crate) async fn add_address(
+        &self,
+        link: &Link,
+        address: IpNetwork,
+        detect: bool,
+    ) -> Result<(), Error> {
+        let mut add = self.handle.address().add(link.index, address.ip(), address.prefix()).replace();
+        if address.is_ipv6() && !detect {
+            let message = add.message_mut();
+            message.header.flags |= netlink_packet_route::address::AddressHeaderFlags::Nodad;
+            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+        }
+        add.execute().await.map_err(failed("add address", &address.to_string()))
+    }
+
+    pub(crate) async fn remove_address(&self, present: Present) -> Result<(), Error> {
+        let what = present.network.to_string();
+        match self.handle.address().del(present.message).execute().await {
+            Err(error) if !is_errno(&error, libc::EADDRNOTAVAIL) => {
+                Err(failed("remove address", &what)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the link these addresses and takes away all others (an earlier range's gateway).
+    pub(crate) async fn ensure_addresses(&self, link: &Link, wanted: &[IpNetwork]) -> Result<(), Error> {
+        let present = self.addresses(link).await?;
+        for address in wanted.iter().filter(|w| present.iter().all(|p| p.network != **w)) {
+            self.add_address(link, *address, false).await?;
+        }
+        for stranger in present.into_iter().filter(|p| !wanted.contains(&p.network)) {
+            self.remove_address(stranger).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds a route out by this link. Of two to the same destination, the first counts.
+    pub(crate) async fn add_route(&self, link: &Link, route: &Route) -> Result<(), Error> {
+        let what = match route.gw {
+            Some(gateway) => format!("{} by {gateway}", route.dst),
+            None => route.dst.to_string(),
+        };
+        match self.handle.route().add(message(link, route)).execute().await {
+            Err(error) if !is_errno(&error, libc::EEXIST) => Err(failed("add the route", &what)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether there is a route to the destination of this one.
+    async fn has_route(&self, route: &Route) -> Result<bool, Error> {
+        let filter = if route.dst.is_ipv4() {
+            RouteMessageBuilder::<std::net::Ipv4Addr>::new().build()
+        } else {
+            RouteMessageBuilder::<std::net::Ipv6Addr>::new().build()
+        };
+        let _alone = self.listing.lock().await;
+        let found: Vec<RouteMessage> = self
+            .handle
+            .route()
+            .get(filter)
+            .execute()
+            .try_collect()
+            .await
+            .map_err(failed("list", "routes"))?;
+        let wanted = (route.dst.network(), route.dst.prefix());
+        Ok(found.iter().any(|message| destination(message) == Some(wanted)))
+    }
+
+    /// Whether the sandbox's interface, up or not, has the addresses of the result and its routes are there.
+    pub(crate) async fn check(&self, ifname: &str, result: &Answer, up: bool) -> Result<(), Error> {
+        let changed =
+            |what: &str, reason: &str| Error::Changed { what: what.to_owned(), reason: reason.to_owned() };
+        let link = self.find(ifname).await?.ok_or_else(|| changed(ifname, "it is gone"))?;
+        if up && !link.up {
+            return Err(changed(ifname, "it is down"));
+        }
+        let present = self.addresses(&link).await?;
+        for ip in result.addresses_of(ifname) {
+            if present.iter().all(|p| p.network != ip.address) {
+                return Err(changed(&format!("the address {}", ip.address), "it is gone"));
+            }
+        }
+        for route in &result.routes {
+            if !self.has_route(route).await? {
+                return Err(changed(&format!("the route to {}", route.dst), "it is gone"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the kernel has looked for duplicates of the addresses (RFC 4862 §5.4) and found none.
+    pub(crate) async fn settle(
+        &self,
+        netns: &Netns,
+        link: &Link,
+        addresses: &[IpNetwork],
+    ) -> Result<(), Error> {
+        let runtime = tokio::runtime::Handle::current();
+        let (connection, _handle, mut changes) = netns.run(|| {
+            let _entered = runtime.enter();
+            rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Ipv6Ifaddr])
+        })?;
+        let listening = tokio::spawn(connection);
+        let settled = async {
+            loop {
+                let present = self.addresses(link).await?;
+                let of_ours = |p: &&Present| addresses.contains(&p.network);
+                let failed = |p: &&Present| p.flags.contains(AddressFlags::Dadfailed);
+                if let Some(taken) = present.iter().filter(of_ours).find(failed) {
+                    return Err(Error::DuplicateAddress { address: taken.network.ip() });
+                }
+                if !present.iter().filter(of_ours).any(|p| p.flags.contains(AddressFlags::Tentative)) {
+                    return Ok(());
+                }
+                changes.next().await;
+            }
+        };
+        let settled = tokio::time::timeout(SETTLING, settled).await;
+        listening.abort();
+        let late = || {
+            let source = std::io::Error::from(std::io::ErrorKind::TimedOut);
+            Error::Socket { action: "wait for the addresses to settle", source }
+        };
+        settled.map_err(|_not| late())?
+    }
+}
+
+/// How long addresses may stay tentative.
+const SETTLING: std::time::Duration = std::time::Duration::from_secs(10);
+
+impl Present {
+    fn of(message: AddressMessage) -> Option<Self> {
+        let ip = message.attributes.iter().find_map(|a| match a {
+            AddressAttribute::Address(ip) => Some(*ip),
+            _ => None,
+        })?;
+        let flags = message.attributes.iter().find_map(|a| match a {
+            AddressAttribute::Flags(flags) => Some(*flags),
+            _ => None,
+        });
+        let network = IpNetwork::new(ip, message.header.prefix_len).ok()?;
+        Some(Self { network, flags: flags.unwrap_or(AddressFlags::empty()), message })
+    }
+}
+
+fn destination(message: &RouteMessage) -> Option<(IpAddr, u8)> {
+    use netlink_packet_route::route::RouteAddress;
+    let prefix = message.header.destination_prefix_length;
+    let ip = message.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Destination(RouteAddress::Inet(v4)) => Some(IpAddr::from(*v4)),
+        RouteAttribute::Destination(RouteAddress::Inet6(v6)) => Some(IpAddr::from(*v6)),
+        _ => None,
+    });
+    let any = match message.header.address_family {
+        netlink_packet_route::AddressFamily::Inet => IpAddr::from([0u8; 4]),
+        _ => IpAddr::from([0u8; 16]),
+    };
+    Some((ip.or((prefix == 0).then_some(any))?, prefix))
+}
+
+fn message(link: &Link, route: &Route) -> RouteMessage {
+    let prefix = route.dst.prefix();
+    let mut message = match (route.dst.network(), route.gw) {
+        (IpAddr::V4(dst), gw) => {
+            let builder = RouteMessageBuilder::<std::net::Ipv4Addr>::new().destination_prefix(dst, prefix);
+            match gw {
+                Some(IpAddr::V4(gateway)) => builder.gateway(gateway).build(),
+                _ => builder.scope(RouteScope::Link).build(),
+            }
+        }
+        (IpAddr::V6(dst), gw) => {
+            let builder = RouteMessageBuilder::<std::net::Ipv6Addr>::new().destination_prefix(dst, prefix);
+            match gw {
+                Some(IpAddr::V6(gateway)) => builder.gateway(gateway).build(),
+                _ => builder.build(),
+            }
+        }
+    };
+    if let Some(scope) = route.scope {
+        message.header.scope = RouteScope::from(scope);
+    }
+    let mut metrics = Vec::new();
+    metrics.extend(route.mtu.map(RouteMetric::Mtu));
+    metrics.extend(route.advmss.map(RouteMetric::Advmss));
+    message.attributes.push(RouteAttribute::Oif(link.index));
+    message.attributes.extend(route.priority.map(RouteAttribute::Priority));
+    message.attributes.extend(route.table.map(RouteAttribute::Table));
+    if !metrics.is_empty() {
+        message.attributes.push(RouteAttribute::Metrics(metrics));
+    }
+    message
+}

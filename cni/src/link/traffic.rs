@@ -1,0 +1,130 @@
+//! Limits of a link's traffic: token buckets, and the detour by which incoming packets come to one.
+
+use futures::{StreamExt, TryStreamExt};
+use netlink_packet_core::{DefaultNla, NetlinkMessage, NetlinkPayload, Nla, NlasIterator};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcOption};
+use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST};
+
+use super::{Link, Links, failed, is_errno};
+use crate::error::Error;
+
+/// A token bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    /// Bytes per second.
+    pub(crate) rate: u64,
+    /// Bytes at once.
+    pub(crate) burst: u32,
+}
+
+const TBF: &str = "tbf";
+/// `TCA_TBF_*`.
+const PARAMETERS: u16 = 1;
+const RATE_64: u16 = 4;
+const BURST: u16 = 6;
+/// How long a packet may wait in a bucket, in microseconds.
+const LATENCY: u64 = 25_000;
+
+// === impl Bucket ===
+
+impl Bucket {
+    /// `struct tc_tbf_qopt` of linux/pkt_sched.h, and the attributes beside it.
+    fn options(self) -> Vec<TcOption> {
+        let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
+        let queue = self.rate.saturating_mul(LATENCY) / 1_000_000 + u64::from(self.burst);
+        // In the scheduler's ticks of 64 ns.
+        let ticks = u128::from(self.burst) * 1_000_000_000 / u128::from(self.rate.max(1)) / 64;
+        let mut qopt = vec![0; 8];
+        qopt.extend_from_slice(&rate.to_ne_bytes());
+        qopt.extend_from_slice(&[0; 12]);
+        for value in [u32::try_from(queue).unwrap_or(u32::MAX), u32::try_from(ticks).unwrap_or(u32::MAX), 0] {
+            qopt.extend_from_slice(&value.to_ne_bytes());
+        }
+        let mut options = vec![TcOption::Other(DefaultNla::new(PARAMETERS, qopt))];
+        if self.rate > u64::from(u32::MAX) {
+            options.push(TcOption::Other(DefaultNla::new(RATE_64, self.rate.to_ne_bytes().to_vec())));
+        }
+        options.push(TcOption::Other(DefaultNla::new(BURST, self.burst.to_ne_bytes().to_vec())));
+        options
+    }
+}
+
+impl Links {
+    /// Puts a bucket on what leaves by the link.
+    pub(crate) async fn set_bucket(&self, link: &Link, bucket: Bucket) -> Result<(), Error> {
+        let mut message = TcMessage::with_index(i32::try_from(link.index).unwrap_or_default());
+        message.header.parent = TcHandle::ROOT;
+        message.header.handle = TcHandle { major: 1, minor: 0 };
+        message.attributes.push(TcAttribute::Kind(TBF.to_owned()));
+        message.attributes.push(TcAttribute::Options(bucket.options()));
+        let mut request = NetlinkMessage::from(RouteNetlinkMessage::NewQueueDiscipline(message));
+        request.header.flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+        let wrong = failed("limit the traffic of", &link.name);
+        let mut answers = self.handle.clone().request(request).map_err(&wrong)?;
+        while let Some(answer) = answers.next().await {
+            if let NetlinkPayload::Error(error) = answer.payload
+                && error.code.is_some()
+            {
+                return Err(wrong(rtnetlink::Error::NetlinkError(error)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what comes in by the link out by another one, where a bucket can hold it.
+    pub(crate) async fn detour(&self, link: &Link, to: &Link) -> Result<(), Error> {
+        const INGRESS: u32 = 0xffff_0000;
+        const ALL: u16 = 0x0003;
+        let wrong = failed("redirect the traffic of", &link.name);
+        let index = i32::try_from(link.index).unwrap_or_default();
+        match self.handle.qdisc().add(index).ingress().execute().await {
+            // There since an ADD that did not end.
+            Err(error) if is_errno(&error, libc::EEXIST) => {}
+            added => added.map_err(&wrong)?,
+        }
+        let filter =
+            self.handle.traffic_filter(index).add().parent(INGRESS).priority(1).protocol(ALL.to_be());
+        filter.redirect(to.index).map_err(&wrong)?.execute().await.map_err(&wrong)
+    }
+
+    /// The rate, in bytes per second, of the bucket on the link; none when there is no bucket.
+    pub(crate) async fn bucket_rate(&self, link: &Link) -> Result<Option<u64>, Error> {
+        let index = i32::try_from(link.index).unwrap_or_default();
+        let _alone = self.listing.lock().await;
+        let all: Vec<TcMessage> = self
+            .handle
+            .qdisc()
+            .get()
+            .index(index)
+            .execute()
+            .try_collect()
+            .await
+            .map_err(failed("list", "qdiscs"))?;
+        Ok(all.iter().filter(|message| message.header.index == index).find_map(rate))
+    }
+}
+
+fn rate(message: &TcMessage) -> Option<u64> {
+    if !message.attributes.iter().any(|a| matches!(a, TcAttribute::Kind(kind) if kind == TBF)) {
+        return None;
+    }
+    // The options of a kind that the library does not know are one attribute with all of them inside.
+    let options = message.attributes.iter().find_map(|a| match a {
+        TcAttribute::Options(options) => match options.first() {
+            Some(TcOption::Other(nla)) => Some(nla),
+            _ => None,
+        },
+        _ => None,
+    })?;
+    let mut bytes = vec![0; options.value_len()];
+    options.emit_value(&mut bytes);
+    let value = |wanted: u16| {
+        let mut all = NlasIterator::new(&bytes[..]).filter_map(Result::ok);
+        all.find(|nla| nla.kind() == wanted).map(|nla| nla.value().to_vec())
+    };
+    match value(RATE_64) {
+        Some(bytes) => Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)),
+        None => Some(u64::from(u32::from_ne_bytes(value(PARAMETERS)?.get(8..12)?.try_into().ok()?))),
+    }
+}

@@ -1,0 +1,178 @@
+//! VLANs of a bridge's ports (IEEE 802.1Q): which a port is a member of, and as which its untagged packets count.
+
+use futures::TryStreamExt;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::link::{
+    AfSpecBridge, BridgeVlanInfo, BridgeVlanInfoFlags as Flags, LinkAttribute, LinkExtentMask, LinkMessage,
+};
+use rtnetlink::LinkBridgeVlan;
+
+use super::{Link, Links, failed, is_errno};
+use crate::error::Error;
+
+/// The largest number of a VLAN.
+pub(crate) const LAST: u16 = 4094;
+
+/// One VLAN of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Member {
+    pub(crate) vlan: u16,
+    /// Packets without a tag come in as of this VLAN; a port has one such.
+    pub(crate) native: bool,
+    /// Packets of this VLAN leave without a tag.
+    pub(crate) untagged: bool,
+}
+
+/// What a port is to be a member of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Vlans {
+    /// As which packets without a tag count.
+    pub(crate) native: Option<u16>,
+    /// VLANs whose packets carry their tag, in order.
+    pub(crate) trunk: Vec<u16>,
+    /// Whether the VLAN that the bridge gives each new port stays.
+    pub(crate) keep_default: bool,
+}
+
+/// Refuses VLANs where there are none.
+pub(crate) fn unsupported() -> Error {
+    Error::invalid("vlan", "the kernel's bridges do not filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)")
+}
+
+// === impl Vlans ===
+
+impl Vlans {
+    /// Whether the bridge must tell VLANs apart.
+    pub(crate) fn any(&self) -> bool {
+        self.native.is_some() || !self.trunk.is_empty()
+    }
+
+    /// The memberships, in order. A trunk whose own VLAN nobody named has 1.
+    fn members(&self) -> Vec<Member> {
+        let native = self.native.unwrap_or(1);
+        let tagged = |vlan: &u16| Member { vlan: *vlan, native: false, untagged: false };
+        let mut members: Vec<Member> =
+            self.trunk.iter().filter(|vlan| **vlan != native).map(tagged).collect();
+        members.push(Member { vlan: native, native: true, untagged: true });
+        members.sort_unstable();
+        members
+    }
+
+    /// Whether a port with these memberships is as wanted.
+    pub(crate) fn are(&self, present: &[Member]) -> bool {
+        let wanted = self.members();
+        wanted.iter().all(|member| present.contains(member))
+            && (self.keep_default || present.len() == wanted.len())
+    }
+
+    /// The memberships as the kernel is told them: neighbours in one range each, but for the port's own.
+    fn infos(&self) -> Vec<AfSpecBridge> {
+        let info = |vid, flags| AfSpecBridge::VlanInfo(BridgeVlanInfo { vid, flags });
+        let members = self.members();
+        let mut infos = Vec::new();
+        for run in members.chunk_by(|a, b| a.vlan + 1 == b.vlan && !a.native && !b.native) {
+            match run {
+                [member] if member.native => infos.push(info(member.vlan, Flags::Pvid | Flags::Untagged)),
+                [first, .., last] => {
+                    infos.push(info(first.vlan, Flags::RangeBegin));
+                    infos.push(info(last.vlan, Flags::RangeEnd));
+                }
+                single => infos.extend(single.iter().map(|member| info(member.vlan, Flags::empty()))),
+            }
+        }
+        infos
+    }
+}
+
+// === impl Links ===
+
+impl Links {
+    /// Makes a port of the bridge a member of these VLANs, and of that which the bridge gave it only if that stays.
+    pub(crate) async fn set_vlans(&self, bridge: &Link, port: &Link, vlans: &Vlans) -> Result<(), Error> {
+        let wrong = failed("set the VLANs of", &port.name);
+        let default = bridge.default_vlan.filter(|vlan| *vlan != 0);
+        let unwanted = default
+            .filter(|vlan| !vlans.keep_default && vlans.members().iter().all(|member| member.vlan != *vlan));
+        if let Some(vlan) = unwanted {
+            let mut request = self.handle.link().del(port.index);
+            *request.message_mut() = LinkBridgeVlan::new(port.index).vlan(vlan, Flags::empty()).build();
+            match request.execute().await {
+                // It was not.
+                Err(error) if !is_errno(&error, libc::ENOENT) => return Err(wrong(error)),
+                _ => {}
+            }
+        }
+        let add = vlans
+            .infos()
+            .into_iter()
+            .fold(LinkBridgeVlan::new(port.index), |message, info| message.append_af_spec(info));
+        self.handle.link().set(add.build()).execute().await.map_err(wrong)
+    }
+
+    /// The VLANs of a port.
+    pub(crate) async fn vlans(&self, port: &Link) -> Result<Vec<Member>, Error> {
+        let ports: Vec<LinkMessage> = {
+            let _alone = self.listing.lock().await;
+            let list =
+                self.handle.link().get().set_filter_mask(AddressFamily::Bridge, vec![LinkExtentMask::Brvlan]);
+            list.execute().try_collect().await.map_err(failed("list the VLANs of", &port.name))?
+        };
+        Ok(ports.iter().filter(|message| message.header.index == port.index).flat_map(members_in).collect())
+    }
+}
+
+fn members_in(message: &LinkMessage) -> Vec<Member> {
+    let specs = message.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::AfSpecBridge(specs) => Some(specs),
+        _ => None,
+    });
+    let infos = specs.flatten().filter_map(|spec| match spec {
+        AfSpecBridge::VlanInfo(info) => Some(info),
+        _ => None,
+    });
+    let member = |info: &BridgeVlanInfo| Member {
+        vlan: info.vid,
+        native: info.flags.contains(Flags::Pvid),
+        untagged: info.flags.contains(Flags::Untagged),
+    };
+    infos.map(member).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vlans(native: Option<u16>, trunk: &[u16]) -> Vlans {
+        Vlans { native, trunk: trunk.to_vec(), keep_default: false }
+    }
+
+    fn told(vlans: &Vlans) -> Vec<(u16, Flags)> {
+        let infos = vlans.infos().into_iter().map(|spec| match spec {
+            AfSpecBridge::VlanInfo(info) => (info.vid, info.flags),
+            other => panic!("{other:?}"),
+        });
+        infos.collect()
+    }
+
+    #[test]
+    fn a_port_has_one_vlan_of_its_own_and_ranges_of_others() {
+        let own = Flags::Pvid | Flags::Untagged;
+        assert_eq!(told(&vlans(Some(100), &[])), [(100, own)]);
+        let (begin, end) = (Flags::RangeBegin, Flags::RangeEnd);
+        let trunk = [2, 3, 4, 5, 6, 9];
+        let expected = [(1, own), (2, begin), (6, end), (9, Flags::empty())];
+        assert_eq!(told(&vlans(None, &trunk)), expected, "1 is the trunk's own");
+        let expected = [(2, begin), (3, end), (4, own), (5, begin), (6, end), (9, Flags::empty())];
+        assert_eq!(told(&vlans(Some(4), &trunk)), expected, "its own is not tagged");
+    }
+
+    #[test]
+    fn a_port_is_as_wanted_or_is_not() {
+        let own = Member { vlan: 100, native: true, untagged: true };
+        let default = Member { vlan: 1, native: false, untagged: true };
+        let mut wanted = vlans(Some(100), &[]);
+        assert!(wanted.are(&[own]) && !wanted.are(&[own, default]) && !wanted.are(&[default]));
+        wanted.keep_default = true;
+        assert!(wanted.are(&[default, own]) && !wanted.are(&[Member { native: false, ..own }]));
+    }
+}

@@ -1,0 +1,132 @@
+//! The network of no configuration: a bridge, addresses of the node's own ranges, host ports and limits of
+//! bandwidth. A list like any other, of our own types.
+
+use std::sync::Arc;
+
+use ipnetwork::IpNetwork;
+use serde_json::{Value, json};
+
+use super::{Network, NetworkConfig, State};
+use crate::error::Error;
+use crate::firewall::Claim;
+use crate::host_local::range::{RangeConf, RangeSet};
+use crate::link::Bridge;
+use crate::spec::list::List;
+use crate::sysctl;
+
+/// The list's name, and that of the directory with its addresses.
+const NAME: &str = "coracle";
+pub(super) const NO_RANGE: &str = "no pod address range is set";
+
+impl Network {
+    /// Sets the node's pod ranges. Unless a configuration names another network, the default one is made:
+    /// the bridge with each range's first address as gateway, forwarding, and the firewall table. Calling it
+    /// again with the same ranges repairs.
+    ///
+    /// # Errors
+    /// When a range is too small or the kernel refuses.
+    pub async fn set_pod_cidrs(&self, cidrs: Vec<IpNetwork>) -> Result<(), Error> {
+        let mut state = self.inner.state.write().await;
+        state.cidrs = cidrs;
+        if state.configured { Ok(()) } else { self.install_default(&mut state).await }
+    }
+
+    /// Sets the ranges, of other nodes' pods for one, to which pods of the default network keep their own
+    /// address: everywhere else they have the node's.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn set_unmasqueraded(&self, ranges: Vec<IpNetwork>) -> Result<(), Error> {
+        let mut state = self.inner.state.write().await;
+        state.unmasqueraded = ranges;
+        let made = state.list.is_some() && !state.configured;
+        if made { self.inner.host.firewall.put(&claim(&state)) } else { Ok(()) }
+    }
+
+    /// Sets the MTU of the default network's bridge, and of pods attached from now on, in place of the configured
+    /// one; that one again when absent. Earlier pods keep theirs, and are told of what is too long (ICMP).
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn set_mtu(&self, mtu: Option<u32>) -> Result<(), Error> {
+        let mut state = self.inner.state.write().await;
+        let changed = std::mem::replace(&mut state.mtu, mtu) != mtu;
+        let made = state.list.is_some() && !state.configured;
+        if changed && made { self.install_default(&mut state).await } else { Ok(()) }
+    }
+
+    /// Makes the default network, if the ranges are known.
+    pub(super) async fn install_default(&self, state: &mut State) -> Result<(), Error> {
+        state.configured = false;
+        if state.cidrs.is_empty() {
+            state.list = None;
+            self.set_ready(Err(NO_RANGE.to_owned()));
+            return Ok(());
+        }
+        let made = self.make_default(state).await;
+        self.set_ready(made.as_ref().map(|_| ()).map_err(Error::chain));
+        state.list = Some(Arc::new(made?));
+        self.derive(state).await
+    }
+
+    async fn make_default(&self, state: &State) -> Result<List, Error> {
+        let (config, host) = (&self.inner.config, &self.inner.host);
+        let mtu = state.mtu.or(config.mtu);
+        let gateways = state.cidrs.iter().map(|cidr| gateway(*cidr)).collect::<Result<Vec<_>, _>>()?;
+        sysctl::forwarding(&state.cidrs)?;
+        let (bridge, _) =
+            host.links.ensure_bridge(&config.bridge, Bridge { mtu, ..Bridge::default() }).await?;
+        host.links.ensure_addresses(&bridge, &gateways).await?;
+        sysctl::route_localnet(&config.bridge)?;
+        host.firewall.put(&claim(state))?;
+        host.firewall.repair()?;
+        let wrong = |reason: String| Error::invalid("the default network", reason);
+        List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)
+    }
+
+    /// Takes the default network's claim back: another network takes its place.
+    pub(super) fn drop_default(&self) -> Result<(), Error> {
+        self.inner.host.firewall.remove(&claim(&State::default()))
+    }
+}
+
+/// The network as a whole: its ranges are masqueraded, whoever lives in them.
+fn claim(state: &State) -> Claim {
+    Claim {
+        plugin: "network".to_owned(),
+        network: NAME.to_owned(),
+        masquerade: state.cidrs.clone(),
+        except: state.cidrs.iter().chain(&state.unmasqueraded).copied().collect(),
+        ..Claim::default()
+    }
+}
+
+/// The first address of a range, which is the bridge's.
+fn gateway(cidr: IpNetwork) -> Result<IpNetwork, Error> {
+    let set = RangeSet::new(
+        0,
+        vec![RangeConf { subnet: cidr, range_start: None, range_end: None, gateway: None }],
+    )?;
+    let gateway = set.gateway().unwrap_or_else(|| cidr.ip());
+    IpNetwork::new(gateway, cidr.prefix()).map_err(|_not| Error::RangeTooSmall { range: cidr })
+}
+
+fn list(config: &NetworkConfig, mtu: Option<u32>, cidrs: &[IpNetwork]) -> Value {
+    let ranges: Vec<Value> = cidrs.iter().map(|cidr| json!([{"subnet": cidr}])).collect();
+    json!({
+        "cniVersion": "1.1.0",
+        "name": NAME,
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": config.bridge,
+                "mtu": mtu.unwrap_or(0),
+                "isDefaultGateway": true,
+                "hairpinMode": true,
+                "ipam": {"type": "host-local", "dataDir": config.state_dir.join("networks"), "ranges": ranges},
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+            {"type": "bandwidth", "capabilities": {"bandwidth": true}},
+        ],
+    })
+}

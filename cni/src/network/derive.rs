@@ -1,0 +1,172 @@
+//! Addresses, interfaces and firewall as what follows from the sandboxes that live: made what they need, and
+//! the rest freed. At start, on GC, and when the network changes.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use tracing::{debug, warn};
+
+use super::{Live, Network, State};
+use crate::bridge::host_interface;
+use crate::error::Error;
+use crate::host_local;
+use crate::invoke::Parameters;
+use crate::invoke::cache::Entry;
+use crate::link::Links;
+use crate::netns::{self, Netns};
+use crate::plugin::Kind;
+use crate::spec::Command;
+use crate::spec::list::{Capabilities, List};
+use crate::spec::request::{Request, Valid};
+use crate::spec::result::{Answer, Interface, Ip};
+
+impl Network {
+    /// Makes addresses, interfaces and firewall what the living sandboxes need, and frees the rest (CNI GC).
+    ///
+    /// # Errors
+    /// The first failure, after everything was tried.
+    pub async fn reconcile(&self, live: &[Live]) -> Result<(), Error> {
+        let inner = &self.inner;
+        let mut state = inner.state.write().await;
+        let mut first = Ok(());
+        let ids: HashSet<&str> = live.iter().map(|l| l.id.as_str()).collect();
+        for entry in inner.cache.all().into_iter().filter(|e| !ids.contains(e.at.container_id.as_str())) {
+            debug!(sandbox = %entry.at.container_id, "freeing the network of a sandbox that is gone");
+            first = first.and(self.give_back(&entry).await);
+        }
+        let unknown = live.iter().filter(|l| inner.cache.get(&l.id).is_none());
+        state.unowned = unknown.cloned().collect();
+        first.and(self.derive(&mut state).await)
+    }
+
+    /// Removes the bridge, the firewall table and every record: the node is being taken down.
+    ///
+    /// # Errors
+    /// The first failure, after everything was tried.
+    pub async fn remove(&self) -> Result<(), Error> {
+        let inner = &self.inner;
+        let reconciled = self.reconcile(&[]).await;
+        let firewall = inner.host.firewall.clear();
+        let bridge = inner.host.links.delete_bridge(&inner.config.bridge).await;
+        self.set_ready(Err("the network was removed".to_owned()));
+        reconciled.and(firewall).and(bridge)
+    }
+
+    /// Tells all plugins what is valid, and makes the files of addresses what is in use.
+    pub(super) async fn derive(&self, state: &mut State) -> Result<(), Error> {
+        let inner = &self.inner;
+        let mut first = self.adopt(state).await;
+        let entries = inner.cache.all();
+        let valid: Vec<Valid> = entries
+            .iter()
+            .map(|entry| valid(&entry.at))
+            .chain(
+                state.unowned.iter().map(|l| Valid { container_id: l.id.clone(), ifname: l.ifname.clone() }),
+            )
+            .collect();
+        let mut lists: Vec<&List> = state.list.iter().map(Arc::as_ref).collect();
+        for entry in &entries {
+            if !lists.contains(&&entry.list) {
+                lists.push(&entry.list);
+            }
+        }
+        for list in lists {
+            first = first.and(self.invoker().gc(list, &valid).await);
+        }
+        for entry in &entries {
+            first = first.and(restore(entry));
+        }
+        let ids: HashSet<&str> = valid.iter().map(|v| v.container_id.as_str()).collect();
+        let claims =
+            inner.host.firewall.retain(|claim| claim.id.is_empty() || ids.contains(claim.id.as_str()));
+        first.and(claims).and(self.sweep_ports(&valid).await)
+    }
+
+    /// The default network's bridge is ours alone: ports of nobody are removed.
+    async fn sweep_ports(&self, valid: &[Valid]) -> Result<(), Error> {
+        let links = &self.inner.host.links;
+        let Some(bridge) = links.find(&self.inner.config.bridge).await? else { return Ok(()) };
+        let wanted: Vec<String> = valid.iter().map(|v| host_interface(&v.container_id, &v.ifname)).collect();
+        links.delete_ports_except(bridge.index, &wanted).await
+    }
+
+    /// Takes sandboxes that live, and whose records are lost, for what their namespaces show them to be.
+    async fn adopt(&self, state: &mut State) -> Result<(), Error> {
+        let Some(list) = state.list.clone() else { return Ok(()) };
+        let mut first = Ok(());
+        for live in std::mem::take(&mut state.unowned) {
+            match look(&live).await {
+                Ok(result) => {
+                    warn!(sandbox = live.id, "the network's record is lost: made again from what is there");
+                    let entry = Entry {
+                        list: (*list).clone(),
+                        netns_id: netns::id(&live.netns),
+                        at: parameters(live),
+                        result: Some(result),
+                    };
+                    first = first.and(self.inner.cache.put(entry));
+                }
+                Err(error) => {
+                    first = first.and(Err(error));
+                    state.unowned.push(live);
+                }
+            }
+        }
+        first
+    }
+}
+
+fn valid(at: &Parameters) -> Valid {
+    Valid { container_id: at.container_id.clone(), ifname: at.ifname.clone() }
+}
+
+fn parameters(live: Live) -> Parameters {
+    Parameters {
+        container_id: live.id,
+        netns: Some(live.netns),
+        ifname: live.ifname,
+        args: String::new(),
+        capabilities: Capabilities::new(),
+    }
+}
+
+/// What the sandbox has in truth.
+async fn look(live: &Live) -> Result<Answer, Error> {
+    let links = Links::inside(&Netns::open(&live.netns)?)?;
+    let Some(link) = links.find(&live.ifname).await? else { return Ok(Answer::default()) };
+    let addresses = links.addresses(&link).await?;
+    let inside = Interface {
+        name: live.ifname.clone(),
+        mac: crate::link::format_mac(&link.mac),
+        sandbox: live.netns.to_string_lossy().into_owned(),
+        ..Interface::default()
+    };
+    let outside = Interface { name: host_interface(&live.id, &live.ifname), ..Interface::default() };
+    let ips = addresses.iter().map(|a| Ip { interface: Some(1), address: a.network, gateway: None });
+    Ok(Answer { interfaces: vec![outside, inside], ips: ips.collect(), ..Answer::default() })
+}
+
+/// Makes the files of the addresses that an attachment of our own types has.
+fn restore(entry: &Entry) -> Result<(), Error> {
+    let Some(result) = &entry.result else { return Ok(()) };
+    let mut first = Ok(());
+    for plugin in &entry.list.plugins {
+        let ipam = plugin.get("ipam").and_then(|ipam| ipam.get("type")).and_then(|kind| kind.as_str());
+        if ipam != Some(Kind::HostLocal.name()) {
+            continue;
+        }
+        let request = Request {
+            command: Command::Add,
+            container_id: entry.at.container_id.clone(),
+            netns: None,
+            ifname: entry.at.ifname.clone(),
+            args: entry.at.args.clone(),
+            path: Vec::new(),
+            conf: entry.list.derive(plugin, &entry.at.capabilities, None),
+        };
+        for ip in result.addresses_of(&entry.at.ifname) {
+            first = first.and(host_local::restore(&request, ip.address.ip()).map(drop));
+        }
+    }
+    first
+}

@@ -1,0 +1,71 @@
+//! Which network is the network: the first list of the configuration directory, or the default one; and
+//! noticing that this changed.
+
+use std::sync::Arc;
+
+use tracing::{info, warn};
+
+use super::{Network, State};
+use crate::error::Error;
+use crate::spec::list::List;
+use crate::watch::Watch;
+
+impl Network {
+    /// Reads the configuration directory anew. Attachments that were made stay what they are.
+    pub(super) async fn reload(&self) {
+        let Some(dir) = &self.inner.config.conf_dir else { return };
+        let found = List::first_of(dir);
+        let mut state = self.inner.state.write().await;
+        let taken = match found {
+            Ok(Some(list)) => self.install(&mut state, list),
+            Ok(None) => self.install_default(&mut state).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = taken {
+            warn!(error = error.chain(), "the network configuration cannot be used");
+            self.set_ready(Err(error.chain()));
+        }
+    }
+
+    fn install(&self, state: &mut State, list: List) -> Result<(), Error> {
+        for kind in list.kinds() {
+            if crate::plugin::Kind::parse(kind).is_none() {
+                self.inner.executables.find(kind)?;
+            }
+        }
+        if state.list.as_deref() != Some(&list) {
+            info!(network = list.name, "the network is that of a configuration list");
+        }
+        if !state.configured {
+            self.drop_default()?;
+        }
+        state.configured = true;
+        state.list = Some(Arc::new(list));
+        self.set_ready(Ok(()));
+        Ok(())
+    }
+
+    /// Reloads after every change of the configuration directory, for as long as the network is.
+    pub(super) fn watch(&self) {
+        let inner = &self.inner;
+        let Some(dir) = inner.config.conf_dir.clone() else { return };
+        let weak = Arc::downgrade(inner);
+        let watching = tokio::spawn(async move {
+            let unseen =
+                |error: std::io::Error| warn!(%error, "changes of the network configuration are not noticed");
+            let mut watch = match Watch::on(&dir) {
+                Ok(watch) => watch,
+                Err(error) => return unseen(error),
+            };
+            loop {
+                if let Err(error) = watch.changed().await {
+                    return unseen(error);
+                }
+                let Some(inner) = weak.upgrade() else { return };
+                Self { inner }.reload().await;
+            }
+        });
+        let mut tasks = inner.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        tasks.push(watching.abort_handle());
+    }
+}

@@ -1,0 +1,80 @@
+//! The addresses of this network namespace: from which a node finds its own.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage};
+
+use super::error::OverlayError;
+use super::message::read_address;
+use super::socket::RouteSocket;
+
+/// An address that others can use for now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// The interface that has it.
+    pub interface: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// Whether the interface is a bridge or a tunnel, which more often leads to pods than to the machine.
+    pub is_virtual: bool,
+}
+
+/// All addresses of interfaces here, but those that are temporary, deprecated or not proven yet.
+///
+/// # Errors
+/// When netlink cannot be used.
+pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
+    let found = || {
+        let mut socket = RouteSocket::open()?;
+        let mut links = HashMap::new();
+        let mut ask = LinkMessage::default();
+        ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        socket.dump(RouteNetlinkMessage::GetLink(ask), |message| {
+            if let RouteNetlinkMessage::NewLink(link) = message {
+                links.insert(link.header.index, (name(&link), is_virtual(&link)));
+            }
+        })?;
+        let mut found = Vec::new();
+        socket.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()), |message| {
+            let Some((ip, _, index)) = read_address(&message).filter(|_| lasts(&message)) else { return };
+            if let Some((interface, is_virtual)) = links.get(&index).cloned() {
+                found.push(LocalAddress { interface, ip, is_virtual });
+            }
+        })?;
+        Ok(found)
+    };
+    found().map_err(|source| OverlayError::Socket { action: "list addresses", source })
+}
+
+fn name(link: &LinkMessage) -> String {
+    let name = link.attributes.iter().find_map(|a| match a {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    });
+    name.unwrap_or_default()
+}
+
+fn is_virtual(link: &LinkMessage) -> bool {
+    let virtual_kind = |info: &LinkInfo| {
+        matches!(
+            info,
+            LinkInfo::Kind(InfoKind::Bridge | InfoKind::Vxlan | InfoKind::Tun | InfoKind::Wireguard)
+        )
+    };
+    link.attributes
+        .iter()
+        .any(|a| matches!(a, LinkAttribute::LinkInfo(info) if info.iter().any(virtual_kind)))
+}
+
+fn lasts(message: &RouteNetlinkMessage) -> bool {
+    let RouteNetlinkMessage::NewAddress(message) = message else { return false };
+    // One bit says "second of its subnet" of IPv4 addresses and "temporary" of IPv6 ones.
+    let passing = AddressHeaderFlags::Secondary
+        | AddressHeaderFlags::Deprecated
+        | AddressHeaderFlags::Tentative
+        | AddressHeaderFlags::Dadfailed;
+    !message.header.flags.intersects(passing)
+}

@@ -1,0 +1,394 @@
+//! The kernel's side: what its tables say, and the messages that change them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnetwork::IpNetwork;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage};
+use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::device;
+use super::error::OverlayError;
+use super::message::{
+    PROTOCOL, address, forward, ip, is_link_local, is_ours, is_wanted_neighbour, neighbour, new_route,
+    old_route, read_address, read_forward, read_neighbour,
+};
+use super::plan::{Change, Out, Port, Route, Tables, Uplink};
+use super::socket::{Request, RouteSocket};
+
+/// A dump that the table changed under is asked for again, this often.
+const DUMPS: usize = 10;
+
+/// The tables of one network namespace.
+pub(crate) struct Kernel {
+    socket: RouteSocket,
+    names: BTreeMap<Port, String>,
+    indexes: BTreeMap<Port, u32>,
+    /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
+    uplinks: Vec<u32>,
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    pub(crate) fn open(names: BTreeMap<Port, String>) -> Result<Self, OverlayError> {
+        let socket = RouteSocket::open();
+        let socket = socket.map_err(|source| OverlayError::Socket { action: "open", source })?;
+        Ok(Self { socket, names, indexes: BTreeMap::new(), uplinks: Vec::new() })
+    }
+
+    /// Whether the kernel knows VXLAN: it is asked for a device without a number, which it refuses in either case.
+    pub(crate) fn has_vxlan(&mut self) -> Result<bool, OverlayError> {
+        let refused = self.send(vec![(device::impossible(), NLM_F_CREATE | NLM_F_EXCL)])?;
+        Ok(refused.iter().all(|(_, error)| error.raw_os_error() != Some(libc::EOPNOTSUPP)))
+    }
+
+    pub(crate) fn name(&self, port: Port) -> Option<&str> {
+        self.names.get(&port).map(String::as_str)
+    }
+
+    pub(crate) fn is_foreign_link(&self, message: &RouteNetlinkMessage) -> bool {
+        let (RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link)) = message else {
+            return false;
+        };
+        self.port_of(link.header.index).is_none()
+    }
+
+    pub(crate) fn indexes(&self) -> impl Iterator<Item = u32> {
+        self.indexes.values().copied()
+    }
+
+    /// The interfaces with these addresses; addresses that no interface has are left out.
+    pub(crate) fn uplinks(&mut self, addresses: &[IpAddr]) -> Result<Vec<Uplink>, OverlayError> {
+        let mut found: Vec<(IpNetwork, u32)> = Vec::new();
+        for (ip, prefix, index) in self.addresses()? {
+            if let (true, Ok(network)) = (addresses.contains(&ip), IpNetwork::new(ip, prefix)) {
+                found.push((network, index));
+            }
+        }
+        let mut uplinks = Vec::new();
+        for (address, index) in found {
+            let link = self.link(LinkAsk::Index(index))?;
+            if let Some(mtu) = link.as_ref().and_then(device::mtu) {
+                uplinks.push(Uplink { address, index, mtu });
+            }
+        }
+        self.uplinks = uplinks.iter().map(|uplink: &Uplink| uplink.index).collect();
+        // In the order that the node gives them in, so that the first of a family is its first.
+        uplinks.sort_by_key(|uplink| addresses.iter().position(|ip| *ip == uplink.address.ip()));
+        Ok(uplinks)
+    }
+
+    /// What is there of ours, and of others on our devices.
+    pub(crate) fn observe(&mut self) -> Result<Tables, OverlayError> {
+        let mut tables = Tables::default();
+        self.indexes.clear();
+        for (port, name) in self.names.clone() {
+            if let Some(link) = self.link(LinkAsk::Name(&name))? {
+                let device = device::read(&link, port).ok_or(OverlayError::ForeignInterface { name })?;
+                self.indexes.insert(port, link.header.index);
+                tables.devices.insert(port, device);
+            }
+        }
+        // Those that the kernel makes are none of ours, and lead nowhere.
+        for (ip, _, index) in self.addresses()?.into_iter().filter(|(ip, ..)| !is_link_local(*ip)) {
+            if let Some(device) = self.port_of(index).and_then(|port| tables.devices.get_mut(&port)) {
+                device.addresses.insert(ip);
+            }
+        }
+        let ports: Vec<(Port, u32)> = self.indexes.iter().map(|(port, index)| (*port, *index)).collect();
+        for (port, index) in ports.into_iter().filter(|(port, _)| *port != Port::Tun) {
+            let forwards = self.neighbours(AddressFamily::Bridge, index)?;
+            tables.forwards.extend(forwards.iter().filter_map(|m| read_forward(m, port)));
+            for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+                let neighbours = self.neighbours(family, index)?;
+                tables.neighbours.extend(neighbours.iter().filter_map(|m| read_neighbour(m, port)));
+            }
+        }
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            for message in self.routes(family)? {
+                tables.routes.extend(self.read_route(&message));
+            }
+        }
+        Ok(tables)
+    }
+
+    /// Makes the changes, in order; the first failure that matters, after all were tried.
+    pub(crate) fn run(&mut self, changes: &[Change]) -> Result<(), OverlayError> {
+        let mut result = Ok(());
+        let mut rest = Vec::new();
+        for change in changes {
+            match change {
+                Change::RemoveDevice(port) => {
+                    if let Some(index) = self.indexes.remove(port) {
+                        result = result.and(self.now(change, (device::remove(index), 0)));
+                    }
+                }
+                Change::MakeDevice(port, wanted) => {
+                    let name = self.names.get(port).cloned().unwrap_or_default();
+                    if let Some(message) = device::make(&name, wanted) {
+                        result = result.and(self.now(change, (message, NLM_F_CREATE | NLM_F_EXCL)));
+                    }
+                    if let Some(link) = self.link(LinkAsk::Name(&name))? {
+                        self.indexes.insert(*port, link.header.index);
+                        // A kernel without IPv6 refuses, and need not be asked.
+                        self.send(vec![(device::without_own_address(link.header.index), 0)])?;
+                        result = result.and(self.now(change, (device::set(link.header.index, wanted), 0)));
+                    }
+                }
+                other => rest.push(other),
+            }
+        }
+        let batched = self.batch(&rest);
+        result.and(batched)
+    }
+
+    fn now(&mut self, change: &Change, request: Request) -> Result<(), OverlayError> {
+        let failed = self.send(vec![request])?;
+        match failed.into_iter().next() {
+            Some((_, source)) if matters(change, &source) => {
+                Err(OverlayError::Change { what: format!("{change:?}"), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn batch(&mut self, changes: &[&Change]) -> Result<(), OverlayError> {
+        let (mut requests, mut of) = (Vec::with_capacity(changes.len()), Vec::with_capacity(changes.len()));
+        for change in changes {
+            if let Change::SetDevice(port, wanted) = change
+                && let Some(index) = self.indexes.get(port)
+            {
+                requests.extend(device::place(*index, wanted).map(|message| (message, 0)));
+            }
+            requests.extend(self.request(change));
+            of.resize(requests.len(), *change);
+        }
+        let failed = self.send(requests)?;
+        let mut failed = failed.into_iter().filter_map(|(place, source)| {
+            let change = of.get(place)?;
+            matters(change, &source).then(|| OverlayError::Change { what: format!("{change:?}"), source })
+        });
+        failed.next().map_or(Ok(()), Err)
+    }
+
+    fn send(&mut self, requests: Vec<Request>) -> Result<Vec<(usize, io::Error)>, OverlayError> {
+        let sent = self.socket.batch(requests);
+        sent.map_err(|source| OverlayError::Socket { action: "send changes", source })
+    }
+
+    /// The message of a change; none when its device is not there.
+    fn request(&self, change: &Change) -> Option<Request> {
+        let index = |port: &Port| self.indexes.get(port).copied();
+        let set = NLM_F_CREATE | NLM_F_REPLACE;
+        Some(match change {
+            Change::SetDevice(port, wanted) => (device::set(index(port)?, wanted), 0),
+            Change::AddAddress(port, ip) => {
+                (RouteNetlinkMessage::NewAddress(address(index(port)?, *ip)), set)
+            }
+            Change::RemoveAddress(port, ip) => {
+                (RouteNetlinkMessage::DelAddress(address(index(port)?, *ip)), 0)
+            }
+            Change::AddForward(f) => (RouteNetlinkMessage::NewNeighbour(forward(index(&f.port)?, f)), set),
+            Change::RemoveForward(f) => (RouteNetlinkMessage::DelNeighbour(forward(index(&f.port)?, f)), 0),
+            Change::AddNeighbour(n) => {
+                (RouteNetlinkMessage::NewNeighbour(neighbour(index(&n.port)?, n)), set)
+            }
+            Change::RemoveNeighbour(n) => {
+                (RouteNetlinkMessage::DelNeighbour(neighbour(index(&n.port)?, n)), 0)
+            }
+            Change::AddRoute(to, route) => {
+                let out = match route.out {
+                    Out::Device(port) => index(&port)?,
+                    Out::Interface(index) => index,
+                };
+                (RouteNetlinkMessage::NewRoute(new_route(*to, route, out)), set)
+            }
+            Change::RemoveRoute(to, _) => (RouteNetlinkMessage::DelRoute(old_route(*to)), 0),
+            Change::RemoveDevice(_) | Change::MakeDevice(..) => return None,
+        })
+    }
+
+    fn port_of(&self, index: u32) -> Option<Port> {
+        self.indexes.iter().find(|(_, i)| **i == index).map(|(port, _)| *port)
+    }
+
+    fn link(&mut self, ask: LinkAsk<'_>) -> Result<Option<LinkMessage>, OverlayError> {
+        let mut message = LinkMessage::default();
+        match ask {
+            LinkAsk::Index(index) => message.header.index = index,
+            LinkAsk::Name(name) => message.attributes.push(LinkAttribute::IfName(name.to_owned())),
+        }
+        message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        match self.socket.get(RouteNetlinkMessage::GetLink(message)) {
+            Ok(RouteNetlinkMessage::NewLink(link)) => Ok(Some(link)),
+            Err(error) if error.raw_os_error() != Some(libc::ENODEV) => {
+                Err(OverlayError::Socket { action: "look up a link", source: error })
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn addresses(&mut self) -> Result<Vec<(IpAddr, u8, u32)>, OverlayError> {
+        let found =
+            self.dump("list addresses", &RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        Ok(found.iter().filter_map(read_address).collect())
+    }
+
+    fn neighbours(
+        &mut self,
+        family: AddressFamily,
+        index: u32,
+    ) -> Result<Vec<NeighbourMessage>, OverlayError> {
+        let mut ask = NeighbourMessage::default();
+        ask.header.family = family;
+        ask.attributes.push(NeighbourAttribute::IfIndex(index));
+        let found = self.dump("list neighbours", &RouteNetlinkMessage::GetNeighbour(ask))?;
+        let own = found.into_iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewNeighbour(message) if message.header.ifindex == index => Some(message),
+            _ => None,
+        });
+        Ok(own.collect())
+    }
+
+    fn routes(&mut self, family: AddressFamily) -> Result<Vec<RouteMessage>, OverlayError> {
+        let mut ask = RouteMessage::default();
+        ask.header.address_family = family;
+        ask.header.table = RouteHeader::RT_TABLE_MAIN;
+        ask.header.protocol = PROTOCOL;
+        let found = match self.dump("list routes", &RouteNetlinkMessage::GetRoute(ask)) {
+            // A kernel without IPv6 has no such table.
+            Err(OverlayError::Socket { source, .. }) if source.raw_os_error() == Some(libc::ENOENT) => {
+                Vec::new()
+            }
+            found => found?,
+        };
+        let own = found.into_iter().filter_map(|message| match message {
+            RouteNetlinkMessage::NewRoute(message) if is_ours(&message) => Some(message),
+            _ => None,
+        });
+        Ok(own.collect())
+    }
+
+    fn dump(
+        &mut self,
+        action: &'static str,
+        ask: &RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, OverlayError> {
+        let mut tries = 0;
+        loop {
+            let mut found = Vec::new();
+            tries += 1;
+            match self.socket.dump(ask.clone(), |message| found.push(message)) {
+                Ok(()) => return Ok(found),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted && tries < DUMPS => {}
+                Err(source) => return Err(OverlayError::Socket { action, source }),
+            }
+        }
+    }
+
+    /// What a message says of one of our routes.
+    pub(crate) fn read_route(&self, message: &RouteMessage) -> Option<(IpNetwork, Route)> {
+        let mut to = match message.header.address_family {
+            AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
+        let (mut via, mut source, mut out, mut mtu) = (None, None, 0, None);
+        for attribute in &message.attributes {
+            match attribute {
+                RouteAttribute::Destination(address) => to = ip(address)?,
+                RouteAttribute::Gateway(address) => via = ip(address),
+                RouteAttribute::PrefSource(address) => source = ip(address),
+                RouteAttribute::Oif(index) => out = *index,
+                RouteAttribute::Metrics(metrics) => {
+                    mtu = metrics.iter().find_map(|metric| match metric {
+                        RouteMetric::Mtu(mtu) => Some(*mtu),
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+        let to = IpNetwork::new(to, message.header.destination_prefix_length).ok()?;
+        let out = self.port_of(out).map_or(Out::Interface(out), Out::Device);
+        Some((to, Route { via, out, source, mtu }))
+    }
+
+    /// Whether a message says of our tables what is not wanted: somebody else was there.
+    pub(crate) fn is_news(&self, message: &RouteNetlinkMessage, wanted: &Tables) -> bool {
+        let at = |index: u32| self.port_of(index);
+        match message {
+            RouteNetlinkMessage::NewNeighbour(m) => at(m.header.ifindex).is_some_and(|port| {
+                read_forward(m, port).is_some_and(|f| !wanted.forwards.contains(&f))
+                    || match read_neighbour(m, port) {
+                        Some(lasting) => !wanted.neighbours.contains(&lasting),
+                        None => is_wanted_neighbour(m, port, wanted),
+                    }
+            }),
+            RouteNetlinkMessage::DelNeighbour(m) => at(m.header.ifindex).is_some_and(|port| {
+                read_forward(m, port).is_some_and(|f| wanted.forwards.contains(&f))
+                    || is_wanted_neighbour(m, port, wanted)
+            }),
+            RouteNetlinkMessage::NewRoute(m) => {
+                let is_main = m.header.table == RouteHeader::RT_TABLE_MAIN;
+                is_main
+                    && self.read_route(m).is_some_and(|(to, route)| match wanted.routes.get(&to) {
+                        Some(want) => !is_ours(m) || *want != route,
+                        None => is_ours(m),
+                    })
+            }
+            RouteNetlinkMessage::DelRoute(m) => {
+                is_ours(m)
+                    && self.read_route(m).is_some_and(|(to, route)| wanted.routes.get(&to) == Some(&route))
+            }
+            RouteNetlinkMessage::NewLink(link) => match at(link.header.index) {
+                Some(port) => device::read(link, port).is_none_or(|has| {
+                    wanted
+                        .devices
+                        .get(&port)
+                        .is_none_or(|want| (&want.kind, want.mtu, want.up) != (&has.kind, has.mtu, has.up))
+                }),
+                None => self.uplinks.contains(&link.header.index),
+            },
+            RouteNetlinkMessage::DelLink(link) => {
+                at(link.header.index).is_some() || self.uplinks.contains(&link.header.index)
+            }
+            // Every interface of a pod has a link-local one.
+            RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => {
+                let address = read_address(message).filter(|(ip, ..)| !is_link_local(*ip));
+                address.is_some_and(|(ip, _, index)| match at(index) {
+                    Some(port) => wanted.devices.get(&port).is_some_and(|want| {
+                        want.addresses.contains(&ip) == matches!(message, RouteNetlinkMessage::DelAddress(_))
+                    }),
+                    None => true,
+                })
+            }
+            _ => false,
+        }
+    }
+}
+
+enum LinkAsk<'a> {
+    Index(u32),
+    Name(&'a str),
+}
+
+/// What is gone need not be removed, and what is there not be made.
+fn matters(change: &Change, error: &io::Error) -> bool {
+    let absent = [libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EADDRNOTAVAIL];
+    let is_absent = error.raw_os_error().is_some_and(|code| absent.contains(&code));
+    match change {
+        Change::RemoveDevice(_)
+        | Change::RemoveAddress(..)
+        | Change::RemoveRoute(..)
+        | Change::RemoveNeighbour(_)
+        | Change::RemoveForward(_) => !is_absent,
+        Change::AddAddress(..) | Change::MakeDevice(..) => error.raw_os_error() != Some(libc::EEXIST),
+        _ => true,
+    }
+}

@@ -1,0 +1,171 @@
+//! Addresses, entries and routes as netlink messages.
+
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteProtocol,
+    RouteScope, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::plan::{Forward, Neighbour, Out, Port, Route, Tables};
+
+/// By which our routes are known (`rtm_protocol`, a number that nobody has registered).
+pub(crate) const PROTOCOL: RouteProtocol = RouteProtocol::Other(67);
+
+pub(crate) fn is_ours(message: &RouteMessage) -> bool {
+    message.header.protocol == PROTOCOL && message.header.table == RouteHeader::RT_TABLE_MAIN
+}
+
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+pub(crate) fn family(ip: IpAddr) -> AddressFamily {
+    if ip.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}
+
+pub(crate) fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some((*ip).into()),
+        RouteAddress::Inet6(ip) => Some((*ip).into()),
+        _ => None,
+    }
+}
+
+pub(crate) fn route_address(ip: IpAddr) -> RouteAddress {
+    match ip {
+        IpAddr::V4(ip) => RouteAddress::Inet(ip),
+        IpAddr::V6(ip) => RouteAddress::Inet6(ip),
+    }
+}
+
+pub(crate) fn read_address(message: &RouteNetlinkMessage) -> Option<(IpAddr, u8, u32)> {
+    let (RouteNetlinkMessage::NewAddress(message) | RouteNetlinkMessage::DelAddress(message)) = message
+    else {
+        return None;
+    };
+    // Of a point-to-point link the address is the other end's, and the local one ours.
+    let local = message.attributes.iter().find_map(|a| match a {
+        AddressAttribute::Local(ip) => Some(*ip),
+        _ => None,
+    });
+    let any = || {
+        message.attributes.iter().find_map(|a| match a {
+            AddressAttribute::Address(ip) => Some(*ip),
+            _ => None,
+        })
+    };
+    Some((local.or_else(any)?, message.header.prefix_len, message.header.index))
+}
+
+pub(crate) fn address(index: u32, ip: IpAddr) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = family(ip);
+    message.header.index = index;
+    message.header.prefix_len = if ip.is_ipv4() { 32 } else { 128 };
+    if ip.is_ipv6() {
+        // Nobody else can have it: nothing to detect, and no time in which it cannot be used.
+        message.header.flags = AddressHeaderFlags::Nodad;
+    }
+    message.attributes = vec![AddressAttribute::Local(ip), AddressAttribute::Address(ip)];
+    message
+}
+
+pub(crate) fn forward(index: u32, forward: &Forward) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = AddressFamily::Bridge;
+    message.header.ifindex = index;
+    message.header.state = NeighbourState::Permanent;
+    message.header.flags = NeighbourFlags::Own;
+    message.attributes = vec![
+        NeighbourAttribute::LinkLayerAddress(forward.mac.to_vec()),
+        NeighbourAttribute::Destination(forward.to.into()),
+    ];
+    message
+}
+
+pub(crate) fn neighbour(index: u32, neighbour: &Neighbour) -> NeighbourMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family(neighbour.ip);
+    message.header.ifindex = index;
+    message.header.state = NeighbourState::Permanent;
+    message.header.kind = RouteType::Unicast;
+    message.attributes = vec![
+        NeighbourAttribute::Destination(neighbour.ip.into()),
+        NeighbourAttribute::LinkLayerAddress(neighbour.mac.to_vec()),
+    ];
+    message
+}
+
+pub(crate) fn attributes(message: &NeighbourMessage) -> (Option<IpAddr>, Option<[u8; 6]>) {
+    let (mut to, mut mac) = (None, None);
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::LinkLayerAddress(bytes) => mac = bytes.as_slice().try_into().ok(),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => to = Some(IpAddr::from(*ip)),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => to = Some(IpAddr::from(*ip)),
+            NeighbourAttribute::Destination(NeighbourAddress::Other(bytes)) => {
+                let v4 = <[u8; 4]>::try_from(bytes.as_slice()).map(IpAddr::from).ok();
+                to = v4.or_else(|| <[u8; 16]>::try_from(bytes.as_slice()).map(IpAddr::from).ok());
+            }
+            _ => {}
+        }
+    }
+    (to, mac)
+}
+
+pub(crate) fn read_forward(message: &NeighbourMessage, port: Port) -> Option<Forward> {
+    let (to, mac) = attributes(message);
+    let is_forward = message.header.family == AddressFamily::Bridge;
+    Some(Forward { port, mac: mac.filter(|_| is_forward)?, to: to? })
+}
+
+/// Entries that last; the others are the kernel's own guesses.
+pub(crate) fn read_neighbour(message: &NeighbourMessage, port: Port) -> Option<Neighbour> {
+    let is_neighbour = message.header.family != AddressFamily::Bridge;
+    let lasts = message.header.state == NeighbourState::Permanent;
+    let (to, mac) = attributes(message);
+    Some(Neighbour { port, ip: to.filter(|_| is_neighbour && lasts)?, mac: mac? })
+}
+
+/// Whether the entry is for an address of a peer's. One that goes is told without its hardware address.
+pub(crate) fn is_wanted_neighbour(message: &NeighbourMessage, port: Port, wanted: &Tables) -> bool {
+    let (to, _) = attributes(message);
+    message.header.family != AddressFamily::Bridge
+        && to.is_some_and(|ip| wanted.neighbours.iter().any(|n| (n.port, n.ip) == (port, ip)))
+}
+
+pub(crate) fn old_route(to: IpNetwork) -> RouteMessage {
+    let mut message = RouteMessage::default();
+    message.header.address_family = family(to.ip());
+    message.header.destination_prefix_length = to.prefix();
+    message.header.table = RouteHeader::RT_TABLE_MAIN;
+    message.header.protocol = PROTOCOL;
+    // Whatever its scope is.
+    message.header.scope = RouteScope::NoWhere;
+    message.attributes = vec![RouteAttribute::Destination(route_address(to.network()))];
+    message
+}
+
+pub(crate) fn new_route(to: IpNetwork, route: &Route, out: u32) -> RouteMessage {
+    let mut message = old_route(to);
+    message.header.kind = RouteType::Unicast;
+    message.header.scope = match route.via {
+        None if to.is_ipv4() => RouteScope::Link,
+        _ => RouteScope::Universe,
+    };
+    if matches!((route.out, route.via), (Out::Device(_), Some(_))) {
+        message.header.flags = RouteFlags::Onlink;
+    }
+    message.attributes.push(RouteAttribute::Oif(out));
+    message.attributes.extend(route.via.map(|via| RouteAttribute::Gateway(route_address(via))));
+    message.attributes.extend(route.source.map(|ip| RouteAttribute::PrefSource(route_address(ip))));
+    message.attributes.extend(route.mtu.map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
+    message
+}

@@ -1,0 +1,174 @@
+//! Netlink notifications: who else changes our tables wakes us, and nobody else does.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use netlink_packet_core::NetlinkPayload;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
+
+use super::error::OverlayError;
+use super::socket::parse;
+
+/// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`.
+const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
+const LONGEST: usize = 64 << 10;
+
+/// Listens to what happens in the network namespace that it was opened in.
+pub(crate) struct Monitor {
+    socket: TokioSocket,
+    buffer: Vec<u8>,
+    indexes: Vec<u32>,
+}
+
+// === impl Monitor ===
+
+impl Monitor {
+    pub(crate) fn open() -> Result<Self, OverlayError> {
+        let open = || {
+            let mut socket = TokioSocket::new(NETLINK_ROUTE)?;
+            socket.socket_mut().bind_auto()?;
+            GROUPS.iter().try_for_each(|group| socket.socket_ref().add_membership(*group))?;
+            Ok(socket)
+        };
+        let socket = open().map_err(|source| OverlayError::Socket { action: "listen to changes", source })?;
+        Ok(Self { socket, buffer: Vec::with_capacity(LONGEST), indexes: Vec::new() })
+    }
+
+    /// Has the kernel tell only of routes, addresses, and of these interfaces: the neighbours of pods come and go
+    /// all the time.
+    pub(crate) fn listen_to(&mut self, mut indexes: Vec<u32>) -> Result<(), OverlayError> {
+        indexes.sort_unstable();
+        indexes.dedup();
+        if self.indexes != indexes {
+            let attached = filter::attach(self.socket.as_raw_fd(), &indexes);
+            attached.map_err(|source| OverlayError::Socket { action: "choose changes", source })?;
+            self.indexes = indexes;
+        }
+        Ok(())
+    }
+
+    /// Waits for messages of which `is_news` says true of at least one, or of which some were lost. Cancel safe:
+    /// a message is looked at as soon as it was taken.
+    pub(crate) async fn news(&mut self, is_news: impl Fn(&RouteNetlinkMessage) -> bool) {
+        loop {
+            self.buffer.clear();
+            if let Err(error) = self.socket.recv(&mut self.buffer).await {
+                // The kernel had more to say than there was room for.
+                tracing::debug!(%error, "notifications of the kernel were lost");
+                return;
+            }
+            if self.tells(&is_news) {
+                return;
+            }
+        }
+    }
+
+    /// Takes all that waits, without waiting; true when there was news.
+    pub(crate) fn drain(&mut self, is_news: impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
+        let mut any = false;
+        loop {
+            self.buffer.clear();
+            match self.socket.socket_ref().recv(&mut self.buffer, libc::MSG_DONTWAIT) {
+                Ok(_) => any |= self.tells(&is_news),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return any,
+                Err(_lost) => any = true,
+            }
+        }
+    }
+
+    fn tells(&self, is_news: &impl Fn(&RouteNetlinkMessage) -> bool) -> bool {
+        let mut any = false;
+        parse(&self.buffer, |_, payload| {
+            if let NetlinkPayload::InnerMessage(message) = payload {
+                any |= is_news(&message);
+            }
+        });
+        any
+    }
+}
+
+#[expect(unsafe_code, reason = "a filter is given to a socket by a pointer")]
+mod filter {
+    use std::io;
+    use std::os::fd::RawFd;
+
+    const TYPE: u32 = 4;
+    /// Of links, neighbours and addresses the interface's index stands at the same place.
+    const INDEX: u32 = 20;
+    const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+    /// Programs load in network order what netlink writes in the machine's.
+    fn program(indexes: &[u32]) -> Vec<libc::sock_filter> {
+        let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
+        let always = [libc::RTM_NEWROUTE, libc::RTM_DELROUTE, libc::RTM_NEWADDR, libc::RTM_DELADDR];
+        // A jump reaches 255 steps; more interfaces than that are not ours.
+        let indexes = &indexes[..indexes.len().min(64)];
+        let rest = |after: usize| u8::try_from(always.len() + 1 + indexes.len() - after).unwrap_or(u8::MAX);
+        let mut steps = vec![step(LOAD_HALF, TYPE, 0)];
+        for (place, kind) in always.iter().enumerate() {
+            steps.push(step(EQUAL, u32::from(kind.to_be()), rest(place)));
+        }
+        steps.push(step(LOAD, INDEX, 0));
+        for (place, index) in indexes.iter().enumerate() {
+            steps.push(step(EQUAL, index.to_be(), rest(always.len() + 1 + place)));
+        }
+        steps.extend([step(RETURN, 0, 0), step(RETURN, u32::MAX, 0)]);
+        steps
+    }
+
+    pub(super) fn attach(socket: RawFd, indexes: &[u32]) -> io::Result<()> {
+        let mut steps = program(indexes);
+        let length = u16::try_from(steps.len()).unwrap_or(u16::MAX);
+        let program = libc::sock_fprog { len: length, filter: steps.as_mut_ptr() };
+        let size = libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).unwrap_or_default();
+        // SAFETY: the program and its steps live until the call returns, and the kernel copies both.
+        let result = unsafe {
+            libc::setsockopt(
+                socket,
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                std::ptr::from_ref(&program).cast(),
+                size,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        /// What the program says of a message.
+        fn accepts(steps: &[libc::sock_filter], kind: u16, index: u32) -> bool {
+            let mut message = [0u8; 24];
+            message[4..6].copy_from_slice(&kind.to_ne_bytes());
+            message[20..].copy_from_slice(&index.to_ne_bytes());
+            let (mut at, mut value) = (0, 0);
+            loop {
+                let step = steps[at];
+                let k = step.k as usize;
+                match step.code {
+                    LOAD_HALF => value = u32::from(u16::from_be_bytes([message[k], message[k + 1]])),
+                    LOAD => value = u32::from_be_bytes(message[k..k + 4].try_into().unwrap()),
+                    EQUAL if value == step.k => at += usize::from(step.jt),
+                    EQUAL => {}
+                    _ => return step.k != 0,
+                }
+                at += 1;
+            }
+        }
+
+        #[test]
+        fn routes_addresses_and_chosen_interfaces_pass() {
+            let steps = program(&[7, 300]);
+            assert!(accepts(&steps, libc::RTM_NEWROUTE, 1) && accepts(&steps, libc::RTM_DELADDR, 1));
+            assert!(accepts(&steps, libc::RTM_NEWNEIGH, 7) && accepts(&steps, libc::RTM_DELLINK, 300));
+            assert!(!accepts(&steps, libc::RTM_NEWNEIGH, 8) && !accepts(&steps, libc::RTM_NEWLINK, 0));
+            assert!(!accepts(&program(&[]), libc::RTM_NEWNEIGH, 7));
+        }
+    }
+}

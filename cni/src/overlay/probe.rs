@@ -1,0 +1,186 @@
+//! What really passes to a peer: asked of its kernel, so that any node answers, also one of flannel's.
+//!
+//! - *small*: an echo request (ICMP, ICMPv6) of 84 bytes;
+//! - *full*: one that fills the MTU and must not be cut; when it is lost, the longest that is not is searched for;
+//! - *offloaded*: two datagrams handed to the kernel as one (UDP_SEGMENT), so that the device, or whoever stands in
+//!   for it, cuts them and sums them up. Nobody listens on their port: "port unreachable" says that they came whole.
+//!   Wrong sums are the well-known fault of VXLAN over some network cards.
+
+mod socket;
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use socket::Echoes;
+
+/// How long an answer is waited for: nodes of one cluster are near each other.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// The first packets may find neighbours of the underlay unknown.
+const TRIES: usize = 3;
+/// Sockets that are open at a time.
+const TOGETHER: usize = 64;
+/// "Discard", which nobody listens on any more.
+const CLOSED: u16 = 9;
+const SMALL: u32 = 84;
+
+/// A way to a peer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    /// The peer's name.
+    pub peer: String,
+    /// An address of the peer's behind the overlay, which its kernel answers on.
+    pub to: IpAddr,
+    /// Bytes of a full packet, IP header included.
+    pub mtu: u32,
+}
+
+/// What passes on a [`Way`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Passes {
+    /// Bytes of the longest packet that passes; 0 when none does.
+    pub bytes: u32,
+    /// Whether packets that the device cuts and sums up pass.
+    pub offloaded: bool,
+}
+
+/// Tries all ways at once; what passes on each. Blocks for some milliseconds when everything passes, and for
+/// seconds when something does not.
+///
+/// # Errors
+/// When the sockets for it cannot be opened.
+pub fn examine(ways: &[Way]) -> io::Result<Vec<Passes>> {
+    let mut echoes = Echoes::open()?;
+    let mut searches: Vec<Search> = ways.iter().map(|way| Search::new(way.mtu)).collect();
+    while searches.iter().any(|search| search.next().is_some()) {
+        let asked: Vec<(usize, IpAddr, u32)> = searches
+            .iter()
+            .zip(ways)
+            .enumerate()
+            .filter_map(|(place, (search, way))| Some((place, way.to, search.next()?)))
+            .collect();
+        let mut answered: HashSet<usize> = HashSet::new();
+        for _ in 0..TRIES {
+            let open: Vec<_> =
+                asked.iter().filter(|(place, ..)| !answered.contains(place)).copied().collect();
+            if open.is_empty() {
+                break;
+            }
+            answered.extend(echoes.round(&open, PATIENCE)?);
+        }
+        for (place, ..) in asked {
+            if let Some(search) = searches.get_mut(place) {
+                search.learn(answered.contains(&place));
+            }
+        }
+    }
+    let bytes: Vec<u32> = searches.iter().map(|search| search.low).collect();
+    let offloaded = offloaded(ways, &bytes);
+    Ok(bytes.into_iter().zip(offloaded).map(|(bytes, offloaded)| Passes { bytes, offloaded }).collect())
+}
+
+/// The search for the longest packet that passes: small, then full, then halves.
+#[derive(Debug, Clone, Copy)]
+struct Search {
+    /// The longest that is known to pass.
+    low: u32,
+    /// The longest that may pass.
+    high: u32,
+    full: u32,
+}
+
+impl Search {
+    fn new(full: u32) -> Self {
+        Self { low: 0, high: full, full }
+    }
+
+    /// What to try next, until it is known to eight bytes: as VXLAN's users round.
+    fn next(&self) -> Option<u32> {
+        match (self.low, self.high) {
+            (_, 0) => None,
+            (0, _) => Some(SMALL.min(self.full)),
+            (low, high) if low >= high => None,
+            (_, high) if high == self.full => Some(high),
+            (low, high) if high - low < 8 => None,
+            (low, high) => Some(low + (high - low).div_ceil(2)),
+        }
+    }
+
+    fn learn(&mut self, passed: bool) {
+        let Some(tried) = self.next() else { return };
+        match (passed, self.low) {
+            (true, _) => self.low = tried,
+            // Not even the small one.
+            (false, 0) => self.high = 0,
+            (false, _) => self.high = tried - 1,
+        }
+    }
+}
+
+/// Of each way on which packets of that many bytes pass, whether two of them pass that were handed over as one.
+fn offloaded(ways: &[Way], bytes: &[u32]) -> Vec<bool> {
+    let mut passed = vec![false; ways.len()];
+    for _ in 0..TRIES {
+        let open: Vec<usize> = (0..ways.len()).filter(|at| !passed[*at] && bytes[*at] > 0).collect();
+        for together in open.chunks(TOGETHER) {
+            let sent: Vec<_> =
+                together.iter().map(|at| (*at, send_segments(ways[*at].to, bytes[*at]))).collect();
+            let end = Instant::now() + PATIENCE;
+            for (at, sent) in sent {
+                passed[at] =
+                    sent.map_or_else(|error| cannot_offload(&error), |socket| is_refused(&socket, end));
+            }
+        }
+    }
+    passed
+}
+
+/// A kernel that sums nothing up by a device refuses to try: then there is nothing that could go wrong.
+fn cannot_offload(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::ENOPROTOOPT | libc::EOPNOTSUPP))
+}
+
+fn send_segments(to: IpAddr, bytes: u32) -> io::Result<UdpSocket> {
+    let (any, headers): (&str, u32) = if to.is_ipv4() { ("0.0.0.0", 28) } else { ("::", 48) };
+    let segment = bytes.saturating_sub(headers).min(30_000);
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(SocketAddr::new(to, CLOSED))?;
+    let size = i32::try_from(segment).unwrap_or_default();
+    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::UdpGsoSegment, &size)?;
+    socket.send(&vec![0; segment as usize * 2])?;
+    Ok(socket)
+}
+
+fn is_refused(socket: &UdpSocket, end: Instant) -> bool {
+    let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+    let waited = socket.set_read_timeout(Some(left));
+    waited.is_ok() && socket.recv(&mut [0]).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(full: u32, passes: u32) -> (u32, usize) {
+        let (mut search, mut steps) = (Search::new(full), 0);
+        while let Some(tried) = search.next() {
+            search.learn(tried <= passes);
+            steps += 1;
+        }
+        (search.low, steps)
+    }
+
+    #[test]
+    fn what_passes_is_found_in_few_steps() {
+        assert_eq!(found(1450, 1450), (1450, 2));
+        assert_eq!(found(1450, 9000), (1450, 2));
+        assert_eq!(found(1450, 83), (0, 1));
+        for passes in 84..1450 {
+            let (low, steps) = found(1450, passes);
+            assert!(low <= passes && passes - low < 8 && steps < 12, "{passes}: {low} in {steps}");
+        }
+        assert_eq!(found(0, 100), (0, 0));
+        assert_eq!(found(60, 100), (60, 1));
+    }
+}

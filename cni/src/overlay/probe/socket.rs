@@ -1,0 +1,165 @@
+//! Echo requests and their answers, over raw sockets.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+
+const HEADER: usize = 8;
+
+/// A request: its place, where to, and the bytes of the whole packet.
+type Request = (usize, IpAddr, u32);
+
+/// Sockets for both families; a kernel without IPv6 has one.
+pub(super) struct Echoes {
+    // A raw socket is used by the same calls as one for datagrams, which are what the standard library has.
+    v4: UdpSocket,
+    v6: Option<UdpSocket>,
+    round: u16,
+}
+
+impl Echoes {
+    pub(super) fn open() -> io::Result<Self> {
+        let open = |family, protocol| -> io::Result<UdpSocket> {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            Ok(socket(family, SockType::Raw, flags, protocol)?.into())
+        };
+        let v4 = open(AddressFamily::Inet, SockProtocol::Icmp)?;
+        let v6 = open(AddressFamily::Inet6, SockProtocol::IcmpV6).ok();
+        whole::never_cut(&v4, false)?;
+        v6.iter().try_for_each(|socket| whole::never_cut(socket, true))?;
+        // Rounds are told apart, and so are processes.
+        let round = u16::try_from(std::process::id() & 0xffff).unwrap_or_default();
+        Ok(Self { v4, v6, round })
+    }
+
+    /// Sends all requests; the places of those that were answered in time, as long as they were sent.
+    pub(super) fn round(&mut self, requests: &[Request], patience: Duration) -> io::Result<HashSet<usize>> {
+        self.round = self.round.wrapping_add(1);
+        let mut sent: HashSet<usize> = HashSet::new();
+        for (number, (place, to, bytes)) in requests.iter().enumerate() {
+            if self.send(number, *to, *bytes).is_ok() {
+                sent.insert(*place);
+            }
+        }
+        let (mut answered, end) = (HashSet::new(), Instant::now() + patience);
+        while answered.len() < sent.len() && self.wait(end)? {
+            for socket in std::iter::once(&self.v4).chain(&self.v6) {
+                let mut buffer = vec![0; 65536];
+                while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                    let packet = buffer.get(..length).unwrap_or_default();
+                    let Some((number, bytes)) = self.answer(packet, from.is_ipv4()) else { continue };
+                    let request = requests.get(number).filter(|(_, to, b)| (*to, *b) == (from.ip(), bytes));
+                    answered.extend(request.map(|(place, ..)| *place));
+                }
+            }
+        }
+        Ok(answered)
+    }
+
+    fn send(&self, number: usize, to: IpAddr, bytes: u32) -> io::Result<usize> {
+        let (socket, kind, ip_header) = match to {
+            IpAddr::V4(_) => (Some(&self.v4), 8, 20),
+            IpAddr::V6(_) => (self.v6.as_ref(), 128, 40),
+        };
+        let length = (bytes as usize).saturating_sub(ip_header).max(HEADER);
+        let mut packet = vec![0; length];
+        packet[0] = kind;
+        packet[4..6].copy_from_slice(&self.round.to_be_bytes());
+        packet[6..8].copy_from_slice(&u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes());
+        if to.is_ipv4() {
+            // Of ICMPv6 the kernel writes it.
+            let sum = checksum(&packet);
+            packet[2..4].copy_from_slice(&sum.to_be_bytes());
+        }
+        socket.ok_or(io::ErrorKind::Unsupported)?.send_to(&packet, SocketAddr::new(to, 0))
+    }
+
+    /// Whether something came before `end`.
+    fn wait(&self, end: Instant) -> io::Result<bool> {
+        let left = end.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        let sockets = std::iter::once(&self.v4).chain(&self.v6);
+        let mut fds: Vec<_> = sockets.map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
+        match poll(&mut fds, timeout) {
+            Err(nix::Error::EINTR) => Ok(true),
+            ready => Ok(ready? > 0),
+        }
+    }
+
+    /// The number of the request that a packet answers, and the bytes of the whole packet.
+    fn answer(&self, packet: &[u8], v4: bool) -> Option<(usize, u32)> {
+        // IPv4 gives its header too, IPv6 does not.
+        let (start, kind, ip_header) =
+            if v4 { (usize::from(packet.first()? & 15) * 4, 0, 0) } else { (0, 129, 40) };
+        let [found, _, _, _, round0, round1, number0, number1, ..] = *packet.get(start..)? else {
+            return None;
+        };
+        let is_ours = found == kind && u16::from_be_bytes([round0, round1]) == self.round;
+        let bytes = u32::try_from(packet.len() + ip_header).ok()?;
+        is_ours.then_some((usize::from(u16::from_be_bytes([number0, number1])), bytes))
+    }
+}
+
+/// The Internet checksum (RFC 1071).
+fn checksum(packet: &[u8]) -> u16 {
+    let words = packet.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap_or_default()
+}
+
+#[expect(unsafe_code, reason = "no library at hand has these options of sockets")]
+mod whole {
+    use std::io;
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    /// Has packets leave as they are or not at all, whatever is known of the way.
+    pub(super) fn never_cut(socket: &UdpSocket, v6: bool) -> io::Result<()> {
+        let (level, name, value) = if v6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
+        };
+        let size = libc::socklen_t::try_from(size_of::<libc::c_int>()).unwrap_or_default();
+        // SAFETY: the value is an int of that size, which lives until the call returns.
+        let result = unsafe {
+            libc::setsockopt(socket.as_raw_fd(), level, name, std::ptr::from_ref(&value).cast(), size)
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+
+    #[test]
+    fn a_packet_with_its_checksum_sums_up_to_nothing() {
+        let mut packet = vec![8, 0, 0, 0, 1, 2, 3, 4, 5];
+        let sum = checksum(&packet);
+        packet[2..4].copy_from_slice(&sum.to_be_bytes());
+        assert_eq!(checksum(&packet), 0);
+    }
+
+    #[test]
+    fn loopback_answers_in_full_and_nobody_else_does() {
+        let mut echoes = Echoes::open().expect("these tests need root");
+        let requests: [Request; 3] = [
+            (7, Ipv4Addr::LOCALHOST.into(), 1400),
+            (8, Ipv6Addr::LOCALHOST.into(), 84),
+            (9, Ipv4Addr::new(127, 0, 0, 2).into(), 70_000),
+        ];
+        let answered = echoes.round(&requests, Duration::from_millis(500)).unwrap();
+        assert!(answered.contains(&7) && !answered.contains(&9), "{answered:?}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Pod packets in plain UDP, through a tun device: for kernels without VXLAN. As flannel's udp backend has it: a
+//! datagram is an IP packet and nothing else.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use ipnetwork::IpNetwork;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UdpSocket;
+use tokio::task::JoinHandle;
+
+use super::error::OverlayError;
+
+/// No packet of IP is longer.
+const LONGEST: usize = 64 << 10;
+
+/// The device, and the tasks that carry packets between it and UDP. All end with this value.
+pub(crate) struct Tunnel {
+    device: Arc<AsyncFd<File>>,
+    ways: Arc<RwLock<Ways>>,
+    sockets: Vec<(SocketAddr, Arc<UdpSocket>)>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// Ranges that share no address, in order, each with the node that has it.
+#[derive(Default)]
+struct Ways(Vec<(IpNetwork, IpAddr)>);
+
+// === impl Tunnel ===
+
+impl Tunnel {
+    /// Makes the device; whoever wants it up sets it up.
+    pub(crate) fn open(name: &str) -> Result<Self, OverlayError> {
+        let failed = |source| OverlayError::Tunnel { action: "make a tun device", source };
+        let device = tun::open(name).map_err(failed)?;
+        Ok(Self { device: Arc::new(device), ways: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
+    }
+
+    /// Leads each range to its node.
+    pub(crate) fn lead(&self, mut ways: Vec<(IpNetwork, IpAddr)>) {
+        ways.sort_by_key(|(range, _)| range.network());
+        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = Ways(ways);
+    }
+
+    /// Carries packets between the device and these addresses of the node, and no others.
+    pub(crate) fn listen(&mut self, addresses: &[SocketAddr]) -> Result<(), OverlayError> {
+        if self.sockets.iter().map(|(address, _)| address).eq(addresses) {
+            return Ok(());
+        }
+        self.tasks.drain(..).for_each(|task| task.abort());
+        self.sockets.retain(|(address, _)| addresses.contains(address));
+        let kept = std::mem::take(&mut self.sockets);
+        for address in addresses {
+            let old = kept.iter().find(|(of, _)| of == address).map(|(_, socket)| socket.clone());
+            let socket = old.map_or_else(|| bind(*address), Ok);
+            let socket = socket.map_err(|source| OverlayError::Tunnel { action: "open a socket", source })?;
+            self.sockets.push((*address, socket));
+        }
+        let sockets: Vec<_> = self.sockets.iter().map(|(_, socket)| socket.clone()).collect();
+        let port = addresses.first().map_or(0, SocketAddr::port);
+        self.tasks.push(tokio::spawn(outwards(
+            self.device.clone(),
+            sockets.clone(),
+            self.ways.clone(),
+            port,
+        )));
+        for socket in sockets {
+            self.tasks.push(tokio::spawn(inwards(self.device.clone(), socket, self.ways.clone())));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Tunnel {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
+    let socket = std::net::UdpSocket::bind(address)?;
+    socket.set_nonblocking(true)?;
+    UdpSocket::from_std(socket).map(Arc::new)
+}
+
+/// From pods here to pods elsewhere.
+async fn outwards(
+    device: Arc<AsyncFd<File>>,
+    sockets: Vec<Arc<UdpSocket>>,
+    ways: Arc<RwLock<Ways>>,
+    port: u16,
+) {
+    let mut buffer = vec![0; LONGEST];
+    loop {
+        let Ok(mut ready) = device.readable().await else { return };
+        let Ok(Ok(length)) = ready.try_io(|file| file.get_ref().read(&mut buffer)) else { continue };
+        let packet = buffer.get(..length).unwrap_or_default();
+        let to =
+            ends(packet).and_then(|(_, to)| ways.read().unwrap_or_else(PoisonError::into_inner).node_of(to));
+        let Some(to) = to else { continue };
+        let speaks = |socket: &&Arc<UdpSocket>| {
+            socket.local_addr().is_ok_and(|address| address.is_ipv4() == to.is_ipv4())
+        };
+        if let Some(socket) = sockets.iter().find(speaks) {
+            // A packet that cannot be sent is lost, as on any link.
+            let _lost = socket.send_to(packet, (to, port)).await;
+        }
+    }
+}
+
+/// From pods elsewhere to here: only from nodes that we know, and only what their pods can have sent.
+async fn inwards(device: Arc<AsyncFd<File>>, socket: Arc<UdpSocket>, ways: Arc<RwLock<Ways>>) {
+    let mut buffer = vec![0; LONGEST];
+    loop {
+        // An error is of an earlier packet, which the other end did not take.
+        let Ok((length, from)) = socket.recv_from(&mut buffer).await else { continue };
+        let packet = buffer.get(..length).unwrap_or_default();
+        let is_from = |ip| ways.read().unwrap_or_else(PoisonError::into_inner).node_of(ip) == Some(from.ip());
+        if ends(packet).is_some_and(|(source, _)| is_from(source)) {
+            let _lost = device.get_ref().write(packet);
+        }
+    }
+}
+
+/// Source and destination of an IP packet.
+fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    let v4 = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<4>()?));
+    let v6 = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<16>()?));
+    match packet.first()? >> 4 {
+        4 => Some((v4(12)?, v4(16)?)),
+        6 => Some((v6(8)?, v6(24)?)),
+        _ => None,
+    }
+}
+
+impl Ways {
+    fn node_of(&self, ip: IpAddr) -> Option<IpAddr> {
+        let after = self.0.partition_point(|(range, _)| range.network() <= ip);
+        let (range, node) = self.0.get(after.checked_sub(1)?)?;
+        range.contains(ip).then_some(*node)
+    }
+}
+
+#[expect(unsafe_code, reason = "a tun device is made by an ioctl")]
+mod tun {
+    use std::fs::{File, OpenOptions};
+    use std::io;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use tokio::io::unix::AsyncFd;
+
+    nix::ioctl_write_ptr_bad!(
+        /// `TUNSETIFF`
+        set_interface,
+        0x4004_54ca,
+        libc::ifreq
+    );
+
+    pub(super) fn open(name: &str) -> io::Result<AsyncFd<File>> {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun")?;
+        let flags = libc::c_short::try_from(libc::IFF_TUN | libc::IFF_NO_PI).unwrap_or_default();
+        let mut request = libc::ifreq {
+            ifr_name: [0; libc::IFNAMSIZ],
+            ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: flags },
+        };
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
+            *to = from.cast_signed();
+        }
+        // SAFETY: the request is a whole ifreq, which the kernel reads and writes during the call alone.
+        unsafe { set_interface(file.as_raw_fd(), &raw const request) }?;
+        // SAFETY: the file owns one descriptor, which stays the same and open for as long as the file is.
+        unsafe { AsyncFd::register(file) }.map_err(|error| error.into_parts().1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_leads_to_the_node_that_has_its_range() {
+        let way = |range: &str, node: &str| (range.parse().unwrap(), node.parse().unwrap());
+        let ways = Ways(vec![
+            way("10.42.1.0/24", "192.0.2.1"),
+            way("10.42.3.0/24", "192.0.2.3"),
+            way("fd42::/64", "192.0.2.1"),
+        ]);
+        let node = |ip: &str| ways.node_of(ip.parse().unwrap()).map(|ip| ip.to_string());
+        assert_eq!(node("10.42.1.255").as_deref(), Some("192.0.2.1"));
+        assert_eq!(node("10.42.3.7").as_deref(), Some("192.0.2.3"));
+        assert_eq!(node("fd42::7").as_deref(), Some("192.0.2.1"));
+        assert_eq!((node("10.42.2.1"), node("10.41.0.1"), node("fd43::1")), (None, None, None));
+    }
+
+    #[test]
+    fn what_is_no_ip_packet_has_no_ends() {
+        assert_eq!(ends(&[]), None);
+        assert_eq!(ends(&[0x45; 19]), None);
+        assert_eq!(ends(&[0x65; 39]), None);
+        assert_eq!(ends(&[0x15; 80]), None);
+        assert!(ends(&[0x45; 20]).is_some() && ends(&[0x65; 40]).is_some());
+    }
+}

@@ -1,0 +1,125 @@
+//! Ports of the host that lead to ports of a sandbox (`portmap`), in our one nftables table.
+
+pub(crate) mod condition;
+
+use ipnetwork::IpNetwork;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::firewall::Claim;
+use crate::host::Host;
+use crate::ports::PortMapping;
+use crate::spec::Command;
+use crate::spec::request::Request;
+use crate::spec::result::Answer;
+use crate::sysctl;
+use condition::Condition;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Conf {
+    backend: Option<String>,
+    #[serde(default = "yes")]
+    snat: bool,
+    #[serde(default)]
+    masq_all: bool,
+    /// Packets are not marked here: conntrack knows those that a port has led. Any bit is as good as none.
+    mark_masq_bit: Option<u8>,
+    external_set_mark_chain: Option<Value>,
+    #[serde(rename = "conditionsV4")]
+    conditions_v4: Option<Vec<String>>,
+    #[serde(rename = "conditionsV6")]
+    conditions_v6: Option<Vec<String>>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Does what the request asks; ADD answers what came before it.
+pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Error> {
+    let conf: Conf = request.own()?;
+    conf.check()?;
+    let ports: Vec<PortMapping> = request.capability("portMappings")?.unwrap_or_default();
+    if ports.iter().any(|port| port.host_port == 0 || port.container_port == 0) {
+        return Err(Error::invalid("runtimeConfig.portMappings", "0 is no port"));
+    }
+    match request.command {
+        Command::Add => {
+            let previous = request.chained()?;
+            if !ports.is_empty() {
+                add(host, &conf, &claim(request, &conf, (ports, &previous))?, &previous)?;
+            }
+            return Ok(Some(previous));
+        }
+        Command::Del => host.firewall.remove(&Claim::of(request))?,
+        Command::Check => {
+            let wanted = claim(request, &conf, (ports, &request.chained()?))?;
+            if !wanted.ports.is_empty() && !host.firewall.holds(&wanted)? {
+                let (what, reason) = ("the host ports".to_owned(), "they are gone".to_owned());
+                return Err(Error::Changed { what, reason });
+            }
+        }
+        Command::Gc => host.firewall.keep_valid(request)?,
+        Command::Status | Command::Version => {}
+    }
+    Ok(None)
+}
+
+fn add(host: &Host, conf: &Conf, claim: &Claim, previous: &Answer) -> Result<(), Error> {
+    if claim.to.is_empty() {
+        return Err(Error::invalid("prevResult", "has no address that ports could lead to"));
+    }
+    host.firewall.put(claim)?;
+    let interface = previous.routed_by().filter(|_| conf.snat && claim.to.iter().any(IpNetwork::is_ipv4));
+    if let Some(interface) = interface {
+        sysctl::route_localnet(&interface.name)?;
+    }
+    Ok(())
+}
+
+/// The ports lead to the first address of each family.
+fn claim(
+    request: &Request,
+    conf: &Conf,
+    (ports, previous): (Vec<PortMapping>, &Answer),
+) -> Result<Claim, Error> {
+    let first = |v4: bool| {
+        let mut of_family =
+            previous.addresses_of(&request.ifname).filter(move |ip| ip.address.is_ipv4() == v4);
+        of_family.next().map(|ip| ip.address)
+    };
+    let to = [first(true), first(false)].into_iter().flatten().collect();
+    let conditions = conf.conditions()?;
+    let masquerade_all = conf.snat && conf.masq_all;
+    Ok(Claim { ports, to, hairpin: conf.snat, masquerade_all, conditions, ..Claim::of(request) })
+}
+
+// === impl Conf ===
+
+impl Conf {
+    fn check(&self) -> Result<(), Error> {
+        // Both are done by nftables here.
+        if let Some(backend) = self.backend.as_deref().filter(|b| !["iptables", "nftables"].contains(b)) {
+            return Err(Error::invalid("backend", format!("{backend:?} is neither iptables nor nftables")));
+        }
+        if let Some(bit) = self.mark_masq_bit.filter(|bit| *bit > 31) {
+            return Err(Error::invalid("markMasqBit", format!("{bit} is not between 0 and 31")));
+        }
+        // Whoever has a chain of iptables for it wants their own rules to act, not ours.
+        if self.external_set_mark_chain.as_ref().is_some_and(|chain| !chain.is_null()) {
+            return Err(Error::UnsupportedField { field: "externalSetMarkChain".to_owned() });
+        }
+        self.conditions().map(drop)
+    }
+
+    /// Of packets of IPv4, and of IPv6.
+    fn conditions(&self) -> Result<[Vec<Condition>; 2], Error> {
+        let words = |parts: &Option<Vec<String>>| parts.clone().unwrap_or_default();
+        Ok([
+            condition::parse("conditionsV4", &words(&self.conditions_v4), true)?,
+            condition::parse("conditionsV6", &words(&self.conditions_v6), false)?,
+        ])
+    }
+}

@@ -1,0 +1,244 @@
+//! One invocation of a plugin: its environment and its derived configuration.
+
+use std::path::PathBuf;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::result::Answer;
+use super::{Command, Version};
+use crate::error::Error;
+
+/// Keys that the protocol, or all of our plugins, give a meaning to.
+const OF_PROTOCOL: [&str; 12] = [
+    "cniVersion",
+    "cniVersions",
+    "name",
+    "type",
+    "args",
+    "runtimeConfig",
+    "prevResult",
+    "capabilities",
+    "disableCheck",
+    "disableGC",
+    "loadOnlyInlinedPlugins",
+    "coracle",
+];
+const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
+
+/// What a plugin is given.
+#[derive(Debug, Clone)]
+pub(crate) struct Request {
+    pub(crate) command: Command,
+    pub(crate) container_id: String,
+    pub(crate) netns: Option<PathBuf>,
+    pub(crate) ifname: String,
+    /// `CNI_ARGS` as it came.
+    pub(crate) args: String,
+    /// `CNI_PATH`, in order.
+    pub(crate) path: Vec<PathBuf>,
+    /// The derived configuration.
+    pub(crate) conf: Map<String, Value>,
+}
+
+/// One of the attachments that are valid, as GC names them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Valid {
+    #[serde(rename = "containerID")]
+    pub(crate) container_id: String,
+    pub(crate) ifname: String,
+}
+
+// === impl Request ===
+
+impl Request {
+    /// The plugin's type, for messages.
+    pub(crate) fn kind(&self) -> &str {
+        self.text("type")
+    }
+
+    /// The network's name.
+    pub(crate) fn network(&self) -> &str {
+        self.text("name")
+    }
+
+    fn text(&self, key: &str) -> &str {
+        self.conf.get(key).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// The protocol's version; one that is not known is refused, none is 0.1.0 by the specification's
+    /// history, which is not known either.
+    pub(crate) fn version(&self) -> Result<Version, Error> {
+        let text = self.conf.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0");
+        Version::parse(text).ok_or_else(|| Error::IncompatibleVersion { version: text.to_owned() })
+    }
+
+    /// The result of the plugins before, or of the whole ADD.
+    pub(crate) fn previous(&self) -> Result<Option<Answer>, Error> {
+        let Some(value) = self.conf.get("prevResult").filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        Answer::parse(value.clone(), self.version()?).map(Some)
+    }
+
+    /// As [`previous`](Self::previous), for a plugin that only works behind another.
+    pub(crate) fn chained(&self) -> Result<Answer, Error> {
+        let reason = "must be given: this plugin works behind another one";
+        self.previous()?.ok_or_else(|| Error::invalid("prevResult", reason))
+    }
+
+    /// The plugin's own keys as `T`, which must deny unknown fields: what is not known is refused by name.
+    pub(crate) fn own<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        let own = |key: &String| !OF_PROTOCOL.contains(&key.as_str()) && !key.starts_with("cni.dev/");
+        let map = self.conf.iter().filter(|(key, _)| own(key));
+        let map: Map<String, Value> = map.map(|(key, value)| (key.clone(), value.clone())).collect();
+        from_value(map.into(), "")
+    }
+
+    /// What the runtime tells of one capability; absent when it is not told.
+    pub(crate) fn capability<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
+        let value = self.conf.get("runtimeConfig").and_then(|config| config.get(name));
+        let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
+        from_value(as_written(value.clone()), &format!("runtimeConfig.{name}")).map(Some)
+    }
+
+    /// A member of `args.cni`.
+    pub(crate) fn conf_arg<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
+        let value = self.conf.get("args").and_then(|args| args.get("cni")).and_then(|args| args.get(name));
+        let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
+        from_value(value.clone(), &format!("args.cni.{name}")).map(Some)
+    }
+
+    /// A key of `CNI_ARGS`, in any case.
+    pub(crate) fn env_arg(&self, name: &str) -> Option<&str> {
+        let pairs = self.args.split(';').filter_map(|pair| pair.split_once('='));
+        pairs.filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value).next()
+    }
+
+    /// The attachments that GC keeps.
+    pub(crate) fn valid_attachments(&self) -> Result<Vec<Valid>, Error> {
+        let reason = "must list the attachments that are valid";
+        let value =
+            self.conf.get(VALID_ATTACHMENTS).ok_or_else(|| Error::invalid(VALID_ATTACHMENTS, reason))?;
+        // Go's encoders write null for an empty list.
+        if value.is_null() { Ok(Vec::new()) } else { from_value(value.clone(), VALID_ATTACHMENTS) }
+    }
+
+    /// Adds what GC is told.
+    pub(crate) fn set_valid_attachments(&mut self, valid: &[Valid]) {
+        self.conf.insert(VALID_ATTACHMENTS.to_owned(), serde_json::json!(valid));
+    }
+
+    /// The namespace, for a command that cannot do without.
+    pub(crate) fn netns(&self) -> Result<&PathBuf, Error> {
+        let missing = Error::Environment { variable: "CNI_NETNS", reason: "is missing".to_owned() };
+        self.netns.as_ref().ok_or(missing)
+    }
+
+    /// Refuses keys of `CNI_ARGS` that nobody here knows, unless they may be ignored.
+    pub(crate) fn check_args(&self) -> Result<(), Error> {
+        let wrong = |reason: String| Error::Environment { variable: "CNI_ARGS", reason };
+        let ignore =
+            self.env_arg("IgnoreUnknown").is_some_and(|v| matches!(v, "1" | "true" | "True" | "TRUE"));
+        for pair in self.args.split(';').filter(|pair| !pair.is_empty()) {
+            let (key, _) = pair.split_once('=').ok_or_else(|| wrong(format!("{pair:?} is no KEY=VALUE")))?;
+            let known = ["ignoreunknown", "mac", "ip"].contains(&key.to_ascii_lowercase().as_str());
+            if !known && !ignore {
+                return Err(wrong(format!("the key {key} is not known, and IgnoreUnknown is not set")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A capability's keys as its convention writes them: containerd capitalizes them (`HostPort`), and those who read
+/// them in Go do not notice.
+fn as_written(value: Value) -> Value {
+    match value {
+        Value::Array(values) => values.into_iter().map(as_written).collect(),
+        Value::Object(map) => {
+            let small = |key: String| match key.chars().next() {
+                Some(first) => first.to_ascii_lowercase().to_string() + &key[first.len_utf8()..],
+                None => key,
+            };
+            map.into_iter().map(|(key, value)| (small(key), as_written(value))).collect()
+        }
+        other => other,
+    }
+}
+
+/// A value as `T`, or an error that names the field: an unknown one is unsupported, a wrong one is invalid.
+pub(crate) fn from_value<T: DeserializeOwned>(value: Value, at: &str) -> Result<T, Error> {
+    serde_json::from_value(value).map_err(|error| {
+        let reason = error.to_string();
+        match reason.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
+            Some((field, _)) if at.is_empty() => Error::UnsupportedField { field: field.to_owned() },
+            Some((field, _)) => Error::UnsupportedField { field: format!("{at}.{field}") },
+            None => Error::invalid(if at.is_empty() { "the configuration" } else { at }, reason),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn request(conf: Value, args: &str) -> Request {
+        Request {
+            command: Command::Add,
+            container_id: "c".into(),
+            netns: None,
+            ifname: "eth0".into(),
+            args: args.into(),
+            path: Vec::new(),
+            conf: conf.as_object().unwrap().clone(),
+        }
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Own {
+        size: u32,
+    }
+
+    #[test]
+    fn own_keys_are_read_and_unknown_ones_refused_by_name() {
+        let good = json!({"cniVersion": "1.0.0", "name": "n", "type": "t", "cni.dev/x": 1, "size": 3});
+        assert_eq!(request(good, "").own::<Own>().unwrap().size, 3);
+        let error = request(json!({"size": 3, "colour": 1}), "").own::<Own>().unwrap_err();
+        assert_eq!((error.code(), error.to_string().contains("colour")), (2, true));
+        assert_eq!(request(json!({"size": "x"}), "").own::<Own>().unwrap_err().code(), 7);
+    }
+
+    #[test]
+    fn capabilities_are_read_as_containerd_writes_them() {
+        let told = json!({"runtimeConfig": {"portMappings": [
+            {"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""},
+            {"hostPort": 8081, "containerPort": 81, "protocol": "udp"}]}});
+        let ports: Vec<crate::ports::PortMapping> =
+            request(told, "").capability("portMappings").unwrap().unwrap();
+        assert_eq!(ports.iter().map(|port| port.host_port).collect::<Vec<_>>(), [8080, 8081]);
+        let wrong = json!({"runtimeConfig": {"bandwidth": {"Colour": 1}}});
+        let error = request(wrong, "").capability::<Own>("bandwidth").unwrap_err();
+        assert_eq!((error.code(), error.to_string().contains("bandwidth.colour")), (2, true), "{error}");
+    }
+
+    #[test]
+    fn unknown_arguments_are_refused_unless_they_may_be_ignored() {
+        assert!(request(json!({}), "IgnoreUnknown=1;K8S_POD_NAME=a;IP=10.0.0.1").check_args().is_ok());
+        assert!(request(json!({}), "K8S_POD_NAME=a").check_args().is_err());
+        assert!(request(json!({}), "novalue").check_args().is_err());
+        assert_eq!(request(json!({}), "a=b;ip=10.0.0.1").env_arg("IP"), Some("10.0.0.1"));
+    }
+
+    #[test]
+    fn a_previous_result_and_the_valid_attachments_are_read() {
+        let conf = json!({"cniVersion": "0.4.0", "prevResult": {"ips": [{"version": "4", "address": "10.0.0.2/8"}]},
+            "cni.dev/valid-attachments": [{"containerID": "c", "ifname": "eth0"}]});
+        let request = request(conf, "");
+        assert_eq!(request.chained().unwrap().ips.len(), 1);
+        assert_eq!(request.valid_attachments().unwrap()[0].container_id, "c");
+    }
+}

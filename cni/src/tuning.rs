@@ -1,0 +1,238 @@
+//! Kernel parameters of a sandbox's network and properties of its interface (`tuning`).
+//!
+//! What was there before is written down before it is changed; DEL puts it back, for the interface may be one
+//! that outlives the sandbox.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use rtnetlink::LinkUnspec;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::link::{Link, Links, format_mac, parse_mac};
+use crate::netns::Netns;
+use crate::spec::Command;
+use crate::spec::request::Request;
+use crate::spec::result::Answer;
+
+/// What is to be changed of the interface. Also what is written down of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct Properties {
+    mac: Option<String>,
+    mtu: Option<u32>,
+    promisc: Option<bool>,
+    allmulti: Option<bool>,
+    #[serde(rename = "txQLen")]
+    queue_length: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[derive(Default)]
+struct Conf {
+    data_dir: Option<PathBuf>,
+    sysctl: BTreeMap<String, String>,
+    mac: Option<String>,
+    mtu: Option<u32>,
+    promisc: Option<bool>,
+    allmulti: Option<bool>,
+    #[serde(rename = "txQLen")]
+    queue_length: Option<u32>,
+}
+
+/// The configuration, decided.
+struct Tuning {
+    backup: PathBuf,
+    /// Paths below /proc/sys, and values.
+    sysctl: Vec<(String, String)>,
+    wanted: Properties,
+}
+
+/// Does what the request asks; ADD answers what came before it, with the new properties.
+pub(crate) async fn run(request: &Request) -> Result<Option<Answer>, Error> {
+    let tuning = Tuning::of(request)?;
+    match request.command {
+        Command::Add => return tuning.add(request).await.map(Some),
+        Command::Del => tuning.del(request).await?,
+        Command::Check => tuning.check(request).await?,
+        Command::Status | Command::Gc | Command::Version => {}
+    }
+    Ok(None)
+}
+
+// === impl Tuning ===
+
+impl Tuning {
+    fn of(request: &Request) -> Result<Self, Error> {
+        let conf: Conf = request.own()?;
+        let mut sysctl = conf.sysctl;
+        sysctl.extend(request.conf_arg::<BTreeMap<String, String>>("sysctl")?.unwrap_or_default());
+        let by_env = request.env_arg("MAC").filter(|mac| !mac.is_empty()).map(str::to_owned);
+        let mac = request.conf_arg("mac")?.or(request.capability("mac")?).or(by_env).or(conf.mac);
+        let wanted = Properties {
+            mac: mac.filter(|mac: &String| !mac.is_empty()),
+            mtu: request.conf_arg("mtu")?.or(conf.mtu).filter(|mtu| *mtu != 0),
+            promisc: request.conf_arg("promisc")?.or(conf.promisc),
+            allmulti: request.conf_arg("allmulti")?.or(conf.allmulti),
+            queue_length: request.conf_arg("txQLen")?.or(conf.queue_length),
+        };
+        if let Some(mac) = wanted.mac.as_deref().filter(|mac| parse_mac(mac).is_none()) {
+            return Err(Error::invalid("mac", format!("{mac:?} is no hardware address of one interface")));
+        }
+        if let Some(mtu) = wanted.mtu.filter(|mtu| !(68..=65535).contains(mtu)) {
+            return Err(Error::invalid("mtu", format!("{mtu} is not between 68 and 65535")));
+        }
+        // STATUS and GC are of no interface in particular.
+        let ifname = if request.ifname.is_empty() { "lo" } else { &request.ifname };
+        let sysctl = sysctl.into_iter().map(|(name, value)| Ok((path_of(&name, ifname)?, value)));
+        let dir = conf.data_dir.filter(|dir| !dir.as_os_str().is_empty());
+        let dir = dir.unwrap_or_else(|| "/run/cni/tuning".into());
+        let backup = dir.join(format!("{}_{}.json", request.container_id, request.ifname));
+        Ok(Self { backup, sysctl: sysctl.collect::<Result<_, Error>>()?, wanted })
+    }
+
+    async fn add(&self, request: &Request) -> Result<Answer, Error> {
+        let mut previous = request.chained()?;
+        let netns = Netns::open(request.netns()?)?;
+        netns.run(|| {
+            self.sysctl.iter().try_for_each(|(path, value)| std::fs::write(path, value).map_err(at(path)))
+        })?;
+        if self.wanted == Properties::default() {
+            return Ok(previous);
+        }
+        let links = Links::inside(&netns)?;
+        let link = links.get(&request.ifname).await?;
+        self.write_down(&link)?;
+        self.wanted.apply(&links, &link).await?;
+        for interface in
+            previous.interfaces.iter_mut().filter(|i| i.name == request.ifname && !i.sandbox.is_empty())
+        {
+            if let Some(mac) = &self.wanted.mac {
+                interface.mac = mac.to_lowercase();
+            }
+            interface.mtu = self.wanted.mtu.or(interface.mtu);
+        }
+        Ok(previous)
+    }
+
+    /// Writes down what is about to be changed; the first word counts.
+    fn write_down(&self, link: &Link) -> Result<(), Error> {
+        let failed = |source| Error::File { action: "write", path: self.backup.clone(), source };
+        if self.backup.exists() {
+            return Ok(());
+        }
+        let wanted = &self.wanted;
+        let before = Properties {
+            mac: wanted.mac.as_ref().map(|_| format_mac(&link.mac)),
+            mtu: wanted.mtu.map(|_| link.mtu),
+            promisc: wanted.promisc.map(|_| link.promiscuous),
+            allmulti: wanted.allmulti.map(|_| link.all_multicast),
+            queue_length: wanted.queue_length.map(|_| link.queue_length),
+        };
+        let temporary = self.backup.with_extension("new");
+        std::fs::create_dir_all(self.backup.parent().unwrap_or(&self.backup)).map_err(failed)?;
+        let text = serde_json::to_vec(&before).map_err(|error| failed(error.into()))?;
+        std::fs::write(&temporary, text)
+            .and_then(|()| std::fs::rename(&temporary, &self.backup))
+            .map_err(failed)
+    }
+
+    async fn del(&self, request: &Request) -> Result<(), Error> {
+        let Ok(text) = std::fs::read(&self.backup) else { return Ok(()) };
+        let before: Properties = serde_json::from_slice(&text).unwrap_or_default();
+        // The namespace may have gone, and the interface with it.
+        if let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
+            let links = Links::inside(&netns)?;
+            if let Some(link) = links.find(&request.ifname).await? {
+                before.apply(&links, &link).await?;
+            }
+        }
+        match std::fs::remove_file(&self.backup) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(Error::File { action: "remove", path: self.backup.clone(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn check(&self, request: &Request) -> Result<(), Error> {
+        let netns = Netns::open(request.netns()?)?;
+        let changed = |what: &str, reason: String| Error::Changed { what: what.to_owned(), reason };
+        let read = |path: &String| std::fs::read_to_string(path).map_err(at(path));
+        let values =
+            netns.run(|| self.sysctl.iter().map(|(path, _)| read(path)).collect::<io::Result<Vec<_>>>())?;
+        for ((path, wanted), value) in self.sysctl.iter().zip(values) {
+            let same = value.split_whitespace().eq(wanted.split_whitespace());
+            if !same {
+                return Err(changed(path, format!("it is {}, not {wanted}", value.trim())));
+            }
+        }
+        let link = Links::inside(&netns)?.get(&request.ifname).await?;
+        let wanted = &self.wanted;
+        let mac = wanted.mac.as_deref().and_then(parse_mac);
+        let as_wanted = mac.is_none_or(|mac| link.mac == mac)
+            && wanted.mtu.is_none_or(|mtu| link.mtu == mtu)
+            && wanted.promisc.is_none_or(|on| link.promiscuous == on)
+            && wanted.allmulti.is_none_or(|on| link.all_multicast == on)
+            && wanted.queue_length.is_none_or(|length| link.queue_length == length);
+        if as_wanted { Ok(()) } else { Err(changed(&request.ifname, format!("it is {link:?}"))) }
+    }
+}
+
+// === impl Properties ===
+
+impl Properties {
+    async fn apply(&self, links: &Links, link: &Link) -> Result<(), Error> {
+        let mut change = LinkUnspec::new_with_index(link.index);
+        if let Some(mac) = self.mac.as_deref().and_then(parse_mac) {
+            change = change.address(mac.to_vec());
+        }
+        if let Some(mtu) = self.mtu {
+            change = change.mtu(mtu);
+        }
+        if let Some(on) = self.promisc {
+            change = change.promiscuous(on);
+        }
+        if let Some(on) = self.allmulti {
+            change = change.allmulticast(on);
+        }
+        if let Some(length) = self.queue_length {
+            change = change.txqueuelen(length);
+        }
+        links.change(change, "tune", &link.name).await
+    }
+}
+
+/// The file of a kernel parameter, which must be the network's; `IFNAME` stands for the interface.
+fn path_of(name: &str, ifname: &str) -> Result<String, Error> {
+    let wrong = |reason: &str| Error::invalid(&format!("sysctl.{name}"), reason);
+    let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+    let path = path.replace("IFNAME", ifname);
+    if !path.starts_with("net/") || path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(wrong("is no parameter of a network namespace"));
+    }
+    Ok(format!("/proc/sys/{path}"))
+}
+
+/// Names the file in an error.
+fn at(path: &str) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{path}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_parameters_of_the_network_are_written() {
+        assert_eq!(path_of("net.core.somaxconn", "eth0").unwrap(), "/proc/sys/net/core/somaxconn");
+        let of_interface = path_of("net/ipv4/conf/IFNAME/arp_filter", "eth0.1").unwrap();
+        assert_eq!(of_interface, "/proc/sys/net/ipv4/conf/eth0.1/arp_filter");
+        for wrong in ["kernel.hostname", "net", "net/../kernel/hostname", "net..x", ""] {
+            assert!(path_of(wrong, "eth0").is_err(), "{wrong}");
+        }
+    }
+}

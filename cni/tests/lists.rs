@@ -1,0 +1,482 @@
+//! Configuration lists as a runtime runs them: our own types in process and the reference's executables
+//! (Debian's containernetworking-plugins), mixed; judged by the kernel's truth, as root.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test may wait and panic"
+)]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use coracle_cni::{Attached, Attachment, Live, Network, NetworkConfig};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+const REFERENCE: &str = "/usr/lib/cni";
+
+/// A host in a network namespace of its own, which goes with its thread.
+struct Host {
+    dir: tempfile::TempDir,
+}
+
+/// A process in a network namespace of its own, which stands for a sandbox.
+struct Sandbox(Child);
+
+/// Runs the test on a thread in a fresh network namespace.
+fn on_a_host(test: impl AsyncFnOnce(Host) + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        run("ip", &["link", "set", "lo", "up"]);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test(Host { dir: tempfile::tempdir().unwrap() }));
+    });
+    thread.join().unwrap();
+}
+
+impl Host {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn configure(&self, list: &Value) {
+        std::fs::create_dir_all(self.path("conf")).unwrap();
+        std::fs::write(self.path("conf/10-net.new"), list.to_string()).unwrap();
+        std::fs::rename(self.path("conf/10-net.new"), self.path("conf/10-net.conflist")).unwrap();
+    }
+
+    async fn open(&self) -> Network {
+        let config = NetworkConfig {
+            conf_dir: Some(self.path("conf")),
+            bin_dirs: vec![self.path("bin"), REFERENCE.into()],
+            state_dir: self.path("state"),
+            bridge: "coracle0".into(),
+            table: "coracle".into(),
+            mtu: None,
+        };
+        Network::open(config).await.unwrap()
+    }
+
+    /// The addresses that are held in a directory of host-local's.
+    fn held(&self, network: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path("addresses").join(network)).into_iter().flatten();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut held: Vec<_> = names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect();
+        held.sort();
+        held
+    }
+}
+
+impl Sandbox {
+    fn new() -> Self {
+        let mut child =
+            Command::new("unshare").args(["--net", "sleep", "1000"]).stdin(Stdio::null()).spawn().unwrap();
+        let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let path = format!("/proc/{}/ns/net", child.id());
+        while std::fs::read_link(&path).is_ok_and(|ns| ns == own) {
+            assert!(child.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Self(child)
+    }
+
+    fn netns(&self) -> PathBuf {
+        format!("/proc/{}/ns/net", self.0.id()).into()
+    }
+
+    fn run(&self, arguments: &[&str]) -> String {
+        let netns = format!("--net={}", self.netns().display());
+        run("nsenter", &[&[netns.as_str()], arguments].concat())
+    }
+
+    /// Whether a host answers, by refusing a connection.
+    fn reaches(&self, to: &str) -> bool {
+        self.reaches_by(to, 9)
+    }
+
+    fn reaches_by(&self, to: &str, port: u16) -> bool {
+        let netns = format!("--net={}", self.netns().display());
+        let script = format!("echo >/dev/tcp/{to}/{port}");
+        let connect = Command::new("nsenter").args([&netns, "timeout", "2", "bash", "-c", &script]).output();
+        String::from_utf8_lossy(&connect.unwrap().stderr).contains("Connection refused")
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn attachment(id: &str, sandbox: &Sandbox) -> Attachment {
+    Attachment {
+        id: id.into(),
+        netns: sandbox.netns(),
+        ifname: "eth0".into(),
+        args: vec![("IgnoreUnknown".into(), "1".into()), ("K8S_POD_NAME".into(), id.into())],
+        ..Attachment::default()
+    }
+}
+
+fn text(attached: &Attached) -> Vec<String> {
+    attached.addresses.iter().map(ToString::to_string).collect()
+}
+
+fn links() -> usize {
+    run("ip", &["-o", "link"]).lines().count()
+}
+
+async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
+    for _ in 0..300 {
+        if done().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("waited three seconds in vain for {what}");
+}
+
+fn ipam(host: &Host, ranges: &Value) -> Value {
+    json!({"type": "host-local", "dataDir": host.path("addresses"), "ranges": ranges,
+        "routes": [{"dst": "0.0.0.0/0"}]})
+}
+
+#[test]
+fn third_party_plugins_run_beside_our_own() {
+    on_a_host(async |host| {
+        // ptp and its host-local are executables; portmap and tuning are ours, in process.
+        host.configure(&json!({"cniVersion": "1.0.0", "name": "mixed", "plugins": [
+            {"type": "ptp", "ipMasq": false, "ipam": ipam(&host, &json!([[{"subnet": "10.77.0.0/24"}]]))},
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+            {"type": "tuning", "dataDir": host.path("tuning"), "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"},
+             "mtu": 1400}]}));
+        let network = host.open().await;
+        network.status().await.unwrap();
+        let (before, sandbox) = (links(), Sandbox::new());
+        let mut at = attachment("a1", &sandbox);
+        at.ports =
+            serde_json::from_value(json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]))
+                .unwrap();
+        let attached = network.add(&at).await.unwrap();
+        assert_eq!(text(&attached), ["10.77.0.2/24"]);
+        network.check("a1").await.unwrap();
+        assert!(sandbox.run(&["ip", "link", "show", "eth0"]).contains("mtu 1400"));
+        assert_eq!(sandbox.run(&["cat", "/proc/sys/net/ipv4/conf/eth0/arp_filter"]).trim(), "1");
+        assert!(run("nft", &["list", "table", "inet", "coracle"]).contains("tcp . 8080 : 10.77.0.2 . 80"));
+        sandbox.run(&["ip", "link", "set", "eth0", "mtu", "1300"]);
+        assert!(network.check("a1").await.unwrap_err().to_string().contains("eth0"));
+        network.release("a1").await.unwrap();
+        network.del("a1").await.unwrap();
+        assert_eq!((links(), host.held("mixed")), (before, Vec::new()));
+        assert_eq!(run("nft", &["list", "ruleset"]), "");
+    });
+}
+
+#[test]
+fn macvlan_of_the_reference_gets_its_addresses_from_ours() {
+    on_a_host(async |host| {
+        run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
+        run("ip", &["link", "set", "up0", "up"]);
+        // As an executable asks for it: our host-local by its link, wherever the binary is.
+        host.configure(&json!({"cniVersion": "0.4.0", "name": "mac", "type": "macvlan", "master": "up0",
+            "ipam": ipam(&host, &json!([[{"subnet": "10.78.0.0/24"}]]))}));
+        let network = host.open().await;
+        let (before, sandbox) = (links(), Sandbox::new());
+        let attached = network.add(&attachment("m1", &sandbox)).await.unwrap();
+        assert_eq!(text(&attached), ["10.78.0.2/24"]);
+        assert!(sandbox.run(&["ip", "-d", "link", "show", "eth0"]).contains("macvlan"));
+        network.check("m1").await.unwrap();
+        network.del("m1").await.unwrap();
+        assert!(!sandbox.run(&["ip", "link"]).contains("eth0"));
+        assert_eq!((links(), host.held("mac")), (before, Vec::new()));
+    });
+}
+
+fn bridge(host: &Host, ranges: &Value, more: &Value) -> Value {
+    let mut plugin = json!({"type": "bridge", "bridge": "br0", "isDefaultGateway": true, "ipMasq": true,
+        "ipam": ipam(host, ranges)});
+    plugin["ipam"].as_object_mut().unwrap().remove("routes");
+    plugin.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    json!({"cniVersion": "1.1.0", "name": "own", "plugins": [plugin,
+        {"type": "bandwidth", "capabilities": {"bandwidth": true}},
+        {"type": "firewall", "ingressPolicy": "same-bridge"}]})
+}
+
+#[test]
+fn a_dual_stack_pod_is_wired_limited_and_checked() {
+    on_a_host(async |host| {
+        let ranges = json!([[{"subnet": "10.79.0.0/24"}], [{"subnet": "fd79::/64"}]]);
+        host.configure(&bridge(
+            &host,
+            &ranges,
+            &json!({"mtu": 1400, "macspoofchk": true, "promiscMode": true}),
+        ));
+        let network = host.open().await;
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        let mut at = attachment("a1", &a);
+        let limits = json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 4_000_000, "egressBurst": 400_000});
+        at.capabilities.insert("bandwidth".into(), limits);
+        let attached = network.add(&at).await.unwrap();
+        assert_eq!(text(&attached), ["10.79.0.2/24", "fd79::2/64"]);
+        network.add(&attachment("b1", &b)).await.unwrap();
+        for to in ["10.79.0.1", "10.79.0.3", "fd79::1", "fd79::3"] {
+            assert!(a.reaches(to), "{to}");
+        }
+        let (host_end, device) = (&attached.host_interfaces[1], &attached.host_interfaces[2]);
+        assert!(run("tc", &["qdisc", "show", "dev", host_end]).contains("rate 8Mbit burst 100000b"));
+        assert!(run("tc", &["qdisc", "show", "dev", device]).contains("rate 4Mbit burst 50000b"));
+        assert!(run("ip", &["-d", "link", "show", "br0"]).contains("promiscuity 1"));
+        network.check("a1").await.unwrap();
+        network.check("b1").await.unwrap();
+        // Another hardware address than its own is not let through.
+        a.run(&["ip", "link", "set", "eth0", "address", "0a:00:00:00:00:99"]);
+        b.run(&["ip", "neigh", "replace", "10.79.0.2", "lladdr", "0a:00:00:00:00:99", "dev", "eth0"]);
+        assert!(!a.reaches("10.79.0.3"));
+        run("tc", &["qdisc", "del", "dev", host_end, "root"]);
+        assert!(network.check("a1").await.unwrap_err().to_string().contains("bandwidth"));
+        for id in ["a1", "b1"] {
+            network.del(id).await.unwrap();
+        }
+        assert_eq!((links(), host.held("own")), (2, Vec::new()), "lo and the bridge");
+        assert_eq!(run("nft", &["list", "ruleset"]), "");
+    });
+}
+
+#[test]
+fn an_address_that_another_host_has_is_found_out() {
+    on_a_host(async |host| {
+        let ranges = json!([[{"subnet": "fd80::/64"}]]);
+        host.configure(&bridge(&host, &ranges, &json!({"enabledad": true})));
+        let network = host.open().await;
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        network.add(&attachment("a1", &a)).await.unwrap();
+        a.run(&["ip", "addr", "add", "fd80::3/64", "dev", "eth0", "nodad"]);
+        let error = network.add(&attachment("b1", &b)).await.unwrap_err();
+        assert_eq!(error.to_string(), "the address fd80::3 is in use by another host of the network");
+        assert_eq!(host.held("own"), ["fd80::2"]);
+        assert!(!b.run(&["ip", "link"]).contains("eth0"));
+        assert_eq!(text(&network.add(&attachment("b1", &b)).await.unwrap()), ["fd80::4/64"]);
+    });
+}
+
+#[test]
+fn neighbours_learn_at_once_who_has_an_address_now() {
+    on_a_host(async |host| {
+        let ranges = json!([[{"subnet": "10.81.0.0/24"}], [{"subnet": "fd81::/64"}]]);
+        let mut list = bridge(&host, &ranges, &json!({}));
+        list["plugins"][0]["capabilities"] = json!({"mac": true, "ips": true});
+        host.configure(&list);
+        let network = host.open().await;
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        network.add(&attachment("a1", &a)).await.unwrap();
+        for address in ["10.81.0.9", "fd81::9"] {
+            a.run(&[
+                "ip",
+                "neigh",
+                "replace",
+                address,
+                "lladdr",
+                "0a:00:00:00:00:01",
+                "dev",
+                "eth0",
+                "nud",
+                "stale",
+            ]);
+        }
+        // The kernel believes no second word within a second of the first.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        let mut at = attachment("b1", &b);
+        at.capabilities.insert("mac".into(), json!("0a:00:00:00:00:02"));
+        at.capabilities.insert("ips".into(), json!(["10.81.0.9/24", "fd81::9"]));
+        let attached = network.add(&at).await.unwrap();
+        assert_eq!(
+            (text(&attached), attached.mac.as_str()),
+            (vec!["10.81.0.9/24".into(), "fd81::9/64".into()], "0a:00:00:00:00:02")
+        );
+        for address in ["10.81.0.9", "fd81::9"] {
+            eventually(address, async || {
+                a.run(&["ip", "neigh", "show", address]).contains("0a:00:00:00:00:02")
+            })
+            .await;
+        }
+    });
+}
+
+#[test]
+fn the_network_is_what_the_directory_says() {
+    on_a_host(async |host| {
+        let network = host.open().await;
+        assert_eq!(network.ready().unwrap_err(), "no pod address range is set");
+        network.set_pod_cidrs(vec!["10.82.0.0/24".parse().unwrap()]).await.unwrap();
+        assert!(network.status().await.is_ok());
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        assert_eq!(text(&network.add(&attachment("a1", &a)).await.unwrap()), ["10.82.0.2/24"]);
+        host.configure(&bridge(&host, &json!([[{"subnet": "10.83.0.0/24"}]]), &json!({})));
+        eventually("the list", async || {
+            let added = network.add(&attachment("b1", &b)).await;
+            added.is_ok_and(|attached| text(&attached) == ["10.83.0.2/24"]) || {
+                network.del("b1").await.unwrap();
+                false
+            }
+        })
+        .await;
+        std::fs::write(host.path("conf/10-net.conflist"), "{").unwrap();
+        eventually("the error", async || network.ready().is_err_and(|why| why.contains("10-net.conflist")))
+            .await;
+        assert!(network.add(&attachment("c1", &b)).await.is_err());
+        host.configure(&json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "absent"}]}));
+        eventually("the plugin", async || network.ready().is_err_and(|why| why.contains("no plugin absent")))
+            .await;
+        std::fs::remove_dir_all(host.path("conf")).unwrap();
+        eventually("the default", async || network.ready().is_ok()).await;
+        // Each goes by the list that made it.
+        network.del("a1").await.unwrap();
+        network.del("b1").await.unwrap();
+        assert_eq!(host.held("own"), Vec::<String>::new());
+        assert!(!run("ip", &["-o", "link"]).contains("veth"));
+    });
+}
+
+#[test]
+fn a_plugin_is_asked_for_its_status_and_its_garbage() {
+    on_a_host(async |host| {
+        std::fs::create_dir_all(host.path("bin")).unwrap();
+        let plugin = host.path("bin/witness");
+        let log = host.path("log");
+        let script = format!(
+            "#!/bin/sh\nc=$(cat)\necho \"$CNI_COMMAND $CNI_CONTAINERID $CNI_ARGS $c\" >>{log}\n\
+             [ \"$CNI_COMMAND\" = STATUS ] && [ -e {log}.busy ] && {{ echo '{{\"code\":50,\"msg\":\"busy\"}}'; exit 1; }}\n\
+             [ \"$CNI_COMMAND\" = ADD ] && echo '{{\"cniVersion\":\"1.1.0\",\"ips\":[{{\"address\":\"10.1.1.1/32\"}}]}}'\nexit 0\n",
+            log = log.display()
+        );
+        std::fs::write(&plugin, script).unwrap();
+        std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+        host.configure(
+            &json!({"cniVersion": "1.1.0", "name": "n", "plugins": [{"type": "witness", "x": {"y": 1}}]}),
+        );
+        let network = host.open().await;
+        network.status().await.unwrap();
+        std::fs::write(format!("{}.busy", log.display()), "").unwrap();
+        assert_eq!(network.status().await.unwrap_err(), "plugin witness: busy (code 50)");
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        for (id, sandbox) in [("a1", &a), ("b1", &b)] {
+            network.add(&attachment(id, sandbox)).await.unwrap();
+        }
+        std::fs::write(&log, "").unwrap();
+        let again = host.open().await;
+        let live = Live { id: "a1".into(), netns: a.netns(), ifname: "eth0".into() };
+        again.reconcile(&[live]).await.unwrap();
+        let said = std::fs::read_to_string(&log).unwrap();
+        let said: Vec<_> = said.lines().collect();
+        assert!(said[0].starts_with("DEL b1 IgnoreUnknown=1;K8S_POD_NAME=b1 "), "{said:?}");
+        assert!(said[0].contains(r#""prevResult":{"#) && said[0].contains(r#""x":{"y":1}"#), "{said:?}");
+        assert!(
+            said[1].contains(r#""cni.dev/valid-attachments":[{"containerID":"a1","ifname":"eth0"}]"#),
+            "{said:?}"
+        );
+        assert_eq!(said.len(), 2);
+    });
+}
+
+#[test]
+fn a_foreign_flush_is_repaired() {
+    on_a_host(async |host| {
+        let network = host.open().await;
+        network.set_pod_cidrs(vec!["10.84.0.0/24".parse().unwrap()]).await.unwrap();
+        let sandbox = Sandbox::new();
+        let mut at = attachment("a1", &sandbox);
+        at.ports = serde_json::from_value(json!([{"hostPort": 8080, "containerPort": 80}])).unwrap();
+        network.add(&at).await.unwrap();
+        let whole = || run("nft", &["list", "ruleset"]);
+        let before = whole();
+        assert!(before.contains("8080"));
+        // By its own host port, which takes the port's hairpin mode and the masquerading.
+        assert!(sandbox.reaches_by("10.84.0.1", 8080));
+        for foreign in [
+            &["flush", "ruleset"][..],
+            &["delete", "table", "inet", "coracle"],
+            &["flush", "chain", "inet", "coracle", "hostports"],
+        ] {
+            run("nft", foreign);
+            eventually("the repair", async || whole() == before).await;
+        }
+        // Somebody else's table is somebody else's.
+        run("nft", &["add", "table", "inet", "other"]);
+        run("nft", &["delete", "table", "inet", "other"]);
+        assert_eq!(whole(), before);
+    });
+}
+
+#[test]
+fn what_was_lost_is_made_again_from_what_lives() {
+    on_a_host(async |host| {
+        let network = host.open().await;
+        network
+            .set_pod_cidrs(vec!["10.85.0.0/24".parse().unwrap(), "fd85::/64".parse().unwrap()])
+            .await
+            .unwrap();
+        let (a, b, c) = (Sandbox::new(), Sandbox::new(), Sandbox::new());
+        for (id, sandbox) in [("a1", &a), ("b1", &b)] {
+            network.add(&attachment(id, sandbox)).await.unwrap();
+        }
+        drop(network);
+        std::fs::remove_dir_all(host.path("state")).unwrap();
+        let network = host.open().await;
+        let live = Live { id: "a1".into(), netns: a.netns(), ifname: "eth0".into() };
+        // The ranges become known only after the runtime has told what lives, as they do on a node.
+        network.reconcile(&[live]).await.unwrap();
+        network
+            .set_pod_cidrs(vec!["10.85.0.0/24".parse().unwrap(), "fd85::/64".parse().unwrap()])
+            .await
+            .unwrap();
+        let held = |host: &Host| {
+            let entries = std::fs::read_dir(host.path("state/networks/coracle")).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut held: Vec<_> = names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect();
+            held.sort();
+            held
+        };
+        assert_eq!(held(&host), ["10.85.0.2", "fd85::2"]);
+        assert_eq!(run("ip", &["-o", "link"]).matches("veth").count(), 1, "b1's port is nobody's");
+        assert_eq!(text(&network.add(&attachment("c1", &c)).await.unwrap()), ["10.85.0.3/24", "fd85::3/64"]);
+        assert!(c.reaches("10.85.0.2"));
+        network.del("a1").await.unwrap();
+        network.del("c1").await.unwrap();
+        assert_eq!(held(&host), Vec::<String>::new());
+        assert!(!run("ip", &["-o", "link"]).contains("veth"));
+    });
+}
+
+#[test]
+fn a_full_range_says_so_and_recovers() {
+    on_a_host(async |host| {
+        let network = host.open().await;
+        network.set_pod_cidrs(vec!["10.86.0.0/30".parse().unwrap()]).await.unwrap();
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        network.add(&attachment("a1", &a)).await.unwrap();
+        let error = network.add(&attachment("b1", &b)).await.unwrap_err();
+        assert_eq!(error.to_string(), "no address is free in 10.86.0.0/30: all 1 are in use");
+        assert!(network.status().await.unwrap_err().contains("no address is free"));
+        assert!(!b.run(&["ip", "link"]).contains("eth0"));
+        // Released, and not yet swept: whoever comes next does not wait for that.
+        network.release("a1").await.unwrap();
+        assert_eq!(text(&network.add(&attachment("b1", &b)).await.unwrap()), ["10.86.0.2/30"]);
+    });
+}
+
+/// Where the test's paths are not what they are on a user's machine, so that nothing else is used.
+#[test]
+fn the_reference_is_installed() {
+    assert!(Path::new(REFERENCE).join("ptp").exists(), "run scripts/packages containernetworking-plugins");
+}

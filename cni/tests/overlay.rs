@@ -1,0 +1,399 @@
+//! Overlays between network namespaces, judged by the kernel's tables (`ip`, `bridge`) and by packets, as root.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test may wait and panic"
+)]
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use coracle_cni::{Backend, Local, Overlay, OverlayConfig, Passes, Peer, examine};
+use nix::sched::{CloneFlags, unshare};
+
+const VXLAN: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: false };
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn ip(line: &str) -> String {
+    run("ip", &line.split(' ').collect::<Vec<_>>())
+}
+
+/// Runs the test on a thread in a fresh network namespace, which goes with the thread.
+fn in_a_namespace(test: impl AsyncFnOnce() + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        ip("link set lo up");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test());
+    });
+    thread.join().unwrap();
+}
+
+fn config(number: u8, backend: Backend) -> OverlayConfig {
+    OverlayConfig {
+        backend,
+        interface: "coracle.1".into(),
+        identity: format!("node-{number}"),
+        mtu: None,
+        udp_port: 8285,
+    }
+}
+
+fn local(number: u8) -> Local {
+    Local {
+        cidrs: vec![
+            format!("10.42.{number}.0/24").parse().unwrap(),
+            format!("fd42:0:0:{number}::/64").parse().unwrap(),
+        ],
+        addresses: addresses(number),
+    }
+}
+
+fn addresses(number: u8) -> Vec<IpAddr> {
+    vec![format!("192.0.2.{number}").parse().unwrap(), format!("2001:db8::{number:x}").parse().unwrap()]
+}
+
+/// The node of that number, as others know it.
+fn peer(number: u8, backend: Backend) -> (String, Peer) {
+    let overlay = Overlay::open(config(number, backend)).unwrap();
+    let (kind, ends) = overlay.announced(&addresses(number));
+    (format!("node-{number}"), Peer { cidrs: local(number).cidrs, kind, ends })
+}
+
+fn uplink(number: u8) {
+    ip(&format!("addr add 192.0.2.{number}/24 dev eth0"));
+    ip(&format!("addr add 2001:db8::{number:x}/64 dev eth0 nodad"));
+    ip("link set eth0 up");
+    // What a pod of this node would have.
+    ip(&format!("addr add 10.42.{number}.7/24 dev lo"));
+    ip(&format!("addr add fd42:0:0:{number}::7/64 dev lo nodad"));
+    // And its bridge.
+    ip(&format!("addr add 10.42.{number}.1/24 dev lo"));
+    ip(&format!("addr add fd42:0:0:{number}::1/64 dev lo nodad"));
+}
+
+/// Another node, on a thread and in a namespace of its own, which answers datagrams to port 7 of its pod.
+struct Other {
+    tid: i32,
+    commands: mpsc::Sender<()>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Other {
+    fn new(number: u8, backend: Backend, peers: BTreeMap<String, Peer>) -> Self {
+        let (tell, told) = mpsc::channel();
+        let (commands, wait) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            ip("link set lo up");
+            tell.send(nix::unistd::gettid().as_raw()).unwrap();
+            wait.recv().unwrap();
+            uplink(number);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut overlay = Overlay::open(config(number, backend)).unwrap();
+                let applied = overlay.apply(&local(number), &peers, &HashMap::new()).unwrap();
+                assert_eq!(applied.refused, []);
+                for ip in [format!("10.42.{number}.7"), format!("fd42:0:0:{number}::7")] {
+                    let socket = tokio::net::UdpSocket::bind((ip.as_str(), 7)).await.unwrap();
+                    tokio::spawn(async move {
+                        let mut buffer = vec![0; 65536];
+                        while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
+                            socket.send_to(&buffer[..length], from).await.ok();
+                        }
+                    });
+                }
+                tell.send(0).unwrap();
+                let ended = tokio::task::spawn_blocking(move || wait.recv());
+                drop(ended.await);
+            });
+        });
+        let tid = told.recv().unwrap();
+        ip(&format!("link add eth0 type veth peer name eth0 netns {tid}"));
+        commands.send(()).unwrap();
+        told.recv().unwrap();
+        Self { tid, commands, thread }
+    }
+
+    fn end(self) {
+        drop(self.commands);
+        self.thread.join().unwrap();
+    }
+}
+
+/// Whether a datagram of that length from our pod comes back from the other's.
+fn echoes(from: &str, to: &str, length: usize) -> bool {
+    let socket = UdpSocket::bind((from, 0)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let (to, mut buffer) = (SocketAddr::new(to.parse().unwrap(), 7), vec![0; 65536]);
+    // The first packet may find the underlay's neighbour unknown, or news of a narrower way on the way back.
+    (0..5).any(|_| {
+        socket.send_to(&vec![7; length], to).is_ok()
+            && socket.recv(&mut buffer).is_ok_and(|answered| answered == length)
+    })
+}
+
+fn reaches_everything(mtu: usize) {
+    for length in [8, mtu - 48, 8 * mtu] {
+        assert!(echoes("10.42.1.7", "10.42.2.7", length), "IPv4, {length} bytes\n{}", ip("route"));
+        assert!(echoes("fd42:0:0:1::7", "fd42:0:0:2::7", length), "IPv6, {length} bytes\n{}", ip("-6 route"));
+    }
+    // From the node itself, by the address that it uses.
+    assert!(echoes("0.0.0.0", "10.42.2.7", 100) && echoes("::", "fd42:0:0:2::7", 100));
+}
+
+fn between_two_nodes(backend: Backend, mtu: u32, test: impl FnOnce(&mut Overlay, &Other) + Send + 'static) {
+    in_a_namespace(async move || {
+        let (one, two) = (peer(1, backend), peer(2, backend));
+        let other = Other::new(2, backend, BTreeMap::from([one]));
+        uplink(1);
+        let mut overlay = Overlay::open(config(1, backend)).unwrap();
+        let applied = overlay.apply(&local(1), &BTreeMap::from([two]), &HashMap::new()).unwrap();
+        assert_eq!((applied.mtu, &applied.refused[..]), (Some(mtu), &[][..]));
+        let length = mtu as usize;
+        // Packets of the tunnel go through tasks of this runtime.
+        let thread = std::thread::spawn({
+            let namespace = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+            move || {
+                nix::sched::setns(namespace, CloneFlags::CLONE_NEWNET).unwrap();
+                reaches_everything(length);
+            }
+        });
+        while !thread.is_finished() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        thread.join().unwrap();
+        test(&mut overlay, &other);
+        overlay.remove().unwrap();
+        assert!(!ip("link").contains("coracle"), "{}", ip("link"));
+        assert!(
+            !ip("route").contains("10.42.2.0") && !ip("-6 route").contains("fd42:0:0:2"),
+            "{}",
+            ip("route")
+        );
+        other.end();
+    });
+}
+
+#[test]
+fn pods_reach_pods_by_vxlan_in_both_families() {
+    between_two_nodes(VXLAN, 1430, |_, _| {
+        let link = ip("-d link show coracle.1");
+        assert!(
+            link.contains("vxlan id 1 local 192.0.2.1 dev eth0") && link.contains("nolearning"),
+            "{link}"
+        );
+        assert!(link.contains("dstport 8472") && link.contains("mtu 1450"), "{link}");
+        let link = ip("-d link show coracle.1-v6");
+        assert!(link.contains("local 2001:db8::1 dev eth0") && link.contains("mtu 1430"), "{link}");
+        let route = ip("route show 10.42.2.0/24");
+        assert!(route.starts_with("10.42.2.0/24 via 10.42.2.0 dev coracle.1"), "{route}");
+        assert!(
+            ip("neigh show dev coracle.1").contains("10.42.2.0 lladdr") && ip("neigh").contains("PERMANENT")
+        );
+        assert!(run("bridge", &["fdb", "show", "dev", "coracle.1"]).contains("dst 192.0.2.2"));
+    });
+}
+
+#[test]
+fn pods_reach_pods_by_routes_alone() {
+    between_two_nodes(Backend::HostGw, 1500, |overlay, _| {
+        assert_eq!(passing(overlay), [(1500, true); 2]);
+        assert!(ip("route show 10.42.2.0/24").starts_with("10.42.2.0/24 via 192.0.2.2 dev eth0"));
+    });
+}
+
+#[test]
+fn pods_reach_pods_in_udp_where_the_kernel_has_no_vxlan() {
+    between_two_nodes(Backend::Udp, 1452, |_, _| {
+        assert!(ip("-d link show coracle.1-udp").contains("tun type tun"));
+    });
+}
+
+/// What passes to the other node, of IPv4 and IPv6.
+fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
+    let found = examine(overlay.ways()).unwrap();
+    found.into_iter().map(|Passes { bytes, offloaded }| (bytes, offloaded)).collect()
+}
+
+#[test]
+fn what_passes_is_found_out() {
+    between_two_nodes(VXLAN, 1430, |overlay, other| {
+        let there = |line: &str| {
+            let namespace = format!("--net=/proc/{}/ns/net", other.tid);
+            run("nsenter", &[&[namespace.as_str()], &line.split(' ').collect::<Vec<_>>()[..]].concat());
+        };
+        assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
+        // A narrower place that nobody tells of.
+        there("ip link set eth0 mtu 1400");
+        for (bytes, offloaded) in passing(overlay) {
+            assert!(offloaded && (1320..=1354).contains(&bytes), "{bytes}");
+        }
+        there("ip link set eth0 mtu 1500");
+        // What devices sum up is lost.
+        there("nft add table inet lossy");
+        there("nft add chain inet lossy in { type filter hook input priority 0 ; }");
+        there("nft add rule inet lossy in udp dport 9 drop");
+        assert_eq!(passing(overlay), [(1450, false), (1430, false)]);
+        overlay.set_offload(false).unwrap();
+        overlay.set_offload(true).unwrap();
+        there("nft delete table inet lossy");
+        overlay.set_offload(false).unwrap();
+        assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
+        there("ip link set eth0 down");
+        assert_eq!(passing(overlay), [(0, false); 2]);
+    });
+}
+
+/// The kernel's tables of ours, in the tools' words.
+fn tables() -> String {
+    if !ip("-br link").contains("coracle.1 ") {
+        return "no device".to_owned();
+    }
+    let links = ip("-o link");
+    // Without the index, which a device made again has anew.
+    let told = |line: &str| Some(line.split(" qdisc").next()?.split_once(": ")?.1.to_owned());
+    let devices: Vec<String> = links.lines().filter(|l| l.contains("coracle")).filter_map(told).collect();
+    let mut all: Vec<String> = [
+        devices.join("\n"),
+        ip("-br addr show dev coracle.1"),
+        run("bridge", &["fdb", "show", "dev", "coracle.1"]),
+        ip("neigh show nud permanent dev coracle.1"),
+        ip("route show proto 67"),
+        ip("-6 route show proto 67"),
+    ]
+    .iter()
+    .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+    .collect();
+    all.sort();
+    all.join("\n")
+}
+
+fn peers(count: u32) -> BTreeMap<String, Peer> {
+    let (_, like) = peer(2, VXLAN);
+    let one = |number: u32| {
+        let (high, low) = (number / 250, number % 250);
+        let mut ends = like.ends.clone();
+        for end in &mut ends {
+            end.ip = match end.ip {
+                IpAddr::V4(_) => format!("198.18.{high}.{low}").parse().unwrap(),
+                IpAddr::V6(_) => format!("2001:db8:1::{number:x}").parse().unwrap(),
+            };
+            let [.., a, b] = number.to_be_bytes();
+            end.vtep = Some((1, [2, 0, u8::from(end.ip.is_ipv6()), 0, a, b]));
+        }
+        let cidrs = vec![
+            format!("10.{}.{low}.0/24", 100 + high).parse().unwrap(),
+            format!("fd42:0:1:{number:x}::/64").parse().unwrap(),
+        ];
+        (format!("peer-{number}"), Peer { cidrs, kind: like.kind, ends })
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn whatever_somebody_else_changes_is_noticed_and_repaired() {
+    in_a_namespace(async || {
+        ip("link add eth0 type veth peer name eth1");
+        uplink(1);
+        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let peers = peers(50);
+        overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+        let right = tables();
+        assert_eq!(right.lines().filter(|l| l.starts_with("10.")).count(), 2 * 50, "{right}");
+        for damage in [
+            "link del coracle.1",
+            "link set coracle.1 down",
+            "link set coracle.1 mtu 1300",
+            "addr del 10.42.1.0/32 dev coracle.1",
+            "route flush proto 67",
+            "-6 route del fd42:0:1:7::/64",
+            "route replace 10.100.7.0/24 via 192.0.2.9",
+            "neigh flush dev coracle.1 nud permanent",
+            "neigh add 10.77.0.0 lladdr 02:00:00:00:00:77 dev coracle.1 nud permanent",
+            "neigh replace 10.100.9.0 lladdr 02:00:00:00:00:77 dev coracle.1 nud permanent",
+        ] {
+            ip(damage);
+            assert!(tables() != right, "no damage: {damage}");
+            let news = tokio::time::timeout(Duration::from_secs(2), overlay.news());
+            news.await.unwrap_or_else(|_| panic!("not noticed: {damage}"));
+            overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+            assert!(tables() == right, "after {damage}\n{}", tables());
+        }
+        for arguments in [
+            &["fdb", "del", "02:00:00:00:00:05", "dev", "coracle.1"][..],
+            &["fdb", "append", "02:00:00:00:00:77", "dev", "coracle.1", "dst", "192.0.2.77"],
+        ] {
+            run("bridge", arguments);
+            let news = tokio::time::timeout(Duration::from_secs(2), overlay.news());
+            news.await.unwrap_or_else(|_| panic!("not noticed: {arguments:?}"));
+            overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+            assert!(tables() == right, "after {arguments:?}\n{}", tables());
+        }
+        // The uplink's MTU is the overlay's.
+        ip("link set eth0 mtu 1400");
+        tokio::time::timeout(Duration::from_secs(2), overlay.news()).await.unwrap();
+        assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().mtu, Some(1330));
+        assert!(ip("link show coracle.1").contains("mtu 1350"));
+    });
+}
+
+#[test]
+fn own_changes_and_those_of_pods_are_no_news() {
+    in_a_namespace(async || {
+        ip("link add eth0 type veth peer name eth1");
+        uplink(1);
+        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let mut peers = peers(1000);
+        assert!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes > 6000);
+        assert_eq!(tables().lines().filter(|line| line.contains("via fd42")).count(), 1000);
+        peers.remove("peer-7");
+        peers.get_mut("peer-8").unwrap().ends[0].ip = "198.19.0.1".parse().unwrap();
+        assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 6 + 2);
+        assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 0);
+        ip("link add vethpod type veth peer name pod0");
+        ip("link set vethpod up");
+        ip("neigh add 10.42.1.9 lladdr 02:00:00:00:00:09 dev vethpod nud reachable");
+        ip("link del vethpod");
+        let news = tokio::time::timeout(Duration::from_millis(300), overlay.news()).await;
+        // A pod's interface may come with an address of its own, of which nothing follows.
+        if news.is_ok() {
+            assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 0);
+        }
+        // Another process finds all as it should be.
+        let mut again = Overlay::open(config(1, VXLAN)).unwrap();
+        assert_eq!(again.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 0);
+    });
+}
+
+#[test]
+fn an_address_may_change_and_a_foreign_interface_is_left_alone() {
+    in_a_namespace(async || {
+        ip("link add eth0 type veth peer name eth1");
+        uplink(1);
+        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let peers = peers(3);
+        overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+        ip("addr add 192.0.2.99/24 dev eth0");
+        let moved = Local { addresses: vec!["192.0.2.99".parse().unwrap(), addresses(1)[1]], ..local(1) };
+        overlay.apply(&moved, &peers, &HashMap::new()).unwrap();
+        assert!(ip("-d link show coracle.1").contains("local 192.0.2.99 dev eth0"));
+        let gone = Local { addresses: vec!["192.0.2.200".parse().unwrap()], ..local(1) };
+        let error = overlay.apply(&gone, &peers, &HashMap::new()).unwrap_err();
+        assert_eq!(error.to_string(), "no interface has an address of this node (192.0.2.200)");
+        overlay.remove().unwrap();
+        ip("link add coracle.1 type bridge");
+        let error = overlay.apply(&local(1), &peers, &HashMap::new()).unwrap_err();
+        assert_eq!(error.to_string(), "an interface named coracle.1 exists and is not the overlay's");
+        assert!(ip("-d link show coracle.1").contains("bridge"));
+    });
+}
