@@ -136,6 +136,11 @@ impl<R: BufRead> Archive<R> {
         &self.input
     }
 
+    /// The input, to tell it what the data is.
+    pub(crate) fn get_mut(&mut self) -> &mut R {
+        &mut self.input
+    }
+
     /// The input, behind what was read.
     pub(crate) fn into_inner(self) -> R {
         self.input

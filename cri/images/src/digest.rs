@@ -4,8 +4,8 @@ use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
+use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 /// A SHA-256 digest, written `sha256:…`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -13,8 +13,8 @@ use sha2::{Digest as _, Sha256};
 pub(crate) struct Digest([u8; 32]);
 
 /// Computes a digest piece by piece.
-#[derive(Default)]
-pub(crate) struct Hasher(Sha256);
+#[derive(Clone)]
+pub(crate) struct Hasher(Context);
 
 /// A reader that computes the digest of what passes.
 pub(crate) struct HashingReader<R> {
@@ -90,6 +90,12 @@ impl From<Digest> for String {
 
 // === impl Hasher ===
 
+impl Default for Hasher {
+    fn default() -> Hasher {
+        Hasher(Context::new(&SHA256))
+    }
+}
+
 impl Hasher {
     /// Adds bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
@@ -98,7 +104,10 @@ impl Hasher {
 
     /// The digest of all bytes added.
     pub(crate) fn finish(self) -> Digest {
-        Digest(self.0.finalize().into())
+        let mut bytes = [0; 32];
+        // SHA-256 has as many bytes.
+        bytes.copy_from_slice(self.0.finish().as_ref());
+        Digest(bytes)
     }
 }
 

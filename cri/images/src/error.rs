@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
+use crate::export::ExportError;
 use crate::images::StoreError;
 use crate::import::ImportError;
 use crate::layers::LayerError;
@@ -50,6 +51,17 @@ pub enum Error {
     #[error("cannot import {}", path.display())]
     Import {
         /// The archive or layout.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Cause,
+    },
+    /// An export failed.
+    #[error("cannot export {image} to {}", path.display())]
+    Export {
+        /// The image.
+        image: String,
+        /// The archive that was to be.
         path: PathBuf,
         /// Why.
         #[source]
@@ -112,6 +124,7 @@ impl Error {
             Error::Open { source, .. }
             | Error::Pull { source, .. }
             | Error::Import { source, .. }
+            | Error::Export { source, .. }
             | Error::Change { source, .. } => source.kind,
         }
     }
@@ -165,6 +178,12 @@ impl From<StoreError> for Cause {
 
 impl From<PullError> for Cause {
     fn from(error: PullError) -> Cause {
+        Cause { kind: error.kind(), error: Arc::new(error) }
+    }
+}
+
+impl From<ExportError> for Cause {
+    fn from(error: ExportError) -> Cause {
         Cause { kind: error.kind(), error: Arc::new(error) }
     }
 }
@@ -225,6 +244,7 @@ pub(crate) fn unpack_kind(error: &UnpackError) -> ErrorKind {
         UnpackError::Escape { .. }
         | UnpackError::TooLarge(_)
         | UnpackError::WhiteoutName { .. }
+        | UnpackError::WhiteoutDevice { .. }
         | UnpackError::LinkTarget { .. } => ErrorKind::Rejected,
         UnpackError::Write { source, .. } => match source {
             // Names and links that no file system takes.

@@ -271,16 +271,19 @@ impl Images {
         } else {
             self.forget(&record.id).await?;
         }
+        coracle_fault::point("remove-image.forgotten");
         drop(turn);
         self.collect_now().await
     }
 
     pub(crate) async fn collect_now(&self) -> Result<(), StoreError> {
-        let _turn = self.inner.writing.lock().await;
+        let turn = self.inner.writing.lock().await;
         let abandoned = self.table().abandoned();
         for id in abandoned {
             self.forget(&id).await?;
         }
+        // Removing a hundred thousand files takes its time, in which others may pull.
+        drop(turn);
         self.sweep().await
     }
 

@@ -14,7 +14,7 @@ use crate::layers::{LayerError, Lease, Workshop};
 use crate::manifest::{self, CONFIG_MAX, Descriptor, Document, MANIFEST_MAX, Manifest, ManifestError};
 use crate::reference::{InvalidReference, Reference};
 use crate::table;
-use crate::unpack::{UnpackError, Unpacked, unpack};
+use crate::unpack::{UnpackError, Unpacked, unpack_with_recipe};
 
 mod source;
 
@@ -151,7 +151,7 @@ impl Images {
                 let unpacking = tokio::task::spawn_blocking(move || {
                     let workshop = layers.workshop()?;
                     let unpacked = unpack_layer(&source, &layer, expected, |reader| {
-                        unpack(reader, &workshop.files(), &limits)
+                        unpack_with_recipe(reader, &workshop.files(), &limits, &workshop.recipe())
                     });
                     match unpacked {
                         Ok(unpacked) => Ok::<(Workshop, Unpacked), ImportError>((workshop, unpacked)),

@@ -23,13 +23,15 @@ use tokio::sync::{oneshot, watch};
 
 use crate::digest::Digest;
 use crate::image::Usage;
-use crate::unpack::{UnpackError, Unpacked};
+use crate::unpack::{Rebuilt, UnpackError, Unpacked};
 
 mod disk;
 mod restate;
+mod spool;
 
 pub(crate) use disk::make_private;
 use disk::{commit_all, read_meta, remove_tree};
+pub(crate) use spool::{Saved, Spool, Spools};
 
 /// How long a layer of a pull that broke off is kept for the next try.
 pub(crate) const KEEP: Duration = Duration::from_secs(3600);
@@ -38,6 +40,8 @@ pub(crate) const KEEP: Duration = Duration::from_secs(3600);
 pub(crate) struct Layers {
     layers: PathBuf,
     partial: PathBuf,
+    /// What arrived of layers that broke off.
+    pub(crate) spools: Arc<Spools>,
     next: AtomicU64,
     slots: Mutex<HashMap<Digest, Slot>>,
     queue: Mutex<VecDeque<Pending>>,
@@ -140,6 +144,7 @@ impl Layers {
         Ok(Layers {
             layers,
             partial,
+            spools: Arc::new(Spools::open(root)?),
             next: AtomicU64::new(0),
             slots: Mutex::new(slots),
             queue: Mutex::default(),
@@ -150,6 +155,12 @@ impl Layers {
     /// Where a layer's files are.
     pub(crate) fn path(&self, diff_id: &Digest) -> PathBuf {
         self.layers.join(diff_id.short()).join(disk::FILES)
+    }
+
+    /// The archive of a layer, as far as its recipe is here.
+    pub(crate) fn rebuild(&self, diff_id: &Digest) -> io::Result<(Rebuilt, u64)> {
+        let (recipe, files) = (self.layers.join(diff_id.short()).join(disk::RECIPE), self.path(diff_id));
+        Ok((Rebuilt::open(&recipe, &files)?, Rebuilt::length(&recipe, &files)?))
     }
 
     /// A lower directory for images that have no layer at all.
@@ -197,8 +208,33 @@ impl Layers {
         let (workshop, unpacked) = unpack().await?;
         let Unpacked { bytes, inodes, implied, .. } = unpacked;
         let meta = Meta { diff_id, bytes, inodes, implied };
-        self.commit(workshop, meta.clone()).await?;
-        Ok(working.complete(meta))
+        Ok(self.settle(working, workshop, meta).await?)
+    }
+
+    /// Commits a layer, in a task of its own: the disk goes on where a caller was cancelled, and what nobody waits for
+    /// any more must not stay unknown.
+    async fn settle(
+        self: &Arc<Layers>,
+        working: Working,
+        workshop: Workshop,
+        meta: Meta,
+    ) -> Result<Lease, LayerError> {
+        let (give, take) = oneshot::channel();
+        let layers = self.clone();
+        tokio::spawn(async move {
+            let committed = layers.commit(workshop, meta.clone()).await.map(|()| working.complete(meta));
+            if let Err(Ok(unclaimed)) = give.send(committed) {
+                drop(unclaimed);
+                let swept = tokio::task::spawn_blocking(move || layers.sweep(Instant::now())).await;
+                if let Ok(Err(error)) = swept {
+                    tracing::warn!(
+                        error = crate::error::report(&error),
+                        "cannot remove a layer of a pull that ended"
+                    );
+                }
+            }
+        });
+        take.await.map_err(|_dropped| LayerError::Stopped)?
     }
 
     /// Lets go of references that records held. Gives nothing back: `sweep` removes.
@@ -210,6 +246,7 @@ impl Layers {
 
     /// Removes layers that nobody refers to, except those kept for another try. Blocks.
     pub(crate) fn sweep(&self, now: Instant) -> Result<(), LayerError> {
+        self.spools.sweep(now);
         let mut trash = Vec::new();
         {
             let mut slots = self.slots();
@@ -240,13 +277,11 @@ impl Layers {
     /// When the next `sweep` would find something that it spares now.
     pub(crate) fn next_expiry(&self) -> Option<Instant> {
         let slots = self.slots();
-        slots
-            .values()
-            .filter_map(|slot| match slot {
-                Slot::Complete { refs: 0, keep_until, .. } => *keep_until,
-                Slot::Complete { .. } | Slot::Working(_) => None,
-            })
-            .min()
+        let layers = slots.values().filter_map(|slot| match slot {
+            Slot::Complete { refs: 0, keep_until, .. } => *keep_until,
+            Slot::Complete { .. } | Slot::Working(_) => None,
+        });
+        layers.chain(self.spools.next_expiry()).min()
     }
 
     /// What all complete layers take.
@@ -387,6 +422,11 @@ impl Workshop {
     /// The directory to unpack into.
     pub(crate) fn files(&self) -> PathBuf {
         self.path.join(disk::FILES)
+    }
+
+    /// Where the recipe for the layer's archive goes.
+    pub(crate) fn recipe(&self) -> PathBuf {
+        self.path.join(disk::RECIPE)
     }
 
     /// Removes it here and now, for whoever is on a thread that may block.

@@ -17,8 +17,11 @@ mod archive;
 mod config;
 mod digest;
 mod error;
+mod export;
 #[cfg(test)]
 mod fixture;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod image;
 mod images;
 mod import;

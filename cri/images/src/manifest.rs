@@ -156,16 +156,25 @@ pub(crate) fn parse_config(
             available: platform::field_name(&field),
         });
     }
-    let diff_ids = match value.pointer("/rootfs/diff_ids") {
-        Some(list) => serde_json::from_value::<Vec<Digest>>(list.clone()).map_err(ManifestError::Config)?,
-        None => Vec::new(),
-    };
+    let diff_ids = diff_ids_of(&value)?;
     if diff_ids.len() != layers {
         return Err(ManifestError::Count { layers, diff_ids: diff_ids.len() });
     }
     complete(&mut value, wanted);
     let config = serde_json::from_value(value).map_err(ManifestError::Config)?;
     Ok(ParsedConfig { config: Arc::new(config), diff_ids })
+}
+
+/// The layers of a configuration, lowest first.
+pub(crate) fn diff_ids(bytes: &[u8]) -> Result<Vec<Digest>, ManifestError> {
+    diff_ids_of(&serde_json::from_slice(bytes).map_err(ManifestError::Config)?)
+}
+
+fn diff_ids_of(config: &serde_json::Value) -> Result<Vec<Digest>, ManifestError> {
+    match config.pointer("/rootfs/diff_ids") {
+        Some(serde_json::Value::Null) | None => Ok(Vec::new()),
+        Some(list) => serde_json::from_value(list.clone()).map_err(ManifestError::Config),
+    }
 }
 
 /// Parses a configuration that was found good before.

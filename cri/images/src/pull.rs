@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpa
 use crate::image::{Auth, Image, PullProgress};
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease};
-use crate::manifest::{self, Descriptor, Document, Manifest, ManifestError};
+use crate::manifest::{self, Descriptor, Document, Manifest, ManifestError, ParsedConfig};
 use crate::reference::{Reference, Target};
 use crate::registry::{Fetched, Registry, RegistryError};
 use crate::table;
@@ -48,6 +48,8 @@ pub(crate) enum PullError {
     Layer(#[from] LayerError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error("cannot read what arrived in an earlier try")]
+    Saved(#[source] std::io::Error),
     #[error("the configuration is no text")]
     ConfigText,
     #[error("the pull was stopped")]
@@ -109,7 +111,10 @@ impl Images {
         let (images, FlightKey { reference, auth }) = (self.clone(), key.clone());
         let task = tokio::spawn(async move {
             let pulled = pull(&images, &reference, auth.as_ref(), progress).await;
-            if pulled.is_err() {
+            if let Err(error) = &pulled {
+                if error.kind() == ErrorKind::NoSpace {
+                    images.inner.layers.spools.clear();
+                }
                 images.tidy().await;
             }
             let name = reference.to_string();
@@ -173,6 +178,9 @@ async fn pull(
     let directory = config.registry_config_dir.as_deref();
     let registry = Registry::new(directory, reference, auth, config.stall_timeout)?;
     let pull = Pull { images: images.clone(), registry, progress };
+    if let Some(image) = pull.known(reference).await? {
+        return Ok(image);
+    }
     let top = match reference.target() {
         Target::Tag(tag) => pull.registry.resolve(tag).await?,
         Target::Digest(digest) => pull.registry.by_digest(parse_digest(digest)?).await?,
@@ -185,6 +193,27 @@ async fn pull(
 // === impl Pull ===
 
 impl Pull {
+    /// The image that a reference means, if it is here: one question to the registry, which may also say that these
+    /// credentials have no right to it. Whatever goes wrong with the question is left to the pull to tell.
+    async fn known(&self, reference: &Reference) -> Result<Option<Image>, PullError> {
+        let repository = reference.repository();
+        if !self.images.table().has_repository(&repository) {
+            return Ok(None);
+        }
+        let Some(digest) = self.registry.digest(reference.target()).await else { return Ok(None) };
+        let found = self.images.table().find(&format!("{repository}@{digest}")).map(|e| e.record.clone());
+        let Some(record) = found else { return Ok(None) };
+        let layers = &self.images.inner.layers;
+        let leases: Option<Vec<Lease>> = record.layers.iter().map(|id| layers.lease(*id)).collect();
+        let (Some(leases), Ok(config)) = (leases, manifest::read_config(record.config.as_bytes())) else {
+            return Ok(None);
+        };
+        let (tags, digests) = table::names(reference, Some(digest));
+        let parsed = ParsedConfig { config, diff_ids: Vec::new() };
+        let (id, size, config) = (record.id, record.size, record.config);
+        Ok(Some(self.images.put(Ready { id, tags, digests, size, config, parsed, leases }).await?))
+    }
+
     /// Follows indexes to the manifest for this platform.
     async fn manifest(&self, top: Fetched) -> Result<Manifest, PullError> {
         let mut document = manifest::parse(&top.bytes)?;
@@ -218,6 +247,7 @@ impl Pull {
             ..PullProgress::default()
         });
         let leases = self.layers(wanted).await?;
+        coracle_fault::point("pull.layers");
         let id = manifest.config.digest;
         let ready = Ready { id, tags, digests, size, config, parsed, leases };
         Ok(self.images.put(ready).await?)
@@ -305,7 +335,7 @@ impl PullError {
             PullError::Registry(error) => error.kind(),
             PullError::Manifest(error) => manifest_kind(error),
             PullError::Unpack { source, .. } => unpack_kind(source),
-            PullError::DiffId { .. } | PullError::ConfigText => ErrorKind::Corrupt,
+            PullError::DiffId { .. } | PullError::Saved(_) | PullError::ConfigText => ErrorKind::Corrupt,
             PullError::Layer(error) => layer_kind(error),
             PullError::Store(error) => store_kind(error),
             PullError::Stopped => ErrorKind::Unavailable,

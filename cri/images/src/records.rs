@@ -78,7 +78,9 @@ pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(record)?)?;
         file.sync_all()?;
+        coracle_fault::point("pull.record-written");
         std::fs::rename(&temporary, &path)?;
+        coracle_fault::point("pull.recorded");
         File::open(directory)?.sync_all()
     };
     write().map_err(|source| RecordError { verb: "write", path: path.clone(), source })

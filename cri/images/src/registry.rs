@@ -10,12 +10,13 @@ use crate::digest::Digest;
 use crate::error::ErrorKind;
 use crate::image::Auth;
 use crate::manifest::{ACCEPT, Descriptor, MANIFEST_MAX};
-use crate::reference::Reference;
+use crate::reference::{Reference, Target};
 
 mod blob;
 mod challenge;
 mod endpoint;
 mod hosts;
+mod retry;
 mod tls;
 mod token;
 
@@ -69,7 +70,13 @@ pub(crate) enum RegistryError {
     #[error("the transfer of {url} ended after {got} of {size} bytes")]
     Short { url: String, got: u64, size: u64 },
     #[error("{url} answers {status}{detail}")]
-    Status { url: String, status: StatusCode, detail: String },
+    Status {
+        url: String,
+        status: StatusCode,
+        detail: String,
+        /// How long it asks to be left alone.
+        retry_after: Option<Duration>,
+    },
     #[error("{realm} is no token service that can be used")]
     Realm { realm: String },
     #[error("cannot understand the token from {realm}")]
@@ -127,6 +134,20 @@ impl Registry {
         self.manifest(&digest.to_string(), Some(digest)).await
     }
 
+    /// The digest that a tag or digest has now, by one question whose answer has no body (and that registries do
+    /// not count as a pull). None where the first host does not say: then the document itself tells.
+    pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
+        let may = |endpoint: &Endpoint| match target {
+            Target::Tag(_) => endpoint.host.resolve,
+            Target::Digest(_) => endpoint.host.pull,
+        };
+        let (index, endpoint) = self.endpoints.iter().enumerate().find(|(_, endpoint)| may(endpoint))?;
+        let path = self.path(index, &format!("manifests/{}", target.as_str()));
+        let answer = endpoint.ask(&Ask { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
+        let header = answer.headers().get("docker-content-digest");
+        header.and_then(|value| value.to_str().ok()).unwrap_or(target.as_str()).parse().ok()
+    }
+
     /// A blob, to be read in pieces.
     pub(crate) fn blob(&self, descriptor: &Descriptor) -> Blob<'_> {
         Blob::new(self, descriptor)
@@ -171,27 +192,28 @@ impl Registry {
     }
 }
 
-/// Manifests are small: what breaks off is asked for again at once, twice.
+/// Manifests are small: what breaks off is asked for again from its beginning.
 async fn manifest_from(
     endpoint: &Endpoint,
     path: &str,
     expected: Option<Digest>,
 ) -> Result<Fetched, RegistryError> {
     let url = format!("{}{path}", endpoint.host.base);
-    let mut tries = 0;
+    let mut failures = 0;
     let bytes = loop {
-        let ask = Ask { path, accept: ACCEPT, from: 0 };
-        let got = match endpoint.get(&ask).await {
+        let ask = Ask { path, accept: ACCEPT, from: 0, head: false };
+        let got = match endpoint.ask(&ask).await {
             Ok(response) => body(response, MANIFEST_MAX, &url).await,
             Err(error) => Err(error),
         };
         match got {
             Ok(bytes) => break bytes,
-            Err(error) if error.is_passing() && tries < 2 => {
-                tries += 1;
-                tokio::time::sleep(Duration::from_millis(150 * tries)).await;
+            Err(error) => {
+                failures += 1;
+                let pause = retry::pause(&error, failures).filter(|_| failures < retry::TRIES);
+                let Some(pause) = pause else { return Err(error) };
+                tokio::time::sleep(pause).await;
             }
-            Err(error) => return Err(error),
         }
     };
     let digest = Digest::of(&bytes);
@@ -252,6 +274,14 @@ impl RegistryError {
         }
     }
 
+    /// How long the registry asks to be left alone.
+    fn asked_pause(&self) -> Option<Duration> {
+        match self {
+            RegistryError::Status { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
     /// A request that was not answered.
     fn send(url: String, source: reqwest::Error) -> RegistryError {
         // The URL is in the message already, and could hold what is secret after a redirect.
@@ -276,10 +306,11 @@ impl RegistryError {
     /// An answer that says no, with what it says why.
     async fn status(url: String, response: reqwest::Response) -> RegistryError {
         let status = response.status();
+        let retry_after = retry::asked(response.headers(), jiff::Timestamp::now());
         let bytes = body(response, 64 << 10, &url).await.unwrap_or_default();
         let detail = detail(&bytes);
         let detail = if detail.is_empty() { detail } else { format!(" ({detail})") };
-        RegistryError::Status { url, status, detail }
+        RegistryError::Status { url, status, detail, retry_after }
     }
 }
 
@@ -300,6 +331,23 @@ fn detail(bytes: &[u8]) -> String {
     };
     let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.chars().filter(|c| !c.is_control()).take(DETAIL_MAX).collect()
+}
+
+/// Any text as registry settings.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_hosts(text: &str) {
+    if let Ok(hosts) = hosts::parse(text, Path::new("/c/r.example/hosts.toml"), "r.example") {
+        assert!(!hosts.is_empty());
+        for host in hosts {
+            assert!(host.base.parse::<reqwest::Url>().is_ok_and(|url| url.has_host()), "{}", host.base);
+        }
+    }
+}
+
+/// Any text as a demand for authorization.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_challenge(text: &str) {
+    let _any = challenge::parse([text]);
 }
 
 /// TLS for tests that speak to a registry themselves, in the clear.

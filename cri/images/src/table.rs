@@ -89,6 +89,12 @@ impl Table {
         }
     }
 
+    /// Whether an image came from this repository, as its digests tell.
+    pub(crate) fn has_repository(&self, repository: &str) -> bool {
+        let of = |digest: &String| digest.strip_prefix(repository).is_some_and(|rest| rest.starts_with('@'));
+        self.list().any(|entry| entry.record.digests.iter().any(of))
+    }
+
     /// The records to write so that one image has these names besides its own, and no other has its tags: the image
     /// itself first, so that a tag is never nobody's.
     pub(crate) fn plan_put(&mut self, mut new: Record) -> Vec<Record> {

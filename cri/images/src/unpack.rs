@@ -4,11 +4,11 @@
 //! own (a 0/0 character device, the opaque attribute). What a layer may not do: name what is outside of it (see
 //! `root.rs`), set overlayfs' attributes, or grow without measure.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -23,9 +23,12 @@ use crate::config::Limits;
 use crate::digest::{Digest, HashingReader};
 
 mod decompress;
+mod recipe;
 mod root;
 
 use decompress::Decompressed;
+pub(crate) use recipe::Rebuilt;
+use recipe::{Recorder, Tapped};
 use root::{PlainPath, Root, errno};
 
 const WHITEOUT: &[u8] = b".wh.";
@@ -78,6 +81,8 @@ pub(crate) enum UnpackError {
     TooLarge(#[source] TooLarge),
     #[error("the layer is refused: {path:?} has a name that whiteouts may not have")]
     WhiteoutName { path: String },
+    #[error("the layer is refused: {path:?} is a device that hides what lower layers have")]
+    WhiteoutDevice { path: String },
     #[error("the layer is refused: the link {path:?} leads to {target:?}, which the layer does not have")]
     LinkTarget { path: String, target: String },
     #[error("cannot write {path:?} of the layer")]
@@ -101,10 +106,35 @@ pub(crate) enum TooLarge {
     Sparse(u64),
 }
 
+/// The archive of a layer as it comes.
+type Stream<I> = Archive<Tapped<HashingReader<Decompressed<I>>>>;
+
 /// Unpacks a layer, compressed or not, into an empty directory. Reads the input to its end.
 pub(crate) fn unpack(input: impl BufRead, into: &Path, limits: &Limits) -> Result<Unpacked, UnpackError> {
+    unpack_recorded(input, into, limits, None)
+}
+
+/// The same, and writes the recipe that leads back to the archive. There is none afterwards for an archive that has
+/// a name twice.
+pub(crate) fn unpack_with_recipe(
+    input: impl BufRead,
+    into: &Path,
+    limits: &Limits,
+    recipe: &Path,
+) -> Result<Unpacked, UnpackError> {
+    let recorder = Recorder::create(recipe).map_err(no_recipe)?;
+    unpack_recorded(input, into, limits, Some(recorder))
+}
+
+fn unpack_recorded<I: BufRead>(
+    input: I,
+    into: &Path,
+    limits: &Limits,
+    recorder: Option<Recorder>,
+) -> Result<Unpacked, UnpackError> {
     let decompressed = Decompressed::new(input, *limits).map_err(read_error)?;
-    let mut archive = Archive::new(BufReader::with_capacity(BUFFER, HashingReader::new(decompressed)));
+    let reader = BufReader::with_capacity(BUFFER, HashingReader::new(decompressed));
+    let mut archive: Stream<I> = Archive::new(Tapped::new(reader, recorder));
     let root =
         Root::open(into).map_err(|source| UnpackError::Write { path: into.display().to_string(), source })?;
     let mut writer = Writer { root, limits: *limits, bytes: 0, inodes: 0, entries: 0, times: Vec::new() };
@@ -121,7 +151,12 @@ pub(crate) fn unpack(input: impl BufRead, into: &Path, limits: &Limits) -> Resul
         }
         rest.consume(n);
     }
-    let diff_id = rest.into_inner().finish();
+    let (hashed, recorder) = rest.into_parts();
+    if let Some(recorder) = recorder {
+        let done = if writer.root.replaced() { recorder.discard() } else { recorder.finish() };
+        done.map_err(no_recipe)?;
+    }
+    let diff_id = hashed.finish();
     Ok(Unpacked { diff_id, bytes: writer.bytes, inodes: writer.inodes, implied })
 }
 
@@ -138,7 +173,7 @@ struct Writer {
 // === impl Writer ===
 
 impl Writer {
-    fn write<R: BufRead>(&mut self, entry: &Entry, archive: &mut Archive<R>) -> Result<(), UnpackError> {
+    fn write<I: BufRead>(&mut self, entry: &Entry, archive: &mut Stream<I>) -> Result<(), UnpackError> {
         self.entries += 1;
         if self.entries > self.limits.layer_entries {
             return Err(UnpackError::TooLarge(TooLarge::Entries(self.limits.layer_entries)));
@@ -154,6 +189,8 @@ impl Writer {
         match &entry.kind {
             Kind::File { size, sparse } => self.file(entry, &path, (*size, sparse.as_deref()), archive),
             Kind::HardLink(target) => self.hard_link(&path, target),
+            // Overlayfs makes none for anybody, and neither do we.
+            Kind::Char(0, 0) => Err(UnpackError::WhiteoutDevice { path: path.display() }),
             _ => self.special(entry, &path).map_err(|source| cannot_write(&path, source)),
         }
     }
@@ -186,24 +223,24 @@ impl Writer {
         set(self).map_err(|source| cannot_write(&path, source))
     }
 
-    fn file<R: BufRead>(
+    fn file<I: BufRead>(
         &mut self,
         entry: &Entry,
         path: &PlainPath,
         (size, sparse): (u64, Option<&[Segment]>),
-        archive: &mut Archive<R>,
+        archive: &mut Stream<I>,
     ) -> Result<(), UnpackError> {
         let cannot = |source| cannot_write(path, source);
         let mut file = self.root.make_file(path).map_err(cannot)?;
         match sparse {
-            None => copy_data(archive, &mut file, u64::MAX, path)?,
+            None => copy_data(archive, &mut file, (0, u64::MAX), path)?,
             Some(segments) => {
                 if size > self.limits.layer_bytes {
                     return Err(UnpackError::TooLarge(TooLarge::Sparse(self.limits.layer_bytes)));
                 }
                 for segment in segments {
                     file.seek(SeekFrom::Start(segment.offset)).map_err(errno).map_err(cannot)?;
-                    copy_data(archive, &mut file, segment.length, path)?;
+                    copy_data(archive, &mut file, (segment.offset, segment.length), path)?;
                 }
                 file.set_len(size).map_err(errno).map_err(cannot)?;
             }
@@ -252,6 +289,11 @@ impl Writer {
             // Made just now as no link, and nobody else works here.
             fchmodat(at, name, Mode::from_bits_truncate(entry.mode), FchmodatFlags::FollowSymlink)?;
         }
+        for (attribute, value) in image_attributes(entry) {
+            // Does not follow the last part, and the first leads to a directory that is open.
+            let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
+            set_attribute(attribute, || xattr::set(path, attribute, value))?;
+        }
         let time = time_spec(entry.mtime);
         utimensat(at, name, &time, &time, UtimensatFlags::NoFollowSymlink)
     }
@@ -283,18 +325,25 @@ fn plain(path: &[u8]) -> Result<PlainPath, UnpackError> {
 fn set_attributes(file: &File, entry: &Entry) -> Result<(), Errno> {
     fchown(file.as_fd(), Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
     fchmod(file.as_fd(), Mode::from_bits_truncate(entry.mode))?;
-    for (name, value) in &entry.xattrs {
-        let name = OsString::from_vec(name.clone());
-        if !is_image_attribute(name.as_bytes()) {
-            continue;
-        }
-        match file.set_xattr(&name, value).map_err(errno) {
-            // A label or access list that this file system does not have is no reason to refuse an image.
-            Err(Errno::ENOTSUP) => {}
-            done => done?,
-        }
+    for (name, value) in image_attributes(entry) {
+        set_attribute(name, || file.set_xattr(name, value))?;
     }
     Ok(())
+}
+
+fn image_attributes(entry: &Entry) -> impl Iterator<Item = (&OsStr, &[u8])> {
+    let all = entry.xattrs.iter().filter(|(name, _)| is_image_attribute(name));
+    all.map(|(name, value)| (OsStr::from_bytes(name), value.as_slice()))
+}
+
+fn set_attribute(name: &OsStr, set: impl FnOnce() -> io::Result<()>) -> Result<(), Errno> {
+    match set().map_err(errno) {
+        // A label or access list that this file system does not have is no reason to refuse an image.
+        Err(Errno::ENOTSUP) => Ok(()),
+        // Only files and directories have these; whoever wrote the archive could not have read one.
+        Err(Errno::EPERM) if name.as_bytes().starts_with(b"user.") => Ok(()),
+        done => done,
+    }
 }
 
 /// Attributes in `trusted.` steer overlayfs itself, where no image has a say; so does `user.overlay.`.
@@ -303,22 +352,26 @@ fn is_image_attribute(name: &[u8]) -> bool {
 }
 
 /// Copies data of the present entry, at most so many bytes, from the reader's buffer to the file.
-fn copy_data<R: BufRead>(
-    archive: &mut Archive<R>,
+fn copy_data<I: BufRead>(
+    archive: &mut Stream<I>,
     file: &mut File,
-    mut count: u64,
+    (offset, most): (u64, u64),
     path: &PlainPath,
 ) -> Result<(), UnpackError> {
-    while count > 0 {
+    let mut copied = 0;
+    archive.get_mut().set_content(true);
+    while copied < most {
         let data = archive.data().map_err(archive_error)?;
         if data.is_empty() {
-            return Ok(());
+            break;
         }
-        let take = data.len().min(usize::try_from(count).unwrap_or(usize::MAX));
+        let take = data.len().min(usize::try_from(most - copied).unwrap_or(usize::MAX));
         file.write_all(&data[..take]).map_err(errno).map_err(|source| cannot_write(path, source))?;
         archive.consume(take);
-        count -= take as u64;
+        copied += take as u64;
     }
+    archive.get_mut().set_content(false);
+    archive.get_mut().placed(path, offset, copied);
     Ok(())
 }
 
@@ -328,6 +381,10 @@ fn time_spec(mtime: Mtime) -> TimeSpec {
 
 fn cannot_write(path: &PlainPath, source: Errno) -> UnpackError {
     UnpackError::Write { path: path.display(), source }
+}
+
+fn no_recipe(error: io::Error) -> UnpackError {
+    UnpackError::Write { path: "the recipe".to_owned(), source: errno(error) }
 }
 
 /// Limits are noticed deep in the stream and come as I/O errors; they leave as what they are.

@@ -10,6 +10,8 @@ use super::{LayerError, Meta, Pending, sync_file_system};
 
 /// The unpacked files of a layer.
 pub(super) const FILES: &str = "fs";
+/// How to make its archive again, where that is possible.
+pub(super) const RECIPE: &str = "recipe";
 /// What makes a layer one: its [`Meta`].
 const COMPLETE: &str = "complete";
 
@@ -65,12 +67,15 @@ pub(super) fn commit_all(layers: &Path, batch: Vec<Pending>) {
             Err(error) => drop(pending.done.send(Err(Arc::new(error)))),
         }
     }
+    coracle_fault::point("pull.layer-unpacked");
     let synced = sync_file_system(layers).map_err(Arc::new);
+    coracle_fault::point("pull.layer-synced");
     let mut renamed = Vec::new();
     for pending in ready {
         let result = synced.clone().and_then(|()| rename(layers, &pending).map_err(Arc::new));
         renamed.push((pending, result));
     }
+    coracle_fault::point("pull.layer-placed");
     // The names must last too, before any record speaks of them.
     let named = sync_directory(layers).map_err(Arc::new);
     for (pending, result) in renamed {

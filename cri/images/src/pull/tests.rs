@@ -4,12 +4,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+mod authorize;
+mod crash;
+mod resume;
+
 use crate::digest::Digest;
 use crate::fixture::{
-    Fault, Line, PASSWORD, TestImage, TestRegistry, TestTar, TlsLine, USER, attributes, descriptor, gzip,
-    layer, noise, zstd,
+    Fault, Line, TestImage, TestRegistry, TestTar, attributes, descriptor, gzip, layer, noise, zstd,
 };
-use crate::{Auth, ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
+use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 
 /// Opens a store. A task of the one before, in this same process, may be about to let go of the lock.
 async fn store(root: &Path) -> Images {
@@ -324,98 +327,6 @@ async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn passwords_are_asked_for_and_given() {
-    let registry = TestRegistry::start_with_password().await;
-    registry.push("private", "latest", &TestImage::small("x")).await;
-    let root = tempfile::tempdir().unwrap();
-    let images = store(root.path()).await;
-    let name = registry.name("private");
-    let basic = |password: &str| Some(Auth::Basic { username: USER.into(), password: password.into() });
-    for auth in [None, basic("wrong"), Some(Auth::RegistryToken("x".into()))] {
-        let error = images.pull(&name, auth, None).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", error.report());
-        assert!(!error.report().contains("wrong"));
-    }
-    images.pull(&name, basic(PASSWORD), None).await.unwrap();
-    assert_eq!(images.pull(&name, None, None).await.unwrap_err().kind(), ErrorKind::Unauthorized);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn tokens_are_fetched_used_and_fetched_again_when_they_expire() {
-    let registry = TestRegistry::start().await;
-    registry.push("private", "latest", &TestImage::small("x")).await;
-    let service = Line::to(registry.address(), |head, number| {
-        let first = head.lines().next().unwrap();
-        let allowed = head.contains("authorization: Basic dXNlcjpzM2NyZXQ=") || first.starts_with("POST");
-        if !allowed || !(first.contains("service=test") || first.starts_with("POST")) {
-            return Fault::Reply("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".into());
-        }
-        let body = format!("{{\"token\":\"t{number}\"}}");
-        Fault::Reply(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
-    })
-    .await;
-    let realm = service.address().to_owned();
-    // Every token is good for two requests.
-    let uses = Mutex::new(std::collections::HashMap::<String, usize>::new());
-    let line = Line::to(registry.address(), move |head, _| {
-        let token = head.lines().find_map(|l| l.strip_prefix("authorization: Bearer "));
-        let mut uses = uses.lock().unwrap();
-        if let Some(token) = token {
-            let used = uses.entry(token.to_owned()).or_default();
-            *used += 1;
-            if *used <= 2 {
-                return Fault::Pass;
-            }
-        }
-        Fault::Reply(format!(
-            "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"http://{realm}/token\",service=\"test\",scope=\"repository:private:pull\"\r\ncontent-length: 0\r\n\r\n"
-        ))
-    })
-    .await;
-    let name = line.name("private");
-    let root = tempfile::tempdir().unwrap();
-    let images = store(root.path()).await;
-    let error = images.pull(&name, None, None).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", error.report());
-    let auth = Auth::Basic { username: USER.into(), password: PASSWORD.into() };
-    images.pull(&name, Some(auth), None).await.unwrap();
-    assert!(
-        service.seen().iter().any(|h| h.contains("scope=repository%3Aprivate%3Apull")),
-        "{:?}",
-        service.seen()
-    );
-    let before = service.count("POST");
-    images.pull(&name, Some(Auth::IdentityToken("refresh".into())), None).await.unwrap();
-    assert!(service.count("POST") > before);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn mirrors_stand_in_and_names_stay_those_asked_for() {
-    let registry = TestRegistry::start().await;
-    let image = TestImage::small("x");
-    registry.push("e2e/busybox", "1", &image).await;
-    let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
-    let hosts = tempfile::tempdir().unwrap();
-    std::fs::create_dir(hosts.path().join("registry.example")).unwrap();
-    let text = format!(
-        "server = \"http://{dead}\"\n[host.\"http://{dead}\"]\n[host.\"http://{}\"]\n",
-        line.address()
-    );
-    std::fs::write(hosts.path().join("registry.example/hosts.toml"), text).unwrap();
-    let root = tempfile::tempdir().unwrap();
-    let config =
-        ImagesConfig { registry_config_dir: Some(hosts.path().to_owned()), ..ImagesConfig::new(root.path()) };
-    let images = Images::open(config).await.unwrap();
-    let pulled = images.pull("registry.example/e2e/busybox:1", None, None).await.unwrap();
-    assert_eq!(pulled.tags, ["registry.example/e2e/busybox:1"]);
-    assert_eq!(pulled.id, image.id());
-    assert!(line.count("?ns=registry.example") > 0);
-    let error = images.pull("registry.example/no/such", None, None).await.unwrap_err();
-    assert!(error.report().contains("404"), "{}", error.report());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn bad_layers_are_refused_with_the_reason_and_nothing_is_kept() {
     let registry = TestRegistry::start().await;
     let wrong = (gzip(&TestTar::new().file("a", b"").finish()), Digest::of(b"something else"));
@@ -505,32 +416,4 @@ async fn directories_that_a_layer_only_implies_keep_what_lower_layers_say() {
     images.remove(&image.id).await.unwrap();
     images.remove(&registry.name("usual")).await.unwrap();
     nothing_left(root.path()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
-    let registry = TestRegistry::start().await;
-    registry.push("app", "latest", &TestImage::small("x")).await;
-    let line = TlsLine::to(registry.address()).await;
-    let hosts = tempfile::tempdir().unwrap();
-    let directory = hosts.path().join("tls.example");
-    std::fs::create_dir(&directory).unwrap();
-    std::fs::write(directory.join("ca.pem"), &line.certificate).unwrap();
-    let root = tempfile::tempdir().unwrap();
-    let config =
-        ImagesConfig { registry_config_dir: Some(hosts.path().to_owned()), ..ImagesConfig::new(root.path()) };
-    let images = Images::open(config).await.unwrap();
-    for (extra, works) in [("", false), ("ca = \"ca.pem\"", true), ("skip_verify = true", true)] {
-        let text = format!("server = \"https://{}\"\n{extra}\n", line.address);
-        std::fs::write(directory.join("hosts.toml"), text).unwrap();
-        let pulled = images.pull("tls.example/app", None, None).await;
-        match pulled {
-            Ok(_) => assert!(works, "{extra}"),
-            Err(error) => {
-                assert!(!works, "{extra}: {}", error.report());
-                assert_eq!(error.kind(), ErrorKind::Unavailable);
-                assert!(error.report().to_lowercase().contains("certificate"), "{}", error.report());
-            }
-        }
-    }
 }

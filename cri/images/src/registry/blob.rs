@@ -1,13 +1,11 @@
 //! One blob, in pieces: taken up again where it broke off, from the next host if need be, and verified at its end.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode};
 
 use super::endpoint::Ask;
-use super::{Registry, RegistryError};
+use super::{Registry, RegistryError, retry};
 use crate::digest::{Digest, Hasher};
 use crate::manifest::Descriptor;
 
@@ -66,6 +64,13 @@ impl<'a> Blob<'a> {
         }
     }
 
+    /// Takes in what came in an earlier try, before anything is asked for.
+    pub(crate) fn known(&mut self, piece: &[u8]) {
+        self.hasher.update(piece);
+        self.offset += piece.len() as u64;
+        self.mark = self.offset;
+    }
+
     /// The whole of a small blob.
     pub(crate) async fn whole(mut self) -> Result<Vec<u8>, RegistryError> {
         let mut whole = Vec::new();
@@ -99,7 +104,8 @@ impl<'a> Blob<'a> {
             return Err(RegistryError::NoHost { domain: self.registry.domain.clone() });
         };
         let path = self.registry.path(self.host, &format!("blobs/{}", self.digest));
-        let response = endpoint.get(&Ask { path: &path, accept: "*/*", from: self.offset }).await?;
+        let response =
+            endpoint.ask(&Ask { path: &path, accept: "*/*", from: self.offset, head: false }).await?;
         let range = response.headers().get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
         let skip = if response.status() == StatusCode::PARTIAL_CONTENT {
             let start = range.and_then(range_start).unwrap_or(u64::MAX);
@@ -120,21 +126,21 @@ impl<'a> Blob<'a> {
         }
         self.mark = self.offset;
         let hosts = self.registry.endpoints.len().max(1);
-        let worth_another = error.is_passing()
-            || matches!(error, RegistryError::Stalled { .. })
+        let count = u32::try_from(self.failures.len()).unwrap_or(u32::MAX).saturating_add(1);
+        let stalled = matches!(error, RegistryError::Stalled { .. })
             // A host that was there a moment ago may be back in another.
             || (self.offset > 0 && matches!(error, RegistryError::Connect { .. }));
+        let pause = retry::pause(&error, count).or(stalled.then(|| retry::growing(count)));
         let other_host = self.host + 1 < hosts;
         self.failures.push(error);
-        let count = u32::try_from(self.failures.len()).unwrap_or(u32::MAX);
-        if count >= FAILURES_MAX || !(worth_another || other_host) {
+        if count >= FAILURES_MAX || !(pause.is_some() || other_host) {
             return Err(self.registry.joined(std::mem::take(&mut self.failures)));
         }
-        if !worth_another || count >= 2 {
+        if pause.is_none() || count >= 2 {
             self.host = (self.host + 1) % hosts;
         }
-        if worth_another {
-            tokio::time::sleep(Duration::from_millis(100 * 3_u64.pow(count - 1))).await;
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause).await;
         }
         Ok(())
     }

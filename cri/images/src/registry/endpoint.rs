@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RANGE, WWW_AUTHENTICATE};
-use reqwest::{Client, Response, StatusCode};
+use reqwest::{Client, Method, Response, StatusCode};
 use tokio::sync::Mutex;
 
 use super::challenge::{self, Challenge};
@@ -32,6 +32,8 @@ pub(super) struct Ask<'a> {
     pub(super) accept: &'a str,
     /// Bytes to leave out at the beginning.
     pub(super) from: u64,
+    /// Only the answer's head is wanted.
+    pub(super) head: bool,
 }
 
 // === impl Endpoint ===
@@ -61,7 +63,7 @@ impl Endpoint {
             .referer(false)
             // A connection for each layer: what one loses does not hold up the others.
             .http1_only()
-            .connect_timeout(CONNECT_TIMEOUT)
+            .connect_timeout(host.dial_timeout.unwrap_or(CONNECT_TIMEOUT))
             .read_timeout(stall);
         let url: Option<reqwest::Url> = host.base.parse().ok();
         if url.as_ref().and_then(|url| url.host_str()).is_some_and(is_loopback) {
@@ -77,7 +79,7 @@ impl Endpoint {
     }
 
     /// Asks, answering one challenge on the way: tokens expire in the middle of long pulls too.
-    pub(super) async fn get(&self, ask: &Ask<'_>) -> Result<Response, RegistryError> {
+    pub(super) async fn ask(&self, ask: &Ask<'_>) -> Result<Response, RegistryError> {
         let url = format!("{}{}", self.host.base, ask.path);
         let granted = self.granted.lock().await.clone();
         let response = self.send(&url, ask, granted.as_deref()).await?;
@@ -128,7 +130,8 @@ impl Endpoint {
         ask: &Ask<'_>,
         authorization: Option<&str>,
     ) -> Result<Response, RegistryError> {
-        let mut request = self.client.get(url).header("accept", ask.accept);
+        let method = if ask.head { Method::HEAD } else { Method::GET };
+        let mut request = self.client.request(method, url).header("accept", ask.accept);
         if let Some(authorization) = authorization {
             request = request.header(AUTHORIZATION, authorization);
         }

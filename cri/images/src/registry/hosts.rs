@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -21,6 +22,8 @@ pub(crate) struct Host {
     pub(crate) mirror: bool,
     pub(crate) tls: TlsFiles,
     pub(crate) headers: Vec<(String, String)>,
+    /// How long to wait for a connection, where the file says so.
+    pub(crate) dial_timeout: Option<Duration>,
 }
 
 /// What a host's TLS needs beyond the system's authorities.
@@ -57,13 +60,22 @@ struct Section {
     #[serde(default)]
     ca: OneOrMany<String>,
     #[serde(default)]
-    client: OneOrMany<OneOrMany<String>>,
+    client: Client,
     #[serde(default)]
     skip_verify: bool,
     #[serde(default)]
     override_path: bool,
+    dial_timeout: Option<String>,
     #[serde(default)]
     header: std::collections::BTreeMap<String, OneOrMany<String>>,
+}
+
+/// A file with certificate and key, or several, each such a file or a pair of files.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Client {
+    One(String),
+    Many(Vec<OneOrMany<String>>),
 }
 
 #[derive(Debug, Deserialize)]
@@ -80,11 +92,45 @@ pub(crate) fn load(directory: Option<&Path>, domain: &str) -> Result<Vec<Host>, 
         let path = directory.join(name).join("hosts.toml");
         match std::fs::read_to_string(&path) {
             Ok(text) => return parse(&text, &path, domain),
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                if let Some(tls) = certificates(&path)? {
+                    return Ok(vec![Host { tls, ..server(domain) }]);
+                }
+            }
             Err(source) => return Err(HostsError::Read { path, source }),
         }
     }
     Ok(vec![server(domain)])
+}
+
+/// What a directory without a `hosts.toml` has of Docker's: authorities as `*.crt`, a client's certificate and key as
+/// `*.cert` and `*.key`. None where there is no such directory.
+fn certificates(file: &Path) -> Result<Option<TlsFiles>, HostsError> {
+    let Some(directory) = file.parent().filter(|directory| directory.is_dir()) else { return Ok(None) };
+    let error = |source| HostsError::Read { path: directory.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(error)? {
+        files.push(entry.map_err(error)?.path());
+    }
+    files.sort();
+    let with = |end: &str| {
+        let end = end.to_owned();
+        files.iter().filter(move |path| path.extension().is_some_and(|e| e == end.as_str())).cloned()
+    };
+    let client: Vec<_> = with("cert").map(|path| (path.clone(), Some(path.with_extension("key")))).collect();
+    one_client(&client, file)?;
+    Ok(Some(TlsFiles { ca: with("crt").collect(), client, skip_verify: false }))
+}
+
+/// Which of several certificates a registry wants cannot be told in advance.
+fn one_client(client: &[(PathBuf, Option<PathBuf>)], path: &Path) -> Result<(), HostsError> {
+    match client {
+        [] | [_] => Ok(()),
+        _ => {
+            let what = "more than one client certificate for a host is not served".to_owned();
+            Err(HostsError::Value { path: path.to_owned(), what })
+        }
+    }
 }
 
 /// The registry itself, without any configuration.
@@ -100,6 +146,7 @@ fn server(domain: &str) -> Host {
         mirror: false,
         tls: TlsFiles::default(),
         headers: Vec::new(),
+        dial_timeout: None,
     }
 }
 
@@ -125,7 +172,7 @@ fn directory_names(domain: &str) -> Vec<String> {
     names
 }
 
-fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, HostsError> {
+pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, HostsError> {
     let parse_error = |source| HostsError::Parse { path: path.to_owned(), source: Box::new(source) };
     let mut table: toml::Table = toml::from_str(text).map_err(parse_error)?;
     let hosts = match table.remove("host") {
@@ -178,13 +225,27 @@ fn host(url: &str, section: &Section, path: &Path) -> Result<Host, HostsError> {
     let able = |what: &str| {
         section.capabilities.as_ref().is_none_or(|all| all.is_empty() || all.iter().any(|c| c == what))
     };
-    let files = |names: &OneOrMany<String>| names.iter().map(|n| beside(path, n)).collect::<Vec<_>>();
-    let pairs = section.client.iter().map(|pair| match files(pair).as_slice() {
+    // An empty name, as a key that is in the certificate's file, is none.
+    let files = |names: &OneOrMany<String>| {
+        names.iter().filter(|n| !n.is_empty()).map(|n| beside(path, n)).collect::<Vec<_>>()
+    };
+    let pairs: Vec<Vec<PathBuf>> = match &section.client {
+        Client::One(file) => vec![vec![beside(path, file)]],
+        Client::Many(entries) => entries.iter().map(files).collect(),
+    };
+    let pairs = pairs.into_iter().map(|pair| match pair.as_slice() {
         [both] => Ok((both.clone(), None)),
         [certificate, key] => Ok((certificate.clone(), Some(key.clone()))),
         _ => Err(bad(format!("client of {url} is neither a file nor a pair of files"))),
     });
     let client = pairs.collect::<Result<Vec<_>, _>>()?;
+    one_client(&client, path)?;
+    let dial_timeout = match &section.dial_timeout {
+        Some(text) => {
+            Some(duration(text).ok_or_else(|| bad(format!("dial_timeout {text:?} is no duration")))?)
+        }
+        None => None,
+    };
     let headers = section.header.iter();
     Ok(Host {
         base: base_url(url, section.override_path).ok_or_else(|| bad(format!("{url:?} is no address")))?,
@@ -195,6 +256,7 @@ fn host(url: &str, section: &Section, path: &Path) -> Result<Host, HostsError> {
         headers: headers
             .flat_map(|(name, values)| values.iter().map(|v| (name.clone(), v.clone())))
             .collect(),
+        dial_timeout,
     })
 }
 
@@ -207,16 +269,31 @@ fn base_url(url: &str, override_path: bool) -> Option<String> {
         let scheme = if is_loopback(split_port(host).0) { "http" } else { "https" };
         format!("{scheme}://{url}")
     };
-    let parsed: reqwest::Url = full.parse().ok()?;
-    if !matches!(parsed.scheme(), "http" | "https") || !parsed.has_host() {
-        return None;
-    }
     let base = full.trim_end_matches('/');
-    Some(if override_path || base.ends_with("/v2") { base.to_owned() } else { format!("{base}/v2") })
+    let base = if override_path || base.ends_with("/v2") { base.to_owned() } else { format!("{base}/v2") };
+    // With what was added too: parsers forgive spaces at the end, but not in the middle.
+    let usable = |text: &str| {
+        let url = text.parse::<reqwest::Url>();
+        url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
+    };
+    (usable(&full) && usable(&base)).then_some(base)
+}
+
+/// A duration as Go writes it.
+fn duration(text: &str) -> Option<Duration> {
+    text.parse::<jiff::SignedDuration>().ok()?.try_into().ok()
 }
 
 fn beside(file: &Path, name: &str) -> PathBuf {
     file.parent().map_or_else(|| PathBuf::from(name), |directory| directory.join(name))
+}
+
+// === impl Client ===
+
+impl Default for Client {
+    fn default() -> Client {
+        Client::Many(Vec::new())
+    }
 }
 
 // === impl OneOrMany ===
@@ -292,7 +369,8 @@ mod tests {
             capabilities = ["pull"]
             skip_verify = true
             ca = ["one.pem", "/abs/two.pem"]
-            client = [["cert.pem", "key.pem"], "both.pem"]
+            client = [["cert.pem", "key.pem"]]
+            dial_timeout = "3s"
             [host."https://a".header]
             x-one = "1"
             x-two = ["2", "3"]
@@ -302,7 +380,8 @@ mod tests {
         assert!(first.pull && !first.resolve && first.mirror && first.tls.skip_verify);
         assert_eq!(first.tls.ca, [PathBuf::from("/c/x/one.pem"), "/abs/two.pem".into()]);
         let pair = ("/c/x/cert.pem".into(), Some("/c/x/key.pem".into()));
-        assert_eq!(first.tls.client, [pair, ("/c/x/both.pem".into(), None)]);
+        assert_eq!(first.tls.client, [pair]);
+        assert_eq!(first.dial_timeout, Some(std::time::Duration::from_secs(3)));
         let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(first.headers, [header("x-one", "1"), header("x-two", "2"), header("x-two", "3")]);
         assert_eq!(hosts[1].tls.ca, [PathBuf::from("/c/x/server.pem")]);
@@ -311,12 +390,38 @@ mod tests {
 
     #[test]
     fn wrong_files_are_refused() {
-        for text in
-            ["server = 1", "host = 1", "[host.\"ftp://a\"]", "[host.\"https://\"]", "not toml", "ca = 1"]
-        {
+        for text in [
+            "server = 1",
+            "host = 1",
+            "[host.\"ftp://a\"]",
+            "[host.\"https://\"]",
+            "not toml",
+            "ca = 1",
+            "dial_timeout = \"soon\"",
+            "client = [\"a.pem\", \"b.pem\"]",
+        ] {
             assert!(parse(text, Path::new("/hosts.toml"), "r.example").is_err(), "{text}");
         }
         assert_eq!(base_url("https://a/v2/", false).as_deref(), Some("https://a/v2"));
+    }
+
+    #[test]
+    fn a_directory_of_certificates_is_taken_as_docker_does() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("r.example:5000");
+        std::fs::create_dir(&directory).unwrap();
+        for name in ["ca.crt", "client.cert", "client.key", "README"] {
+            std::fs::write(directory.join(name), "").unwrap();
+        }
+        let hosts = load(Some(place.path()), "r.example:5000").unwrap();
+        assert_eq!((hosts.len(), hosts[0].base.as_str()), (1, "https://r.example:5000/v2"));
+        assert_eq!(hosts[0].tls.ca, [directory.join("ca.crt")]);
+        assert_eq!(
+            hosts[0].tls.client,
+            [(directory.join("client.cert"), Some(directory.join("client.key")))]
+        );
+        std::fs::write(directory.join("other.cert"), "").unwrap();
+        assert!(load(Some(place.path()), "r.example:5000").is_err());
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) struct Root {
     recent: Option<(PlainPath, OwnedFd)>,
     /// Directories that were made because something in them came without them.
     implied: Vec<PlainPath>,
+    /// Whether something that the archive brought had to go for something later in it.
+    replaced: bool,
 }
 
 /// The mode of directories that nobody describes.
@@ -71,6 +73,11 @@ impl PlainPath {
         String::from_utf8_lossy(&self.0).into_owned()
     }
 
+    /// The path, relative to the root.
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     fn as_path(&self) -> &Path {
         if self.is_root() { Path::new(".") } else { Path::new(OsStr::from_bytes(&self.0)) }
     }
@@ -82,12 +89,17 @@ impl Root {
     /// Works in a directory.
     pub(super) fn open(path: &Path) -> Result<Root, Errno> {
         let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok(Root { fd, recent: None, implied: Vec::new() })
+        Ok(Root { fd, recent: None, implied: Vec::new(), replaced: false })
     }
 
     /// Directories that were made because something in them came without them.
     pub(super) fn take_implied(&mut self) -> Vec<PlainPath> {
         std::mem::take(&mut self.implied)
+    }
+
+    /// Whether something that the archive brought is not here any more.
+    pub(super) fn replaced(&self) -> bool {
+        self.replaced
     }
 
     /// Opens a directory, making it and those above it where they are missing.
@@ -104,6 +116,11 @@ impl Root {
     pub(super) fn existing_directory(&self, path: &PlainPath) -> Result<File, Errno> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
         self.open_in_root(path.as_path(), flags).map(File::from)
+    }
+
+    /// Opens a file to read it.
+    pub(super) fn existing_file(&self, path: &PlainPath) -> Result<File, Errno> {
+        self.open_in_root(path.as_path(), OFlag::O_RDONLY | OFlag::O_NOFOLLOW).map(File::from)
     }
 
     /// What is at a path on which nothing is a link.
@@ -161,13 +178,17 @@ impl Root {
         self.replace(path, |at, name| mknodat(at, name, kind, Mode::from_bits_truncate(0o600), device))
     }
 
-    /// Makes another name for a file of this layer. A link is linked itself, not what it leads to.
+    /// Makes another name for a file of this layer. A link is linked itself, not what it leads to; what the layer
+    /// hides is not there.
     pub(super) fn make_hard_link(&mut self, path: &PlainPath, target: &PlainPath) -> Result<(), Errno> {
         if path == target {
             return Ok(());
         }
         let (target_parent, target_name) = target.split();
         let target_at = self.open_in_root(target_parent.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY)?;
+        if is_whiteout(&stat_at(target_at.as_fd(), target_name)?) {
+            return Err(Errno::ENOENT);
+        }
         self.replace(path, |at, name| linkat(&target_at, target_name, at, name, LinkatFlags::empty()))
     }
 
@@ -215,6 +236,7 @@ impl Root {
     }
 
     fn remove(&mut self, path: &PlainPath) -> Result<(), Errno> {
+        self.replaced = true;
         let (at, name) = self.at(path)?;
         let existing = stat_at(at, name)?;
         let removed = if is_directory(&existing) {

@@ -1,0 +1,321 @@
+//! Exporting an image as an OCI archive, with layers that are byte for byte those that were pulled, uncompressed: the
+//! image keeps its id. Every layer is hashed on the way out, so an export also finds one that went bad on disk.
+
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::digest::{Digest, HashingReader};
+use crate::error::{Error, ErrorKind, io_kind};
+use crate::images::Images;
+use crate::layers::Layers;
+use crate::manifest::{self, ManifestError};
+use crate::records::Record;
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// Why an export failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExportError {
+    #[error("cannot write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(
+        "layer {diff_id} cannot be made again: its archive has a name twice, or it came with an earlier version"
+    )]
+    Recipe { diff_id: Digest },
+    #[error("cannot read layer {diff_id}")]
+    Read {
+        diff_id: Digest,
+        #[source]
+        source: io::Error,
+    },
+    #[error("layer {diff_id} is damaged on disk: it has the digest {actual}")]
+    Damaged { diff_id: Digest, actual: Digest },
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error("the export was stopped")]
+    Stopped,
+}
+
+/// What an archive is made of.
+struct Export {
+    layers: Arc<Layers>,
+    record: Record,
+    /// Lowest first, as the configuration has them; one may be there twice.
+    diff_ids: Vec<Digest>,
+}
+
+/// An archive being written.
+type Archive = tar::Builder<BufWriter<File>>;
+
+impl Images {
+    /// Writes an image to a file, as an OCI archive that [`Images::import`] and other tools take. The file is there
+    /// when it is whole, and replaces one that was there.
+    ///
+    /// # Errors
+    /// When there is no such image, a layer is damaged or cannot be made again, or the disk refuses.
+    pub async fn export(&self, name_or_id: &str, to: &Path) -> Result<(), Error> {
+        // Nobody removes it meanwhile.
+        let held = self.hold(name_or_id)?;
+        let failed = |source: ExportError| Error::Export {
+            image: name_or_id.to_owned(),
+            path: to.to_owned(),
+            source: source.into(),
+        };
+        let record = self.table().find(&held.image().id).map(|entry| entry.record.clone());
+        let record = record.ok_or_else(|| Error::UnknownImage { name: name_or_id.to_owned() })?;
+        let (layers, to) = (self.inner.layers.clone(), to.to_owned());
+        let written = tokio::task::spawn_blocking(move || {
+            let _held = held;
+            let diff_ids = manifest::diff_ids(record.config.as_bytes())?;
+            Export { layers, record, diff_ids }.write(&to)
+        });
+        written.await.unwrap_or(Err(ExportError::Stopped)).map_err(failed)
+    }
+}
+
+// === impl Export ===
+
+impl Export {
+    fn write(&self, to: &Path) -> Result<(), ExportError> {
+        let mut temporary = to.as_os_str().to_owned();
+        temporary.push(".new");
+        let temporary = PathBuf::from(temporary);
+        let cannot = |source| ExportError::Write { path: to.to_owned(), source };
+        let written = File::create(&temporary).map_err(cannot).and_then(|file| {
+            let mut archive = tar::Builder::new(BufWriter::with_capacity(1 << 20, file));
+            self.fill(&mut archive, to)?;
+            let file = archive.into_inner().and_then(|buffer| Ok(buffer.into_inner()?)).map_err(cannot)?;
+            file.sync_all().map_err(cannot)?;
+            std::fs::rename(&temporary, to).map_err(cannot)
+        });
+        if written.is_err()
+            && let Err(error) = std::fs::remove_file(&temporary)
+        {
+            tracing::debug!(%error, path = %temporary.display(), "cannot remove an unfinished archive");
+        }
+        written
+    }
+
+    fn fill(&self, archive: &mut Archive, to: &Path) -> Result<(), ExportError> {
+        let sizes = self.diff_ids.iter().map(|id| self.open(id).map(|(_, size)| size));
+        let sizes = sizes.collect::<Result<Vec<u64>, _>>()?;
+        let config = self.record.config.as_bytes();
+        let manifest = text(&self.manifest(&sizes));
+        let index = text(&self.index(&manifest));
+        let cannot = |source| ExportError::Write { path: to.to_owned(), source };
+        let mut add = |name: &str, content: &[u8]| {
+            let mut header = header(content.len() as u64);
+            archive.append_data(&mut header, name, content).map_err(cannot)
+        };
+        add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        add("index.json", &index)?;
+        add("manifest.json", &text(&self.saved()))?;
+        add(&blob(&Digest::of(&manifest)), &manifest)?;
+        add(&blob(&self.record.id), config)?;
+        for (at, diff_id) in self.diff_ids.iter().enumerate() {
+            if !self.diff_ids[..at].contains(diff_id) {
+                self.layer(archive, diff_id, to)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn layer(&self, archive: &mut Archive, diff_id: &Digest, to: &Path) -> Result<(), ExportError> {
+        let (rebuilt, size) = self.open(diff_id)?;
+        let mut reader = HashingReader::new(rebuilt);
+        let mut counted = Marked { input: &mut reader, failed: false };
+        let added = archive.append_data(&mut header(size), blob(diff_id), &mut counted);
+        let failed = counted.failed;
+        added.map_err(|source| match failed {
+            true => ExportError::Read { diff_id: *diff_id, source },
+            false => ExportError::Write { path: to.to_owned(), source },
+        })?;
+        let actual = reader.finish();
+        if actual == *diff_id { Ok(()) } else { Err(ExportError::Damaged { diff_id: *diff_id, actual }) }
+    }
+
+    fn open(&self, diff_id: &Digest) -> Result<(crate::unpack::Rebuilt, u64), ExportError> {
+        self.layers.rebuild(diff_id).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => ExportError::Recipe { diff_id: *diff_id },
+            _ => ExportError::Read { diff_id: *diff_id, source },
+        })
+    }
+
+    fn manifest(&self, sizes: &[u64]) -> Value {
+        let layers = self.diff_ids.iter().zip(sizes);
+        json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": CONFIG, "digest": self.record.id, "size": self.record.config.len()},
+            "layers": layers
+                .map(|(id, size)| json!({"mediaType": LAYER, "digest": id, "size": size}))
+                .collect::<Vec<_>>(),
+        })
+    }
+
+    /// One entry for each name, as others write it and our import reads it.
+    fn index(&self, manifest: &[u8]) -> Value {
+        let entry = |name: Option<&String>| {
+            let mut entry =
+                json!({"mediaType": MANIFEST, "digest": Digest::of(manifest), "size": manifest.len()});
+            if let Some(name) = name {
+                let tag = name.rsplit(':').next().unwrap_or_default();
+                entry["annotations"] =
+                    json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag});
+            }
+            entry
+        };
+        let mut entries: Vec<Value> = self.record.tags.iter().map(|tag| entry(Some(tag))).collect();
+        if entries.is_empty() {
+            entries.push(entry(None));
+        }
+        json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
+    }
+
+    /// The same for tools that know `docker save` only.
+    fn saved(&self) -> Value {
+        let layers: Vec<String> = self.diff_ids.iter().map(blob).collect();
+        json!([{"Config": blob(&self.record.id), "RepoTags": self.record.tags, "Layers": layers}])
+    }
+}
+
+/// Remembers that it was the reading that failed.
+struct Marked<'a, R> {
+    input: &'a mut R,
+    failed: bool,
+}
+
+impl<R: io::Read> io::Read for Marked<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.input.read(buffer);
+        self.failed |= read.is_err();
+        read
+    }
+}
+
+fn text(value: &Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+fn blob(digest: &Digest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
+}
+
+fn header(size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(size);
+    header
+}
+
+// === impl ExportError ===
+
+impl ExportError {
+    /// What kind of failure this is.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            ExportError::Write { source, .. } => io_kind(source),
+            ExportError::Recipe { .. } => ErrorKind::Unsupported,
+            ExportError::Read { .. } | ExportError::Damaged { .. } | ExportError::Manifest(_) => {
+                ErrorKind::Corrupt
+            }
+            ExportError::Stopped => ErrorKind::Io,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::digest::Digest;
+    use crate::fixture::{TestImage, TestRegistry, TestTar, attributes, layer, noise, zstd};
+    use crate::{ErrorKind, Images, ImagesConfig};
+
+    async fn store(root: &Path) -> Images {
+        Images::open(ImagesConfig::new(root)).await.unwrap()
+    }
+
+    fn image() -> TestImage {
+        let odd = TestTar::new()
+            .pax(&[("path", "long/".repeat(60).as_bytes()), ("mtime", b"12.5")])
+            .directory("x")
+            .pax(&[
+                ("GNU.sparse.major", b"1"),
+                ("GNU.sparse.realsize", b"100000"),
+                ("GNU.sparse.name", b"sparse"),
+            ])
+            .file("y", &[b"1\n90000\n5\n".as_slice(), &[0; 502], b"there"].concat())
+            .symlink("link", "nowhere")
+            .hard_link("again", "sparse")
+            .with(b'3', "null", "1:3", attributes(0o666, (0, 5), 5))
+            .file("noise", &noise(300_001))
+            .file(".wh.gone", b"")
+            .finish();
+        let first = layer(TestTar::new().directory("d").file("d/one", b"1").file("empty", b""));
+        TestImage::new(vec![first.clone(), (zstd(&odd), Digest::of(&odd)), first])
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_exported_image_is_the_same_where_it_is_imported() {
+        let registry = TestRegistry::start().await;
+        registry.push("app", "v1", &image()).await;
+        let (root, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let images = store(root.path()).await;
+        let pulled = images.pull(&registry.name("app:v1"), None, None).await.unwrap();
+        let archive = root.path().join("app.tar");
+        images.export(&registry.name("app:v1"), &archive).await.unwrap();
+        let there = store(other.path()).await;
+        let imported = there.import(&archive, None).await.unwrap();
+        assert_eq!((&imported[0].id, &imported[0].tags), (&pulled.id, &pulled.tags));
+        // Other tools read it, and what they read is what was written.
+        let listed = std::process::Command::new("skopeo")
+            .args(["--insecure-policy", "inspect", "--config", &format!("oci-archive:{}", archive.display())])
+            .output();
+        assert!(listed.unwrap().status.success());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_layer_that_went_bad_is_found_and_no_archive_is_left() {
+        let registry = TestRegistry::start().await;
+        registry.push("app", "v1", &image()).await;
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let pulled = images.pull(&registry.name("app:v1"), None, None).await.unwrap();
+        let noise = pulled.layers.iter().map(|layer| layer.join("noise")).find(|path| path.exists()).unwrap();
+        let file = std::fs::File::options().write(true).open(noise).unwrap();
+        file.set_len(200_000).unwrap();
+        let archive = root.path().join("app.tar");
+        let error = images.export(&pulled.id, &archive).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.report());
+        assert!(!archive.exists() && !root.path().join("app.tar.new").exists());
+        assert_eq!(images.export("no/such", &archive).await.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_archive_with_a_name_twice_cannot_be_made_again_and_that_is_said() {
+        let registry = TestRegistry::start().await;
+        let twice = layer(TestTar::new().file("a", b"1").file("a", b"2"));
+        registry.push("twice", "v1", &TestImage::new(vec![twice])).await;
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let pulled = images.pull(&registry.name("twice:v1"), None, None).await.unwrap();
+        let error = images.export(&pulled.id, &root.path().join("t.tar")).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.report().contains("twice"), "{}", error.report());
+    }
+}

@@ -1,0 +1,117 @@
+//! What the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable compiler.
+//! Each takes any bytes, and fails by a panic.
+
+use std::path::Path;
+
+use crate::config::{Limits, Platform};
+use crate::digest::Digest;
+use crate::manifest::{self, Document};
+use crate::reference::Reference;
+use crate::unpack::{Rebuilt, unpack_with_recipe};
+
+/// So little that an input cannot keep the fuzzer busy.
+const LIMITS: Limits = Limits { layer_bytes: 4 << 20, layer_entries: 200, ratio: 250, ratio_from: 1 << 20 };
+
+/// Manifests, indexes and configurations.
+pub fn manifest(data: &[u8]) {
+    let platform = Platform::host();
+    if let Ok(Document::Index(manifests)) = manifest::parse(data) {
+        let _none_fits = manifest::choose(&manifests, &platform);
+    }
+    if let Ok(parsed) = manifest::parse_config(data, 1, &platform) {
+        assert_eq!(parsed.diff_ids.len(), 1);
+        // What was taken once is taken again after a restart.
+        assert!(manifest::read_config(data).is_ok());
+    }
+}
+
+/// A layer: whatever it is, nothing is written outside of its directory, and what was taken can be made again.
+pub fn layer(data: &[u8]) {
+    let Ok(place) = Place::new() else { return };
+    let (files, recipe) = (place.0.join("fs"), place.0.join("recipe"));
+    let unpacked = unpack_with_recipe(data, &files, &LIMITS, &recipe);
+    let Ok(entries) = std::fs::read_dir(&place.0) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        assert!(name == "fs" || name == "recipe", "{name:?} was written beside the layer");
+    }
+    let Ok(unpacked) = unpacked else { return };
+    if let Ok(mut rebuilt) = Rebuilt::open(&recipe, &files) {
+        let mut archive = Vec::new();
+        let read = std::io::Read::read_to_end(&mut rebuilt, &mut archive);
+        assert!(read.is_ok(), "the layer cannot be made again: {read:?}");
+        assert_eq!(Digest::of(&archive), unpacked.diff_id);
+        assert_eq!(Rebuilt::length(&recipe, &files).ok(), Some(archive.len() as u64));
+    }
+}
+
+/// Registry settings.
+pub fn hosts(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    crate::registry::fuzz_hosts(text);
+}
+
+/// Names of images: what is taken comes back as it was written down.
+pub fn reference(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(reference) = Reference::parse(text) {
+        let written = reference.to_string();
+        assert_eq!(Reference::parse(&written).as_ref(), Ok(&reference), "{written}");
+    }
+}
+
+/// What registries demand.
+pub fn challenge(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    crate::registry::fuzz_challenge(text);
+}
+
+/// A directory of its own in memory, removed afterwards.
+struct Place(std::path::PathBuf);
+
+// === impl Place ===
+
+impl Place {
+    fn new() -> std::io::Result<Place> {
+        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("coracle-fuzz-{}-{next}", std::process::id());
+        let place = Place(Path::new("/dev/shm").join(name));
+        std::fs::create_dir_all(place.0.join("fs"))?;
+        Ok(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn the_corpora_are_replayed() {
+        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus");
+        type Target = fn(&[u8]);
+        let targets: [(&str, Target); 5] = [
+            ("manifest", super::manifest),
+            ("layer", super::layer),
+            ("hosts", super::hosts),
+            ("reference", super::reference),
+            ("challenge", super::challenge),
+        ];
+        for (name, target) in targets {
+            let mut inputs = 0;
+            for entry in std::fs::read_dir(corpora.join(name)).unwrap() {
+                let path = entry.unwrap().path();
+                println!("{}", path.display());
+                target(&std::fs::read(path).unwrap());
+                inputs += 1;
+            }
+            assert!(inputs > 0, "the corpus of {name} is empty");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! What arrived of layers that are not complete: kept beside the unpacking, so that after a broken pull, also of a
+//! process that was killed, the next one asks the registry for the rest only.
+//!
+//! Nothing here is trusted: a spool is read again from its beginning, decompressed and hashed as if it came from the
+//! network, and thrown away when the digest is wrong. So it is never flushed to disk.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::{KEEP, LayerError, disk};
+use crate::digest::Digest;
+
+/// All spools of a store.
+pub(crate) struct Spools {
+    directory: PathBuf,
+    known: Mutex<HashMap<Digest, Known>>,
+}
+
+struct Known {
+    busy: bool,
+    /// To be removed also by whoever has it now.
+    unwanted: bool,
+    keep_until: Instant,
+}
+
+/// What arrived of one blob. Kept when dropped, unless it was discarded.
+pub(crate) struct Spool {
+    spools: Arc<Spools>,
+    digest: Digest,
+    file: Arc<File>,
+    length: u64,
+    keep: bool,
+}
+
+/// Reads what an earlier try left.
+pub(crate) struct Saved {
+    file: Arc<File>,
+    length: u64,
+    offset: u64,
+}
+
+// === impl Spools ===
+
+impl Spools {
+    /// Opens the spools below a directory.
+    pub(super) fn open(root: &Path) -> Result<Spools, LayerError> {
+        let directory = root.join("resume");
+        disk::make_private(&directory)?;
+        let error = |source| LayerError::Disk { verb: "list", path: directory.clone(), source };
+        let mut known = HashMap::new();
+        for entry in std::fs::read_dir(&directory).map_err(error)? {
+            let entry = entry.map_err(error)?;
+            let digest = entry.file_name().to_str().and_then(|name| format!("sha256:{name}").parse().ok());
+            match digest {
+                Some(digest) => {
+                    known.insert(digest, Known::idle());
+                }
+                None => disk::remove_tree(&entry.path())?,
+            }
+        }
+        Ok(Spools { directory, known: Mutex::new(known) })
+    }
+
+    /// The spool of a blob, for one user at a time. None where another has it, or the disk refuses: a pull goes on
+    /// without.
+    pub(crate) fn take(self: &Arc<Spools>, digest: Digest) -> Option<Spool> {
+        let mut known = self.known();
+        if known.get(&digest).is_some_and(|known| known.busy) {
+            return None;
+        }
+        let open = || {
+            let file = File::options()
+                .create(true)
+                .truncate(false)
+                .read(true)
+                .write(true)
+                .open(self.path(&digest))?;
+            let length = file.metadata()?.len();
+            Ok::<_, io::Error>((file, length))
+        };
+        match open() {
+            Ok((file, length)) => {
+                known.insert(digest, Known { busy: true, ..Known::idle() });
+                Some(Spool { spools: self.clone(), digest, file: Arc::new(file), length, keep: true })
+            }
+            Err(error) => {
+                tracing::debug!(%digest, %error, "a broken pull of this layer will begin anew");
+                None
+            }
+        }
+    }
+
+    /// Removes what nobody came back for. Blocks.
+    pub(super) fn sweep(&self, now: Instant) {
+        self.known().retain(|digest, known| {
+            let stays = known.busy || known.keep_until > now;
+            if !stays {
+                self.remove(digest);
+            }
+            stays
+        });
+    }
+
+    /// Removes all: the disk is full. Blocks.
+    pub(crate) fn clear(&self) {
+        self.known().values_mut().for_each(|known| known.unwanted = true);
+        self.sweep(Instant::now() + KEEP);
+    }
+
+    /// When the next `sweep` may find something.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        self.known().values().map(|known| known.keep_until).min()
+    }
+
+    fn path(&self, digest: &Digest) -> PathBuf {
+        self.directory.join(digest.hex())
+    }
+
+    fn remove(&self, digest: &Digest) {
+        if let Err(error) = disk::remove_tree(&self.path(digest)) {
+            tracing::warn!(error = crate::error::report(&error), "cannot remove what arrived of a layer");
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    fn idle() -> Known {
+        Known { busy: false, unwanted: false, keep_until: Instant::now() + KEEP }
+    }
+}
+
+// === impl Spool ===
+
+impl Spool {
+    /// What an earlier try left, if it can be of this blob.
+    pub(crate) fn saved(&mut self, size: u64) -> Option<Saved> {
+        if self.length > size {
+            self.length = 0;
+            // What cannot be cut off will not have the right digest.
+            let _too_long = self.file.set_len(0);
+        }
+        (self.length > 0).then(|| Saved { file: self.file.clone(), length: self.length, offset: 0 })
+    }
+
+    /// Adds what arrived.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, self.length)?;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Removes it: the blob is complete, or what is here is not of it.
+    pub(crate) fn discard(mut self) {
+        self.keep = false;
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        let mut known = self.spools.known();
+        let wanted = known.get(&self.digest).is_some_and(|known| !known.unwanted);
+        if self.keep && wanted && self.length > 0 {
+            known.insert(self.digest, Known::idle());
+        } else {
+            self.spools.remove(&self.digest);
+            known.remove(&self.digest);
+        }
+    }
+}
+
+// === impl Saved ===
+
+impl Saved {
+    /// The next piece, at most so long; empty at the end. Blocks.
+    pub(crate) fn next(&mut self, most: usize) -> io::Result<Vec<u8>> {
+        let left = usize::try_from(self.length - self.offset).unwrap_or(usize::MAX);
+        let mut piece = vec![0; most.min(left)];
+        self.file.read_exact_at(&mut piece, self.offset)?;
+        self.offset += piece.len() as u64;
+        Ok(piece)
+    }
+}

@@ -1,0 +1,81 @@
+//! When to ask a registry again: passing failures, after a pause that grows, or the one that it asked for.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+
+use super::RegistryError;
+
+/// Failures in a row after which a document is given up.
+pub(super) const TRIES: u32 = 4;
+/// The longest pause that a registry may ask for. Beyond it the caller is told, who has other things to do.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long to wait after so many failures in a row; none if asking again makes no sense.
+pub(super) fn pause(error: &RegistryError, failures: u32) -> Option<Duration> {
+    if !error.is_passing() {
+        return None;
+    }
+    match error.asked_pause() {
+        Some(asked) if asked > PATIENCE => None,
+        asked => Some(growing(failures).max(asked.unwrap_or_default())),
+    }
+}
+
+/// 0.1 s, 0.3 s, 0.9 s, 2.7 s and no more.
+pub(super) fn growing(failures: u32) -> Duration {
+    Duration::from_millis(100 * 3_u64.pow(failures.saturating_sub(1).min(3)))
+}
+
+/// `Retry-After`: seconds, or a date (RFC 9110, 10.2.3).
+pub(super) fn asked(headers: &HeaderMap, now: Timestamp) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = value.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = jiff::fmt::rfc2822::parse(value).ok()?.timestamp();
+    Some(Duration::try_from(date.duration_since(now)).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use reqwest::StatusCode;
+    use reqwest::header::{HeaderMap, RETRY_AFTER};
+
+    use super::{asked, pause};
+    use crate::registry::RegistryError;
+
+    fn busy(retry_after: Option<u64>) -> RegistryError {
+        RegistryError::Status {
+            url: String::new(),
+            status: StatusCode::TOO_MANY_REQUESTS,
+            detail: String::new(),
+            retry_after: retry_after.map(Duration::from_secs),
+        }
+    }
+
+    #[test]
+    fn a_registry_is_given_the_time_that_it_asks_for_within_reason() {
+        assert_eq!(pause(&busy(None), 1), Some(Duration::from_millis(100)));
+        assert_eq!(pause(&busy(None), 3), Some(Duration::from_millis(900)));
+        assert_eq!(pause(&busy(Some(2)), 1), Some(Duration::from_secs(2)));
+        assert_eq!(pause(&busy(Some(3600)), 1), None);
+    }
+
+    #[test]
+    fn pauses_are_seconds_or_dates() {
+        let now = "2026-10-21T07:28:00Z".parse().unwrap();
+        for (value, seconds) in [
+            ("7", Some(7)),
+            ("Wed, 21 Oct 2026 07:28:05 GMT", Some(5)),
+            ("Wed, 21 Oct 2020 07:28:05 GMT", Some(0)),
+            ("soon", None),
+        ] {
+            let headers = HeaderMap::from_iter([(RETRY_AFTER, value.parse().unwrap())]);
+            assert_eq!(asked(&headers, now), seconds.map(Duration::from_secs), "{value}");
+        }
+    }
+}
