@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// The v1 controllers that the container library knows.
@@ -68,17 +69,34 @@ impl Hierarchy {
         each
     }
 
-    fn has(&self, controller: &str) -> bool {
+    /// Whether it is the one of v2, alone or beside v1's.
+    pub(crate) fn is_unified(&self) -> bool {
+        self.controllers.is_empty()
+    }
+
+    pub(crate) fn has(&self, controller: &str) -> bool {
         self.controllers.split(',').any(|name| name == controller)
     }
 
-    fn at(&self, path: &str) -> PathBuf {
+    pub(crate) fn at(&self, path: &str) -> PathBuf {
         self.mount.join(path.trim_start_matches('/'))
     }
 
     /// Makes the cgroup with all its parents. A v1 cpuset accepts no process before it has
     /// processors and memory, which new ones have not: they get their parent's.
-    fn make(&self, path: &str) -> Result<PathBuf, CgroupError> {
+    pub(crate) fn make(&self, path: &str) -> Result<PathBuf, CgroupError> {
+        let whole = self.at(path);
+        // Nearly always it is the last part alone that is missing.
+        match fs::create_dir(&whole) {
+            Ok(()) => {
+                if let Some(parent) = whole.parent().filter(|_| self.has("cpuset")) {
+                    inherit_cpuset(parent, &whole);
+                }
+                return Ok(whole);
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(whole),
+            Err(_) => {}
+        }
         let mut at = self.mount.clone();
         for part in path.split('/').filter(|part| !part.is_empty()) {
             let parent = at.clone();
@@ -164,6 +182,24 @@ pub(crate) fn put(cgroups: &[PathBuf], pid: i32) -> Result<(), CgroupError> {
     Ok(())
 }
 
+/// Moves the calling process, which must have one thread, into the cgroups.
+///
+/// On v1 by `tasks`: the calling thread alone is moved, for which the kernel does not wait until every
+/// fork and exit of the machine heeds the lock that whole processes are moved under (an RCU grace period,
+/// 10 ms and more; `cgroup_procs_write_start` in kernel/cgroup/cgroup.c, since Linux 5.13). v2 has no such
+/// file for ordinary cgroups.
+pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
+    for cgroup in cgroups {
+        let thread = fs::OpenOptions::new().write(true).open(cgroup.join("tasks"));
+        match thread.and_then(|mut tasks| tasks.write_all(b"0")) {
+            Err(error) if error.kind() == ErrorKind::NotFound => put(std::slice::from_ref(cgroup), 0)?,
+            Err(source) => return Err(CgroupError::Enter { path: cgroup.clone(), source }),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
 /// All processes in the cgroup and below, in any hierarchy.
 pub(crate) fn processes(hierarchies: &[Hierarchy], path: &str) -> BTreeSet<i32> {
     let mut pids = BTreeSet::new();
@@ -182,6 +218,10 @@ fn collect(cgroup: &Path, pids: &mut BTreeSet<i32>) {
 }
 
 fn children(cgroup: &Path) -> Vec<PathBuf> {
+    // Itself, its entry in the parent, and a link of each child: no child saves a listing of thirty files.
+    if fs::metadata(cgroup).is_ok_and(|found| found.nlink() == 2) {
+        return Vec::new();
+    }
     let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
     entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
@@ -211,11 +251,16 @@ fn remove_tree(cgroup: &Path) -> Result<Removed, CgroupError> {
     }
 }
 
+/// The cgroup that a cgroup is in.
+pub(crate) fn parent(path: &str) -> &str {
+    path.trim_end_matches('/').rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
 /// How many processes of the cgroup the kernel killed for want of memory: v1 counts in
-/// memory.oom_control, v2 in memory.events.
-pub(crate) fn oom_kills(hierarchies: &[Hierarchy], path: &str) -> u64 {
+/// memory.oom_control, v2 in memory.events. None when it is gone.
+pub(crate) fn oom_kills(hierarchies: &[Hierarchy], path: &str) -> Option<u64> {
     if !is_below_root(path) {
-        return 0;
+        return None;
     }
     let counters = hierarchies.iter().filter_map(|hierarchy| {
         let file = match hierarchy.controllers.as_str() {
@@ -225,7 +270,7 @@ pub(crate) fn oom_kills(hierarchies: &[Hierarchy], path: &str) -> u64 {
         };
         fs::read_to_string(hierarchy.at(path).join(file)).ok()
     });
-    counters.map(|text| oom_kill_line(&text)).sum()
+    counters.map(|text| oom_kill_line(&text)).reduce(|one, other| one + other)
 }
 
 fn oom_kill_line(text: &str) -> u64 {

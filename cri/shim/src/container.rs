@@ -15,6 +15,7 @@ use coracle_proto::shim::container_state::Phase as WirePhase;
 use coracle_proto::shim::{ContainerState, Exit};
 
 use crate::console::Console;
+use crate::fault::Fault;
 use crate::report::Report;
 use crate::shim::Ticket;
 use crate::stdio::Stdio;
@@ -26,6 +27,10 @@ pub(crate) enum Phase {
     Creating {
         ticket: Ticket,
         creator: i32,
+        /// Its first process, or 0 until that is told.
+        first: i32,
+        /// That one has said that it is ready.
+        ready: bool,
     },
     /// Its first process waits for the start.
     Created,
@@ -44,15 +49,28 @@ pub(crate) enum Phase {
     },
 }
 
+/// Where its first process waits for the start.
+#[derive(Debug)]
+pub(crate) enum Gate {
+    /// For one byte.
+    Pipe(OwnedFd),
+    /// At the socket of the library, which made it.
+    Library,
+}
+
 /// One container.
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) phase: Phase,
-    /// Its first process, once there is one. Ours to reap, so the number stays its own until then.
+    /// Its first process, once that is ready. Ours to reap, so the number stays its own until then.
     pub(crate) pid: i32,
+    /// What starts it.
+    pub(crate) gate: Gate,
     /// Path below each hierarchy's mount; empty until the creator said it.
     pub(crate) cgroup: String,
+    /// How many processes of the pod the kernel had killed for want of memory before there was this container.
+    pub(crate) pod_oom_kills: u64,
     /// Where its overlay is mounted.
     pub(crate) target: Option<PathBuf>,
     pub(crate) report: Option<Report>,
@@ -68,6 +86,8 @@ pub(crate) struct Container {
 pub(crate) struct Deletion {
     /// Who waits for it.
     pub(crate) tickets: Vec<Ticket>,
+    /// Who waits to hear why the container could not be created, once nothing of it is left.
+    pub(crate) failed: Option<(Ticket, Fault)>,
     /// Processes of the cgroup whose end is awaited.
     pub(crate) dying: Vec<OwnedFd>,
     /// When to look again, if nothing tells us that it is time.

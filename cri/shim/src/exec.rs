@@ -7,9 +7,7 @@
 
 mod child;
 pub(crate) mod limit;
-mod user;
 
-use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +33,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) stdio: [Option<&'a OwnedFd>; 3],
     /// Where the second fork sends the master of the terminal that it makes.
     pub(crate) terminal: Option<&'a OwnedFd>,
+    /// The shim's pid.
+    pub(crate) shim: i32,
     pub(crate) speaker: Speaker,
 }
 
@@ -54,27 +54,4 @@ pub(crate) struct Exec {
     pub(crate) master: Option<OwnedFd>,
     /// It ended before we heard that it ran.
     pub(crate) exit: Option<Exit>,
-}
-
-/// The environment of a program, with HOME, which every program expects.
-fn environment(entries: &[String], home: impl FnOnce() -> String) -> Vec<CString> {
-    let mut env: Vec<CString> =
-        entries.iter().filter_map(|entry| CString::new(entry.as_bytes()).ok()).collect();
-    if !entries.iter().any(|entry| entry.starts_with("HOME=")) {
-        env.extend(CString::new(format!("HOME={}", home())).ok());
-    }
-    env
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn home_is_added_only_when_it_is_absent() {
-        let env = environment(&["A=1".into()], || "/root".into());
-        assert_eq!(env, [c"A=1".to_owned(), c"HOME=/root".to_owned()]);
-        let env = environment(&["HOME=/x".into()], || "/root".into());
-        assert_eq!(env, [c"HOME=/x".to_owned()]);
-    }
 }

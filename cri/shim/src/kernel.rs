@@ -1,6 +1,8 @@
 //! The few system calls that have no safe wrapper elsewhere, one function each.
 #![allow(unsafe_code, reason = "this module is where the crate meets the kernel directly")]
 
+mod mounts;
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -8,6 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use libc::{c_int, c_long, c_uint};
+
+pub(crate) use mounts::{
+    Attributes, Depth, READ_ONLY, READ_ONLY_DATA, attach_mount_at, change_root, copy_mount_at,
+    copy_one_mount, map_ids, set_attributes,
+};
 
 /// Which side of a fork we are on.
 pub(crate) enum Fork {
@@ -24,6 +31,7 @@ struct OpenHow {
 }
 
 const RESOLVE_IN_ROOT: u64 = 0x10;
+const RESOLVE_NO_SYMLINKS: u64 = 0x04;
 
 fn check(result: c_long) -> io::Result<c_int> {
     if result < 0 {
@@ -70,6 +78,39 @@ pub(crate) fn clone(flags: c_int, exit_signal: c_int) -> io::Result<Fork> {
     // SAFETY: no stack and no memory flags are passed, so this is a fork: the child has a copy of
     // everything, and there is one thread only.
     match unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => check(pid).map(Fork::Parent),
+    }
+}
+
+/// What `clone3` is asked for.
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// A fork whose child is our own parent's, and is born in the v2 cgroup of that directory.
+pub(crate) fn clone_sibling_into(cgroup: &OwnedFd) -> io::Result<Fork> {
+    const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+    let cgroup = u64::try_from(cgroup.as_raw_fd()).map_err(io::Error::other)?;
+    let parent = u64::try_from(libc::CLONE_PARENT).map_err(io::Error::other)?;
+    // The exit signal is our own: CLONE_PARENT allows none.
+    let arguments = CloneArgs { flags: CLONE_INTO_CGROUP | parent, cgroup, ..CloneArgs::default() };
+    // SAFETY: no stack and no memory flags are passed, so this is a fork: the child has a copy of
+    // everything, and there is one thread only. The arguments outlive the call.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, std::mem::size_of::<CloneArgs>()) } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Fork::Child),
         pid => check(pid).map(Fork::Parent),
@@ -124,6 +165,12 @@ pub(crate) fn ignore_children() {
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
+/// A pipe that nobody reads is an error to be handled, instead of the end.
+pub(crate) fn ignore_broken_pipes() {
+    // SAFETY: SIG_IGN is valid for SIGPIPE.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Keeps others from reaching this process through /proc while it is between two worlds.
 pub(crate) fn hide_from_proc() -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, 0)
@@ -142,6 +189,13 @@ pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
 }
 
+/// SIGKILL when the parent dies, who may have died already. For a child in the parent's own pid namespace.
+pub(crate) fn die_with(parent: i32) {
+    if die_with_parent().is_err() || i64::from(std::os::unix::process::parent_id()) != i64::from(parent) {
+        leave(255)
+    }
+}
+
 /// SIGKILL when the parent dies. The kernel forgets it at a change of ids.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize)
@@ -149,6 +203,19 @@ pub(crate) fn die_with_parent() -> io::Result<()> {
 
 pub(crate) fn no_new_privileges() -> io::Result<()> {
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
+}
+
+/// Puts this process under a seccomp program: an array of `struct sock_filter`.
+pub(crate) fn set_filter(program: &[u8], flags: u32) -> io::Result<()> {
+    let long = |_too_long| io::Error::from(io::ErrorKind::InvalidInput);
+    let len = u16::try_from(program.len() / size_of::<libc::sock_filter>()).map_err(long)?;
+    // The kernel copies it, whatever its alignment, and does not write.
+    let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
+    // SAFETY: `filter` names as many bytes as `program` has, and both outlive the call.
+    check(unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter)
+    })
+    .map(drop)
 }
 
 pub(crate) fn keep_capabilities(keep: bool) -> io::Result<()> {
@@ -190,9 +257,18 @@ pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
 
 /// Opens `path` as it is seen with `root` as the root directory, whatever links it holds.
 pub(crate) fn open_in_root(root: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
+    open_at(root, path, flags, RESOLVE_IN_ROOT)
+}
+
+/// The same, and refuses links: what is opened is what the path says.
+pub(crate) fn open_plain_in_root(root: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
+    open_at(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS)
+}
+
+fn open_at(root: impl AsFd, path: &Path, flags: c_int, resolve: u64) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let flags = u64::try_from(flags | libc::O_CLOEXEC).map_err(io::Error::other)?;
-    let how = OpenHow { flags, mode: 0, resolve: RESOLVE_IN_ROOT };
+    let how = OpenHow { flags, mode: 0, resolve };
     // SAFETY: the strings and `how` outlive the call, and the size is that of `how`.
     owned(unsafe {
         libc::syscall(

@@ -18,15 +18,22 @@ mod creator;
 mod events;
 mod exec;
 mod fault;
+mod host_mounts;
+mod identity;
 mod kernel;
 mod log;
 mod overlay;
 mod program;
 mod report;
+mod seccomp;
 mod setup;
 mod shim;
 mod stdio;
+mod user_namespace;
 mod wire;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub use crate::log::fuzz as fuzz_log;
 
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -36,6 +43,7 @@ use std::process::ExitCode;
 use coracle_proto::shim::SandboxConfig;
 use prost::Message as _;
 
+use crate::kernel::Fork;
 use crate::setup::{Pod, SetupError};
 use crate::shim::Shim;
 
@@ -62,8 +70,9 @@ enum StartError {
 
 /// Becomes the pod of `args.dir` and serves it until it is shut down.
 ///
-/// Must be called before any thread exists. The standard output carries one word to whoever
-/// started us: `ready`, or the reason why not.
+/// Must be called before any thread exists. The standard output carries to whoever started us a line
+/// `pid NUMBER` when the pod is another child of theirs than the one that they started, and a line `ready`
+/// or the reason why not.
 #[must_use]
 pub fn main(args: ShimArgs) -> ExitCode {
     match run(&args.dir) {
@@ -82,19 +91,28 @@ fn run(dir: &Path) -> Result<(), StartError> {
     let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
     let config =
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
-    let pod = setup::enter(&config, dir).map_err(StartError::Setup)?;
+    let (side, hierarchies, cgroups) = setup::be_born(&config).map_err(StartError::Setup)?;
+    if let Fork::Parent(pid) = side {
+        // Who started us is to reap it, whatever becomes of it.
+        return writeln!(io::stdout(), "pid {pid}").map_err(StartError::Ready);
+    }
+    let pod = setup::enter(&config, dir, hierarchies, cgroups).map_err(StartError::Setup)?;
     ready().map_err(StartError::Ready)?;
     move_into_cgroups(&pod);
     Shim::new(config, dir.to_owned(), pod).serve().map_err(StartError::Loop)
 }
 
-/// By a fork, and after the word: the kernel lets the first move into any cgroup wait for some
-/// milliseconds (an RCU grace period), and the agent and we have better to do meanwhile.
+/// For a cgroup that it could not be born in. By a fork, and after the word: the kernel lets the move wait
+/// for some milliseconds (an RCU grace period), and the agent and we have better to do meanwhile.
 fn move_into_cgroups(pod: &Pod) {
+    let left = pod.own_cgroups.left();
+    if left.is_empty() {
+        return;
+    }
     let pids = [std::process::id().cast_signed(), pod.init];
     let forked = kernel::fork_briefly(|| {
         for pid in pids.into_iter().filter(|pid| *pid > 0) {
-            if let Err(error) = cgroup::put(&pod.own_cgroups, pid) {
+            if let Err(error) = cgroup::put(left, pid) {
                 report::note(&fault::chain(&error));
             }
         }

@@ -215,6 +215,26 @@ fn civil(seconds: u64) -> (u64, u64, u64, u64, u64, u64) {
     (year, month, day, rest / 3_600, rest % 3_600 / 60, rest % 60)
 }
 
+/// Any bytes, in any portions: the lines say all of them, none longer than allowed.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn fuzz(data: &[u8]) {
+    let (portion, text) =
+        data.split_first().map_or((1, data), |(first, rest)| (usize::from(*first) * 100 + 1, rest));
+    let (mut lines, mut log) = (Lines::new(Output::Stdout), Vec::new());
+    text.chunks(portion).for_each(|bytes| lines.push(bytes, Duration::ZERO, &mut log));
+    lines.finish(Duration::ZERO, &mut log);
+    let mut said = Vec::new();
+    let head = timestamp(Duration::ZERO).len() + " stdout F ".len();
+    for line in log.split_inclusive(|byte| *byte == b'\n') {
+        let words = &line[head..];
+        assert!(words.len() <= LONGEST + 1);
+        // A part ends with the line of the log, not with one of the text.
+        let part = line[head - 2] == b'P';
+        said.extend_from_slice(if part { &words[..words.len() - 1] } else { words });
+    }
+    assert_eq!(said, text);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -228,6 +248,14 @@ mod tests {
         }
         lines.finish(T, &mut out);
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_corpus_is_replayed() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus/log");
+        let inputs: Vec<_> = fs::read_dir(corpus).unwrap().collect();
+        assert!(!inputs.is_empty());
+        inputs.into_iter().for_each(|input| fuzz(&fs::read(input.unwrap().path()).unwrap()));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::kernel;
 
+mod classic;
+
 /// The step of mounting that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OverlayError {
@@ -18,8 +20,6 @@ pub(crate) enum OverlayError {
     Bind { layer: PathBuf, target: PathBuf, source: nix::Error },
     #[error("configure an overlay of {layers} layers")]
     Configure { layers: usize, source: io::Error },
-    #[error("add the layer {}", .layer.display())]
-    Layer { layer: PathBuf, source: io::Error },
     #[error("attach the overlay at {}", .target.display())]
     Attach { target: PathBuf, source: io::Error },
 }
@@ -32,37 +32,34 @@ pub(crate) fn mount_at_target(overlay: &Overlay) -> Result<(), OverlayError> {
     match overlay.lower.as_slice() {
         // One layer and nothing above: overlayfs wants two, and a bind is enough.
         [layer] if overlay.upper.is_empty() => bind_read_only(Path::new(layer), target),
-        layers => {
-            let mounted = configure(layers, overlay)?;
-            kernel::attach_mount(&mounted, target)
-                .map_err(|source| OverlayError::Attach { target: target.to_owned(), source })
-        }
+        layers => match configure(layers, overlay) {
+            Ok(mounted) => kernel::attach_mount(&mounted, target)
+                .map_err(|source| OverlayError::Attach { target: target.to_owned(), source }),
+            // An overlayfs older than Linux 6.7 does not know `lowerdir+`, and says so only at the end.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => classic::mount(overlay, target)
+                .map_err(|source| OverlayError::Configure { layers: layers.len(), source }),
+            Err(source) => Err(OverlayError::Configure { layers: layers.len(), source }),
+        },
     }
 }
 
 /// The new mount API takes one layer a call, so that no number of layers is too long; the string
-/// of mount(2) ends at a page. `lowerdir+` is of Linux 6.5; before that the list is one value.
-fn configure(layers: &[String], overlay: &Overlay) -> Result<OwnedFd, OverlayError> {
-    let failed = |source| OverlayError::Configure { layers: layers.len(), source };
-    let fs = kernel::fs_open(c"overlay").map_err(failed)?;
-    if let Err(source) = add_layers(&fs, layers) {
-        if source.raw_os_error() != Some(libc::EINVAL) {
-            return Err(OverlayError::Layer { layer: layers.join(":").into(), source });
-        }
-        kernel::fs_set(&fs, c"lowerdir", Path::new(&layers.join(":"))).map_err(failed)?;
-    }
+/// of mount(2) ends at a page.
+fn configure(layers: &[String], overlay: &Overlay) -> io::Result<OwnedFd> {
+    let fs = kernel::fs_open(c"overlay")?;
+    add_layers(&fs, layers)?;
     if !overlay.upper.is_empty() {
-        kernel::fs_set(&fs, c"upperdir", Path::new(&overlay.upper)).map_err(failed)?;
-        kernel::fs_set(&fs, c"workdir", Path::new(&overlay.work)).map_err(failed)?;
+        kernel::fs_set(&fs, c"upperdir", Path::new(&overlay.upper))?;
+        kernel::fs_set(&fs, c"workdir", Path::new(&overlay.work))?;
         // Without it every unmount writes the whole upper file system's dirty pages to the disk.
         // Nothing is lost: a container's own layer ends with the container, and so with the boot.
         // A kernel before 5.10 does not know it and is merely slow.
         let _ = kernel::fs_set_flag(&fs, c"volatile");
     }
-    kernel::fs_create(&fs).map_err(failed)?;
+    kernel::fs_create(&fs)?;
     // A root that is read-only for its container stays writable here: mount points are still to be
     // made in it. The container library makes it read-only by the spec's `root.readonly`.
-    kernel::fs_mount(&fs, overlay.upper.is_empty()).map_err(failed)
+    kernel::fs_mount(&fs, overlay.upper.is_empty())
 }
 
 fn add_layers(fs: &OwnedFd, layers: &[String]) -> io::Result<()> {

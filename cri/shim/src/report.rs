@@ -22,6 +22,10 @@ pub(crate) enum Word {
     Cgroup(String),
     /// The process that was made, as the host sees it.
     Pid(i32),
+    /// It waits for the start.
+    Ready,
+    /// The library made it, and it waits at the library's socket.
+    ByLibrary,
     /// An error that the container library logged: the cause of a failure that may follow.
     Cause(String),
     /// It failed.
@@ -55,6 +59,8 @@ impl Word {
         let line = match self {
             Self::Cgroup(path) => format!("G{path}"),
             Self::Pid(pid) => format!("P{pid}"),
+            Self::Ready => "R".to_owned(),
+            Self::ByLibrary => "L".to_owned(),
             Self::Cause(text) => format!("E{text}"),
             Self::Failed(kind, text) => format!("F{} {text}", i32::from(*kind)),
         };
@@ -70,6 +76,8 @@ impl Word {
         match tag {
             "G" => Some(Self::Cgroup(rest.to_owned())),
             "P" => rest.parse().ok().map(Self::Pid),
+            "R" => Some(Self::Ready),
+            "L" => Some(Self::ByLibrary),
             "E" => Some(Self::Cause(rest.to_owned())),
             "F" => {
                 let (kind, text) = rest.split_once(' ')?;
@@ -182,13 +190,15 @@ mod tests {
         let words = [
             Word::Cgroup("/a/b".into()),
             Word::Pid(42),
+            Word::Ready,
+            Word::ByLibrary,
             Word::Failed(Kind::CommandNotFound, "no such\nfile".into()),
         ];
         words.iter().for_each(|word| Speaker::new(&write).say(word));
         let heard = report.hear();
         assert!(!heard.ended);
-        assert_eq!(heard.words[..2], words[..2]);
-        assert_eq!(heard.words[2], Word::Failed(Kind::CommandNotFound, "no such file".into()));
+        assert_eq!(heard.words[..4], words[..4]);
+        assert_eq!(heard.words[4], Word::Failed(Kind::CommandNotFound, "no such file".into()));
         drop(write);
         assert!(report.hear().ended);
     }

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::SandboxConfig;
+use coracle_systemd::{Scope, Systemd};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::cgroup::{self, CgroupError, Hierarchy};
+use crate::host_mounts::HostMounts;
 use crate::kernel::{self, Fork};
+use crate::user_namespace::{self, Inside, Mapping, UserNamespace, UserNamespaceError};
 use crate::wire::Listener;
 
 const DEFAULT_SHM: u64 = 64 << 20;
@@ -27,6 +30,8 @@ pub(crate) enum SetupError {
     Name(#[source] io::Error),
     #[error("prepare the shim's cgroup")]
     Cgroup(#[source] CgroupError),
+    #[error("make the shim's scope")]
+    Scope(#[source] coracle_systemd::Error),
     #[error("become the reaper of orphans")]
     Subreaper(#[source] io::Error),
     #[error("receive signals")]
@@ -35,6 +40,8 @@ pub(crate) enum SetupError {
     HostMounts(#[source] io::Error),
     #[error("make the pod's namespaces ({flags:?})")]
     Unshare { flags: CloneFlags, source: nix::Error },
+    #[error("give the pod a user namespace")]
+    User(#[source] UserNamespaceError),
     #[error("keep the pod's mounts from the host")]
     Propagation(#[source] nix::Error),
     #[error("set the host name {name:?}")]
@@ -55,51 +62,124 @@ pub(crate) enum SetupError {
 #[derive(Debug)]
 pub(crate) struct Pod {
     pub(crate) hierarchies: Vec<Hierarchy>,
-    /// The shim's own cgroups, made but not entered.
-    pub(crate) own_cgroups: Vec<PathBuf>,
-    pub(crate) host_mounts: OwnedFd,
+    /// The shim's own cgroups.
+    pub(crate) own_cgroups: OwnCgroups,
+    pub(crate) host_mounts: HostMounts,
     pub(crate) signals: SignalFd,
     pub(crate) listener: Listener,
     /// Pid of the shared pid namespace's init, or 0.
     pub(crate) init: i32,
+    /// The pod's own, if it is not the node's.
+    pub(crate) user: Option<UserNamespace>,
+}
+
+/// The cgroups that the shim lives in, so that whatever ends the agent's own does not end the pod.
+#[derive(Debug, Default)]
+pub(crate) struct OwnCgroups {
+    v1: Vec<PathBuf>,
+    unified: Vec<PathBuf>,
+    /// Born in the unified one.
+    born: bool,
+}
+
+// === impl OwnCgroups ===
+
+impl OwnCgroups {
+    fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Self, CgroupError> {
+        if path.is_empty() {
+            return Ok(Self { born: true, ..Self::default() });
+        }
+        let (unified, v1): (Vec<Hierarchy>, Vec<Hierarchy>) =
+            hierarchies.iter().cloned().partition(Hierarchy::is_unified);
+        let (v1, unified) = (cgroup::make(&v1, path)?, cgroup::make(&unified, path)?);
+        Ok(Self { born: unified.is_empty(), v1, unified })
+    }
+
+    /// Those that could not be entered without waiting.
+    pub(crate) fn left(&self) -> &[PathBuf] {
+        if self.born { &[] } else { &self.unified }
+    }
+}
+
+/// The first step of all: who goes on is born in the right cgroup of v2, as a child of our own parent. Moved
+/// there it would wait for an RCU grace period, 10 ms and more, and whoever moves anything holds up everybody
+/// who makes, enters or removes a cgroup meanwhile.
+pub(crate) fn be_born(config: &SandboxConfig) -> Result<(Fork, Vec<Hierarchy>, OwnCgroups), SetupError> {
+    let hierarchies = cgroup::hierarchies().map_err(SetupError::Cgroup)?;
+    if let Some(scope) = Scope::parse(&config.shim_cgroup) {
+        let mut systemd = Systemd::connect().map_err(SetupError::Scope)?;
+        let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()]);
+        entered.map_err(SetupError::Scope)?;
+        return Ok((Fork::Child, hierarchies, OwnCgroups { born: true, ..OwnCgroups::default() }));
+    }
+    let mut own = OwnCgroups::make(&hierarchies, &config.shim_cgroup).map_err(SetupError::Cgroup)?;
+    let unified = own.unified.first().and_then(|cgroup| fs::File::open(cgroup).ok());
+    let born = unified.map(|cgroup| kernel::clone_sibling_into(&cgroup.into()));
+    let side = match born {
+        Some(Ok(Fork::Parent(pid))) => Fork::Parent(pid),
+        Some(Ok(Fork::Child)) => {
+            own.born = true;
+            Fork::Child
+        }
+        // A kernel before 5.7, or a cgroup that takes no processes: later, and by moving.
+        Some(Err(_)) | None => Fork::Child,
+    };
+    Ok((side, hierarchies, own))
 }
 
 /// Becomes the pod that `config` describes.
-pub(crate) fn enter(config: &SandboxConfig, dir: &Path) -> Result<Pod, SetupError> {
+pub(crate) fn enter(
+    config: &SandboxConfig,
+    dir: &Path,
+    hierarchies: Vec<Hierarchy>,
+    own_cgroups: OwnCgroups,
+) -> Result<Pod, SetupError> {
     nix::unistd::setsid().map_err(SetupError::Session)?;
     kernel::set_name(c"coracle-shim").map_err(SetupError::Name)?;
-    let hierarchies = cgroup::hierarchies().map_err(SetupError::Cgroup)?;
-    let own_cgroups = match config.shim_cgroup.as_str() {
-        "" => Vec::new(),
-        path => cgroup::make(&hierarchies, path).map_err(SetupError::Cgroup)?,
-    };
+    cgroup::enter(&own_cgroups.v1).map_err(SetupError::Cgroup)?;
     // Without CAP_SYS_RESOURCE the value cannot fall below the one we were born with. Then that one
     // stays, which is what the agent has itself.
     let _ = fs::write("/proc/self/oom_score_adj", config.oom_score_adj.to_string());
     kernel::become_subreaper().map_err(SetupError::Subreaper)?;
     let signals = receive_signals().map_err(SetupError::Signals)?;
 
-    let host_mounts = fs::File::open("/proc/self/ns/mnt").map_err(SetupError::HostMounts)?.into();
-    let flags = namespaces(config);
-    unshare(flags).map_err(|source| SetupError::Unshare { flags, source })?;
-    // Volumes that the agent mounts later arrive here; nothing that is mounted here leaves.
-    let none = None::<&str>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(SetupError::Propagation)?;
+    let host_mounts = HostMounts::look().map_err(SetupError::HostMounts)?;
+    let (user, mut init) = make_namespaces(config)?;
     if config.own_uts && !config.hostname.is_empty() {
         nix::unistd::sethostname(&config.hostname)
             .map_err(|source| SetupError::Hostname { name: config.hostname.clone(), source })?;
     }
-    set_parameters(&config.sysctls.iter().collect())?;
-    mount_shared_memory(config)?;
+    set_parameters(&config.sysctls.iter().collect(), user.as_ref())?;
+    mount_shared_memory(config, user.as_ref())?;
 
     for name in ["containers", "state", "exits"] {
         let path = dir.join(name);
         fs::create_dir_all(&path).map_err(|source| SetupError::Directory { path, source })?;
     }
-    let init = if config.share_pid { start_init().map_err(SetupError::Init)? } else { 0 };
+    if config.share_pid && init == 0 {
+        init = start_init().map_err(SetupError::Init)?;
+    }
     let path = PathBuf::from(&config.socket);
     let listener = Listener::bind(&path).map_err(|source| SetupError::Listen { path, source })?;
-    Ok(Pod { hierarchies, own_cgroups, host_mounts, signals, listener, init })
+    Ok(Pod { hierarchies, own_cgroups, host_mounts, signals, listener, init, user })
+}
+
+/// The mount namespace is the node's user namespace's in any case: in it the shim mounts what a pod's root
+/// may not. Returns the pod's user namespace, and the pid of the init if that was to be made inside it.
+fn make_namespaces(config: &SandboxConfig) -> Result<(Option<UserNamespace>, i32), SetupError> {
+    let mapping = Mapping::of(config);
+    let wanted = namespaces(config);
+    let flags = if mapping.is_some() { CloneFlags::CLONE_NEWNS } else { wanted };
+    unshare(flags).map_err(|source| SetupError::Unshare { flags, source })?;
+    // Volumes that the agent mounts later arrive here where the host shares its mounts; nothing that is
+    // mounted here leaves.
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(SetupError::Propagation)?;
+    let Some(mapping) = mapping else { return Ok((None, 0)) };
+    let init: fn() -> ! = run_init;
+    let inside = Inside { flags: wanted - CloneFlags::CLONE_NEWNS, init: config.share_pid.then_some(init) };
+    let (user, init) = user_namespace::make(mapping, &inside).map_err(SetupError::User)?;
+    Ok((Some(user), init))
 }
 
 fn namespaces(config: &SandboxConfig) -> CloneFlags {
@@ -120,12 +200,23 @@ fn receive_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-fn set_parameters(parameters: &BTreeMap<&String, &String>) -> Result<(), SetupError> {
+/// Writes kernel parameters of the namespaces that this process is in.
+pub(crate) fn set_parameters(
+    parameters: &BTreeMap<&String, &String>,
+    user: Option<&UserNamespace>,
+) -> Result<(), SetupError> {
     for (name, value) in parameters {
         let failed = |source| SetupError::Sysctl { name: (*name).clone(), source };
         let path =
             parameter_path(name).ok_or_else(|| failed(io::Error::from(io::ErrorKind::InvalidInput)))?;
-        fs::write(path, value).map_err(failed)?;
+        let written = match (fs::write(&path, value), user) {
+            // Some of a namespace's parameters belong to its own root alone.
+            (Err(error), Some(user)) if error.kind() == io::ErrorKind::PermissionDenied => {
+                user_namespace::as_its_root(user, || fs::write(&path, value))
+            }
+            (written, _) => written,
+        };
+        written.map_err(failed)?;
     }
     Ok(())
 }
@@ -153,7 +244,7 @@ fn parameter_path(name: &str) -> Option<PathBuf> {
     inside.then(|| Path::new("/proc/sys").join(path))
 }
 
-fn mount_shared_memory(config: &SandboxConfig) -> Result<(), SetupError> {
+fn mount_shared_memory(config: &SandboxConfig, user: Option<&UserNamespace>) -> Result<(), SetupError> {
     if !config.own_ipc || config.shm_dir.is_empty() {
         return Ok(());
     }
@@ -161,7 +252,8 @@ fn mount_shared_memory(config: &SandboxConfig) -> Result<(), SetupError> {
     let failed = |source| SetupError::SharedMemory { path: path.to_owned(), source };
     fs::create_dir_all(path).map_err(failed)?;
     let size = if config.shm_size == 0 { DEFAULT_SHM } else { config.shm_size };
-    let options = format!("mode=1777,size={size}");
+    let (uid, gid) = user.map_or((0, 0), |user| user.mapping.root());
+    let options = format!("mode=1777,size={size},uid={uid},gid={gid}");
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("shm"), path, Some("tmpfs"), flags, Some(options.as_str()))
         .map_err(|errno| failed(errno.into()))

@@ -18,6 +18,8 @@ mod fixture;
 mod lifecycle;
 #[path = "pod/recovery.rs"]
 mod recovery;
+#[path = "pod/root.rs"]
+mod root;
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -52,6 +54,10 @@ const TESTS: &[Test] = tests![
     lifecycle::a_log_is_rotated_as_it_grows_and_reopened_when_asked,
     lifecycle::a_pod_that_cannot_be_made_says_which_step_failed,
     lifecycle::many_containers_in_a_row_leave_memory_and_descriptors_as_they_were,
+    root::a_link_in_an_image_leads_no_mount_outside,
+    root::hidden_paths_are_empty_and_read_only_ones_stay_as_they_are,
+    root::nothing_but_proc_is_mounted_at_proc,
+    root::a_container_with_hooks_is_made_by_the_library_and_is_no_other,
     exec::an_exec_reads_writes_and_ends_with_its_code,
     exec::an_exec_has_the_seccomp_profile_and_the_limits_of_its_container,
     exec::an_absent_command_and_one_that_cannot_be_executed_are_told_apart,
@@ -65,6 +71,7 @@ const TESTS: &[Test] = tests![
     recovery::a_client_killed_in_the_middle_leaves_the_pod_running,
     recovery::a_terminated_shim_ends_its_pod_at_once,
     recovery::a_killed_shim_takes_its_containers_with_it,
+    recovery::a_creator_ends_with_its_shim,
     recovery::a_delete_during_creation_leaves_nothing,
 ];
 

@@ -43,7 +43,8 @@ fn view(
         .source("tmpfs")
         .options(strings(&["nosuid", "nodev", "noexec", "mode=755", "size=64k"]));
     into.push(tmpfs.build()?);
-    let mut options = strings(&["rbind", "rprivate"]);
+    // Without what is mounted below: the covers of `cgroup_entry` are for the library alone.
+    let mut options = strings(&["bind", "rprivate"]);
     options.extend(mount.options().iter().flatten().filter(|option| *option != "rw").cloned());
     for hierarchy in hierarchies {
         for alias in hierarchy.aliases() {

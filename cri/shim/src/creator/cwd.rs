@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
 use libcontainer::oci_spec::runtime::{Mount, Spec};
+use nix::fcntl::AtFlags;
 use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::kernel;
 
@@ -32,19 +34,31 @@ fn is_bind(mount: &Mount) -> bool {
         || options.iter().any(|option| option == "bind" || option == "rbind")
 }
 
-/// Makes what is missing of it. Links in it lead where they lead inside the container.
-pub(super) fn make(spec: &Spec, root: &Path) -> Result<(), (PathBuf, io::Error)> {
+/// Makes what is missing of it, as the container's root would. Links in it lead where they lead inside
+/// the container.
+pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (PathBuf, io::Error)> {
     let Some(process) = spec.process() else { return Ok(()) };
     let cwd = process.cwd();
     let Some((base, path)) = place(spec, root, cwd) else { return Ok(()) };
-    match make_in(base, &path) {
+    if !base.exists() {
+        // An image as a volume, which is read-only, or a mistake that the library will name.
+        return Ok(());
+    }
+    // A volume with mapped ids shows its own root as the container's.
+    let owner = if base != root && has_mapped(spec, base) { (0, 0) } else { owner };
+    match make_in(base, &path, owner) {
         // A read-only volume is what it is; the library will say what is wrong with it.
         Err(error) if error.raw_os_error() == Some(libc::EROFS) => Ok(()),
         result => result.map_err(|error| (cwd.clone(), error)),
     }
 }
 
-fn make_in(base: &Path, path: &Path) -> io::Result<()> {
+fn has_mapped(spec: &Spec, source: &Path) -> bool {
+    let mut mounts = spec.mounts().iter().flatten();
+    mounts.any(|mount| mount.source().as_deref() == Some(source) && mount.uid_mappings().is_some())
+}
+
+fn make_in(base: &Path, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
     let base: OwnedFd = std::fs::File::open(base)?.into();
     let mut made = PathBuf::from("/");
     for part in path.components() {
@@ -55,6 +69,8 @@ fn make_in(base: &Path, path: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let parent = kernel::open_in_root(&base, &made, libc::O_PATH | libc::O_DIRECTORY)?;
                 mkdirat(&parent, name, Mode::from_bits_truncate(0o755))?;
+                let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+                fchownat(&parent, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
             }
             Err(error) => return Err(error),
         }
@@ -98,8 +114,8 @@ mod tests {
         std::fs::create_dir_all(&outside).unwrap();
         std::os::unix::fs::symlink(&outside, root.join("out")).unwrap();
         std::os::unix::fs::symlink("/inside", root.join("in")).unwrap();
-        assert!(make_in(&root, Path::new("/out/x")).is_err());
-        make_in(&root, Path::new("/in/a/b")).unwrap();
+        assert!(make_in(&root, Path::new("/out/x"), (0, 0)).is_err());
+        make_in(&root, Path::new("/in/a/b"), (0, 0)).unwrap();
         assert!(root.join("inside/a/b").is_dir());
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
         std::fs::remove_dir_all(base).unwrap();

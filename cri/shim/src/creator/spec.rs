@@ -2,13 +2,18 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::path::Path;
 
 use libcontainer::capabilities::CapabilityExt as _;
+use libcontainer::oci_spec::OciSpecError;
 use libcontainer::oci_spec::runtime::{
-    Capabilities, LinuxNamespaceType, PosixRlimit, PosixRlimitBuilder, Process, Spec,
+    Capabilities, LinuxNamespace, LinuxNamespaceType, PosixRlimit, PosixRlimitBuilder, Process, Spec,
 };
 use nix::sys::resource::getrlimit;
+
+use crate::user_namespace::UserNamespace;
 
 /// What this machine and our own rights allow.
 #[derive(Clone, Debug)]
@@ -51,11 +56,46 @@ pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     }
 }
 
+/// Has the container join the pod's user namespace. The others that it joins are opened now, since from
+/// there the /proc of the node's processes is closed: the creator and its forks have them open by
+/// number.
+pub(super) fn join_user_namespace(spec: &mut Spec, user: &UserNamespace) -> io::Result<()> {
+    let Some(linux) = spec.linux_mut() else { return Ok(()) };
+    let mut namespaces = linux.namespaces().clone().unwrap_or_default();
+    namespaces.retain(|namespace| namespace.typ() != LinuxNamespaceType::User);
+    for namespace in &mut namespaces {
+        if let Some(path) = namespace.path() {
+            // Left open to the end of this short process.
+            let open = fs::File::open(path)?.into_raw_fd();
+            namespace.set_path(Some(format!("/proc/self/fd/{open}").into()));
+        }
+    }
+    let mut joined = LinuxNamespace::default();
+    joined.set_typ(LinuxNamespaceType::User);
+    joined.set_path(Some(format!("/proc/self/fd/{}", user.fd.as_raw_fd()).into()));
+    namespaces.push(joined);
+    linux.set_namespaces(Some(namespaces));
+    Ok(())
+}
+
+/// The node's number of a user of the container.
+pub(crate) fn host_uid(spec: &Spec, uid: u32) -> u32 {
+    let mappings =
+        spec.linux().as_ref().and_then(|linux| linux.uid_mappings().as_deref()).unwrap_or_default();
+    let found = mappings.iter().find(|m| uid >= m.container_id() && uid - m.container_id() < m.size());
+    found.map_or(uid, |m| m.host_id() + (uid - m.container_id()))
+}
+
 fn joins_uts(spec: &Spec) -> bool {
     let namespaces =
         spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref()).unwrap_or_default();
     let uts = namespaces.iter().find(|namespace| namespace.typ() == LinuxNamespaceType::Uts);
     uts.is_none_or(|uts| uts.path().is_some())
+}
+
+/// Reads a spec. The library's own way reads byte by byte, which takes several times as long.
+pub(crate) fn load(path: &Path) -> Result<Spec, OciSpecError> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
 /// The part that a container's first process and an exec have in common.

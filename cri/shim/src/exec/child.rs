@@ -6,18 +6,20 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use coracle_proto::shim::error::Kind;
-use libcontainer::oci_spec::runtime::{LinuxSeccomp, Process, Spec};
+use libcontainer::oci_spec::runtime::Process;
 use libcontainer::syscall::syscall::create_syscall;
-use libcontainer::{apparmor, capabilities, seccomp, tty};
+use libcontainer::tty;
 use nix::sched::{CloneFlags, setns};
 
-use super::{Plan, environment, limit, user};
+use super::{Plan, limit};
 use crate::cgroup::{self, CgroupError};
-use crate::creator::spec::{Host, adjust_process};
+use crate::creator::spec::{Host, adjust_process, host_uid, load};
 use crate::fault;
+use crate::identity::{self, IdentityError};
 use crate::kernel::{self, Fork};
 use crate::program;
 use crate::report::Word;
+use crate::seccomp::{self, Filter};
 
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +28,8 @@ enum ExecError {
     Process(#[source] serde_json::Error),
     #[error("read the container's spec")]
     Spec(#[source] libcontainer::oci_spec::OciSpecError),
+    #[error("read the container's seccomp profile")]
+    Filter(#[source] io::Error),
     #[error("hide from the container")]
     Hide(#[source] io::Error),
     #[error("join the container")]
@@ -44,22 +48,15 @@ enum ExecError {
     Stdio(#[source] io::Error),
     #[error("take the terminal")]
     Terminal(#[source] Box<dyn std::error::Error>),
-    #[error("enter the working directory {path}")]
-    Cwd { path: String, source: nix::Error },
     #[error("set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
-    #[error("apply the AppArmor profile")]
-    Apparmor(#[source] Box<dyn std::error::Error>),
-    #[error("set the capabilities")]
-    Capabilities(#[source] Box<dyn std::error::Error>),
-    #[error("forbid new privileges")]
-    NoNewPrivileges(#[source] io::Error),
-    #[error("load the seccomp profile")]
-    Seccomp(#[source] Box<dyn std::error::Error>),
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
 }
 
 /// The first fork's whole life.
 pub(crate) fn run(plan: &Plan<'_>) -> ! {
+    kernel::die_with(plan.shim);
     kernel::reset_signals();
     let stdio = plan.stdio.into_iter().flatten().chain(plan.terminal).chain([plan.target]);
     let mut keep: Vec<RawFd> = stdio.map(AsRawFd::as_raw_fd).collect();
@@ -75,18 +72,24 @@ pub(crate) fn run(plan: &Plan<'_>) -> ! {
 /// All that is read from the host is read here, before the namespaces change.
 fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
     let mut process: Process = serde_json::from_slice(plan.process).map_err(ExecError::Process)?;
-    let spec = Spec::load(plan.dir.join("config.json")).map_err(ExecError::Spec)?;
-    let filter = spec.linux().as_ref().and_then(|linux| linux.seccomp().clone());
+    let spec = load(&plan.dir.join("config.json")).map_err(ExecError::Spec)?;
+    let filter = Filter::of(&spec, || fs::read(plan.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
     adjust_process(&mut process, &Host::look());
-    cgroup::put(&plan.cgroups, 0).map_err(ExecError::Cgroup)?;
+    cgroup::enter(&plan.cgroups).map_err(ExecError::Cgroup)?;
     if let Some(score) = process.oom_score_adj() {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| ExecError::OomScore { score, source })?;
     }
     limit::apply(process.rlimits().as_deref().unwrap_or_default()).map_err(ExecError::Limits)?;
+    give_to_user(plan, host_uid(&spec, process.user().uid()));
     // From here the container's processes can see us.
     kernel::hide_from_proc().map_err(ExecError::Hide)?;
-    setns(plan.target, namespaces(plan.target_pid)).map_err(ExecError::Namespaces)?;
+    let joined = namespaces(plan.target_pid);
+    setns(plan.target, joined).map_err(ExecError::Namespaces)?;
+    if joined.contains(CloneFlags::CLONE_NEWUSER) {
+        // What we were is nobody in there.
+        kernel::set_ids(0, 0).map_err(|source| ExecError::User { uid: 0, gid: 0, source })?;
+    }
     match kernel::clone(libc::CLONE_PARENT, 0).map_err(ExecError::Fork)? {
         Fork::Parent(pid) => Ok(pid),
         Fork::Child => second(plan, &process, filter.as_ref()),
@@ -109,7 +112,7 @@ fn namespaces(pid: i32) -> CloneFlags {
 }
 
 /// The second fork's whole life.
-fn second(plan: &Plan<'_>, process: &Process, filter: Option<&LinuxSeccomp>) -> ! {
+fn second(plan: &Plan<'_>, process: &Process, filter: Option<&Filter>) -> ! {
     let env = match prepare(plan, process, filter) {
         Ok(env) => env,
         Err(error) => {
@@ -124,67 +127,10 @@ fn second(plan: &Plan<'_>, process: &Process, filter: Option<&LinuxSeccomp>) -> 
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-fn prepare(
-    plan: &Plan<'_>,
-    process: &Process,
-    filter: Option<&LinuxSeccomp>,
-) -> Result<Vec<CString>, ExecError> {
+fn prepare(plan: &Plan<'_>, process: &Process, filter: Option<&Filter>) -> Result<Vec<CString>, ExecError> {
     nix::unistd::setsid().map_err(ExecError::Session)?;
-    let (uid, gid) = (process.user().uid(), process.user().gid());
-    connect(plan, uid)?;
-    if let Some(profile) = process.apparmor_profile() {
-        apparmor::apply_profile(profile).map_err(|error| ExecError::Apparmor(error.into()))?;
-    }
-    if let Some(umask) = process.user().umask() {
-        nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
-    }
-    // As root first, and as the user when root may not.
-    let cwd = || {
-        let path = process.cwd();
-        let failed = |source| ExecError::Cwd { path: path.display().to_string(), source };
-        nix::unistd::chdir(path).map_err(failed)
-    };
-    let entered = cwd();
-    let groups = process.user().additional_gids().clone().unwrap_or_default();
-    let user = |source| ExecError::User { uid, gid, source };
-    kernel::keep_capabilities(true).map_err(user)?;
-    kernel::set_groups(&groups).map_err(user)?;
-    kernel::set_ids(uid, gid).map_err(user)?;
-    restrict(process, filter, || entered.or_else(|_| cwd()))?;
-    let entries = process.env().as_deref().unwrap_or_default();
-    Ok(environment(entries, || user::home(uid)))
-}
-
-/// Loading a filter needs CAP_SYS_ADMIN or no-new-privileges: without the latter it must come
-/// before the capabilities go, with it as late as can be.
-fn restrict(
-    process: &Process,
-    filter: Option<&LinuxSeccomp>,
-    enter_cwd: impl FnOnce() -> Result<(), ExecError>,
-) -> Result<(), ExecError> {
-    let load = || match filter {
-        Some(filter) => seccomp::initialize_seccomp(filter).map(drop),
-        None => Ok(()),
-    };
-    let load = || load().map_err(|error| ExecError::Seccomp(error.into()));
-    let no_new_privileges = process.no_new_privileges() == Some(true);
-    let syscall = create_syscall();
-    let failed = |error: libcontainer::syscall::SyscallError| ExecError::Capabilities(error.into());
-    // What the change of the user took away, to the last step that needs it.
-    capabilities::reset_effective(syscall.as_ref()).map_err(failed)?;
-    if !no_new_privileges {
-        load()?;
-    }
-    if let Some(sets) = process.capabilities() {
-        capabilities::drop_privileges(sets, syscall.as_ref()).map_err(failed)?;
-    }
-    kernel::keep_capabilities(false).map_err(ExecError::NoNewPrivileges)?;
-    enter_cwd()?;
-    if no_new_privileges {
-        kernel::no_new_privileges().map_err(ExecError::NoNewPrivileges)?;
-        load()?;
-    }
-    Ok(())
+    connect(plan, process.user().uid())?;
+    Ok(identity::assume(process, filter)?)
 }
 
 fn connect(plan: &Plan<'_>, uid: u32) -> Result<(), ExecError> {
@@ -199,10 +145,13 @@ fn connect(plan: &Plan<'_>, uid: u32) -> Result<(), ExecError> {
         fs::File::options().read(true).write(true).open("/dev/null").map_err(ExecError::Stdio)?.into();
     for (given, standard) in plan.stdio.into_iter().zip(0..) {
         kernel::place(given.unwrap_or(&null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;
-        if given.is_some() {
-            // So that the user can open /dev/stdout. Not everything that is given has an owner.
-            let _ = nix::unistd::fchown(kernel::borrow(standard), Some(uid.into()), None);
-        }
     }
     Ok(())
+}
+
+/// So that the user can open /dev/stdout. Not everything that is given has an owner.
+fn give_to_user(plan: &Plan<'_>, uid: u32) {
+    for given in plan.stdio.into_iter().flatten() {
+        let _ = nix::unistd::fchown(given, Some(uid.into()), None);
+    }
 }

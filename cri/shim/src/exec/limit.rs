@@ -25,7 +25,7 @@ pub(crate) fn resource(kind: PosixRlimitType) -> Option<Resource> {
     })
 }
 
-pub(super) fn apply(limits: &[PosixRlimit]) -> nix::Result<()> {
+pub(crate) fn apply(limits: &[PosixRlimit]) -> nix::Result<()> {
     for limit in limits {
         if let Some(resource) = resource(limit.typ()) {
             setrlimit(resource, limit.soft(), limit.hard())?;

@@ -5,10 +5,13 @@ use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::error::Kind;
 use coracle_proto::shim::{CreateContainer, Created, reply};
+use nix::fcntl::OFlag;
+use nix::unistd::pipe2;
 
 use super::{Shim, Ticket};
+use crate::cgroup;
 use crate::console::Console;
-use crate::container::{Container, Phase};
+use crate::container::{Container, Gate, Phase};
 use crate::creator;
 use crate::fault::Fault;
 use crate::kernel::{self, Fork};
@@ -41,6 +44,7 @@ impl Shim {
         let (stdio, ends) = Stdio::new(create)?;
         let console = if create.terminal { Some(Console::listen(&dir)?) } else { None };
         let (report, speaking) = Report::pipe()?;
+        let (waiting, gate) = pipe2(OFlag::O_CLOEXEC)?;
         let plan = creator::Plan {
             id,
             bundle: Path::new(&create.bundle),
@@ -49,16 +53,23 @@ impl Shim {
             rootfs: create.rootfs.as_ref(),
             console: console.as_ref().map(Console::path),
             ends: &ends,
+            pod_dir: &self.dir,
             host_mounts: &self.pod.host_mounts,
             hierarchies: &self.pod.hierarchies,
-            warming: self.pod.own_cgroups.first(),
+            user: self.pod.user.as_ref(),
+            images: &create.images,
+            seccomp_program: &create.seccomp_program,
+            shim: nix::unistd::getpid().as_raw(),
+            gate: &waiting,
         };
         let creator = fork_creator(&plan, Speaker::new(&speaking))?;
         let container = Container {
             id: id.clone(),
-            phase: Phase::Creating { ticket, creator },
+            phase: Phase::Creating { ticket, creator, first: 0, ready: false },
             pid: 0,
+            gate: Gate::Pipe(gate),
             cgroup: String::new(),
+            pod_oom_kills: 0,
             target: create.rootfs.as_ref().map(|overlay| PathBuf::from(&overlay.target)),
             report: Some(report),
             console,
@@ -85,11 +96,25 @@ impl Shim {
 
     fn hear_word(&mut self, serial: u32, word: Word) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
-        match (word, &container.phase) {
-            (Word::Cgroup(cgroup), _) => container.cgroup = cgroup,
-            (Word::Pid(pid), Phase::Creating { ticket, .. }) => {
-                let ticket = *ticket;
-                self.created(serial, pid, ticket);
+        match (word, &mut container.phase) {
+            (Word::Cgroup(cgroup), _) => {
+                let pod = cgroup::parent(&cgroup);
+                container.pod_oom_kills = cgroup::oom_kills(&self.pod.hierarchies, pod).unwrap_or(0);
+                container.cgroup = cgroup;
+            }
+            // These two come from two processes, in any order.
+            (Word::Pid(pid), Phase::Creating { first, .. }) => {
+                *first = pid;
+                self.created(serial);
+            }
+            (Word::Ready, Phase::Creating { ready, .. }) => {
+                *ready = true;
+                self.created(serial);
+            }
+            (Word::ByLibrary, Phase::Creating { ready, .. }) => {
+                *ready = true;
+                container.gate = Gate::Library;
+                self.created(serial);
             }
             (Word::Failed(kind, message), Phase::Creating { ticket, .. }) => {
                 let ticket = *ticket;
@@ -106,8 +131,11 @@ impl Shim {
         }
     }
 
-    fn created(&mut self, serial: u32, pid: i32, ticket: Ticket) {
+    /// Once all is said that there is to say.
+    fn created(&mut self, serial: u32) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
+        let Phase::Creating { ticket, first: pid @ 1.., ready: true, .. } = container.phase else { return };
+        coracle_fault::point("shim.created");
         if let Some(console) = container.console.take() {
             let master = console.receive().and_then(|master| container.stdio.set_master(master));
             if let Err(error) = master {
@@ -145,8 +173,8 @@ impl Shim {
             container.report = None;
             let exit = super::exit::never_ran();
             container.phase = Phase::Exited { exit };
+            container.deletion.get_or_insert_default().failed = Some((ticket, fault));
         }
-        self.reply(ticket, Err(fault));
         self.begin_deleting(serial, None);
     }
 

@@ -91,9 +91,10 @@ impl Shim {
     /// Everything but the cgroup is removed even when that could not be: a second deletion finds
     /// less to do.
     fn deleted(&mut self, serial: u32, result: Result<(), Fault>) {
+        coracle_fault::point("shim.deleting");
         self.unmount_root(serial);
-        let tickets = match self.containers.get_mut(&serial) {
-            Some(container) => container.deletion.take().unwrap_or_default().tickets,
+        let Deletion { tickets, failed, .. } = match self.containers.get_mut(&serial) {
+            Some(container) => container.deletion.take().unwrap_or_default(),
             None => return,
         };
         let id = self.containers.get(&serial).map(|container| container.id.clone()).unwrap_or_default();
@@ -106,6 +107,9 @@ impl Shim {
             self.containers.remove(&serial);
             self.events.forget(&id);
             self.forget_execs(serial);
+        }
+        if let Some((ticket, fault)) = failed {
+            self.reply(ticket, Err(fault));
         }
         for ticket in tickets {
             let answer = result.clone().and_then(|()| done());

@@ -74,6 +74,7 @@ impl Shim {
             target_pid: pid,
             stdio: stdio.map(|has| if has { fds.next() } else { None }),
             terminal: theirs.as_ref(),
+            shim: nix::unistd::getpid().as_raw(),
             speaker: Speaker::new(&speaking),
         };
         match kernel::fork()? {
@@ -112,7 +113,7 @@ impl Shim {
                 Word::Failed(kind, message) => {
                     failed = exec.report.as_mut().map(|report| report.fault(kind, &message));
                 }
-                Word::Cgroup(_) | Word::Cause(_) => {}
+                Word::Cgroup(_) | Word::Cause(_) | Word::Ready | Word::ByLibrary => {}
             }
         }
         if heard.ended {

@@ -7,8 +7,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use prost::Message as _;
 
 use super::{Shim, create};
-use crate::cgroup;
-use crate::container::Phase;
+use crate::cgroup::{self, Hierarchy};
+use crate::container::{Container, Phase};
 use crate::log::Output;
 use crate::report::note;
 
@@ -37,6 +37,7 @@ impl Shim {
         let container =
             self.containers.iter().find(|(_, c)| c.pid == pid && c.is_alive()).map(|(serial, _)| *serial);
         if let Some(serial) = container {
+            coracle_fault::point("shim.exit-reaped");
             return self.container_ended(serial, status);
         }
         let exec = self.execs.iter().find(|(_, exec)| exec.pid == pid).map(|(serial, _)| *serial);
@@ -72,7 +73,7 @@ impl Shim {
         let hierarchies = &self.pod.hierarchies;
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let mut exit = exit_of(status);
-        exit.oom_killed = exit.code != 0 && cgroup::oom_kills(hierarchies, &container.cgroup) > 0;
+        exit.oom_killed = exit.code != 0 && was_short_of_memory(hierarchies, container, exit);
         // What its report still holds, the reason why it could not start, comes first.
         if container.report.is_some() {
             self.hear_creator(serial);
@@ -129,6 +130,18 @@ impl Shim {
         if let Some(agent) = self.agent.as_mut() {
             let sent = agent.event(event);
             self.keep_agent(sent);
+        }
+    }
+}
+
+/// Whether the kernel killed for want of memory in the container. A scope of systemd's may be gone by now; the pod's
+/// count has it still, and tells of a first process that was killed after the container was made.
+fn was_short_of_memory(hierarchies: &[Hierarchy], container: &Container, exit: Exit) -> bool {
+    match cgroup::oom_kills(hierarchies, &container.cgroup) {
+        Some(kills) => kills > 0,
+        None => {
+            let pod = cgroup::oom_kills(hierarchies, cgroup::parent(&container.cgroup));
+            exit.signal == libc::SIGKILL && pod.is_some_and(|kills| kills > container.pod_oom_kills)
         }
     }
 }

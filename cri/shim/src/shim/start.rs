@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use super::{Shim, Ticket, create, done};
 use crate::console;
-use crate::container::Phase;
+use crate::container::{Gate, Phase};
 use crate::fault::Fault;
 
 impl Shim {
@@ -16,13 +16,18 @@ impl Shim {
         if !matches!(container.phase, Phase::Created) || container.deletion.is_some() {
             return Err(Fault::wrong_state(id, container.words()));
         }
-        notify(&state).map_err(|error| Fault::doing("start the container", &error))?;
+        let begun = match &container.gate {
+            Gate::Pipe(gate) => nix::unistd::write(gate, b"s").map(drop).map_err(io::Error::from),
+            Gate::Library => notify(&state),
+        };
+        begun.map_err(|error| Fault::doing("start the container", &error))?;
         container.phase = Phase::Starting { ticket };
         container.started_at = create::nanos();
         Ok(())
     }
 
     pub(super) fn started(&mut self, serial: u32, ticket: Ticket) {
+        coracle_fault::point("shim.started");
         if let Some(container) = self.containers.get_mut(&serial) {
             container.report = None;
             container.phase = Phase::Running;

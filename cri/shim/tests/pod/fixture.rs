@@ -38,7 +38,8 @@ impl Pod {
         let mut config = config(&dir, &cgroup);
         change(&mut config);
         let began = Instant::now();
-        let shim = Shim::spawn(&std::env::current_exe().unwrap(), &dir.join("shim"), config).await.unwrap();
+        let (shim, _) =
+            Shim::spawn(&std::env::current_exe().unwrap(), &dir.join("shim"), config).await.unwrap();
         println!("  spawn {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
         let events = shim.events().unwrap();
         Self { dir, shim, events, cgroup, mounts }
@@ -97,7 +98,7 @@ impl Pod {
 
     /// Shuts the pod down and proves that nothing of it is left.
     pub(crate) async fn end(self) {
-        self.shim.shutdown().await.unwrap();
+        self.shim.shutdown().await;
         self.nothing_left().await;
     }
 
@@ -121,6 +122,16 @@ impl Pod {
 
     /// For a pod that has no shim any more to clean up after it.
     pub(crate) async fn abandon(self) {
+        // What a creator had started of the container's own, as a hook, has no parent any more.
+        for place in cgroup_mounts().iter().map(|mount| mount.join(self.cgroup.trim_start_matches('/'))) {
+            let processes = fs::read_to_string(place.join("shim/cgroup.procs")).unwrap_or_default();
+            for pid in processes.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 1) {
+                let _ = nix::sys::signal::kill(
+                    nix::unistd::Pid::from_raw(pid),
+                    nix::sys::signal::Signal::SIGKILL,
+                );
+            }
+        }
         remove_cgroup(&self.cgroup).await;
         let _ = fs::remove_dir_all(&self.dir);
     }
@@ -200,8 +211,22 @@ pub(crate) fn create_request(dir: &Path, id: &str, spec: &Value) -> CreateContai
             read_only: false,
         }),
         log_path: dir.join(format!("{id}.log")).to_string_lossy().into_owned(),
+        seccomp_program: without_rmdir(),
         ..Default::default()
     }
+}
+
+/// The program of the profile in [`spec`]: rmdir(2) is "not there", all else is allowed.
+fn without_rmdir() -> Vec<u8> {
+    let rmdir = u32::try_from(libc::SYS_rmdir).unwrap();
+    // Load the call's number; if it is rmdir, answer ENOSYS; else allow.
+    [(0x20_u16, 0_u8, 0_u8, 0_u32), (0x15, 0, 1, rmdir), (0x06, 0, 0, 0x0005_0026), (0x06, 0, 0, 0x7fff_0000)]
+        .into_iter()
+        .flat_map(|(code, then, otherwise, value)| {
+            let (code, value) = (code.to_ne_bytes(), value.to_ne_bytes());
+            [code[0], code[1], then, otherwise, value[0], value[1], value[2], value[3]]
+        })
+        .collect()
 }
 
 pub(crate) fn spec(shim: i32, cgroup: &str, script: &str) -> Value {

@@ -33,7 +33,7 @@ pub(crate) async fn client(dir: PathBuf) -> ExitCode {
     let cgroup = format!("/{}", dir.file_name().unwrap().to_string_lossy());
     fixture::make_lower(&dir);
     let config = fixture::config(&dir, &cgroup);
-    let shim = Shim::spawn(&std::env::current_exe().unwrap(), &dir.join("shim"), config).await.unwrap();
+    let (shim, _) = Shim::spawn(&std::env::current_exe().unwrap(), &dir.join("shim"), config).await.unwrap();
     let spec = fixture::spec(shim.pid(), &format!("{cgroup}/c"), "echo up; sleep 0.5; echo still; exit 8");
     shim.create(fixture::create_request(&dir, "c", &spec)).await.unwrap();
     shim.start("c").await.unwrap();
@@ -57,7 +57,7 @@ pub(crate) async fn a_client_killed_in_the_middle_leaves_the_pod_running(mut pod
     assert_eq!(events.recv().await.unwrap().exited.unwrap().code, 8);
     let log = std::fs::read_to_string(dir.join("c.log")).unwrap();
     assert!(log.contains("up") && log.contains("still"), "{log}");
-    shim.shutdown().await.unwrap();
+    shim.shutdown().await;
     std::fs::remove_dir_all(&dir).unwrap();
     // Its cgroups go with the fixture's.
     let own = std::mem::replace(&mut pod.cgroup, format!("/{name}"));
@@ -73,8 +73,33 @@ pub(crate) async fn a_killed_shim_takes_its_containers_with_it(pod: Pod) {
     assert_eq!(pod.shim.closed().await, Closed::Died);
     until(|| !Path::new(&format!("/proc/{pid}/cwd")).exists()).await;
     // What is gone counts as shut down.
-    pod.shim.shutdown().await.unwrap();
+    pod.shim.shutdown().await;
     pod.abandon().await;
+}
+
+pub(crate) async fn a_creator_ends_with_its_shim(pod: Pod) {
+    // A hook holds it in the middle.
+    let mut spec = pod.spec("c", "true");
+    spec["hooks"] = serde_json::json!({
+        "createRuntime": [{ "path": "/bin/busybox", "args": ["busybox", "sleep", "60"] }],
+    });
+    let (shim, create) = (pod.shim.clone(), pod.create_request("c", &spec));
+    let creating = tokio::spawn(async move { shim.create(create).await });
+    until(has_creator).await;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pod.shim.pid()), nix::sys::signal::Signal::SIGKILL)
+        .unwrap();
+    assert!(creating.await.unwrap().is_err());
+    until(|| !has_creator()).await;
+    pod.abandon().await;
+}
+
+/// Whether a container is being made in this pid namespace.
+fn has_creator() -> bool {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    // What has ended has no directory.
+    let alive = processes.filter(|process| process.path().join("cwd").exists());
+    let mut names = alive.filter_map(|process| std::fs::read_to_string(process.path().join("comm")).ok());
+    names.any(|name| name.trim_end() == "coracle-create")
 }
 
 pub(crate) async fn a_delete_during_creation_leaves_nothing(pod: Pod) {

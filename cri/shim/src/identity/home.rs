@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 /// An image's file is untrusted: no more of it is read.
 const LARGEST: u64 = 1 << 20;
 
-pub(super) fn home(uid: u32) -> String {
+pub(super) fn of(uid: u32) -> String {
     let found = std::fs::File::open("/etc/passwd").ok().and_then(|file| {
         let lines = BufReader::new(file.take(LARGEST)).lines().map_while(Result::ok);
         lines.filter_map(|line| home_in(&line, uid)).next()

@@ -1,0 +1,213 @@
+//! The fields that have entries. Each function merges one plugin's entries into what all asked for
+//! (`all`) and into the container as the next plugin sees it (`seen`).
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use coracle_proto::nri::{
+    Container, ContainerAdjustment, Field, Hooks, KeyValue, LinuxContainer, LinuxContainerAdjustment,
+    LinuxDevice, LinuxNamespace, LinuxNetDevice, LinuxRdt, Mount,
+};
+
+use crate::mark::{mark, unmark, variable};
+use crate::owners::{Claims, Conflict};
+
+type Merged = Result<(), Conflict>;
+
+/// One plugin's entries of a map: those to set, and the names of those to remove.
+fn split<T>(asked: &BTreeMap<String, T>) -> (Vec<(&str, &T)>, HashSet<&str>) {
+    let (mut set, mut removed) = (Vec::new(), HashSet::new());
+    for (name, value) in asked {
+        match unmark(name) {
+            (name, true) => drop(removed.insert(name)),
+            (name, false) => set.push((name, value)),
+        }
+    }
+    (set, removed)
+}
+
+/// Merges entries of a map: an entry that is removed and set again belongs to who did both.
+fn map<T: Clone + Default>(
+    asked: &BTreeMap<String, T>,
+    (field, claims): (Field, &mut Claims<'_>),
+    seen: &mut BTreeMap<String, T>,
+    all: &mut BTreeMap<String, T>,
+) -> Merged {
+    let (set, removed) = split(asked);
+    for name in &removed {
+        claims.clear_entry(field, name);
+        seen.remove(*name);
+        all.remove(*name);
+        all.insert(mark(name), T::default());
+    }
+    for (name, value) in set {
+        claims.set_entry(field, name)?;
+        seen.insert(name.to_owned(), value.clone());
+        all.insert(name.to_owned(), value.clone());
+    }
+    Ok(())
+}
+
+pub(super) fn annotations(
+    asked: &BTreeMap<String, String>,
+    claims: &mut Claims<'_>,
+    seen: &mut Container,
+    all: &mut ContainerAdjustment,
+) -> Merged {
+    map(asked, (Field::Annotations, claims), &mut seen.annotations, &mut all.annotations)
+}
+
+pub(super) fn sysctls(
+    asked: &BTreeMap<String, String>,
+    claims: &mut Claims<'_>,
+    seen: &mut LinuxContainer,
+    all: &mut LinuxContainerAdjustment,
+) -> Merged {
+    map(asked, (Field::Sysctl, claims), &mut seen.sysctl, &mut all.sysctl)
+}
+
+pub(super) fn net_devices(
+    asked: BTreeMap<String, LinuxNetDevice>,
+    claims: &mut Claims<'_>,
+    seen: &mut LinuxContainer,
+    all: &mut LinuxContainerAdjustment,
+) -> Merged {
+    map(&asked, (Field::LinuxNetDevices, claims), &mut seen.net_devices, &mut all.net_devices)
+}
+
+/// Merges entries of a list whose items are found by a name in them.
+fn list<T: Clone>(
+    asked: Vec<T>,
+    name: impl Fn(&T) -> &str,
+    (field, claims): (Field, &mut Claims<'_>),
+    seen: &mut Vec<T>,
+    all: &mut Vec<T>,
+) -> Merged {
+    let (removals, set): (Vec<T>, Vec<T>) = asked.into_iter().partition(|item| unmark(name(item)).1);
+    let removed: HashSet<&str> = removals.iter().map(|item| unmark(name(item)).0).collect();
+    let changed: HashSet<&str> = set.iter().map(&name).collect();
+    for bare in &removed {
+        claims.clear_entry(field, bare);
+    }
+    all.retain(|item| !removed.contains(unmark(name(item)).0));
+    seen.retain(|item| !removed.contains(name(item)) && !changed.contains(name(item)));
+    for item in &set {
+        claims.set_entry(field, name(item))?;
+    }
+    // A removal stays in the list, before what is set in its place: the container had it perhaps.
+    all.extend(removals);
+    all.extend(set.iter().cloned());
+    seen.extend(set);
+    Ok(())
+}
+
+pub(super) fn mounts(
+    asked: Vec<Mount>,
+    claims: &mut Claims<'_>,
+    seen: &mut Container,
+    all: &mut ContainerAdjustment,
+) -> Merged {
+    list(asked, |mount| &mount.destination, (Field::Mounts, claims), &mut seen.mounts, &mut all.mounts)
+}
+
+pub(super) fn devices(
+    asked: Vec<LinuxDevice>,
+    claims: &mut Claims<'_>,
+    seen: &mut LinuxContainer,
+    all: &mut LinuxContainerAdjustment,
+) -> Merged {
+    list(asked, |device| &device.path, (Field::Devices, claims), &mut seen.devices, &mut all.devices)
+}
+
+pub(super) fn env(
+    asked: Vec<KeyValue>,
+    claims: &mut Claims<'_>,
+    seen: &mut Container,
+    all: &mut ContainerAdjustment,
+) -> Merged {
+    let names: HashSet<String> = asked.iter().map(|entry| unmark(&entry.key).0.to_owned()).collect();
+    seen.env.retain(|entry| !names.contains(variable(entry)));
+    let set = asked.iter().filter(|entry| !unmark(&entry.key).1);
+    seen.env.extend(set.map(|entry| format!("{}={}", entry.key, entry.value)));
+    list(asked, |entry| &entry.key, (Field::Env, claims), &mut Vec::new(), &mut all.env)
+}
+
+/// The arguments as a whole. An empty first one says that those of an earlier plugin may be replaced.
+pub(super) fn args(
+    mut asked: Vec<String>,
+    claims: &mut Claims<'_>,
+    seen: &mut Container,
+    all: &mut ContainerAdjustment,
+) -> Merged {
+    if asked.is_empty() {
+        return Ok(());
+    }
+    if asked[0].is_empty() {
+        claims.clear(Field::Args);
+        asked.remove(0);
+    }
+    claims.set(Field::Args)?;
+    seen.args.clone_from(&asked);
+    all.args = asked;
+    Ok(())
+}
+
+/// Hooks accumulate: no two plugins' are in conflict.
+pub(super) fn hooks(
+    asked: &Hooks,
+    claims: &mut Claims<'_>,
+    seen: &mut Container,
+    all: &mut ContainerAdjustment,
+) {
+    if *asked == Hooks::default() {
+        return;
+    }
+    claims.join(Field::OciHooks);
+    for target in [seen.hooks.get_or_insert_default(), all.hooks.get_or_insert_default()] {
+        target.prestart.extend(asked.prestart.iter().cloned());
+        target.create_runtime.extend(asked.create_runtime.iter().cloned());
+        target.create_container.extend(asked.create_container.iter().cloned());
+        target.start_container.extend(asked.start_container.iter().cloned());
+        target.poststart.extend(asked.poststart.iter().cloned());
+        target.poststop.extend(asked.poststop.iter().cloned());
+    }
+}
+
+/// Namespaces by type. A removal claims the type, too: nobody may bring back what it removed.
+pub(super) fn namespaces(
+    asked: Vec<LinuxNamespace>,
+    claims: &mut Claims<'_>,
+    seen: &mut LinuxContainer,
+    all: &mut LinuxContainerAdjustment,
+) -> Merged {
+    let mut types: HashMap<String, usize> = HashMap::new();
+    for (at, namespace) in asked.iter().enumerate() {
+        let (bare, _removed) = unmark(&namespace.r#type);
+        claims.set_entry(Field::Namespace, bare)?;
+        types.insert(bare.to_owned(), at);
+    }
+    seen.namespaces.retain(|namespace| !types.contains_key(&namespace.r#type));
+    seen.namespaces.extend(asked.iter().filter(|namespace| !unmark(&namespace.r#type).1).cloned());
+    all.namespaces.extend(asked);
+    Ok(())
+}
+
+pub(super) fn rdt(asked: LinuxRdt, claims: &mut Claims<'_>, all: &mut LinuxContainerAdjustment) -> Merged {
+    let all = all.rdt.get_or_insert_default();
+    if asked.remove {
+        for field in [Field::RdtClosId, Field::RdtSchemata, Field::RdtEnableMonitoring] {
+            claims.clear(field);
+        }
+        *all = LinuxRdt { remove: true, ..Default::default() };
+    }
+    macro_rules! one_value {
+        ($($name:ident is $field:ident),*) => {$(
+            if let Some(value) = asked.$name {
+                claims.set(Field::$field)?;
+                all.$name = Some(value);
+                all.remove = false;
+            }
+        )*};
+    }
+    one_value!(clos_id is RdtClosId, schemata is RdtSchemata, enable_monitoring is RdtEnableMonitoring);
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! Limits, field by field: each has one owner.
+
+use coracle_proto::nri::{Field, LinuxCpu, LinuxMemory, LinuxResources};
+
+use crate::owners::{Claims, Conflict};
+
+/// Sets what is asked for in every target. Device rules are not for updates and stay with the caller.
+pub(super) fn merge(
+    asked: &LinuxResources,
+    claims: &mut Claims<'_>,
+    targets: &mut [&mut LinuxResources],
+) -> Result<(), Conflict> {
+    if let Some(asked) = &asked.memory {
+        memory(asked, claims, targets)?;
+    }
+    if let Some(asked) = &asked.cpu {
+        cpu(asked, claims, targets)?;
+    }
+    for limit in &asked.hugepage_limits {
+        claims.set_entry(Field::HugepageLimits, &limit.page_size)?;
+        for target in targets.iter_mut() {
+            target.hugepage_limits.retain(|known| known.page_size != limit.page_size);
+            target.hugepage_limits.push(limit.clone());
+        }
+    }
+    for (file, value) in &asked.unified {
+        claims.set_entry(Field::CgroupsUnified, file)?;
+        for target in targets.iter_mut() {
+            target.unified.insert(file.clone(), value.clone());
+        }
+    }
+    macro_rules! one_value {
+        ($($name:ident is $field:ident),*) => {$(
+            if let Some(value) = &asked.$name {
+                claims.set(Field::$field)?;
+                for target in targets.iter_mut() {
+                    target.$name = Some(value.clone());
+                }
+            }
+        )*};
+    }
+    one_value!(blockio_class is BlockioClass, rdt_class is RdtClass);
+    if let Some(value) = asked.pids {
+        claims.set(Field::PidsLimit)?;
+        targets.iter_mut().for_each(|target| target.pids = Some(value));
+    }
+    Ok(())
+}
+
+fn memory(
+    asked: &LinuxMemory,
+    claims: &mut Claims<'_>,
+    targets: &mut [&mut LinuxResources],
+) -> Result<(), Conflict> {
+    macro_rules! one_value {
+        ($($name:ident is $field:ident),* $(,)?) => {$(
+            if let Some(value) = asked.$name {
+                claims.set(Field::$field)?;
+                for target in targets.iter_mut() {
+                    target.memory.get_or_insert_default().$name = Some(value);
+                }
+            }
+        )*};
+    }
+    one_value!(
+        limit is MemLimit,
+        reservation is MemReservation,
+        swap is MemSwapLimit,
+        kernel is MemKernelLimit,
+        kernel_tcp is MemTcpLimit,
+        swappiness is MemSwappiness,
+        disable_oom_killer is MemDisableOomKiller,
+        use_hierarchy is MemUseHierarchy,
+    );
+    Ok(())
+}
+
+fn cpu(
+    asked: &LinuxCpu,
+    claims: &mut Claims<'_>,
+    targets: &mut [&mut LinuxResources],
+) -> Result<(), Conflict> {
+    macro_rules! one_value {
+        ($($name:ident is $field:ident),* $(,)?) => {$(
+            if let Some(value) = asked.$name {
+                claims.set(Field::$field)?;
+                for target in targets.iter_mut() {
+                    target.cpu.get_or_insert_default().$name = Some(value);
+                }
+            }
+        )*};
+    }
+    one_value!(
+        shares is CpuShares,
+        quota is CpuQuota,
+        period is CpuPeriod,
+        realtime_runtime is CpuRealtimeRuntime,
+        realtime_period is CpuRealtimePeriod,
+    );
+    macro_rules! named {
+        ($($name:ident is $field:ident),*) => {$(
+            if !asked.$name.is_empty() {
+                claims.set(Field::$field)?;
+                for target in targets.iter_mut() {
+                    target.cpu.get_or_insert_default().$name.clone_from(&asked.$name);
+                }
+            }
+        )*};
+    }
+    named!(cpus is CpuSetCpUs, mems is CpuSetMems);
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! One plugin's socket: calls both ways at once. Two tasks, one reads and one writes; both end when
+//! either side closes, and every call under way then fails at once.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_proto::ttrpc::{Request, Response, Status};
+use futures::future::BoxFuture;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::mux;
+use crate::ttrpc::{Assembler, Body, Frame, FrameError, code};
+
+/// Messages that may wait to be written.
+const TO_WRITE: usize = 16;
+/// Calls of the plugin's that may wait for us.
+const TO_SERVE: usize = 32;
+
+/// What we offer to the other side.
+pub trait Service: Send + Sync + 'static {
+    /// Serves one call.
+    fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>>;
+}
+
+/// Why a call has no answer, or which it has.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The other side is gone.
+    #[error("the connection is closed")]
+    Closed,
+    /// The other side did not answer in time.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// The message cannot be sent.
+    #[error("the request cannot be sent")]
+    Frame(#[source] FrameError),
+    /// The answer makes no sense.
+    #[error("an answer that cannot be decoded")]
+    Decode(#[source] prost::DecodeError),
+    /// The other side's own error.
+    #[error("{message} (code {code})")]
+    Status {
+        /// A gRPC status code.
+        code: i32,
+        /// In its words.
+        message: String,
+    },
+}
+
+/// A connection, shared by all who call.
+#[derive(Debug)]
+pub struct Connection {
+    writing: mpsc::Sender<Vec<u8>>,
+    calls: Mutex<HashMap<u32, oneshot::Sender<Response>>>,
+    last: AtomicU32,
+    closed: CancellationToken,
+    /// The logical connection on which we call; we are called on the other.
+    calling: u32,
+}
+
+/// Takes a call off the table when its caller gives up.
+struct Forget<'a>(&'a Connection, u32);
+
+// === impl CallError ===
+
+impl CallError {
+    /// Whether the plugin is of no use any more, as opposed to one that answered with an error.
+    #[must_use]
+    pub fn is_fatal(&self) -> bool {
+        matches!(self, Self::Closed | Self::Timeout(_) | Self::Decode(_))
+    }
+
+    /// Whether the other side does not know the method.
+    #[must_use]
+    pub fn is_unimplemented(&self) -> bool {
+        matches!(self, Self::Status { code, .. } if *code == code::UNIMPLEMENTED)
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Speaks over `stream`, calling on the logical connection `calling` and serving on the other.
+    pub fn open<S>(stream: S, calling: u32, service: Arc<dyn Service>) -> Arc<Self>
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (mut reading, mut writing) = tokio::io::split(stream);
+        let (to_write, mut waiting) = mpsc::channel::<Vec<u8>>(TO_WRITE);
+        let connection = Arc::new(Self {
+            writing: to_write,
+            calls: Mutex::default(),
+            last: AtomicU32::new(1),
+            closed: CancellationToken::new(),
+            calling,
+        });
+        let closed = connection.closed.clone();
+        tokio::spawn(async move {
+            let write = async {
+                while let Some(bytes) = waiting.recv().await {
+                    if let Err(error) = writing.write_all(&bytes).await {
+                        debug!(%error, "cannot write to a plugin");
+                        return;
+                    }
+                }
+            };
+            closed.run_until_cancelled(write).await;
+            closed.cancel();
+            // The plugin hears of the end, also while our other half still reads.
+            let _gone = writing.shutdown().await;
+        });
+        let (closed, reader) = (connection.closed.clone(), Arc::downgrade(&connection));
+        let served = Served::start(&connection, service);
+        tokio::spawn(async move {
+            let read = async {
+                let mut assemblers = [Assembler::default(), Assembler::default()];
+                while let Ok(Some((from, bytes))) = mux::read(&mut reading).await {
+                    let Some(connection) = reader.upgrade() else { return };
+                    if let Err(error) = connection.hear(&served, &mut assemblers, from, &bytes) {
+                        debug!(%error, "a plugin does not speak ttrpc");
+                        return;
+                    }
+                }
+            };
+            closed.run_until_cancelled(read).await;
+            closed.cancel();
+            if let Some(connection) = reader.upgrade() {
+                connection.calls().clear();
+            }
+        });
+        connection
+    }
+
+    fn hear(
+        &self,
+        served: &Served,
+        assemblers: &mut [Assembler; 2],
+        from: u32,
+        bytes: &[u8],
+    ) -> Result<(), FrameError> {
+        let [answers, requests] = assemblers;
+        let (assembler, wants_answers) = match from {
+            mux::PLUGIN | mux::RUNTIME if from == self.calling => (answers, true),
+            mux::PLUGIN | mux::RUNTIME => (requests, false),
+            // A connection that nobody opened.
+            _ => return Ok(()),
+        };
+        assembler.push(bytes);
+        while let Some(frame) = assembler.pop()? {
+            match frame.body {
+                Body::Response(response) if wants_answers => {
+                    if let Some(caller) = self.calls().remove(&frame.stream) {
+                        // The caller may have given up.
+                        let _late = caller.send(response);
+                    }
+                }
+                Body::Request(request) if !wants_answers => served.queue(frame.stream, request),
+                Body::Request(_) | Body::Response(_) => debug!("a plugin's message on the wrong side"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls a method and waits for its answer, at most for `limit`.
+    ///
+    /// # Errors
+    /// As [`CallError`] tells them apart.
+    pub async fn call<A: Message + Default>(
+        &self,
+        (service, method): (&str, &str),
+        request: &impl Message,
+        limit: Duration,
+    ) -> Result<A, CallError> {
+        let deadline = Instant::now() + limit;
+        let stream = self.last.fetch_add(2, Ordering::Relaxed);
+        let request = Request {
+            service: service.to_owned(),
+            method: method.to_owned(),
+            payload: request.encode_to_vec(),
+            timeout_nano: i64::try_from(limit.as_nanos()).unwrap_or(i64::MAX),
+            metadata: Vec::new(),
+        };
+        let frame = Frame { stream, body: Body::Request(request) };
+        let bytes = frame.encode().map_err(CallError::Frame)?;
+        let (answered, answer) = oneshot::channel();
+        self.calls().insert(stream, answered);
+        let _forget = Forget(self, stream);
+        let exchange = async {
+            self.send(&bytes, self.calling).await?;
+            tokio::select! {
+                answer = answer => answer.map_err(|_dropped| CallError::Closed),
+                () = self.closed.cancelled() => Err(CallError::Closed),
+            }
+        };
+        let response = timeout_at(deadline, exchange).await.map_err(|_late| CallError::Timeout(limit))??;
+        match response.status {
+            Some(Status { code, message }) if code != 0 => Err(CallError::Status { code, message }),
+            _ => A::decode(response.payload.as_slice()).map_err(CallError::Decode),
+        }
+    }
+
+    /// Hands a whole message to the writer, which alone writes: a caller that gives up cannot cut it.
+    async fn send(&self, message: &[u8], connection: u32) -> Result<(), CallError> {
+        let bytes = mux::frames(connection, message);
+        tokio::select! {
+            sent = self.writing.send(bytes) => sent.map_err(|_gone| CallError::Closed),
+            () = self.closed.cancelled() => Err(CallError::Closed),
+        }
+    }
+
+    /// Ends the connection.
+    pub fn close(&self) {
+        self.closed.cancel();
+    }
+
+    /// Ends when the connection has.
+    pub async fn closed(&self) {
+        self.closed.cancelled().await;
+    }
+
+    /// Whether it has ended.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+
+    fn calls(&self) -> MutexGuard<'_, HashMap<u32, oneshot::Sender<Response>>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.closed.cancel();
+    }
+}
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        self.0.calls().remove(&self.1);
+    }
+}
+
+/// The other side's calls, served one after the other beside the reader, which never waits for us.
+struct Served {
+    waiting: mpsc::Sender<(u32, Request)>,
+    connection: std::sync::Weak<Connection>,
+}
+
+// === impl Served ===
+
+impl Served {
+    fn start(connection: &Arc<Connection>, service: Arc<dyn Service>) -> Self {
+        let (waiting, mut requests) = mpsc::channel::<(u32, Request)>(TO_SERVE);
+        let (weak, closed) = (Arc::downgrade(connection), connection.closed.clone());
+        let server = weak.clone();
+        tokio::spawn(async move {
+            let serve = async {
+                while let Some((stream, request)) = requests.recv().await {
+                    let result = service.serve(request).await;
+                    let Some(connection) = server.upgrade() else { return };
+                    connection.answer(stream, result).await;
+                }
+            };
+            closed.run_until_cancelled(serve).await;
+        });
+        Self { waiting, connection: weak }
+    }
+
+    fn queue(&self, stream: u32, request: Request) {
+        if self.waiting.try_send((stream, request)).is_ok() {
+            return;
+        }
+        let Some(connection) = self.connection.upgrade() else { return };
+        let status = Status { code: code::RESOURCE_EXHAUSTED, message: "too many calls at once".to_owned() };
+        if let Ok(bytes) = Frame::answer(stream, Err(status)).encode() {
+            // One that does not even read its refusals gets none.
+            let _full = connection.writing.try_send(mux::frames(connection.serving(), &bytes));
+        }
+    }
+}
+
+impl Connection {
+    fn serving(&self) -> u32 {
+        if self.calling == mux::PLUGIN { mux::RUNTIME } else { mux::PLUGIN }
+    }
+
+    async fn answer(&self, stream: u32, result: Result<Vec<u8>, Status>) {
+        let bytes = Frame::answer(stream, result).encode().or_else(|error| {
+            let status = Status { code: code::RESOURCE_EXHAUSTED, message: error.to_string() };
+            Frame::answer(stream, Err(status)).encode()
+        });
+        if let Ok(bytes) = bytes {
+            // Closed: nobody waits for it.
+            let _closed = self.send(&bytes, self.serving()).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

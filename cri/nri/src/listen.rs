@@ -1,0 +1,76 @@
+//! The socket that plugins connect to. Listening costs nothing while none does.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::hooks::{Inner, Nri};
+use crate::plugin::Candidate;
+
+/// Plugins that may be registering at once.
+const AT_ONCE: usize = 16;
+
+/// Binds the socket. One that nobody listens at any more is replaced; another runtime's is not.
+pub(crate) async fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    match UnixStream::connect(path).await {
+        Ok(_somebody) => return Err(io::Error::from(io::ErrorKind::AddrInUse)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(_nobody) => std::fs::remove_file(path)?,
+    }
+    let listener = UnixListener::bind(path)?;
+    // A plugin changes containers at will: nobody but root may be one.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Takes plugins until told to end.
+pub(crate) async fn serve(inner: Weak<Inner>, listener: UnixListener, end: CancellationToken) {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let accept = async {
+        // The semaphore is never closed.
+        while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let Some(nri) = Nri::of(&inner) else { return };
+                    tokio::spawn(async move {
+                        let _place = place;
+                        nri.take(Candidate { stream, identity: None, config: String::new(), child: None })
+                            .await;
+                    });
+                }
+                Err(error) => {
+                    warn!(%error, "cannot accept NRI plugins");
+                    // Out of descriptors, most likely: not at once again.
+                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                }
+            }
+        }
+    };
+    end.run_until_cancelled(accept).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("nri/nri.sock");
+        let first = bind(&path).await.expect("new");
+        let mode = std::fs::metadata(&path).expect("socket").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(bind(&path).await.expect_err("in use").kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        bind(&path).await.expect("stale");
+    }
+}

@@ -1,0 +1,369 @@
+//! One plugin: its registration, its subscription, and calls to it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use coracle_proto::nri::{
+    ConfigureRequest, ConfigureResponse, Container, ContainerUpdate, Empty, Event, PodSandbox,
+    RegisterPluginRequest, StartContainerRequest, StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
+    UpdateContainersRequest, UpdateContainersResponse,
+};
+use coracle_proto::ttrpc::{Request, Status};
+use futures::future::BoxFuture;
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::process::Child;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use crate::Host;
+use crate::connection::{CallError, Connection, Service};
+use crate::events;
+use crate::mux;
+use crate::settings::Settings;
+use crate::ttrpc::{LONGEST, code};
+
+const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
+const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
+/// The version of the contract that this is.
+const NRI_VERSION: &str = "v0.13.0";
+/// What one message may hold, with room for the frame around it.
+const ROOM: usize = LONGEST - 4096;
+
+/// Index and name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Two digits: plugins are called in ascending order.
+    pub(crate) index: String,
+    pub(crate) name: String,
+}
+
+/// A plugin that is registered and configured.
+#[derive(Debug)]
+pub(crate) struct Plugin {
+    pub(crate) identity: Identity,
+    pub(crate) events: u32,
+    pub(crate) connection: Arc<Connection>,
+    /// Events that it only knows as state changes: an older plugin.
+    old: AtomicU32,
+    request_time: Duration,
+    registration_time: Duration,
+    /// A program that we started ends with its plugin.
+    _child: Option<Child>,
+}
+
+/// Why a plugin is not taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum JoinError {
+    #[error("it did not register within {0:?}")]
+    Silent(Duration),
+    #[error("it disconnected before it was registered")]
+    Gone,
+    #[error("{0}")]
+    Name(String),
+    #[error("it subscribed to unknown events ({0:#x})")]
+    Events(i32),
+    #[error("{doing}")]
+    Call { doing: &'static str, source: CallError },
+    #[error("it cannot take a synchronization in several parts")]
+    Parts,
+}
+
+// === impl Identity ===
+
+impl Identity {
+    pub(crate) fn new(index: &str, name: &str) -> Result<Self, JoinError> {
+        if index.len() != 2 || !index.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(JoinError::Name(format!("its index {index:?} is not two digits")));
+        }
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.+".contains(c);
+        if name.is_empty() || !name.chars().all(allowed) {
+            return Err(JoinError::Name(format!(
+                "its name {name:?} has other characters than a-zA-Z0-9_.+-"
+            )));
+        }
+        Ok(Self { index: index.to_owned(), name: name.to_owned() })
+    }
+
+    /// The whole name, by which it owns fields.
+    pub(crate) fn full(&self) -> String {
+        format!("{}-{}", self.index, self.name)
+    }
+}
+
+/// What a plugin may call.
+struct Offered {
+    host: Weak<dyn Host>,
+    registered: Mutex<Option<oneshot::Sender<RegisterPluginRequest>>>,
+}
+
+// === impl Offered ===
+
+impl Service for Offered {
+    fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>> {
+        Box::pin(async move {
+            if request.service != RUNTIME_SERVICE {
+                return Err(status(code::UNIMPLEMENTED, format!("no service {}", request.service)));
+            }
+            match request.method.as_str() {
+                "RegisterPlugin" => self.register(&request.payload),
+                "UpdateContainers" => self.update(&request.payload).await,
+                other => Err(status(code::UNIMPLEMENTED, format!("no method {other}"))),
+            }
+        })
+    }
+}
+
+impl Offered {
+    fn register(&self, payload: &[u8]) -> Result<Vec<u8>, Status> {
+        let asked = RegisterPluginRequest::decode(payload).map_err(not_decoded)?;
+        let waiting = self.registered.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(waiting) = waiting else {
+            return Err(status(code::FAILED_PRECONDITION, "it is registered already".to_owned()));
+        };
+        // Nobody waits when the time for it is over: the connection closes then.
+        let _late = waiting.send(asked);
+        Ok(Empty {}.encode_to_vec())
+    }
+
+    async fn update(&self, payload: &[u8]) -> Result<Vec<u8>, Status> {
+        let asked = UpdateContainersRequest::decode(payload).map_err(not_decoded)?;
+        if self.registered.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
+            return Err(status(code::FAILED_PRECONDITION, "it is not registered yet".to_owned()));
+        }
+        let Some(host) = self.host.upgrade() else {
+            return Err(status(code::FAILED_PRECONDITION, "the runtime ends".to_owned()));
+        };
+        for eviction in asked.evict {
+            let id = eviction.container_id.clone();
+            if let Err(error) = Arc::clone(&host).evict(eviction).await {
+                warn!(container = id, error, "could not evict a container for an NRI plugin");
+            }
+        }
+        let failed = update_all(&host, asked.update).await;
+        Ok(UpdateContainersResponse { failed }.encode_to_vec())
+    }
+}
+
+/// Updates containers one after the other; returns those that failed and must not.
+pub(crate) async fn update_all(host: &Arc<dyn Host>, updates: Vec<ContainerUpdate>) -> Vec<ContainerUpdate> {
+    let mut failed = Vec::new();
+    for update in updates {
+        let id = &update.container_id;
+        if let Err(error) = Arc::clone(host).update(update.clone()).await {
+            warn!(container = id, error, "could not update a container for an NRI plugin");
+            if !update.ignore_failure {
+                failed.push(update);
+            }
+        }
+    }
+    failed
+}
+
+fn status(code: i32, message: String) -> Status {
+    Status { code, message }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn not_decoded(error: prost::DecodeError) -> Status {
+    status(code::INVALID_ARGUMENT, error.to_string())
+}
+
+/// What joins: an accepted connection, or a program that was started with one.
+pub(crate) struct Candidate<S> {
+    pub(crate) stream: S,
+    /// Of a program that we started, whose file has the name.
+    pub(crate) identity: Option<Identity>,
+    pub(crate) config: String,
+    pub(crate) child: Option<Child>,
+}
+
+// === impl Plugin ===
+
+impl Plugin {
+    /// Waits for the registration and configures the plugin.
+    pub(crate) async fn join<S>(
+        candidate: Candidate<S>,
+        settings: &Settings,
+        host: Weak<dyn Host>,
+    ) -> Result<Self, JoinError>
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (register, registered) = oneshot::channel();
+        let offered = Offered { host, registered: Mutex::new(Some(register)) };
+        let connection = Connection::open(candidate.stream, mux::PLUGIN, Arc::new(offered));
+        let limit = settings.registration_time;
+        let asked = tokio::select! {
+            asked = timeout(limit, registered) => match asked {
+                Ok(asked) => asked.map_err(|_dropped| JoinError::Gone)?,
+                Err(_elapsed) => return Err(JoinError::Silent(limit)),
+            },
+            () = connection.closed() => return Err(JoinError::Gone),
+        };
+        let identity = match candidate.identity {
+            Some(identity) => identity,
+            None => Identity::new(&asked.plugin_idx, &asked.plugin_name)?,
+        };
+        info!(plugin = identity.full(), version = asked.nri_version, "an NRI plugin registers");
+        let request = ConfigureRequest {
+            config: candidate.config,
+            runtime_name: settings.runtime_name.clone(),
+            runtime_version: settings.runtime_version.clone(),
+            registration_timeout: millis(settings.registration_time),
+            request_timeout: millis(settings.request_time),
+            nri_version: NRI_VERSION.to_owned(),
+        };
+        let answer: ConfigureResponse = connection
+            .call((PLUGIN_SERVICE, "Configure"), &request, settings.request_time)
+            .await
+            .map_err(|source| JoinError::Call { doing: "configure it", source })?;
+        Ok(Self {
+            identity,
+            events: events::subscription(answer.events).map_err(JoinError::Events)?,
+            connection,
+            old: AtomicU32::new(0),
+            request_time: settings.request_time,
+            registration_time: settings.registration_time,
+            _child: candidate.child,
+        })
+    }
+
+    pub(crate) fn wants(&self, event: Event) -> bool {
+        self.events & events::bit(event) != 0
+    }
+
+    /// Tells the plugin what there is; the answer is what it wants changed. As part of joining it has
+    /// the time of a registration, all parts together.
+    pub(crate) async fn synchronize(
+        &self,
+        pods: Vec<PodSandbox>,
+        containers: Vec<Container>,
+    ) -> Result<Vec<ContainerUpdate>, JoinError> {
+        let limit = self.registration_time;
+        let all = async {
+            let mut parts = parts(pods, containers, ROOM).into_iter().peekable();
+            while let Some(mut part) = parts.next() {
+                part.more = parts.peek().is_some();
+                let answer: SynchronizeResponse = self
+                    .call_for("Synchronize", &part, limit)
+                    .await
+                    .map_err(|source| JoinError::Call { doing: "synchronize it", source })?;
+                if !part.more {
+                    return Ok(answer.update);
+                }
+                if !answer.more || !answer.update.is_empty() {
+                    return Err(JoinError::Parts);
+                }
+            }
+            Ok(Vec::new())
+        };
+        let late = |_elapsed| JoinError::Call { doing: "synchronize it", source: CallError::Timeout(limit) };
+        timeout(limit, all).await.map_err(late)?
+    }
+
+    /// Calls a method that every plugin knows.
+    pub(crate) async fn call<A: Message + Default>(
+        &self,
+        method: &str,
+        request: &impl Message,
+    ) -> Result<A, CallError> {
+        self.call_for(method, request, self.request_time).await
+    }
+
+    async fn call_for<A: Message + Default>(
+        &self,
+        method: &str,
+        request: &impl Message,
+        limit: Duration,
+    ) -> Result<A, CallError> {
+        self.connection.call((PLUGIN_SERVICE, method), request, limit).await
+    }
+
+    /// Tells an event that has no answer. Plugins before NRI 0.10 know it as a change of state.
+    pub(crate) async fn tell(
+        &self,
+        event: Event,
+        pod: &PodSandbox,
+        container: Option<&Container>,
+    ) -> Result<(), CallError> {
+        if self.old.load(Ordering::Relaxed) & events::bit(event) == 0 {
+            // The requests of all these events have the same fields under the same numbers.
+            let request = StartContainerRequest { pod: Some(pod.clone()), container: container.cloned() };
+            match self.call::<Empty>(events::name(event), &request).await {
+                Err(error) if error.is_unimplemented() => {
+                    self.old.fetch_or(events::bit(event), Ordering::Relaxed);
+                }
+                other => return other.map(drop),
+            }
+        }
+        let change =
+            StateChangeEvent { event: event.into(), pod: Some(pod.clone()), container: container.cloned() };
+        self.call::<Empty>("StateChange", &change).await.map(drop)
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Cuts the whole into messages of at most `room` bytes; one always.
+fn parts(pods: Vec<PodSandbox>, containers: Vec<Container>, room: usize) -> Vec<SynchronizeRequest> {
+    // The field's tag and its length.
+    let framed = |length: usize| length + 6;
+    let mut parts = vec![SynchronizeRequest::default()];
+    let mut left = room;
+    let mut place = |length: usize, parts: &mut Vec<SynchronizeRequest>| {
+        if length > left && left < room {
+            parts.push(SynchronizeRequest::default());
+            left = room;
+        }
+        left = left.saturating_sub(length);
+    };
+    for pod in pods {
+        place(framed(pod.encoded_len()), &mut parts);
+        if let Some(last) = parts.last_mut() {
+            last.pods.push(pod);
+        }
+    }
+    for container in containers {
+        place(framed(container.encoded_len()), &mut parts);
+        if let Some(last) = parts.last_mut() {
+            last.containers.push(container);
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_checked() {
+        assert_eq!(Identity::new("05", "a.b-c").expect("good").full(), "05-a.b-c");
+        for (index, name) in [("5", "a"), ("a1", "a"), ("123", "a"), ("01", ""), ("01", "a/b"), ("01", "a b")]
+        {
+            assert!(Identity::new(index, name).is_err(), "{index} {name}");
+        }
+    }
+
+    #[test]
+    fn a_large_synchronization_is_cut_and_loses_nothing() {
+        let pod = |at: usize| PodSandbox { id: format!("{at:0100}"), ..Default::default() };
+        let container = |at: usize| Container { id: format!("{at:0200}"), ..Default::default() };
+        let (pods, containers): (Vec<_>, Vec<_>) =
+            ((0..50).map(pod).collect(), (0..50).map(container).collect());
+        let cut = parts(pods.clone(), containers.clone(), 1000);
+        assert!(cut.len() > 10);
+        assert!(cut.iter().all(|part| part.encoded_len() <= 1000));
+        let joined: Vec<PodSandbox> = cut.iter().flat_map(|part| part.pods.clone()).collect();
+        assert_eq!(joined, pods);
+        let joined: Vec<Container> = cut.iter().flat_map(|part| part.containers.clone()).collect();
+        assert_eq!(joined, containers);
+        assert_eq!(parts(Vec::new(), Vec::new(), 1000), [SynchronizeRequest::default()]);
+        assert_eq!(parts(pods, containers, ROOM).len(), 1);
+    }
+}

@@ -1,0 +1,36 @@
+//! Device nodes for a pod with a user namespace: made by the shim, since that namespace's root may
+//! not, and bound into the container.
+
+use std::path::Path;
+
+use libcontainer::oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use nix::unistd::{Gid, Uid, chown};
+
+use crate::user_namespace::Mapping;
+
+/// Makes the node, with the ids inside that the spec names.
+pub(super) fn make(path: &Path, device: &LinuxDevice, mapping: &Mapping) -> nix::Result<()> {
+    let kind = match device.typ() {
+        LinuxDeviceType::B => SFlag::S_IFBLK,
+        LinuxDeviceType::P => SFlag::S_IFIFO,
+        _ => SFlag::S_IFCHR,
+    };
+    let number = |number: i64| u64::try_from(number).unwrap_or_default();
+    let numbers = makedev(number(device.major()), number(device.minor()));
+    let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
+    mknod(path, kind, mode, numbers)?;
+    // mknod(2) takes the umask away.
+    nix::sys::stat::fchmodat(nix::fcntl::AT_FDCWD, path, mode, nix::sys::stat::FchmodatFlags::FollowSymlink)?;
+    let (uid, gid) = mapping.host_ids(device.uid().unwrap_or(0), device.gid().unwrap_or(0));
+    chown(path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+}
+
+pub(super) fn bind(source: &Path, inside: &Path) -> Mount {
+    let mut mount = Mount::default();
+    mount.set_destination(inside.to_owned());
+    mount.set_typ(Some("bind".to_owned()));
+    mount.set_source(Some(source.to_owned()));
+    mount.set_options(Some(vec!["bind".to_owned(), "rprivate".to_owned()]));
+    mount
+}

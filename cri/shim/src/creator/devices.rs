@@ -1,0 +1,143 @@
+//! What a container finds in its /dev: the nodes that every one has, those that it asked for, and links.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use libcontainer::oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount, Spec};
+use libcontainer::rootfs::utils::{default_devices, is_bind};
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{Mode, SFlag, makedev, mknodat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
+
+use super::place::{self, Kind};
+use crate::kernel;
+
+/// By the OCI runtime specification's "Default Filesystems and Devices", and runc's `/dev/core`.
+const LINKS: [(&str, &str); 5] = [
+    ("/proc/self/fd", "fd"),
+    ("/proc/self/fd/0", "stdin"),
+    ("/proc/self/fd/1", "stdout"),
+    ("/proc/self/fd/2", "stderr"),
+    ("/proc/kcore", "core"),
+];
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DeviceError {
+    #[error("make the device {}", .path.display())]
+    Node { path: PathBuf, source: io::Error },
+    #[error("make the link /dev/{name}")]
+    Link { name: &'static str, source: io::Error },
+}
+
+/// Where the nodes come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nodes {
+    Made,
+    /// Those of the host: a user namespace's root may make none.
+    Bound,
+}
+
+/// Fills /dev, unless it is somebody else's.
+pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<(), DeviceError> {
+    if is_foreign(spec.mounts().as_deref().unwrap_or_default()) {
+        return Ok(());
+    }
+    let asked = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
+    for device in &wanted(asked) {
+        let made = match nodes {
+            Nodes::Made => make(root, device),
+            Nodes::Bound => bind(root, device),
+        };
+        made.map_err(|source| DeviceError::Node { path: device.path().clone(), source })?;
+    }
+    links(root)
+}
+
+/// A bind at /dev shows the host's, or whose it is: nothing is changed in there.
+fn is_foreign(mounts: &[Mount]) -> bool {
+    mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
+}
+
+/// The default ones as far as nobody asked for others in their place.
+fn wanted(asked: &[LinuxDevice]) -> Vec<LinuxDevice> {
+    let mut all = default_devices();
+    all.retain(|default| !asked.iter().any(|device| device.path() == default.path()));
+    all.extend_from_slice(asked);
+    all
+}
+
+fn make(root: BorrowedFd<'_>, device: &LinuxDevice) -> io::Result<()> {
+    let (directory, name) = place::parent(root, device.path())?;
+    let kind = match device.typ() {
+        LinuxDeviceType::B => SFlag::S_IFBLK,
+        LinuxDeviceType::P => SFlag::S_IFIFO,
+        _ => SFlag::S_IFCHR,
+    };
+    let number = |number: i64| u64::try_from(number).map_err(io::Error::other);
+    let numbers = makedev(number(device.major())?, number(device.minor())?);
+    // The caller has no umask.
+    let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
+    mknodat(&directory, name, kind, mode, numbers)?;
+    let (uid, gid) = (device.uid().unwrap_or(0), device.gid().unwrap_or(0));
+    if (uid, gid) != (0, 0) {
+        let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+        fchownat(&directory, name, owner.0, owner.1, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+    }
+    Ok(())
+}
+
+fn bind(root: BorrowedFd<'_>, device: &LinuxDevice) -> io::Result<()> {
+    let node = kernel::copy_one_mount(device.path())?;
+    let place = place::make(root, device.path(), Kind::File)?;
+    kernel::attach_mount_at(&node, place)
+}
+
+fn links(root: BorrowedFd<'_>) -> Result<(), DeviceError> {
+    let failed = |name| move |source| DeviceError::Link { name, source };
+    let (dev, _) = place::parent(root, Path::new("/dev/ptmx")).map_err(failed("ptmx"))?;
+    for (target, name) in LINKS {
+        link(&dev, target, name).map_err(failed(name))?;
+    }
+    // Of the container's own devpts, instead of what the image has there.
+    match unlinkat(&dev, "ptmx", UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(nix::Error::ENOENT) => {}
+        Err(errno) => return Err(failed("ptmx")(errno.into())),
+    }
+    link(&dev, "pts/ptmx", "ptmx").map_err(failed("ptmx"))
+}
+
+fn link(dev: &OwnedFd, target: &str, name: &str) -> io::Result<()> {
+    match symlinkat(target, dev, name) {
+        // The image's own.
+        Ok(()) | Err(nix::Error::EEXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(path: &str, minor: i64) -> LinuxDevice {
+        serde_json::from_value(serde_json::json!({ "path": path, "type": "c", "major": 1, "minor": minor }))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_device_that_is_asked_for_takes_the_place_of_a_default_one() {
+        let wanted = wanted(&[device("/dev/null", 5), device("/dev/mine", 7)]);
+        let of = |path: &str| wanted.iter().filter(|d| d.path() == Path::new(path)).collect::<Vec<_>>();
+        assert_eq!(of("/dev/null").len(), 1);
+        assert_eq!(of("/dev/null")[0].minor(), 5);
+        assert_eq!((of("/dev/mine").len(), of("/dev/zero").len(), wanted.len()), (1, 1, 7));
+    }
+
+    #[test]
+    fn the_hosts_dev_is_left_alone() {
+        let at = |json| is_foreign(&[serde_json::from_value::<Mount>(json).unwrap()]);
+        let bound = serde_json::json!({ "destination": "/dev", "source": "/dev", "options": ["rbind"] });
+        assert!(at(bound));
+        assert!(!at(serde_json::json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs" })));
+    }
+}

@@ -1,0 +1,80 @@
+//! Paths of a container that it may not see, or not write to.
+
+use std::io::{self, ErrorKind};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use libcontainer::oci_spec::runtime::Spec;
+use nix::sys::stat::{fstat, makedev};
+
+use crate::kernel::{self, Depth, READ_ONLY, READ_ONLY_DATA};
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HiddenError {
+    #[error("hide {}", .path.display())]
+    Mask { path: PathBuf, source: io::Error },
+    #[error("make {} read-only", .path.display())]
+    ReadOnly { path: PathBuf, source: io::Error },
+}
+
+/// Makes the spec's read-only paths read-only and covers its masked ones. What is absent needs neither.
+pub(super) fn hide(root: BorrowedFd<'_>, spec: &Spec) -> Result<(), HiddenError> {
+    let Some(linux) = spec.linux() else { return Ok(()) };
+    for path in linux.readonly_paths().iter().flatten().map(Path::new) {
+        let failed = |source| HiddenError::ReadOnly { path: path.to_owned(), source };
+        if let Some(place) = find(root, path).map_err(failed)? {
+            protect(&place).map_err(failed)?;
+        }
+    }
+    let mut empty = None;
+    for path in linux.masked_paths().iter().flatten().map(Path::new) {
+        let failed = |source| HiddenError::Mask { path: path.to_owned(), source };
+        let Some(place) = find(root, path).map_err(failed)? else { continue };
+        let mode = fstat(&place).map_err(|errno| failed(errno.into()))?.st_mode;
+        let covered = match (mode & libc::S_IFMT == libc::S_IFDIR, &empty) {
+            (false, _) => host_null().and_then(|null| kernel::attach_mount_at(&null, place)),
+            // Only what is mounted somewhere can be copied, before Linux 6.15.
+            (true, Some(first)) => kernel::copy_mount_at(first, Depth::One)
+                .and_then(|copy| kernel::attach_mount_at(&copy, place)),
+            (true, None) => {
+                let first = empty.insert(empty_directory().map_err(failed)?);
+                kernel::attach_mount_at(first, place)
+            }
+        };
+        covered.map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn find(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<OwnedFd>> {
+    match kernel::open_in_root(root, path, libc::O_PATH) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn protect(place: &OwnedFd) -> io::Result<()> {
+    let copy = kernel::copy_mount_at(place, Depth::All)?;
+    kernel::set_attributes(&copy, READ_ONLY_DATA, Depth::One)?;
+    kernel::attach_mount_at(&copy, place)
+}
+
+/// The host's, which no container can have replaced.
+fn host_null() -> io::Result<OwnedFd> {
+    let null = kernel::copy_one_mount(Path::new("/dev/null"))?;
+    let found = fstat(&null)?;
+    let is_null = found.st_mode & libc::S_IFMT == libc::S_IFCHR && found.st_rdev == makedev(1, 3);
+    if is_null { Ok(null) } else { Err(io::Error::other("it is another device")) }
+}
+
+fn empty_directory() -> io::Result<OwnedFd> {
+    let fs = kernel::fs_open(c"tmpfs")?;
+    kernel::fs_set(&fs, c"source", Path::new("tmpfs"))?;
+    kernel::fs_set(&fs, c"nr_blocks", Path::new("1"))?;
+    kernel::fs_set(&fs, c"nr_inodes", Path::new("1"))?;
+    kernel::fs_create(&fs)?;
+    let mount = kernel::fs_mount(&fs, false)?;
+    kernel::set_attributes(&mount, READ_ONLY, Depth::One)?;
+    Ok(mount)
+}

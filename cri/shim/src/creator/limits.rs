@@ -1,0 +1,323 @@
+//! A container's cgroups: made, limited, entered; what is written is planned first.
+//!
+//! On v1 all of it is our own. On v2 the container library's own cgroup code writes the limits, which needs no
+//! more than the files; it is its way of finding v1 hierarchies that costs hundreds of system calls.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+use libcgroups::common::{CgroupManager as _, ControllerOpt};
+use libcgroups::v2::manager::{Manager, V2ManagerError};
+use libcontainer::oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources, Spec};
+
+use crate::cgroup::{self, CgroupError, Hierarchy};
+
+/// What every container may do with devices, besides what it asks for: make any node, and use those that
+/// are in its /dev. The kinds are those of the kernel's `Documentation/admin-guide/devices.txt`.
+const COMMON_DEVICES: [&str; 12] = [
+    "c *:* m",
+    "b *:* m",
+    "c 1:3 rwm",
+    "c 1:5 rwm",
+    "c 1:7 rwm",
+    "c 1:8 rwm",
+    "c 1:9 rwm",
+    "c 5:0 rwm",
+    "c 5:1 rwm",
+    "c 5:2 rwm",
+    "c 136:* rwm",
+    "c 10:200 rwm",
+];
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LimitError {
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    #[error("no cgroup hierarchy has the controller {0}, which a limit needs")]
+    NoController(&'static str),
+    #[error("write {value:?} to {}", .path.display())]
+    Write { path: PathBuf, value: String, source: io::Error },
+    #[error("limit the container's cgroup")]
+    Unified(#[from] V2ManagerError),
+}
+
+/// The cgroups of one container.
+pub(super) struct Cgroups<'a> {
+    hierarchies: Vec<&'a Hierarchy>,
+    path: &'a str,
+    directories: Vec<PathBuf>,
+}
+
+/// A limit that would keep us from making the container, and is written when it is made.
+pub(super) struct Late {
+    path: PathBuf,
+    file: File,
+    value: String,
+}
+
+/// One line for one file of a controller.
+#[derive(Debug, PartialEq, Eq)]
+struct Write {
+    controller: &'static str,
+    file: String,
+    value: String,
+    /// Where the kernel has no such file there is nothing to limit.
+    optional: bool,
+}
+
+// === impl Cgroups ===
+
+impl<'a> Cgroups<'a> {
+    /// Makes the container's cgroup wherever there are controllers: in all v1 hierarchies, or in v2's alone.
+    pub(super) fn make(hierarchies: &'a [Hierarchy], path: &'a str) -> Result<Self, LimitError> {
+        let v1: Vec<&Hierarchy> = hierarchies.iter().filter(|h| !h.aliases().is_empty()).collect();
+        let chosen = if v1.is_empty() { hierarchies.iter().collect() } else { v1 };
+        let directories =
+            chosen.iter().map(|hierarchy| hierarchy.make_limited(path)).collect::<Result<_, _>>()?;
+        Ok(Self { hierarchies: chosen, path, directories })
+    }
+
+    /// Writes the limits, but the number of processes.
+    pub(super) fn limit(&self, spec: &Spec) -> Result<Option<Late>, LimitError> {
+        let Some(resources) = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref()) else {
+            return Ok(None);
+        };
+        match self.unified() {
+            Some(mount) => {
+                let mut early = resources.clone();
+                early.set_pids(None);
+                let limits = ControllerOpt {
+                    resources: &early,
+                    disable_oom_killer: false,
+                    oom_score_adj: None,
+                    freezer_state: None,
+                };
+                Manager::new(mount.to_owned(), self.path.into())?.apply(&limits)?;
+            }
+            None => {
+                plan(resources).iter().try_for_each(|write| self.write(write))?;
+                self.allow_devices(resources)?;
+            }
+        }
+        self.late(resources)
+    }
+
+    /// Where v2 is the only one, its directory of this container: a process is to be born there.
+    pub(super) fn unified_directory(&self) -> Option<&Path> {
+        self.unified().and(self.directories.first()).map(PathBuf::as_path)
+    }
+
+    /// Enters by moving. On v1 that does not wait.
+    pub(super) fn enter(&self) -> Result<(), LimitError> {
+        Ok(cgroup::enter(&self.directories)?)
+    }
+
+    fn unified(&self) -> Option<&Path> {
+        self.hierarchies.first().filter(|first| first.is_unified()).map(|first| first.mount.as_path())
+    }
+
+    fn directory(&self, controller: &'static str) -> Result<&Path, LimitError> {
+        let has = |hierarchy: &&Hierarchy| hierarchy.is_unified() || hierarchy.has(controller);
+        let at = self.hierarchies.iter().position(has);
+        let found = at.and_then(|at| self.directories.get(at));
+        found.map(PathBuf::as_path).ok_or(LimitError::NoController(controller))
+    }
+
+    fn write(&self, write: &Write) -> Result<(), LimitError> {
+        let path = self.directory(write.controller)?.join(&write.file);
+        match put(&path, &write.value) {
+            Err(error) if error.kind() == ErrorKind::NotFound && write.optional => Ok(()),
+            written => {
+                written.map_err(|source| LimitError::Write { path, value: write.value.clone(), source })
+            }
+        }
+    }
+
+    /// Each rule is a write of its own, to one of two files.
+    fn allow_devices(&self, resources: &LinuxResources) -> Result<(), LimitError> {
+        let Ok(directory) = self.directory("devices") else { return Ok(()) };
+        let open = |name: &str| {
+            let path = directory.join(name);
+            let opened = OpenOptions::new().write(true).open(&path);
+            opened.map(|file| (file, path.clone())).map_err(|source| LimitError::Write {
+                path,
+                value: String::new(),
+                source,
+            })
+        };
+        let (allow, deny) = (open("devices.allow")?, open("devices.deny")?);
+        let asked = resources.devices().iter().flatten().map(|rule| (rule.allow(), rule.to_string()));
+        let common = COMMON_DEVICES.iter().map(|rule| (true, (*rule).to_owned()));
+        for (allowed, rule) in asked.chain(common) {
+            let (mut file, path) = if allowed { (&allow.0, &allow.1) } else { (&deny.0, &deny.1) };
+            file.write_all(rule.as_bytes()).map_err(|source| LimitError::Write {
+                path: path.clone(),
+                value: rule,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn late(&self, resources: &LinuxResources) -> Result<Option<Late>, LimitError> {
+        let Some(pids) = resources.pids() else { return Ok(None) };
+        let value = if pids.limit() > 0 { pids.limit().to_string() } else { "max".to_owned() };
+        let path = self.directory("pids")?.join("pids.max");
+        match OpenOptions::new().write(true).open(&path) {
+            Ok(file) => Ok(Some(Late { path, file, value })),
+            Err(source) => Err(LimitError::Write { path, value, source }),
+        }
+    }
+}
+
+// === impl Late ===
+
+impl Late {
+    pub(super) fn write(mut self) -> Result<(), LimitError> {
+        let written = self.file.write_all(self.value.as_bytes());
+        written.map_err(|source| LimitError::Write { path: self.path, value: self.value, source })
+    }
+}
+
+// === impl Hierarchy ===
+
+impl Hierarchy {
+    /// Makes the cgroup; on v2 with all controllers, which each parent has to hand down.
+    fn make_limited(&self, path: &str) -> Result<PathBuf, CgroupError> {
+        if self.is_unified() {
+            let whole = self.at(path);
+            let parents = whole.parent().into_iter().flat_map(Path::ancestors);
+            let mut parents: Vec<&Path> =
+                parents.take_while(|parent| parent.starts_with(&self.mount)).collect();
+            parents.reverse();
+            for parent in parents {
+                if let Err(source) = fs::create_dir(parent)
+                    && source.kind() != ErrorKind::AlreadyExists
+                {
+                    return Err(CgroupError::Make { path: parent.to_owned(), source });
+                }
+                hand_down(parent);
+            }
+        }
+        self.make(path)
+    }
+}
+
+/// A controller that cannot be handed down is missed by the limit that needs it.
+fn hand_down(cgroup: &Path) {
+    let read = |name: &str| fs::read_to_string(cgroup.join(name)).unwrap_or_default();
+    let (has, gives) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+    let gives: Vec<&str> = gives.split_whitespace().collect();
+    for controller in has.split_whitespace().filter(|controller| !gives.contains(controller)) {
+        let _ = put(&cgroup.join("cgroup.subtree_control"), &format!("+{controller}"));
+    }
+}
+
+fn put(path: &Path, value: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
+}
+
+/// The lines of v1's files, in an order that the kernel takes.
+fn plan(resources: &LinuxResources) -> Vec<Write> {
+    let mut writes = Vec::new();
+    if let Some(cpu) = resources.cpu() {
+        plan_cpu(cpu, &mut writes);
+    }
+    if let Some(memory) = resources.memory() {
+        plan_memory(memory, &mut writes);
+    }
+    for page in resources.hugepage_limits().iter().flatten() {
+        let file = |kind: &str| format!("hugetlb.{}.{kind}limit_in_bytes", page.page_size());
+        for (file, optional) in [(file(""), false), (file("rsvd."), true)] {
+            writes.push(Write { controller: "hugetlb", file, value: page.limit().to_string(), optional });
+        }
+    }
+    writes
+}
+
+fn plan_cpu(cpu: &LinuxCpu, writes: &mut Vec<Write>) {
+    let unsigned = |value: Option<u64>| value.filter(|value| *value != 0).map(|value| value.to_string());
+    let signed = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
+    let values = [
+        ("cpu", "cpu.shares", unsigned(cpu.shares())),
+        ("cpu", "cpu.cfs_period_us", unsigned(cpu.period())),
+        ("cpu", "cpu.cfs_quota_us", signed(cpu.quota())),
+        ("cpu", "cpu.cfs_burst_us", unsigned(cpu.burst())),
+        ("cpu", "cpu.rt_period_us", unsigned(cpu.realtime_period())),
+        ("cpu", "cpu.rt_runtime_us", signed(cpu.realtime_runtime())),
+        ("cpu", "cpu.idle", signed(cpu.idle())),
+        ("cpuset", "cpuset.cpus", cpu.cpus().clone()),
+        ("cpuset", "cpuset.mems", cpu.mems().clone()),
+    ];
+    add(values, writes);
+}
+
+/// The limit of memory and swap together is never below that of memory alone, and both begin without.
+fn plan_memory(memory: &LinuxMemory, writes: &mut Vec<Write>) {
+    let value = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
+    let swappiness = memory.swappiness().map(|value| value.to_string());
+    let values = [
+        ("memory", "memory.limit_in_bytes", value(memory.limit())),
+        ("memory", "memory.memsw.limit_in_bytes", value(memory.swap())),
+        ("memory", "memory.soft_limit_in_bytes", value(memory.reservation())),
+        ("memory", "memory.kmem.limit_in_bytes", value(memory.kernel())),
+        ("memory", "memory.kmem.tcp.limit_in_bytes", value(memory.kernel_tcp())),
+        ("memory", "memory.swappiness", swappiness),
+    ];
+    add(values, writes);
+}
+
+fn add<const N: usize>(values: [(&'static str, &'static str, Option<String>); N], writes: &mut Vec<Write>) {
+    for (controller, file, value) in values {
+        let write = value.map(|value| Write { controller, file: file.to_owned(), value, optional: false });
+        writes.extend(write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(resources: serde_json::Value) -> Vec<(String, String)> {
+        let resources: LinuxResources = serde_json::from_value(resources).unwrap();
+        plan(&resources).into_iter().map(|write| (write.file, write.value)).collect()
+    }
+
+    fn lines(lines: &[(&str, &str)]) -> Vec<(String, String)> {
+        lines.iter().map(|(file, value)| ((*file).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn limits_of_v1_are_written_as_the_kernel_takes_them() {
+        let found = planned(serde_json::json!({
+            "cpu": { "shares": 512, "quota": 50000, "period": 100_000, "cpus": "0" },
+            "memory": { "limit": 1024, "swap": 2048 },
+            "hugepageLimits": [{ "pageSize": "2MB", "limit": 0 }],
+        }));
+        let expected = [
+            ("cpu.shares", "512"),
+            ("cpu.cfs_period_us", "100000"),
+            ("cpu.cfs_quota_us", "50000"),
+            ("cpuset.cpus", "0"),
+            ("memory.limit_in_bytes", "1024"),
+            ("memory.memsw.limit_in_bytes", "2048"),
+            ("hugetlb.2MB.limit_in_bytes", "0"),
+            ("hugetlb.2MB.rsvd.limit_in_bytes", "0"),
+        ];
+        assert_eq!(found, lines(&expected));
+        assert_eq!(planned(serde_json::json!({ "cpu": { "shares": 0 } })), lines(&[]));
+    }
+
+    #[test]
+    fn a_limit_without_its_controller_is_refused_by_name() {
+        let hierarchies = [Hierarchy::new("/h/cpu", "cpu")];
+        let cgroups = Cgroups {
+            hierarchies: hierarchies.iter().collect(),
+            path: "/x",
+            directories: vec!["/h/cpu/x".into()],
+        };
+        assert_eq!(cgroups.directory("cpu").unwrap(), Path::new("/h/cpu/x"));
+        assert!(matches!(cgroups.directory("memory"), Err(LimitError::NoController("memory"))));
+    }
+}

@@ -1,0 +1,215 @@
+//! The mounts of a container's spec, in its root file system.
+//!
+//! By descriptors throughout: a place is opened once, as the container would see it, and mounted upon, so
+//! that no link that an image or a shared volume holds leads a mount elsewhere. What options mean is the
+//! container library's.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use libcontainer::oci_spec::runtime::Mount;
+use libcontainer::rootfs::utils::{MountOptionConfig, is_bind, parse_mount};
+use nix::sys::statfs::{FsType, PROC_SUPER_MAGIC, fstatfs, statfs};
+
+use super::place::{self, Kind};
+use crate::kernel::{self, Attributes, Depth};
+
+/// Files of /proc that may be covered, for those who show a container its own limits there. Anything else
+/// mounted in /proc would deceive whoever trusts it. The list is runc's.
+const MAY_COVER: [&str; 10] = [
+    "/proc/cpuinfo",
+    "/proc/diskstats",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/swaps",
+    "/proc/uptime",
+    "/proc/loadavg",
+    "/proc/slabinfo",
+    "/proc/sys/kernel/ns_last_pid",
+    "/proc/sys/crypto/fips_enabled",
+];
+
+/// The kernel's flags of mount(2) and attributes of mount_setattr(2) that mean the same.
+const ATTRIBUTES: [(u64, u64); 5] = [
+    (libc::MS_RDONLY, libc::MOUNT_ATTR_RDONLY),
+    (libc::MS_NOSUID, libc::MOUNT_ATTR_NOSUID),
+    (libc::MS_NODEV, libc::MOUNT_ATTR_NODEV),
+    (libc::MS_NOEXEC, libc::MOUNT_ATTR_NOEXEC),
+    (libc::MS_NODIRATIME, libc::MOUNT_ATTR_NODIRATIME),
+];
+
+/// How access times are kept: one of three, for which the others are cleared.
+const TIMES: [(u64, u64); 3] = [
+    (libc::MS_STRICTATIME, libc::MOUNT_ATTR_STRICTATIME),
+    (libc::MS_NOATIME, libc::MOUNT_ATTR_NOATIME),
+    (libc::MS_RELATIME, libc::MOUNT_ATTR_RELATIME),
+];
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MountError {
+    #[error("understand the options of the mount at {}: {why}", .at.display())]
+    Options { at: PathBuf, why: String },
+    #[error("the mount at {} has no source", .0.display())]
+    NoSource(PathBuf),
+    #[error("{} is not a place to mount anything but proc at", .0.display())]
+    InProc(PathBuf),
+    #[error("open {}, to be mounted at {}", .what.display(), .at.display())]
+    Source { what: PathBuf, at: PathBuf, source: io::Error },
+    #[error("make the mount point {}", .at.display())]
+    Place { at: PathBuf, source: io::Error },
+    #[error("make a file system of type {kind:?}, for {}", .at.display())]
+    Create { kind: String, at: PathBuf, source: io::Error },
+    #[error("set the attributes of the mount at {}", .at.display())]
+    Attributes { at: PathBuf, source: io::Error },
+    #[error("mount at {}", .at.display())]
+    Attach { at: PathBuf, source: io::Error },
+}
+
+/// Mounts one entry of a spec.
+pub(super) fn mount(root: BorrowedFd<'_>, entry: &Mount) -> Result<(), MountError> {
+    let at = entry.destination();
+    let why = |error: &dyn std::error::Error| MountError::Options { at: at.clone(), why: error.to_string() };
+    let options = parse_mount(entry).map_err(|error| why(&error))?;
+    let (tree, kind) =
+        if is_bind(entry) { bind(entry)? } else { (create(entry, &options)?, Kind::Directory) };
+    let failed = |source| MountError::Attributes { at: at.clone(), source };
+    let attributes = attributes(options.flags.bits(), at);
+    if attributes != Attributes::default() {
+        kernel::set_attributes(&tree, attributes, Depth::One).map_err(failed)?;
+    }
+    if let Some(deep) = &options.rec_attr {
+        let deep = Attributes { set: deep.attr_set, clear: deep.attr_clr };
+        kernel::set_attributes(&tree, deep, Depth::All).map_err(failed)?;
+    }
+    let place = open_place(root, entry, kind)?;
+    kernel::attach_mount_at(&tree, place).map_err(|source| MountError::Attach { at: at.clone(), source })
+}
+
+fn attributes(flags: u64, at: &Path) -> Attributes {
+    let mut attributes = Attributes::default();
+    for (_, attribute) in ATTRIBUTES.iter().filter(|(flag, _)| flags & flag != 0) {
+        attributes.set |= attribute;
+    }
+    if at == Path::new("/dev") {
+        // Nodes and links are still to be made there.
+        attributes.set &= !libc::MOUNT_ATTR_RDONLY;
+    }
+    if let Some((_, times)) = TIMES.iter().find(|(flag, _)| flags & flag != 0) {
+        attributes.set |= times;
+        attributes.clear |= libc::MOUNT_ATTR__ATIME;
+    }
+    attributes
+}
+
+fn bind(entry: &Mount) -> Result<(OwnedFd, Kind), MountError> {
+    let at = entry.destination();
+    let what = entry.source().as_ref().ok_or_else(|| MountError::NoSource(at.clone()))?;
+    let failed = |source| MountError::Source { what: what.clone(), at: at.clone(), source };
+    let recursive = entry.options().iter().flatten().any(|option| option == "rbind");
+    let tree =
+        if recursive { kernel::copy_mounts(what) } else { kernel::copy_one_mount(what) }.map_err(failed)?;
+    let mode = nix::sys::stat::fstat(&tree).map_err(|errno| failed(errno.into()))?.st_mode;
+    let kind = if mode & libc::S_IFMT == libc::S_IFDIR { Kind::Directory } else { Kind::File };
+    Ok((tree, kind))
+}
+
+fn create(entry: &Mount, options: &MountOptionConfig) -> Result<OwnedFd, MountError> {
+    // The entry of v1 hierarchies was replaced by one for each.
+    let kind = match entry.typ().as_deref().unwrap_or_default() {
+        "cgroup" => "cgroup2",
+        kind => kind,
+    };
+    let source = entry.source().as_deref().unwrap_or(Path::new("none"));
+    let make = || -> io::Result<OwnedFd> {
+        let fs = kernel::fs_open(&CString::new(kind)?)?;
+        kernel::fs_set(&fs, c"source", source)?;
+        for option in options.data.iter().filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                Some((key, value)) => kernel::fs_set(&fs, &CString::new(key)?, Path::new(value))?,
+                None => kernel::fs_set_flag(&fs, &CString::new(option.as_str())?)?,
+            }
+        }
+        kernel::fs_create(&fs)?;
+        kernel::fs_mount(&fs, false)
+    };
+    make().map_err(|source| MountError::Create {
+        kind: kind.to_owned(),
+        at: entry.destination().clone(),
+        source,
+    })
+}
+
+/// The kernel's own file systems go where they belong, whatever links the image has there.
+fn open_place(root: BorrowedFd<'_>, entry: &Mount, kind: Kind) -> Result<OwnedFd, MountError> {
+    let at = entry.destination();
+    let failed = |source| MountError::Place { at: at.clone(), source };
+    let place = place::make(root, at, kind).map_err(failed)?;
+    if matches!(entry.typ().as_deref(), Some("proc" | "sysfs")) {
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        return kernel::open_plain_in_root(root, at, flags).map_err(failed);
+    }
+    let covers = at == Path::new("/proc") || fstatfs(&place).is_ok_and(|at| is_proc(at.filesystem_type()));
+    if covers && !may_cover(at) && !is_bind_of_proc(entry) {
+        return Err(MountError::InProc(at.clone()));
+    }
+    Ok(place)
+}
+
+fn may_cover(at: &Path) -> bool {
+    MAY_COVER.iter().any(|file| at == Path::new(file))
+}
+
+/// Another proc at /proc, which shows what it is.
+fn is_bind_of_proc(entry: &Mount) -> bool {
+    let source = entry.source().as_deref().filter(|_| is_bind(entry));
+    entry.destination() == Path::new("/proc")
+        && source.is_some_and(|source| statfs(source).is_ok_and(|found| is_proc(found.filesystem_type())))
+}
+
+fn is_proc(kind: FsType) -> bool {
+    kind == PROC_SUPER_MAGIC
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+
+    fn entry(json: serde_json::Value) -> Mount {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn options_become_attributes_and_dev_stays_writable() {
+        let entry = entry(serde_json::json!({
+            "destination": "/x", "type": "tmpfs", "source": "tmpfs",
+            "options": ["nosuid", "noexec", "nodev", "strictatime", "ro", "mode=755"],
+        }));
+        let options = parse_mount(&entry).unwrap();
+        assert_eq!(options.data, ["mode=755"]);
+        let all = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC | libc::MOUNT_ATTR_NODEV;
+        let set = all | libc::MOUNT_ATTR_STRICTATIME;
+        let clear = libc::MOUNT_ATTR__ATIME;
+        let found = |at: &str| attributes(options.flags.bits(), Path::new(at));
+        assert_eq!(found("/x"), Attributes { set: set | libc::MOUNT_ATTR_RDONLY, clear });
+        assert_eq!(found("/dev"), Attributes { set, clear });
+    }
+
+    #[test]
+    fn nothing_but_proc_covers_proc() {
+        let root = std::fs::File::open("/").unwrap();
+        let refused = |destination: &str, source: &str| {
+            let json = serde_json::json!({
+                "destination": destination, "type": "bind", "source": source, "options": ["rbind"],
+            });
+            matches!(open_place(root.as_fd(), &entry(json), Kind::File), Err(MountError::InProc(_)))
+        };
+        assert!(refused("/proc/self/environ", "/etc/hostname"));
+        assert!(refused("/proc", "/etc"));
+        assert!(!refused("/proc", "/proc"));
+        assert!(!refused("/proc/meminfo", "/etc/hostname"));
+        assert!(!refused("/etc/hostname", "/etc/hostname"));
+    }
+}

@@ -1,0 +1,176 @@
+//! Places in a container's root file system: opened, and made where they are missing, as the container
+//! would see them. No link leads out of the root.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+
+use nix::fcntl::{OFlag, openat, readlinkat};
+use nix::sys::stat::{Mode, fstat, mkdirat};
+
+use crate::kernel;
+
+const DIRECTORY: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
+/// As many links as the kernel follows in one path.
+const LINKS_MAX: usize = 40;
+
+/// What a place has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Directory,
+    /// Anything but a directory.
+    File,
+}
+
+/// Opens the place, which is made if it is missing.
+///
+/// # Errors
+/// Also where the path has a `..`: nobody means the same by it.
+pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<OwnedFd> {
+    match kernel::open_in_root(root, path, libc::O_PATH) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        found => return found,
+    }
+    let place = without_links(root, path)?;
+    match kind {
+        Kind::Directory => make_plain_directories(root, &place),
+        Kind::File => {
+            let name = place.file_name().ok_or(ErrorKind::InvalidInput)?;
+            let directory = make_plain_directories(root, place.parent().unwrap_or(Path::new("/")))?;
+            let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            openat(&directory, name, flags, Mode::from_bits_truncate(0o644))?;
+            kernel::open_in_root(root, path, libc::O_PATH)
+        }
+    }
+}
+
+/// The directory that the path's last part lies in, made if it is missing.
+pub(super) fn parent<'a>(root: BorrowedFd<'_>, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let above = path.parent().unwrap_or(Path::new("/"));
+    Ok((make_directories(root, above)?, name))
+}
+
+/// Opens a directory, and makes what is missing of its path.
+pub(super) fn make_directories(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    match kernel::open_in_root(root, path, DIRECTORY) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        found => return found,
+    }
+    make_plain_directories(root, &without_links(root, path)?)
+}
+
+fn make_plain_directories(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    match kernel::open_in_root(root, path, DIRECTORY) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        found => return found,
+    }
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let above = make_plain_directories(root, path.parent().unwrap_or(Path::new("/")))?;
+    match mkdirat(&above, name, Mode::from_bits_truncate(0o755)) {
+        // Somebody who shares the volume was faster.
+        Ok(()) | Err(nix::Error::EEXIST) => kernel::open_in_root(root, path, DIRECTORY),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Where a path leads in the root, link by link, whether that is there or not: many an image has an
+/// `/etc/resolv.conf` that leads to where only a running system has a file, and a mount on it makes that place.
+fn without_links(root: BorrowedFd<'_>, path: &Path) -> io::Result<PathBuf> {
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    let mut place = PathBuf::from("/");
+    let mut rest: Vec<OsString> = parts(path);
+    let mut links = 0;
+    while let Some(part) = rest.pop() {
+        if part == ".." {
+            place.pop();
+            continue;
+        }
+        place.push(&part);
+        let link = match kernel::open_plain_in_root(root, &place, libc::O_PATH | libc::O_NOFOLLOW) {
+            Ok(found) if is_link(&found)? => readlinkat(&found, "")?,
+            Ok(_) => continue,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        links += 1;
+        if links > LINKS_MAX {
+            return Err(nix::Error::ELOOP.into());
+        }
+        place.pop();
+        if Path::new(&link).is_absolute() {
+            place = PathBuf::from("/");
+        }
+        rest.extend(parts(Path::new(&link)));
+    }
+    Ok(place)
+}
+
+/// The parts of a path, the first one last.
+fn parts(path: &Path) -> Vec<OsString> {
+    let named = path.components().filter_map(|part| match part {
+        Component::Normal(_) | Component::ParentDir => Some(part.as_os_str().to_owned()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    });
+    let mut parts: Vec<OsString> = named.collect();
+    parts.reverse();
+    parts
+}
+
+fn is_link(found: &OwnedFd) -> io::Result<bool> {
+    Ok(fstat(found)?.st_mode & libc::S_IFMT == libc::S_IFLNK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn a_link_in_an_image_cannot_lead_outside_it() {
+        let base = std::env::temp_dir().join(format!("coracle-place-{}", std::process::id()));
+        let (outside, root) = (base.join("outside"), base.join("root"));
+        std::fs::create_dir_all(root.join("inside")).unwrap();
+        std::fs::create_dir_all(&outside).unwrap();
+        std::os::unix::fs::symlink(&outside, root.join("out")).unwrap();
+        std::os::unix::fs::symlink("../../outside", root.join("up")).unwrap();
+        std::os::unix::fs::symlink("/inside", root.join("in")).unwrap();
+        let open = File::open(&root).unwrap();
+        for path in ["/out/x", "/up/y"] {
+            make(open.as_fd(), Path::new(path), Kind::Directory).unwrap();
+            make(open.as_fd(), &Path::new(path).with_extension("f"), Kind::File).unwrap();
+        }
+        assert!(root.join(outside.strip_prefix("/").unwrap()).join("x").is_dir());
+        assert!(root.join("outside/y.f").is_file());
+        assert!(make(open.as_fd(), Path::new("/a/../../x"), Kind::Directory).is_err());
+        make(open.as_fd(), Path::new("/in/a/b"), Kind::Directory).unwrap();
+        make(open.as_fd(), Path::new("/in/c/d"), Kind::File).unwrap();
+        assert!(root.join("inside/a/b").is_dir() && root.join("inside/c/d").is_file());
+        assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+        std::fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_link_to_nowhere_is_a_place_to_be_made() {
+        let root = std::env::temp_dir().join(format!("coracle-nowhere-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("etc")).unwrap();
+        let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, root.join(name)).unwrap();
+        link("../run/systemd/resolve/stub-resolv.conf", "etc/resolv.conf");
+        link("/run", "var-run");
+        link("loop-b", "loop-a");
+        link("loop-a", "loop-b");
+        let open = File::open(&root).unwrap();
+        make(open.as_fd(), Path::new("/etc/resolv.conf"), Kind::File).unwrap();
+        assert!(root.join("run/systemd/resolve/stub-resolv.conf").is_file());
+        make(open.as_fd(), Path::new("/var-run/lock/subsys"), Kind::Directory).unwrap();
+        assert!(root.join("run/lock/subsys").is_dir());
+        for kind in [Kind::File, Kind::Directory] {
+            assert!(make(open.as_fd(), Path::new("/loop-a/x"), kind).is_err());
+        }
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}

@@ -1,0 +1,117 @@
+//! What a process becomes before it is a container's program: its user, its rights, its filter.
+//!
+//! The same steps for a container's first process and for an exec, in the order that the kernel wants.
+
+use std::ffi::CString;
+use std::io;
+
+use libcontainer::oci_spec::runtime::Process;
+use libcontainer::syscall::SyscallError;
+use libcontainer::syscall::syscall::create_syscall;
+use libcontainer::{apparmor, capabilities};
+
+use crate::kernel;
+use crate::seccomp::Filter;
+
+mod home;
+
+/// The step that failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum IdentityError {
+    #[error("enter the working directory {path}")]
+    Cwd { path: String, source: nix::Error },
+    #[error("the working directory {0} is not in the container")]
+    Outside(String),
+    #[error("set the user {uid}:{gid}")]
+    User { uid: u32, gid: u32, source: io::Error },
+    #[error("apply the AppArmor profile")]
+    Apparmor(#[source] Box<dyn std::error::Error>),
+    #[error("set the capabilities")]
+    Capabilities(#[source] Box<dyn std::error::Error>),
+    #[error("forbid new privileges")]
+    NoNewPrivileges(#[source] io::Error),
+    #[error("load the seccomp profile")]
+    Seccomp(#[source] io::Error),
+}
+
+/// Takes it all on, in the container. Returns the program's environment.
+pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<CString>, IdentityError> {
+    let (uid, gid) = (process.user().uid(), process.user().gid());
+    if let Some(profile) = process.apparmor_profile() {
+        apparmor::apply_profile(profile).map_err(|error| IdentityError::Apparmor(error.into()))?;
+    }
+    if let Some(umask) = process.user().umask() {
+        nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
+    }
+    // As root first, and as the user when root may not.
+    let entered = enter_cwd(process);
+    let groups = process.user().additional_gids().clone().unwrap_or_default();
+    let user = |source| IdentityError::User { uid, gid, source };
+    kernel::keep_capabilities(true).map_err(user)?;
+    kernel::set_groups(&groups).map_err(user)?;
+    kernel::set_ids(uid, gid).map_err(user)?;
+    restrict(process, filter, || entered.or_else(|_| enter_cwd(process)))?;
+    let entries = process.env().as_deref().unwrap_or_default();
+    Ok(environment(entries, || home::of(uid)))
+}
+
+fn enter_cwd(process: &Process) -> Result<(), IdentityError> {
+    let path = || process.cwd().display().to_string();
+    nix::unistd::chdir(process.cwd()).map_err(|source| IdentityError::Cwd { path: path(), source })?;
+    // A path through /proc may lead to a directory of the host that somebody has open.
+    match std::env::current_dir() {
+        Ok(found) if found.is_absolute() => Ok(()),
+        Ok(_) | Err(_) => Err(IdentityError::Outside(path())),
+    }
+}
+
+/// Loading a filter needs CAP_SYS_ADMIN or no-new-privileges: without the latter it must come
+/// before the capabilities go, with it as late as can be.
+fn restrict(
+    process: &Process,
+    filter: Option<&Filter>,
+    enter_cwd: impl FnOnce() -> Result<(), IdentityError>,
+) -> Result<(), IdentityError> {
+    let load = || filter.map_or(Ok(()), Filter::load).map_err(IdentityError::Seccomp);
+    let no_new_privileges = process.no_new_privileges() == Some(true);
+    let syscall = create_syscall();
+    let failed = |error: SyscallError| IdentityError::Capabilities(error.into());
+    // What the change of the user took away, to the last step that needs it.
+    capabilities::reset_effective(syscall.as_ref()).map_err(failed)?;
+    if !no_new_privileges {
+        load()?;
+    }
+    if let Some(sets) = process.capabilities() {
+        capabilities::drop_privileges(sets, syscall.as_ref()).map_err(failed)?;
+    }
+    kernel::keep_capabilities(false).map_err(IdentityError::NoNewPrivileges)?;
+    enter_cwd()?;
+    if no_new_privileges {
+        kernel::no_new_privileges().map_err(IdentityError::NoNewPrivileges)?;
+        load()?;
+    }
+    Ok(())
+}
+
+/// The environment of a program, with HOME, which every program expects.
+fn environment(entries: &[String], home: impl FnOnce() -> String) -> Vec<CString> {
+    let mut env: Vec<CString> =
+        entries.iter().filter_map(|entry| CString::new(entry.as_bytes()).ok()).collect();
+    if !entries.iter().any(|entry| entry.starts_with("HOME=")) {
+        env.extend(CString::new(format!("HOME={}", home())).ok());
+    }
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn home_is_added_only_when_it_is_absent() {
+        let env = environment(&["A=1".into()], || "/root".into());
+        assert_eq!(env, [c"A=1".to_owned(), c"HOME=/root".to_owned()]);
+        let env = environment(&["HOME=/x".into()], || "/root".into());
+        assert_eq!(env, [c"HOME=/x".to_owned()]);
+    }
+}

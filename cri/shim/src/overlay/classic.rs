@@ -1,0 +1,115 @@
+//! An overlay by mount(2), for kernels whose overlayfs does not take its layers one by one.
+//!
+//! All options are one string that ends at a page. The layers are therefore named from the directory
+//! that all have in common, so that their number and not the length of the state directory's path counts.
+
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use coracle_proto::shim::Overlay;
+use nix::mount::MsFlags;
+
+/// What the kernel reads of the options, the zero at their end included, on every architecture at least.
+const PAGE: usize = 4096;
+/// Spares every unmount a flush of the upper file system; of Linux 5.10.
+const VOLATILE: &str = ",volatile";
+
+/// Mounts it at `target`. The caller is a process of one thread: the working directory changes meanwhile.
+pub(super) fn mount(overlay: &Overlay, target: &Path) -> io::Result<()> {
+    let here = std::fs::File::open(".")?;
+    let base = common(overlay);
+    nix::unistd::chdir(&base)?;
+    let mounted = mount_from(&base, overlay, target);
+    nix::unistd::fchdir(&here)?;
+    mounted
+}
+
+fn mount_from(base: &Path, overlay: &Overlay, target: &Path) -> io::Result<()> {
+    let flags = if overlay.upper.is_empty() { MsFlags::MS_RDONLY } else { MsFlags::empty() };
+    let overlayfs = Some("overlay");
+    let options = options(base, overlay);
+    // The kernel would take the first page, and a root of fewer layers that may not even be written to.
+    if options.len() + VOLATILE.len() >= PAGE {
+        return Err(io::Error::from_raw_os_error(libc::E2BIG));
+    }
+    if !overlay.upper.is_empty() {
+        let fast = format!("{options}{VOLATILE}");
+        match nix::mount::mount(overlayfs, target, overlayfs, flags, Some(fast.as_str())) {
+            Err(nix::Error::EINVAL) => {}
+            result => return Ok(result?),
+        }
+    }
+    Ok(nix::mount::mount(overlayfs, target, overlayfs, flags, Some(options.as_str()))?)
+}
+
+/// The options of mount(2), with paths from `base`.
+fn options(base: &Path, overlay: &Overlay) -> String {
+    let name = |path: &str| {
+        let path = Path::new(path);
+        escape(&path.strip_prefix(base).unwrap_or(path).to_string_lossy())
+    };
+    let lower: Vec<String> = overlay.lower.iter().map(|layer| name(layer).replace(':', "\\:")).collect();
+    let mut options = format!("lowerdir={}", lower.join(":"));
+    if !overlay.upper.is_empty() {
+        let (upper, work) = (name(&overlay.upper), name(&overlay.work));
+        options.push_str(&format!(",upperdir={upper},workdir={work}"));
+    }
+    options
+}
+
+/// A comma ends an option and a backslash takes a character as it is.
+fn escape(path: &str) -> String {
+    path.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+/// The deepest directory that all paths of an overlay are below.
+fn common(overlay: &Overlay) -> PathBuf {
+    let paths = overlay.lower.iter().chain([&overlay.upper, &overlay.work]).filter(|path| !path.is_empty());
+    let mut parents = paths.filter_map(|path| Path::new(path).parent());
+    let mut common: Vec<Component<'_>> =
+        parents.next().map(|first| first.components().collect()).unwrap_or_default();
+    for parent in parents {
+        let same = common.iter().zip(parent.components()).take_while(|(one, other)| **one == *other).count();
+        common.truncate(same);
+    }
+    common.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overlay(lower: &[&str], upper: &str) -> Overlay {
+        Overlay {
+            lower: lower.iter().map(|&layer| layer.to_owned()).collect(),
+            upper: upper.to_owned(),
+            work: if upper.is_empty() { String::new() } else { format!("{upper}-work") },
+            ..Overlay::default()
+        }
+    }
+
+    #[test]
+    fn paths_are_named_from_what_they_have_in_common() {
+        let overlay = overlay(&["/state/layers/a/fs", "/state/layers/b/fs"], "/state/pods/p/upper");
+        assert_eq!(common(&overlay), Path::new("/state"));
+        assert_eq!(
+            options(&common(&overlay), &overlay),
+            "lowerdir=layers/a/fs:layers/b/fs,upperdir=pods/p/upper,workdir=pods/p/upper-work"
+        );
+    }
+
+    #[test]
+    fn more_layers_than_a_page_holds_are_refused() {
+        let layers: Vec<String> = (0..200).map(|layer| format!("/state/layers/{layer:016}/fs")).collect();
+        let layers: Vec<&str> = layers.iter().map(String::as_str).collect();
+        let refused =
+            mount_from(Path::new("/state"), &overlay(&layers, "/state/upper"), Path::new("/absent"));
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::E2BIG));
+    }
+
+    #[test]
+    fn what_separates_options_and_layers_is_escaped() {
+        let overlay = overlay(&["/state/a:b,c", "/state/d"], "");
+        assert_eq!(options(&common(&overlay), &overlay), "lowerdir=a\\:b\\,c:d");
+    }
+}

@@ -1,0 +1,86 @@
+//! The seccomp filter of a container and of its execs: a program that the runtime has compiled.
+
+use std::io;
+
+use libcontainer::oci_spec::runtime::{LinuxSeccompFilterFlag, Spec};
+
+use crate::kernel;
+
+/// Where a container's program is kept for its execs, beside its spec.
+pub(crate) const FILE: &str = "seccomp.bpf";
+
+/// Bytes of an instruction (`struct sock_filter`).
+const INSTRUCTION: usize = 8;
+
+/// A filter to live under from now on.
+pub(crate) struct Filter {
+    program: Vec<u8>,
+    flags: u32,
+}
+
+// === impl Filter ===
+
+impl Filter {
+    /// The filter that a spec asks for.
+    ///
+    /// # Errors
+    /// The program is missing or torn: a container never runs with less than it asks for.
+    pub(crate) fn of(
+        spec: &Spec,
+        program: impl FnOnce() -> io::Result<Vec<u8>>,
+    ) -> io::Result<Option<Filter>> {
+        let Some(profile) = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref()) else {
+            return Ok(None);
+        };
+        let program = program()?;
+        if program.is_empty() || program.len() % INSTRUCTION != 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the profile's program is not whole"));
+        }
+        let flags = profile.flags().iter().flatten().map(|flag| bit(*flag)).fold(0, |all, bit| all | bit);
+        Ok(Some(Filter { program, flags }))
+    }
+
+    /// Takes it on. Needs CAP_SYS_ADMIN, or no-new-privileges to be set.
+    pub(crate) fn load(&self) -> io::Result<()> {
+        kernel::set_filter(&self.program, self.flags)
+    }
+}
+
+/// The flags of seccomp(2). Waiting "killable" belongs to a filter with a listener, which none of ours has.
+fn bit(flag: LinuxSeccompFilterFlag) -> u32 {
+    match flag {
+        LinuxSeccompFilterFlag::SeccompFilterFlagTsync => 1,
+        LinuxSeccompFilterFlag::SeccompFilterFlagLog => 1 << 1,
+        LinuxSeccompFilterFlag::SeccompFilterFlagSpecAllow => 1 << 2,
+        LinuxSeccompFilterFlag::SeccompFilterFlagWaitKillableRecv => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(seccomp: serde_json::Value, program: &[u8]) -> io::Result<Option<Filter>> {
+        let spec = json!({"ociVersion": "1.2.0", "linux": {"seccomp": seccomp}});
+        Filter::of(&serde_json::from_value(spec).unwrap(), || Ok(program.to_vec()))
+    }
+
+    #[test]
+    fn a_profile_without_a_whole_program_is_refused() {
+        let profile = || json!({"defaultAction": "SCMP_ACT_ERRNO"});
+        for torn in [0, 7, 12] {
+            assert!(of(profile(), &vec![0; torn]).is_err(), "{torn} bytes");
+        }
+        assert!(of(profile(), &[0; 16]).unwrap().is_some());
+        assert!(of(serde_json::Value::Null, &[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn flags_are_those_of_the_kernel() {
+        let flags = ["SECCOMP_FILTER_FLAG_LOG", "SECCOMP_FILTER_FLAG_SPEC_ALLOW"];
+        let filter = of(json!({"defaultAction": "SCMP_ACT_ERRNO", "flags": flags}), &[0; 8]).unwrap();
+        assert_eq!(filter.map(|filter| filter.flags), Some(6));
+    }
+}

@@ -1,0 +1,75 @@
+//! What a container finds in its root, and that nothing in an image leads out of it.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use serde_json::json;
+
+use crate::fixture::Pod;
+
+pub(crate) async fn a_link_in_an_image_leads_no_mount_outside(mut pod: Pod) {
+    let (outside, volume) = (pod.dir.join("outside"), pod.dir.join("volume"));
+    [&outside, &volume].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    fs::write(volume.join("file"), "volume").unwrap();
+    // The same path inside: where links that mean the host's lead in the container.
+    let inside = pod.dir.strip_prefix("/").unwrap();
+    fs::create_dir_all(pod.dir.join("lower").join(inside)).unwrap();
+    symlink(format!("../../../../../../..{}", pod.dir.display()), pod.dir.join("lower/up")).unwrap();
+    symlink(&outside, pod.dir.join("lower/away")).unwrap();
+    let mut spec = pod.spec("c", &format!("cat {}/deep/file", outside.display()));
+    let mut volume = json!({ "type": "bind", "source": volume, "options": ["rbind", "ro"] });
+    volume["destination"] = json!("/up/outside/deep");
+    spec["mounts"].as_array_mut().unwrap().push(volume);
+    pod.run_request(pod.create_request("c", &spec)).await;
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    assert_eq!(pod.output("c", "stdout"), ["volume"]);
+    // A link to what is only on the host: the place that it means in the container is made there.
+    spec["mounts"].as_array_mut().unwrap().last_mut().unwrap()["destination"] = json!("/away/x");
+    spec["process"]["args"] = json!(["cat", format!("{}/x/file", outside.display())]);
+    pod.run_request(pod.create_request("d", &spec)).await;
+    assert_eq!(pod.exit("d", "").await.code, 0);
+    assert_eq!(pod.output("d", "stdout"), ["volume"]);
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "the host's directory stays as it is");
+    pod.end().await;
+}
+
+pub(crate) async fn hidden_paths_are_empty_and_read_only_ones_stay_as_they_are(mut pod: Pod) {
+    let script = "cat /proc/kcore | wc -c; ls -A /proc/fs /etc | wc -l; echo x > /proc/sys/kernel/domainname; \
+                  echo x > /etc/x; mkdir /new; grep -c ' / ro' /proc/self/mountinfo";
+    let mut spec = pod.spec("c", script);
+    spec["linux"]["maskedPaths"] = json!(["/proc/kcore", "/proc/fs", "/etc", "/proc/absent"]);
+    spec["linux"]["readonlyPaths"] = json!(["/proc/sys", "/absent"]);
+    spec["root"]["readonly"] = json!(true);
+    pod.run_request(pod.create_request("c", &spec)).await;
+    pod.exit("c", "").await;
+    let said = pod.output("c", "stdout");
+    assert_eq!(said[0], "0", "{said:?}");
+    let errors = pod.output("c", "stderr").join("\n");
+    for path in ["/proc/sys/kernel/domainname", "/etc/x", "/new"] {
+        let line = errors.lines().find(|line| line.contains(path)).unwrap_or_default();
+        assert!(line.contains("Read-only file system"), "{path}: {errors}");
+    }
+    assert_eq!(said.last().map(String::as_str), Some("1"), "{said:?}");
+    pod.end().await;
+}
+
+pub(crate) async fn nothing_but_proc_is_mounted_at_proc(pod: Pod) {
+    let mut spec = pod.spec("c", "true");
+    let mounts = spec["mounts"].as_array_mut().unwrap();
+    mounts.push(json!({ "destination": "/proc/sys", "type": "tmpfs", "source": "tmpfs" }));
+    let refused = pod.shim.create(pod.create_request("c", &spec)).await.unwrap_err();
+    assert!(refused.message.contains("/proc/sys"), "{refused}");
+    pod.end().await;
+}
+
+pub(crate) async fn a_container_with_hooks_is_made_by_the_library_and_is_no_other(mut pod: Pod) {
+    let mark = pod.dir.join("mark");
+    let mut spec = pod.spec("c", "hostname; cat /proc/self/oom_score_adj; exit 5");
+    let touch = json!({ "path": "/bin/busybox", "args": ["busybox", "touch", mark] });
+    spec["hooks"] = json!({ "createRuntime": [touch] });
+    pod.run_request(pod.create_request("c", &spec)).await;
+    assert_eq!(pod.exit("c", "").await.code, 5);
+    assert_eq!(pod.output("c", "stdout"), ["the-pod", "100"]);
+    assert!(mark.exists());
+    pod.end().await;
+}

@@ -1,0 +1,144 @@
+//! A cgroup's limits as properties of its unit (systemd.resource-control(5)), from the files of v2. Pure, but for
+//! [`held`].
+
+use std::path::Path;
+
+use crate::message::Value;
+
+/// A property of a unit.
+pub type Property = (&'static str, Value);
+
+/// What systemd writes again at its next opportunity, a reload for example, unless it was told.
+const FILES: [&str; 11] = [
+    "cpu.weight",
+    "cpu.max",
+    "cpuset.cpus",
+    "cpuset.mems",
+    "io.weight",
+    "memory.min",
+    "memory.low",
+    "memory.high",
+    "memory.max",
+    "memory.swap.max",
+    "pids.max",
+];
+
+/// Percent of a processor are the finest in which systemd keeps a quota: this many microseconds in a second.
+const PERCENT: u64 = 10_000;
+const SECOND: u64 = 1_000_000;
+
+/// The limits that a cgroup of v2 has now. Those whose controller it lacks have no file.
+pub fn held(cgroup: &Path) -> Vec<Property> {
+    let text = |file: &&str| std::fs::read_to_string(cgroup.join(file)).ok();
+    FILES.iter().filter_map(|file| text(file).map(|text| of_file(file, &text))).flatten().collect()
+}
+
+/// What a file's content is called by systemd; nothing for what it does not know, or cannot read.
+pub fn of_file(file: &str, text: &str) -> Vec<Property> {
+    let text = text.trim();
+    let one = |name| number(text).map(|number| vec![(name, Value::Number(number))]).unwrap_or_default();
+    match file {
+        "cpu.weight" => one("CPUWeight"),
+        "cpu.max" => quota(text).unwrap_or_default(),
+        "cpuset.cpus" => set("AllowedCPUs", text),
+        "cpuset.mems" => set("AllowedMemoryNodes", text),
+        "io.weight" => text.strip_prefix("default ").map_or(Vec::new(), |rest| {
+            let first = rest.lines().next().and_then(number);
+            first.map(|weight| vec![("IOWeight", Value::Number(weight))]).unwrap_or_default()
+        }),
+        "memory.min" => one("MemoryMin"),
+        "memory.low" => one("MemoryLow"),
+        "memory.high" => one("MemoryHigh"),
+        "memory.max" => one("MemoryMax"),
+        "memory.swap.max" => one("MemorySwapMax"),
+        "pids.max" => one("TasksMax"),
+        _ => Vec::new(),
+    }
+}
+
+/// systemd's word for no limit is the greatest number.
+fn number(text: &str) -> Option<u64> {
+    if text == "max" { Some(u64::MAX) } else { text.parse().ok() }
+}
+
+/// Rounded up to what systemd keeps: less than the container was promised it must not get.
+fn quota(text: &str) -> Option<Vec<Property>> {
+    let (quota, period) = text.split_once(' ')?;
+    let (quota, period) = (number(quota)?, number(period)?);
+    let second = match quota {
+        u64::MAX => u64::MAX,
+        quota => quota.checked_mul(SECOND)?.checked_div(period)?.checked_next_multiple_of(PERCENT)?,
+    };
+    Some(vec![("CPUQuotaPeriodUSec", Value::Number(period)), ("CPUQuotaPerSecUSec", Value::Number(second))])
+}
+
+/// `0-2,5` as a mask, the first byte that of the first eight.
+fn set(name: &'static str, list: &str) -> Vec<Property> {
+    let mut mask: Vec<u8> = Vec::new();
+    for range in list.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (Ok(first), Ok(last)) = (first.parse::<u16>(), last.parse::<u16>()) else { return Vec::new() };
+        for number in first..=last {
+            let byte = usize::from(number / 8);
+            if mask.len() <= byte {
+                mask.resize(byte + 1, 0);
+            }
+            if let Some(bits) = mask.get_mut(byte) {
+                *bits |= 1 << (number % 8);
+            }
+        }
+    }
+    if mask.is_empty() { Vec::new() } else { vec![(name, Value::Bytes(mask))] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(file: &str, text: &str) -> Vec<(&'static str, u64)> {
+        let number = |(name, value)| match value {
+            Value::Number(number) => (name, number),
+            other => panic!("{other:?}"),
+        };
+        of_file(file, text).into_iter().map(number).collect()
+    }
+
+    #[test]
+    fn the_kernels_limits_have_names_of_systemds() {
+        assert_eq!(numbers("cpu.weight", "39\n"), [("CPUWeight", 39)]);
+        assert_eq!(numbers("memory.max", "max\n"), [("MemoryMax", u64::MAX)]);
+        assert_eq!(numbers("memory.swap.max", "0"), [("MemorySwapMax", 0)]);
+        assert_eq!(numbers("pids.max", "100"), [("TasksMax", 100)]);
+        assert_eq!(numbers("io.weight", "default 200\n8:0 300\n"), [("IOWeight", 200)]);
+        assert_eq!(numbers("memory.oom.group", "1"), []);
+        assert_eq!(numbers("memory.max", ""), []);
+    }
+
+    #[test]
+    fn a_quota_is_rounded_up_to_whole_percents() {
+        let quota = |text| numbers("cpu.max", text);
+        let expected = |second, period| vec![("CPUQuotaPeriodUSec", period), ("CPUQuotaPerSecUSec", second)];
+        assert_eq!(quota("50000 100000"), expected(500_000, 100_000));
+        assert_eq!(quota("1234 100000"), expected(20_000, 100_000));
+        assert_eq!(quota("max 100000"), expected(u64::MAX, 100_000));
+        assert_eq!(quota("5 0"), []);
+    }
+
+    #[test]
+    fn processors_become_a_mask() {
+        let mask = |text| of_file("cpuset.cpus", text);
+        assert_eq!(mask("0-2,9\n"), [("AllowedCPUs", Value::Bytes(vec![0b111, 0b10]))]);
+        assert_eq!(mask("\n"), []);
+        assert_eq!(mask("x"), []);
+    }
+
+    #[test]
+    fn what_a_cgroup_holds_is_what_its_files_say() {
+        let dir = std::env::temp_dir().join(format!("coracle-systemd-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("pids.max"), "7\n").unwrap();
+        let found = held(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, [("TasksMax", Value::Number(7))]);
+    }
+}
