@@ -1,14 +1,20 @@
 //! Control groups on v1, hybrid and v2: find, list, kill, remove. Limits are set by the shim's
-//! creator; pods' groups belong to the agent.
+//! creator; pods' groups belong to the agent. What systemd made is known by its path's end, so that a change of
+//! the driver finds the old ones.
+
+pub(crate) mod driver;
+pub(crate) mod value;
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_systemd::{Systemd, property, unit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use self::driver::CgroupDriver;
 use crate::error::Error;
 
 /// How often a group that is being killed is looked at, and how long in all.
@@ -34,6 +40,20 @@ impl Cgroups {
         Ok(Self::parse(&text))
     }
 
+    /// Refuses a driver that cannot work here.
+    ///
+    /// # Errors
+    /// systemd's, when it is asked for and not there, or where cgroups are v1.
+    pub(crate) fn check_driver(&self, driver: CgroupDriver) -> Result<(), Error> {
+        match driver {
+            CgroupDriver::Cgroupfs => Ok(()),
+            CgroupDriver::Systemd if !self.unified() => {
+                Err(Error::Unsupported("the cgroup driver systemd with cgroup v1"))
+            }
+            CgroupDriver::Systemd => Ok(Systemd::connect().map(drop)?),
+        }
+    }
+
     fn parse(mountinfo: &str) -> Self {
         let mut v1 = BTreeMap::new();
         let mut v2 = None;
@@ -57,6 +77,12 @@ impl Cgroups {
         Self { v1, v2 }
     }
 
+    /// A pure v2 machine whose hierarchy is an ordinary directory.
+    #[cfg(test)]
+    pub(crate) fn unified_at(mount: &Path) -> Self {
+        Self { v1: BTreeMap::new(), v2: Some(mount.to_owned()) }
+    }
+
     /// Whether the machine has the unified hierarchy alone.
     pub(crate) fn unified(&self) -> bool {
         self.v1.is_empty()
@@ -77,14 +103,14 @@ impl Cgroups {
             Some(mount) => mount,
             None => self.v1.get(controller)?,
         };
-        Some(below(mount, group).join(name))
+        Some(below(mount, group)?.join(name))
     }
 
-    /// The directories that `group` is or would be.
+    /// The directories that `group` is or would be. None for what is not below a hierarchy's root.
     fn dirs(&self, group: &str) -> Vec<PathBuf> {
         let mut mounts: Vec<&PathBuf> = self.v1.values().chain(&self.v2).collect();
         mounts.dedup();
-        mounts.into_iter().map(|mount| below(mount, group)).collect()
+        mounts.into_iter().filter_map(|mount| below(mount, group)).collect()
     }
 
     /// The processes of a group and of all below it.
@@ -121,8 +147,29 @@ impl Cgroups {
         }
     }
 
+    /// Tells systemd of the limits of a group that it made.
+    ///
+    /// # Errors
+    /// systemd's.
+    pub(crate) fn tell(&self, group: &str) -> Result<(), Error> {
+        let (Some(unit), Some(mount)) = (unit::of_path(group), &self.v2) else { return Ok(()) };
+        let Some(dir) = below(mount, group) else { return Ok(()) };
+        Ok(Systemd::connect()?.set(unit, &property::held(&dir))?)
+    }
+
     /// Removes a group and all below it. An absent one is a success.
-    pub(crate) fn remove(&self, group: &str) -> Result<(), Error> {
+    pub(crate) async fn remove(&self, group: &str) -> Result<(), Error> {
+        if let Some(unit) = unit::of_path(group).filter(|_| is_below_root(group)).map(str::to_owned) {
+            let stopped = tokio::task::spawn_blocking(move || Systemd::connect()?.stop(&unit));
+            stopped.await.map_err(|panic| Error::Kernel {
+                doing: "stop a unit of systemd's",
+                source: std::io::Error::other(panic),
+            })??;
+        }
+        self.remove_directories(group)
+    }
+
+    fn remove_directories(&self, group: &str) -> Result<(), Error> {
         for dir in self.dirs(group) {
             for dir in tree(&dir).into_iter().rev() {
                 match std::fs::remove_dir(&dir) {
@@ -157,8 +204,15 @@ fn is_controller(option: &str) -> bool {
     )
 }
 
-fn below(mount: &Path, group: &str) -> PathBuf {
-    mount.join(group.trim_start_matches('/'))
+/// Whether a path names a group below a hierarchy's root. The root holds the whole machine: an empty path, from
+/// a damaged record, or one that climbs, from a client, must never be killed or removed.
+pub(crate) fn is_below_root(group: &str) -> bool {
+    let mut parts = group.split('/').filter(|part| !part.is_empty()).peekable();
+    parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
+}
+
+fn below(mount: &Path, group: &str) -> Option<PathBuf> {
+    is_below_root(group).then(|| mount.join(group.trim_start_matches('/')))
 }
 
 /// A directory and all below it, parents first. Nothing when it is absent.
@@ -183,6 +237,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_root_of_a_hierarchy_is_never_a_group() {
+        let found = Cgroups::parse("2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+        for group in ["", "/", "//", "/..", "/a/../..", "."] {
+            assert_eq!(
+                (found.dirs(group), found.file("cpu", group, "cgroup.procs")),
+                (vec![], None),
+                "{group:?}"
+            );
+        }
+        assert!(is_below_root("/a") && is_below_root("a/b"));
+    }
+
+    #[test]
     fn hybrid_counts_as_v1() {
         let found = Cgroups::parse(
             "1 0 0:1 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
@@ -198,6 +265,14 @@ mod tests {
             Some(PathBuf::from("/sys/fs/cgroup/cpu/a/b/cpu.shares"))
         );
         assert_eq!(found.dirs("/a"), [PathBuf::from("/sys/fs/cgroup/cpu/a")]);
+    }
+
+    #[test]
+    fn systemd_makes_no_cgroups_of_v1() {
+        let found = Cgroups::parse("2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+        assert!(found.check_driver(CgroupDriver::Cgroupfs).is_ok());
+        let refused = found.check_driver(CgroupDriver::Systemd).expect_err("v1");
+        assert!(refused.to_string().contains("cgroup v1"), "{refused}");
     }
 
     #[test]

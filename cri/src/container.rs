@@ -6,15 +6,20 @@
 //!                          └─ failed, cancelled or found after a crash: undone     └──► removed
 //! ```
 
+pub(crate) mod apparmor;
 mod args;
 mod capabilities;
+pub(crate) mod confinement;
 pub(crate) mod devices;
+pub(crate) mod filter;
+pub(crate) mod mount_points;
 mod mounts;
 pub(crate) mod oci_spec;
-mod resources;
+pub(crate) mod resources;
 mod seccomp;
 pub(crate) mod signal;
 pub(crate) mod user;
+pub(crate) mod volume;
 
 use std::path::PathBuf;
 
@@ -23,12 +28,13 @@ use coracle_proto::cri;
 use tokio::sync::watch;
 
 use crate::records::{ContainerPhase, ContainerRecord, ExitRecord};
+use crate::stats::Meter;
 
 /// A container that is in the table.
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
-    /// Immutable but for `phase` and `pid`, which `state` holds.
+    /// Immutable but for `phase`, `pid` and the configuration's resources, which `state` holds.
     pub(crate) record: ContainerRecord,
     state: watch::Sender<ContainerState>,
     /// Held while a creation or start is under way, and by whoever records an exit: a container that
@@ -36,28 +42,34 @@ pub(crate) struct Container {
     pub(crate) starting: tokio::sync::Mutex<()>,
     /// Held by remove.
     pub(crate) removing: tokio::sync::Mutex<()>,
-    /// Keeps the image's layers by being there; none when the image was lost.
-    _held: Option<Held>,
+    /// What it uses, as far as that must be remembered.
+    pub(crate) meter: Meter,
+    /// Keep the layers of its image, and of those that are its volumes, by being there.
+    _held: Vec<Held>,
 }
 
 /// What a container is doing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ContainerState {
     pub(crate) phase: ContainerPhase,
     pub(crate) pid: i32,
+    /// Its limits now: those that it was created with, until they are changed.
+    pub(crate) resources: Option<cri::LinuxContainerResources>,
 }
 
 // === impl Container ===
 
 impl Container {
-    pub(crate) fn new(record: ContainerRecord, held: Option<Held>) -> Self {
-        let state = ContainerState { phase: record.phase.clone(), pid: record.pid };
+    pub(crate) fn new(record: ContainerRecord, held: Vec<Held>) -> Self {
+        let resources = record.config.linux.as_ref().and_then(|linux| linux.resources.clone());
+        let state = ContainerState { phase: record.phase.clone(), pid: record.pid, resources };
         Self {
             id: record.id.clone(),
             record,
             state: watch::Sender::new(state),
             starting: tokio::sync::Mutex::default(),
             removing: tokio::sync::Mutex::default(),
+            meter: Meter::default(),
             _held: held,
         }
     }
@@ -73,11 +85,24 @@ impl Container {
     /// What there is to remember now.
     pub(crate) fn record_now(&self) -> ContainerRecord {
         let state = self.state.borrow().clone();
-        ContainerRecord { phase: state.phase, pid: state.pid, ..self.record.clone() }
+        let mut record = ContainerRecord { phase: state.phase, pid: state.pid, ..self.record.clone() };
+        if state.resources.is_some() {
+            record.config.linux.get_or_insert_default().resources = state.resources;
+        }
+        record
     }
 
     pub(crate) fn created(&self, pid: i32) {
-        self.state.send_replace(ContainerState { phase: ContainerPhase::Created, pid });
+        self.state.send_modify(|state| (state.phase, state.pid) = (ContainerPhase::Created, pid));
+    }
+
+    /// Its limits now.
+    pub(crate) fn resources(&self) -> Option<cri::LinuxContainerResources> {
+        self.state.borrow().resources.clone()
+    }
+
+    pub(crate) fn resized(&self, resources: Option<cri::LinuxContainerResources>) {
+        self.state.send_modify(|state| state.resources = resources);
     }
 
     pub(crate) fn started(&self, started_at: i64) {
@@ -146,7 +171,7 @@ impl Container {
             ContainerPhase::Exited(exit) => Some(exit),
             _ => None,
         };
-        let resources = config.linux.as_ref().and_then(|linux| linux.resources.clone());
+        let resources = self.resources();
         cri::ContainerStatus {
             id: self.id.clone(),
             metadata: config.metadata.clone(),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::checkpoint::CheckpointError;
 use crate::shim_client;
 
 /// A failed call of the runtime.
@@ -79,6 +80,21 @@ pub enum Error {
         #[source]
         source: shim_client::Error,
     },
+    /// There is no checkpoint of the container.
+    #[error("checkpoint of container {id:?}")]
+    Checkpoint {
+        /// The container.
+        id: String,
+        /// Why.
+        #[source]
+        source: CheckpointError,
+    },
+    /// NRI plugins did not let it happen.
+    #[error("NRI")]
+    Nri(#[from] coracle_nri::Error),
+    /// systemd, which makes the cgroups, did not.
+    #[error("cgroup")]
+    Systemd(#[from] coracle_systemd::Error),
     /// A file could not be read or written.
     #[error("{doing} {}", path.display())]
     File {
@@ -144,13 +160,18 @@ impl Error {
     /// The whole chain of causes, outermost first.
     #[must_use]
     pub fn chain(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        chain(self)
     }
+}
+
+/// An error and its causes, outermost first.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }

@@ -13,7 +13,7 @@ use crate::records::ExitRecord;
 use crate::runtime::Runtime;
 use crate::sandbox::Sandbox;
 use crate::server::now;
-use crate::shim_client::{Closed, Shim};
+use crate::shim_client::{Closed, ErrorKind, Shim};
 
 /// The exit code of a container whose own is lost, as containerd reports it.
 const LOST_CODE: i32 = 255;
@@ -49,7 +49,10 @@ impl Runtime {
                 return;
             }
         }
-        if let Err(error) = shim.acknowledge(event.sequence).await {
+        // A shim that was asked to end has nobody left to tell.
+        if let Err(error) = shim.acknowledge(event.sequence).await
+            && error.kind != ErrorKind::Gone
+        {
             warn!(sandbox = sandbox.id, %error, "could not acknowledge an exit");
         }
     }
@@ -71,6 +74,7 @@ impl Runtime {
                 self.inner.records.write_container(&container.record_now())?;
             }
             self.event(&container.record.sandbox_id, &container.id, ContainerStoppedEvent);
+            self.tell_stopped_later(&container.id);
         }
         Ok(())
     }
@@ -86,13 +90,22 @@ impl Runtime {
         for container in self.containers_of(&sandbox.id) {
             self.container_lost(&container).await;
         }
+        self.tell_pod_stopped(sandbox).await;
         if let Err(source) = self.inner.network.del(&sandbox.id).await {
             warn!(sandbox = sandbox.id, error = %source, "could not take a dead pod's network away");
         }
-        if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
+        self.record_dead(sandbox).await;
+        self.event(&sandbox.id, &sandbox.id, ContainerStoppedEvent);
+    }
+
+    /// Not while it is being removed, or its directory would come back.
+    async fn record_dead(&self, sandbox: &Sandbox) {
+        let _alone = sandbox.ending.lock().await;
+        if self.inner.sandboxes.get(&sandbox.id).is_some()
+            && let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now())
+        {
             warn!(sandbox = sandbox.id, error = error.chain(), "could not record a dead sandbox");
         }
-        self.event(&sandbox.id, &sandbox.id, ContainerStoppedEvent);
     }
 
     /// Ends a container that has no shim any more.

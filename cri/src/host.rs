@@ -14,8 +14,19 @@ pub(crate) struct Host {
     pub(crate) unified: bool,
     /// Whether huge pages can be limited.
     pub(crate) hugetlb: bool,
+    /// What the kernel can.
+    pub(crate) kernel: Kernel,
     /// The node's host name.
     pub(crate) hostname: String,
+}
+
+/// What not every kernel can.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    /// Pods can have user namespaces: the kernel makes them, and maps the ids of image layers.
+    pub(crate) user_namespaces: bool,
+    /// A volume can be read-only with all that is mounted in it.
+    pub(crate) recursive_read_only: bool,
 }
 
 // === impl Host ===
@@ -40,7 +51,9 @@ impl Host {
             .map_err(|errno| Error::Kernel { doing: "read the host name", source: errno.into() })?
             .to_string_lossy()
             .into_owned();
+        let release = kernel_release()?;
         Ok(Self {
+            kernel: Kernel::look(release),
             capabilities,
             oom_floor,
             unified: cgroups.unified(),
@@ -53,5 +66,49 @@ impl Host {
     pub(crate) fn oom_score(&self, wish: i64) -> i32 {
         let wish = i32::try_from(wish.clamp(-1000, 1000)).unwrap_or(0);
         self.oom_floor.map_or(wish, |floor| wish.max(floor))
+    }
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    fn look(release: (u32, u32)) -> Self {
+        Self {
+            // Idmapped lower layers of an overlay: Linux 5.19.
+            user_namespaces: release >= (5, 19) && may_make_user_namespaces(),
+            // mount_setattr(2): Linux 5.12.
+            recursive_read_only: release >= (5, 12),
+        }
+    }
+}
+
+/// Major and minor number of the running kernel.
+fn kernel_release() -> Result<(u32, u32), Error> {
+    let name = nix::sys::utsname::uname()
+        .map_err(|errno| Error::Kernel { doing: "read the kernel's release", source: errno.into() })?;
+    Ok(release(&name.release().to_string_lossy()))
+}
+
+fn release(text: &str) -> (u32, u32) {
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// Not where the kernel has none, and not where an administrator allows none.
+fn may_make_user_namespaces() -> bool {
+    let most = std::fs::read_to_string("/proc/sys/user/max_user_namespaces");
+    most.is_ok_and(|most| most.trim() != "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_by_number() {
+        assert_eq!(release("6.18.44-fly"), (6, 18));
+        assert_eq!(release("5.4.0-150-generic"), (5, 4));
+        assert_eq!(release("7"), (7, 0));
+        assert!(release("6.1.0") > release("5.19.3"));
     }
 }

@@ -12,24 +12,35 @@
 //! - errors become gRPC codes in `server/status.rs` and nowhere else;
 //! - idle does nothing: no timers, no polling, no writes.
 
+mod cdi;
 mod cgroup;
+mod checkpoint;
 mod container;
 mod error;
 mod events;
 mod exits;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod host;
 mod lock;
+mod metrics;
+mod nri;
 mod records;
 mod recover;
+mod resize;
 mod runtime;
 mod sandbox;
 mod server;
 pub mod shim_client;
 mod stats;
+mod steps;
 mod stream;
 mod table;
 mod undo;
 
+pub use cgroup::driver::CgroupDriver;
+pub use checkpoint::{CheckpointError, CriuError};
+pub use coracle_nri::Settings as NriSettings;
 pub use error::Error;
 pub use runtime::{Runtime, RuntimeConfig};
 pub use stream::{BoxBody, serve as serve_streams};

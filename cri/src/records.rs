@@ -91,6 +91,9 @@ pub(crate) struct ContainerRecord {
     pub(crate) gid: i64,
     #[serde(default)]
     pub(crate) groups: Vec<i64>,
+    /// Whether its spec has hooks that the runtime itself runs: after its start and after its end.
+    #[serde(default)]
+    pub(crate) late_hooks: bool,
     /// Pid of its first process, 0 before it was created.
     #[serde(default)]
     pub(crate) pid: i32,
@@ -137,6 +140,11 @@ impl Records {
         self.containers.join(id)
     }
 
+    /// Where all writable layers are.
+    pub(crate) fn layers_dir(&self) -> &Path {
+        &self.layers
+    }
+
     /// Where a container's writable layer is.
     pub(crate) fn layer_dir(&self, id: &str) -> PathBuf {
         self.layers.join(id)
@@ -157,8 +165,18 @@ impl Records {
     /// Removes a container's layer, then its bundle and record, so that a crash between the two is
     /// found again.
     pub(crate) fn remove_container(&self, id: &str) -> Result<(), Error> {
-        remove(&self.layer_dir(id))?;
+        self.remove_layer(id)?;
+        self.forget_container(id)
+    }
+
+    /// Removes a container's bundle and record. A layer that is left without them is nobody's, and
+    /// removed by the next start at the latest.
+    pub(crate) fn forget_container(&self, id: &str) -> Result<(), Error> {
         remove(&self.container_dir(id))
+    }
+
+    pub(crate) fn remove_layer(&self, id: &str) -> Result<(), Error> {
+        remove(&self.layer_dir(id))
     }
 
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {

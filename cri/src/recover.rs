@@ -5,22 +5,31 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use coracle_cni::Live as LiveNetwork;
+use coracle_proto::cri::ContainerEventType::{self, ContainerStartedEvent, ContainerStoppedEvent};
 use coracle_proto::shim::container_state::Phase;
 use coracle_proto::shim::{ContainerState, State};
 use futures::future::join_all;
 use tracing::{info, warn};
 
+use crate::checkpoint;
 use crate::container::{self, Container};
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::exits::exit_record;
 use crate::lock::locked;
-use crate::records::{ContainerPhase, ContainerRecord, SandboxPhase, SandboxRecord};
+use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
 use crate::shim_client::Shim;
 
 /// A sandbox's record with its shim, when that lives.
 type Reached = (SandboxRecord, Option<(Shim, State)>);
+
+/// A transition that nobody was told of.
+struct Missed {
+    at: i64,
+    container: Arc<Container>,
+    what: ContainerEventType,
+}
 
 impl Runtime {
     pub(crate) async fn recover(&self) -> Result<(), Error> {
@@ -37,11 +46,12 @@ impl Runtime {
                 sandboxes.push((record, shim));
             }
         }
-        self.recover_containers(&sandboxes).await?;
+        let missed = self.recover_containers(&sandboxes).await?;
         self.reconcile_network(&sandboxes).await;
         for (record, shim) in sandboxes {
             self.recover_sandbox(record, shim).await;
         }
+        self.tell_missed(missed);
         Ok(())
     }
 
@@ -55,6 +65,7 @@ impl Runtime {
             Ok(reached) => (record, Some(reached)),
             Err(error) => {
                 warn!(sandbox = record.id, %error, "a sandbox's shim is gone");
+                Shim::end_stray(&dir).await;
                 (record, None)
             }
         }
@@ -63,33 +74,49 @@ impl Runtime {
     /// Takes back what is left of a sandbox that was not completely made, or whose record is lost.
     async fn undo_sandbox(&self, id: &str) {
         info!(sandbox = id, "undo a sandbox that was not completely made");
-        if let Ok((shim, _)) = Shim::connect(&self.inner.records.sandbox_dir(id)).await
-            && let Err(error) = shim.shutdown().await
-        {
-            warn!(sandbox = id, %error, "could not end a half-made sandbox's shim");
+        let dir = self.inner.records.sandbox_dir(id);
+        match Shim::connect(&dir).await {
+            Ok((shim, _)) => shim.shutdown().await,
+            Err(_unreachable) => Shim::end_stray(&dir).await,
         }
         if let Err(error) = self.inner.network.del(id).await {
             warn!(sandbox = id, %error, "could not take a half-made sandbox's network away");
         }
-        let group = self.own_pod_cgroup(id);
+        let group = self.inner.layout.own_pod(id);
         self.inner.cgroups.kill(&group).await;
-        for result in [self.inner.cgroups.remove(&group), self.inner.records.remove_sandbox(id)] {
+        for result in [self.inner.cgroups.remove(&group).await, self.inner.records.remove_sandbox(id)] {
             if let Err(error) = result {
                 warn!(sandbox = id, error = error.chain(), "could not undo a half-made sandbox");
             }
         }
     }
 
-    async fn recover_containers(&self, sandboxes: &[Reached]) -> Result<(), Error> {
+    /// Tells what happened while no runtime was there, in the order in which it did.
+    fn tell_missed(&self, mut missed: Vec<Missed>) {
+        missed.sort_by_key(|missed| missed.at);
+        for Missed { container, what, .. } in missed {
+            self.event(&container.record.sandbox_id, &container.id, what);
+        }
+    }
+
+    async fn recover_containers(&self, sandboxes: &[Reached]) -> Result<Vec<Missed>, Error> {
         let shims: HashMap<&str, Option<&(Shim, State)>> =
             sandboxes.iter().map(|(record, shim)| (record.id.as_str(), shim.as_ref())).collect();
         let found = self.inner.records.containers()?;
         let mut known = HashSet::new();
+        let mut missed = Vec::new();
         for record in found.readable {
             match shims.get(record.sandbox_id.as_str()) {
                 Some(shim) if record.phase != ContainerPhase::Creating => {
                     known.insert(record.id.clone());
-                    self.recover_container(record, *shim);
+                    if let Err(error) = checkpoint::forget(&self.inner.records.layer_dir(&record.id)) {
+                        let error = chain(&error);
+                        warn!(
+                            container = record.id,
+                            error, "could not remove a checkpoint that was not finished"
+                        );
+                    }
+                    missed.extend(self.recover_container(record, *shim));
                 }
                 Some(shim) => self.undo_container(&record, shim.map(|(shim, _)| shim)).await,
                 None => self.undo_container(&record, None).await,
@@ -101,7 +128,7 @@ impl Runtime {
                 warn!(container = id, error = error.chain(), "could not remove what nobody owns");
             }
         }
-        Ok(())
+        Ok(missed)
     }
 
     /// Takes back what is left of a container that was not completely made, or whose pod is lost.
@@ -114,7 +141,7 @@ impl Runtime {
         }
         self.inner.cgroups.kill(&record.cgroup).await;
         for result in
-            [self.inner.cgroups.remove(&record.cgroup), self.inner.records.remove_container(&record.id)]
+            [self.inner.cgroups.remove(&record.cgroup).await, self.inner.records.remove_container(&record.id)]
         {
             if let Err(error) = result {
                 warn!(container = record.id, error = error.chain(), "could not undo a half-made container");
@@ -122,20 +149,29 @@ impl Runtime {
         }
     }
 
-    /// Puts a container into the table, in the state that its shim reports.
-    fn recover_container(&self, mut record: ContainerRecord, shim: Option<&(Shim, State)>) {
+    /// Puts a container into the table, in the state that its shim reports. Returns what it went through
+    /// meanwhile.
+    fn recover_container(&self, mut record: ContainerRecord, shim: Option<&(Shim, State)>) -> Vec<Missed> {
+        let before = record.phase.clone();
         let seen = shim.and_then(|(_, state)| {
             state.containers.iter().find(|container| container.container_id == record.id)
         });
         if let Some(seen) = seen {
             record.phase = phase_now(&record, seen);
         }
-        let held = self.inner.images.hold(&record.image_id);
-        let held =
-            held.inspect_err(|error| warn!(container = record.id, %error, "a container's image is lost"));
+        let volumes = record.config.mounts.iter().filter_map(|mount| mount.image.as_ref());
+        let images = volumes.map(|image| &image.image_ref).chain([&record.image_id]);
+        let held = images.map(|id| self.inner.images.hold(id).map_err(|error| (id, error)));
+        let held = held.filter_map(|held| {
+            held.inspect_err(
+                |(image, error)| warn!(container = record.id, image, %error, "a container's image is lost"),
+            )
+            .ok()
+        });
+        let held = held.collect();
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &record.sandbox_id);
         locked(&self.inner.names).insert(name, record.id.clone());
-        let container = Container::new(record, held.ok());
+        let container = Container::new(record, held);
         if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
             container.exited(exit_record(&container, exit));
         }
@@ -143,19 +179,23 @@ impl Runtime {
         if let Err(error) = self.inner.records.write_container(&container.record_now()) {
             warn!(container = id, error = error.chain(), "could not record a container");
         }
-        self.inner.containers.insert(&id, Arc::new(container));
+        let container = Arc::new(container);
+        self.inner.containers.insert(&id, Arc::clone(&container));
+        missed(&before, &container)
     }
 
     async fn recover_sandbox(&self, record: SandboxRecord, shim: Option<(Shim, State)>) {
         let name = sandbox::name(&record.config.metadata.clone().unwrap_or_default());
         locked(&self.inner.names).insert(name, record.id.clone());
         let id = record.id.clone();
+        let mut died = false;
         let known: HashSet<String> = match shim {
             Some((shim, state)) => {
                 self.adopt_sandbox(record, Live { shim, init_pid: state.init_pid });
                 state.containers.into_iter().map(|container| container.container_id).collect()
             }
             None => {
+                died = record.phase == SandboxPhase::Ready;
                 let sandbox = Sandbox::new(record, SandboxState::NotReady);
                 if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
                     warn!(sandbox = id, error = error.chain(), "could not record a dead sandbox");
@@ -170,6 +210,9 @@ impl Runtime {
                 self.container_lost(&container).await;
             }
         }
+        if died {
+            self.event(&id, &id, ContainerStoppedEvent);
+        }
     }
 
     /// Gives back what belongs to no living pod.
@@ -181,11 +224,25 @@ impl Runtime {
             .map(|(record, shim)| LiveNetwork {
                 id: record.id.clone(),
                 netns: format!("/proc/{}/ns/net", shim.pid()).into(),
+                ifname: sandbox::attachment::INTERFACE.to_owned(),
             })
             .collect();
         if let Err(error) = self.inner.network.reconcile(&live).await {
             warn!(%error, "could not reconcile the network");
         }
+    }
+}
+
+/// What a container went through between the phase on record and the one that it is in.
+fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec<Missed> {
+    let missed = |at, what| Missed { at, container: Arc::clone(container), what };
+    let started = || missed(container.started_at(), ContainerStartedEvent);
+    let stopped = |exit: &ExitRecord| missed(exit.finished_at, ContainerStoppedEvent);
+    match (before, container.phase()) {
+        (ContainerPhase::Created, ContainerPhase::Running { .. }) => vec![started()],
+        (ContainerPhase::Created, ContainerPhase::Exited(exit)) => vec![started(), stopped(&exit)],
+        (ContainerPhase::Running { .. }, ContainerPhase::Exited(exit)) => vec![stopped(&exit)],
+        _ => Vec::new(),
     }
 }
 

@@ -6,9 +6,14 @@ use std::sync::{Arc, Mutex};
 
 use coracle_cni::Network;
 use coracle_images::Images;
+use coracle_nri::{Nri, Settings};
+use tokio::sync::watch;
 
 use crate::cgroup::Cgroups;
-use crate::container::Container;
+use crate::cgroup::driver::{CgroupDriver, Layout};
+use crate::container::apparmor::DefaultProfile;
+use crate::container::filter::Filters;
+use crate::container::{Container, mount_points};
 use crate::error::Error;
 use crate::events::Events;
 use crate::host::Host;
@@ -24,8 +29,10 @@ pub struct RuntimeConfig {
     pub root: PathBuf,
     /// What does not: records, sockets, mount points. `/run/coracle`.
     pub state: PathBuf,
-    /// The cgroup below which all of ours are, `/`.
+    /// The cgroup below which all of ours are, `/`; where systemd makes them, `/` or a slice.
     pub cgroup_root: String,
+    /// Who makes cgroups.
+    pub cgroup_driver: CgroupDriver,
     /// A container's log file is rotated when it would grow past this; 0 = never.
     pub log_max_size: u64,
     /// Log files kept for a container, the current one included.
@@ -34,6 +41,10 @@ pub struct RuntimeConfig {
     pub shim_binary: PathBuf,
     /// What the URLs that Exec, Attach and PortForward return begin with, without a slash at the end.
     pub stream_url: String,
+    /// Where NRI plugins are found; nowhere by default.
+    pub nri: Settings,
+    /// Where vendors describe their devices (CDI); what lies in a later one counts more.
+    pub cdi_dirs: Vec<PathBuf>,
 }
 
 /// The container runtime. Clones share one state.
@@ -48,12 +59,22 @@ pub(crate) struct Inner {
     pub(crate) network: Network,
     pub(crate) host: Host,
     pub(crate) cgroups: Cgroups,
+    /// What cgroups are called.
+    pub(crate) layout: Layout,
+    pub(crate) default_profile: DefaultProfile,
     pub(crate) records: Records,
     pub(crate) sandboxes: Table<Sandbox>,
     pub(crate) containers: Table<Container>,
     pub(crate) names: Mutex<HashMap<String, String>>,
+    /// Held by whoever removes a layer that is nobody's any more.
+    pub(crate) discarding: tokio::sync::Mutex<()>,
     pub(crate) events: Events,
+    /// Told with every event, listeners or not.
+    pub(crate) changes: watch::Sender<()>,
     pub(crate) tokens: Tokens,
+    pub(crate) nri: Nri,
+    /// Compiled seccomp profiles.
+    pub(crate) filters: Filters,
 }
 
 // === impl RuntimeConfig ===
@@ -64,10 +85,13 @@ impl Default for RuntimeConfig {
             root: PathBuf::from("/var/lib/coracle"),
             state: PathBuf::from("/run/coracle"),
             cgroup_root: "/".to_owned(),
+            cgroup_driver: CgroupDriver::default(),
             log_max_size: 10 << 20,
             log_max_files: 5,
             shim_binary: PathBuf::from("/proc/self/exe"),
             stream_url: "http://127.0.0.1".to_owned(),
+            nri: Settings::default(),
+            cdi_dirs: ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from).into(),
         }
     }
 }
@@ -79,27 +103,45 @@ impl Runtime {
     /// made, and gives the network back what nobody owns any more.
     ///
     /// # Errors
-    /// When a directory cannot be made or the kernel's cgroups cannot be found. A record that cannot
-    /// be read is set aside with a warning, never an error.
+    /// When a directory cannot be made, the kernel's cgroups cannot be found, or not be made as configured. A
+    /// record that cannot be read is set aside with a warning, never an error.
     pub async fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
         let cgroups = Cgroups::open()?;
+        let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)
+            .map_err(|why| Error::invalid("cgroup_root", why))?;
+        cgroups.check_driver(config.cgroup_driver)?;
         let host = Host::look(&cgroups)?;
         let records = Records::open(&config)?;
+        mount_points::make(&config.root)?;
+        let nri = Nri::new(config.nri.clone());
         let inner = Inner {
             config,
             images,
             network,
             host,
             cgroups,
+            layout,
+            default_profile: DefaultProfile::default(),
             records,
             sandboxes: Table::default(),
             containers: Table::default(),
             names: Mutex::default(),
+            discarding: tokio::sync::Mutex::default(),
             events: Events::default(),
+            changes: watch::Sender::new(()),
             tokens: Tokens::default(),
+            nri,
+            filters: Filters::default(),
         };
         let runtime = Self { inner: Arc::new(inner) };
         runtime.recover().await?;
+        runtime.start_plugins().await;
         Ok(runtime)
+    }
+
+    /// Changes whenever something becomes of a pod or a container; several changes at once may be seen as one.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.inner.changes.subscribe()
     }
 }

@@ -5,9 +5,12 @@
 //!                         └─ failed, cancelled or found after a crash: undone
 //! ```
 
+pub(crate) mod attachment;
 pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod namespaces;
+pub(crate) mod sysctls;
+pub(crate) mod user_namespace;
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -19,18 +22,32 @@ use crate::error::Error;
 use crate::lock::locked;
 use crate::records::{SandboxPhase, SandboxRecord};
 use crate::shim_client::Shim;
+use crate::stats::Meter;
 
 /// A sandbox that was made completely.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) id: String,
-    /// Immutable but for `phase`, which [`SandboxState`] holds.
+    /// Immutable but for `phase`, which [`SandboxState`] holds, and the configuration's resources and overhead,
+    /// which `size` holds.
     pub(crate) record: SandboxRecord,
     state: Mutex<SandboxState>,
+    size: Mutex<PodSize>,
     /// Held by stop and remove, so that two of them do not cross.
     pub(crate) ending: tokio::sync::Mutex<()>,
+    /// What the pod uses, as far as that must be remembered.
+    pub(crate) meter: Meter,
     /// Execs that somebody waits for.
     execs: Mutex<HashMap<String, oneshot::Sender<shim::Exit>>>,
+}
+
+/// What the pod may use, as its creator says.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct PodSize {
+    /// What the pod itself takes beside its containers.
+    pub(crate) overhead: Option<cri::LinuxContainerResources>,
+    /// What its containers may take together.
+    pub(crate) resources: Option<cri::LinuxContainerResources>,
 }
 
 /// What holds in each state.
@@ -54,11 +71,14 @@ pub(crate) struct Live {
 
 impl Sandbox {
     pub(crate) fn new(record: SandboxRecord, state: SandboxState) -> Self {
+        let linux = record.config.linux.clone().unwrap_or_default();
         Self {
             id: record.id.clone(),
             record,
             state: Mutex::new(state),
+            size: Mutex::new(PodSize { overhead: linux.overhead, resources: linux.resources }),
             ending: tokio::sync::Mutex::default(),
+            meter: Meter::default(),
             execs: Mutex::default(),
         }
     }
@@ -93,7 +113,23 @@ impl Sandbox {
 
     pub(crate) fn record_now(&self) -> SandboxRecord {
         let phase = if self.live().is_some() { SandboxPhase::Ready } else { SandboxPhase::NotReady };
-        SandboxRecord { phase, ..self.record.clone() }
+        let mut record = SandboxRecord { phase, ..self.record.clone() };
+        let size = self.size();
+        if size != PodSize::default() {
+            let linux = record.config.linux.get_or_insert_default();
+            (linux.overhead, linux.resources) = (size.overhead, size.resources);
+        }
+        record
+    }
+
+    /// What the pod may use now.
+    pub(crate) fn size(&self) -> PodSize {
+        locked(&self.size).clone()
+    }
+
+    /// Notes what the pod may use. Returns what it was.
+    pub(crate) fn resize(&self, size: PodSize) -> PodSize {
+        std::mem::replace(&mut *locked(&self.size), size)
     }
 
     /// Prepares to learn how an exec ends, before it is started.

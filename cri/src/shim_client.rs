@@ -105,18 +105,23 @@ impl Shim {
     /// Starts `binary shim --dir DIR` and waits until its namespaces and socket are there.
     ///
     /// Makes `dir` and writes `config` to `dir/shim.pb` first. An empty `socket` means
-    /// `dir/shim.sock`. On failure nothing of the process is left.
+    /// `dir/shim.sock`. The answer's state names the pod's init, if it has one. On failure nothing of
+    /// the process is left.
     ///
     /// # Errors
     /// [`ErrorKind::Spawn`] with the shim's own words for the step that failed.
-    pub async fn spawn(binary: &Path, dir: &Path, mut config: shim::SandboxConfig) -> Result<Self, Error> {
+    pub async fn spawn(
+        binary: &Path,
+        dir: &Path,
+        mut config: shim::SandboxConfig,
+    ) -> Result<(Self, shim::State), Error> {
         config.protocol = PROTOCOL;
         if config.socket.is_empty() {
             config.socket = socket_path(dir).to_string_lossy().into_owned();
         }
         let process = process::spawn(binary, dir, &config).await?;
         match Self::over(dir, &PathBuf::from(&config.socket), Some(process.clone())).await {
-            Ok((shim, _)) => Ok(shim),
+            Ok(reached) => Ok(reached),
             Err(error) => {
                 process.kill_and_reap().await;
                 Err(error)
@@ -333,18 +338,34 @@ impl Shim {
         self.done(request::Call::Acknowledge(shim::Acknowledge { sequence })).await
     }
 
-    /// Kills all that runs in the pod, unmounts, and waits until the shim's process is gone.
-    /// A shim that is gone already is a success.
-    pub async fn shutdown(&self) -> Result<(), Error> {
+    /// Kills all that runs in the pod, unmounts, and waits until the shim's process is gone. A shim that cannot do
+    /// it, or does not answer, is killed: what runs in the pod and all its mounts end with it, and whoever asked
+    /// has forgotten the pod when he could ask again. What cgroups are left is the caller's to remove.
+    pub async fn shutdown(&self) {
+        let process = &self.inner.process;
         match self.done(request::Call::Shutdown(shim::Shutdown {})).await {
-            Err(error) if error.kind != ErrorKind::Gone => return Err(error),
-            Err(_) if !self.inner.process.is_dying().await => {
-                return Err(Error::protocol("the shim lives but no longer talks to us"));
+            Ok(()) => process.died().await,
+            Err(error) if error.kind == ErrorKind::Gone && process.is_dying().await => {}
+            Err(error) => {
+                tracing::warn!(pid = process.pid(), %error, "a shim does not end by itself and is killed");
+                process.kill_and_reap().await;
             }
-            _ => {}
         }
-        self.inner.process.died().await;
-        Ok(())
+    }
+
+    /// Ends the shim of a directory that nobody can talk to, if there is one: it may have been about to listen, or
+    /// be past it.
+    pub async fn end_stray(dir: &Path) {
+        let wanted = dir.to_owned();
+        let strays = tokio::task::spawn_blocking(move || process::of_directory(&wanted)).await;
+        for pid in strays.unwrap_or_default() {
+            let Ok(process) = Process::open(pid) else { continue };
+            // The number may have become somebody else's meanwhile; from here on it is not given away.
+            if process::is_of_directory(pid, dir) {
+                tracing::warn!(pid, dir = %dir.display(), "ending a shim that nobody can talk to");
+                process.kill_and_reap().await;
+            }
+        }
     }
 
     async fn done(&self, call: request::Call) -> Result<(), Error> {

@@ -33,6 +33,9 @@ pub(crate) use self::token::{Ticket, Tokens};
 use self::upgrade::{Protocol, Transport};
 use crate::runtime::Runtime;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::spdy::fuzz as fuzz_spdy;
+
 /// The body of an answer: short texts only, the streams go over the upgraded connection.
 pub type BoxBody = Full<Bytes>;
 

@@ -22,16 +22,26 @@ impl<T> Default for Table<T> {
 impl<T> Table<T> {
     /// The object with this id, or the only one whose id starts with it.
     pub(crate) fn get(&self, id: &str) -> Option<Arc<T>> {
+        self.find(id).map(|(_, row)| row)
+    }
+
+    /// The whole id of what `id` names alone; `id` itself when that is nothing, as containerd completes the ids
+    /// of list filters.
+    pub(crate) fn whole_id(&self, id: &str) -> String {
+        self.find(id).map_or_else(|| id.to_owned(), |(whole, _)| whole)
+    }
+
+    fn find(&self, id: &str) -> Option<(String, Arc<T>)> {
         let rows = locked(&self.rows);
         if let Some(row) = rows.get(id) {
-            return Some(Arc::clone(row));
+            return Some((id.to_owned(), Arc::clone(row)));
         }
         if id.is_empty() {
             return None;
         }
         let mut matches = rows.range(id.to_owned()..).take_while(|(key, _)| key.starts_with(id));
         match (matches.next(), matches.next()) {
-            (Some((_, row)), None) => Some(Arc::clone(row)),
+            (Some((key, row)), None) => Some((key.clone(), Arc::clone(row))),
             _ => None,
         }
     }
@@ -64,5 +74,6 @@ mod tests {
         assert_eq!(table.get("ab"), None);
         assert_eq!(table.get(""), None);
         assert_eq!(table.get("x"), None);
+        assert_eq!([table.whole_id("abc"), table.whole_id("ab")], ["abc1", "ab"]);
     }
 }

@@ -7,6 +7,7 @@ use tracing::warn;
 
 use crate::error::Error;
 use crate::lock::locked;
+use crate::nri::Told;
 use crate::runtime::Inner;
 use crate::shim_client::Shim;
 
@@ -29,6 +30,8 @@ pub(crate) enum Step {
     ShimContainer(Shim, String),
     /// A cgroup.
     Cgroup(String),
+    /// What plugins were told.
+    Told(Told),
 }
 
 /// The steps taken. Dropped without [`Undo::keep`], it takes them back in a task of its own.
@@ -93,7 +96,10 @@ impl Step {
                 Ok(())
             }
             Self::SandboxRecord(id) => inner.records.remove_sandbox(&id),
-            Self::Shim(shim) => shim.shutdown().await.map_err(Error::shim("shut the shim down")),
+            Self::Shim(shim) => {
+                shim.shutdown().await;
+                Ok(())
+            }
             Self::Network(id) => {
                 inner.network.del(&id).await.map_err(|source| Error::Network { id: id.clone(), source })
             }
@@ -105,9 +111,13 @@ impl Step {
             Self::ShimContainer(shim, id) => {
                 shim.delete(&id).await.map_err(Error::shim("delete the container"))
             }
+            Self::Told(told) => {
+                told.take_back(inner).await;
+                Ok(())
+            }
             Self::Cgroup(group) => {
                 inner.cgroups.kill(&group).await;
-                inner.cgroups.remove(&group)
+                inner.cgroups.remove(&group).await
             }
         }
     }

@@ -12,6 +12,7 @@
 #[path = "lifecycle/client.rs"]
 mod client;
 #[path = "lifecycle/fixture.rs"]
+#[allow(dead_code, reason = "shared with other tests")]
 mod fixture;
 
 use std::process::ExitCode;
@@ -19,35 +20,17 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use fixture::{Machine, alive};
+use fixture::{Machine, Session, alive, run};
 use futures::StreamExt;
+use nix::sched::CloneFlags;
 use tonic::Request;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().collect();
-    if arguments.get(1).is_some_and(|role| role == "shim") {
-        let dir = arguments.last().cloned().unwrap_or_default().into();
-        return coracle_shim::main(coracle_shim::ShimArgs { dir });
-    }
-    if arguments.iter().any(|argument| argument == "--list") {
-        return ExitCode::SUCCESS;
-    }
-    assert!(nix::unistd::geteuid().is_root(), "needs root: it runs containers");
-    // Before any thread starts, so that all of them are inside.
-    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a network namespace of our own");
-    let filter = arguments.get(1).cloned().filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let mut machine = runtime.block_on(Machine::new());
-    macro_rules! run {
-        ($($name:ident),* $(,)?) => {$(
-            if stringify!($name).contains(&filter) {
-                let started = Instant::now();
-                runtime.block_on($name(&mut machine));
-                println!("test {} ... ok ({:?})", stringify!($name), started.elapsed());
-            }
-        )*};
-    }
-    run!(
+    let mut session = match Session::begin(CloneFlags::CLONE_NEWNET) {
+        Ok(session) => session,
+        Err(end) => return end,
+    };
+    run!(session:
         a_container_runs_logs_and_ends,
         execs_return_output_code_and_time_out,
         stop_asks_first_and_then_kills,
@@ -62,9 +45,7 @@ fn main() -> ExitCode {
         attach_logs_and_statistics_are_true,
         starting_is_fast,
     );
-    runtime.block_on(machine.close());
-    println!("nothing is left");
-    ExitCode::SUCCESS
+    session.end()
 }
 
 async fn a_container_runs_logs_and_ends(machine: &mut Machine) {
@@ -142,7 +123,12 @@ async fn events_come_once_and_in_order(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
     let mut seen = Vec::new();
     while let Ok(Some(Ok(event))) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
-        let who = if event.container_id == pod { "pod" } else { "container" };
+        // The first listener is told of earlier tests too.
+        let who = match event.container_id {
+            who if who == pod => "pod",
+            who if who == id => "container",
+            _ => continue,
+        };
         seen.push(format!("{who} {}", event.container_event_type));
     }
     let of = |who: &str| seen.iter().filter(|event| event.starts_with(who)).cloned().collect::<Vec<_>>();
@@ -191,7 +177,7 @@ async fn a_dead_shim_ends_its_pod(machine: &mut Machine) {
 
 async fn failures_leave_nothing(machine: &mut Machine) {
     let pod = machine.pod("fail").await;
-    let before = machine.traces();
+    let before = machine.traces().await;
     let absent = machine.create(&pod, "absent", &["/no/such/command"], |_| {}).await.expect("create");
     let error = machine.try_start(&absent).await.expect_err("no such command");
     assert!(error.message().contains("/no/such/command"), "{error}");
@@ -203,7 +189,7 @@ async fn failures_leave_nothing(machine: &mut Machine) {
         security.run_as_username = "nobody-here".into();
     };
     assert!(machine.create(&pod, "c", &["true"], bad_user).await.is_err());
-    assert_eq!(machine.traces(), before);
+    assert_eq!(machine.traces().await, before);
     let taken = machine.try_pod("fail", |_| {}).await.expect_err("the name is taken");
     assert_eq!(taken.code(), tonic::Code::AlreadyExists);
     machine.remove_pod(&pod).await;
@@ -307,10 +293,16 @@ async fn attach_logs_and_statistics_are_true(machine: &mut Machine) {
         config.stdin = true;
         config.stdin_once = true;
     };
-    let command = ["sh", "-c", "dd if=/dev/zero of=/tmp/zero bs=1M count=3 2>/dev/null; cat; echo end"];
+    let command =
+        ["sh", "-c", "dd if=/dev/zero of=/tmp/zero bs=1M count=3 2>/dev/null; echo made; cat; echo end"];
     let id = machine.create(&pod, "c", &command, interactive).await.expect("create");
     machine.start(&id).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let log = machine.status(&id).await.log_path;
+    let began = Instant::now();
+    while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains("made")) {
+        assert!(began.elapsed() < Duration::from_secs(30), "the container writes its file");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let stats = machine
         .runtime
         .container_stats(Request::new(cri::ContainerStatsRequest { container_id: id.clone() }));
@@ -324,7 +316,6 @@ async fn attach_logs_and_statistics_are_true(machine: &mut Machine) {
     let linux = stats.await.expect("stats").into_inner().stats.expect("stats").linux.expect("linux");
     assert_eq!(linux.network.expect("network").default_interface.expect("interface").name, "eth0");
     assert!(linux.process.expect("processes").process_count.expect("count").value >= 1);
-    let log = machine.status(&id).await.log_path;
     std::fs::rename(&log, format!("{log}.old")).expect("rotate");
     let reopen = cri::ReopenContainerLogRequest { container_id: id.clone() };
     machine.runtime.reopen_container_log(Request::new(reopen)).await.expect("reopen");

@@ -7,6 +7,7 @@ use coracle_proto::cri::{self, MountPropagation, NamespaceMode};
 use oci_spec::runtime::Mount;
 
 use super::oci_spec::Facts;
+use crate::sandbox::{namespaces, user_namespace};
 
 /// Root propagation and mounts of a container.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,6 +32,13 @@ pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
 fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
     let access = if facts.privileged() { "rw" } else { "ro" };
     let shm = if facts.own_ipc() { facts.sandbox.shm_dir.as_path() } else { Path::new("/dev/shm") };
+    let sys = ["nosuid", "noexec", "nodev", access];
+    // Only who owns a network namespace may mount the sysfs that shows it.
+    let sys = if facts.mapping().is_some() && !namespaces::own_network(facts.sandbox.config) {
+        bind("/sys", Path::new("/sys"), &[&["rbind", "rprivate"][..], &sys].concat())
+    } else {
+        mount("/sys", "sysfs", "sysfs", &sys)
+    };
     vec![
         mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
         mount("/dev", "tmpfs", "tmpfs", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
@@ -41,13 +49,13 @@ fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
             &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         ),
         mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
-        mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", access]),
+        sys,
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
         bind("/dev/shm", shm, &["rbind", "rprivate", "nosuid", "noexec", "nodev"]),
     ]
 }
 
-/// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of the pod.
+/// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of the pod, whose root owns them.
 fn pod_files(facts: &Facts<'_>) -> Vec<Mount> {
     let read_only = facts.security().is_some_and(|security| security.readonly_rootfs);
     let access = if read_only { "ro" } else { "rw" };
@@ -69,7 +77,13 @@ fn volume(volume: &cri::Mount) -> Mount {
     };
     let mut options = vec!["rbind", spread, access];
     options.extend(volume.mount_options.iter().map(String::as_str));
-    bind(&clean(&volume.container_path).to_string_lossy(), Path::new(&volume.host_path), &options)
+    let mut mount =
+        bind(&clean(&volume.container_path).to_string_lossy(), Path::new(&volume.host_path), &options);
+    if !volume.uid_mappings.is_empty() {
+        mount.set_uid_mappings(Some(user_namespace::to_oci(&volume.uid_mappings)));
+        mount.set_gid_mappings(Some(user_namespace::to_oci(&volume.gid_mappings)));
+    }
+    mount
 }
 
 fn propagation(volumes: &[cri::Mount]) -> &'static str {
@@ -101,7 +115,7 @@ fn bind(destination: &str, source: &Path, options: &[&str]) -> Mount {
 
 impl Facts<'_> {
     fn own_ipc(&self) -> bool {
-        let options = crate::sandbox::namespaces::options(self.sandbox.config);
+        let options = namespaces::options(self.sandbox.config);
         options.ipc() != NamespaceMode::Node
     }
 }

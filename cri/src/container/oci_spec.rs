@@ -17,6 +17,7 @@ use super::{args, capabilities, mounts, resources, seccomp};
 use crate::error::Error;
 use crate::host::Host;
 use crate::sandbox::namespaces;
+use crate::sandbox::user_namespace::Mapping;
 
 /// Everything that a spec is made of.
 #[derive(Debug, Clone)]
@@ -34,6 +35,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) devices: &'a [Node],
     /// The profile file of a `Localhost` seccomp profile.
     pub(crate) seccomp_file: Option<LinuxSeccomp>,
+    /// The AppArmor profile, which is loaded.
+    pub(crate) apparmor: Option<String>,
 }
 
 /// What a spec takes from the sandbox.
@@ -57,6 +60,11 @@ pub(crate) struct SandboxFacts<'a> {
 impl Facts<'_> {
     pub(super) fn security(&self) -> Option<&LinuxContainerSecurityContext> {
         self.config.linux.as_ref()?.security_context.as_ref()
+    }
+
+    /// The pod's user namespace, if it is not the node's. Checked before.
+    pub(super) fn mapping(&self) -> Option<Mapping> {
+        Mapping::of(Some(&namespaces::options(self.sandbox.config))).ok().flatten()
     }
 
     pub(super) fn privileged(&self) -> bool {
@@ -99,6 +107,7 @@ fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Erro
     process.set_user(oci_user(user));
     process.set_capabilities(Some(oci_capabilities(caps)));
     process.set_rlimits(None);
+    process.set_apparmor_profile(facts.apparmor.clone());
     // The container library fails to load a seccomp profile when this is `false` rather than absent.
     let no_new_privileges = facts.security().is_some_and(|security| security.no_new_privs);
     process.set_no_new_privileges(no_new_privileges.then_some(true));
@@ -132,6 +141,11 @@ fn oci_capabilities(sets: &capabilities::Sets) -> LinuxCapabilities {
 fn linux(facts: &Facts<'_>, kept: &[String], propagation: &str) -> Result<Linux, Error> {
     let mut linux = Linux::default();
     linux.set_namespaces(Some(namespaces_of(facts)));
+    if let Some(mapping) = facts.mapping() {
+        let (uids, gids) = mapping.to_oci();
+        linux.set_uid_mappings(Some(uids));
+        linux.set_gid_mappings(Some(gids));
+    }
     linux.set_cgroups_path(Some(facts.cgroup.into()));
     linux.set_rootfs_propagation(Some(propagation.to_owned()));
     linux.set_devices(Some(facts.devices.iter().map(|node| node.device.clone()).collect()));
@@ -165,7 +179,12 @@ fn namespaces_of(facts: &Facts<'_>) -> Vec<LinuxNamespace> {
     let sandbox = &facts.sandbox;
     let of_shim = |name: &str| Some(PathBuf::from(format!("/proc/{}/ns/{name}", sandbox.shim_pid)));
     let of_pid = |pid: i32| Some(PathBuf::from(format!("/proc/{pid}/ns/pid")));
-    let mut list = vec![namespace(LinuxNamespaceType::Mount, None)];
+    let mut list = Vec::new();
+    if facts.mapping().is_some() {
+        // The shim knows it, and fills it in.
+        list.push(namespace(LinuxNamespaceType::User, None));
+    }
+    list.push(namespace(LinuxNamespaceType::Mount, None));
     if namespaces::own_network(sandbox.config) {
         list.push(namespace(LinuxNamespaceType::Network, of_shim("net")));
         list.push(namespace(LinuxNamespaceType::Uts, of_shim("uts")));

@@ -5,7 +5,7 @@ use oci_spec::runtime::{LinuxCpu, LinuxHugepageLimit, LinuxMemory, LinuxResource
 
 /// The limits of a container. Huge pages are left out where nothing can limit them: the kubelet
 /// sends a limit of 0 for every size, wanted or not.
-pub(super) fn limits(request: Option<&LinuxContainerResources>, hugetlb: bool) -> LinuxResources {
+pub(crate) fn limits(request: Option<&LinuxContainerResources>, hugetlb: bool) -> LinuxResources {
     let mut resources = LinuxResources::default();
     let Some(request) = request else { return resources };
     resources.set_cpu(cpu(request));

@@ -1,4 +1,4 @@
-//! Which sandboxes and containers a list request means. Pure.
+//! Which sandboxes and containers a list request means. Pure: truncated ids were completed before.
 
 use std::collections::HashMap;
 
@@ -9,9 +9,9 @@ pub(crate) fn selected(labels: &HashMap<String, String>, selector: &HashMap<Stri
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Whether an id is the one asked for, or begins with what was asked for; nothing asked matches all.
+/// Whether an id is the one asked for; nothing asked matches all.
 pub(crate) fn named(id: &str, asked: &str) -> bool {
-    id.starts_with(asked)
+    asked.is_empty() || id == asked
 }
 
 /// Whether the filter lets a sandbox through.
@@ -52,9 +52,10 @@ mod tests {
         };
         let running = cri::ContainerStateValue { state: cri::ContainerState::ContainerRunning.into() };
         let exited = cri::ContainerStateValue { state: cri::ContainerState::ContainerExited.into() };
-        let cases: [(cri::ContainerFilter, bool); 7] = [
+        let cases: [(cri::ContainerFilter, bool); 8] = [
             (cri::ContainerFilter::default(), true),
-            (cri::ContainerFilter { id: "c0f".into(), ..Default::default() }, true),
+            (cri::ContainerFilter { id: "c0ffee".into(), ..Default::default() }, true),
+            (cri::ContainerFilter { id: "c0f".into(), ..Default::default() }, false),
             (cri::ContainerFilter { id: "d".into(), ..Default::default() }, false),
             (
                 cri::ContainerFilter {

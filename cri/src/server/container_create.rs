@@ -7,17 +7,25 @@ use coracle_images::Image;
 use coracle_proto::cri::security_profile::ProfileType;
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::ContainerCreatedEvent;
-use oci_spec::runtime::LinuxSeccomp;
+use oci_spec::runtime::{LinuxSeccomp, Spec};
 
+use super::container_volumes::find_volumes;
 use super::sandbox_run::{new_id, now};
+use crate::cdi;
+use crate::cgroup::driver::cgroups_path;
+use crate::container::confinement::{self, Modules};
 use crate::container::devices::{self, Node};
 use crate::container::oci_spec::{Facts, SandboxFacts, oci_spec};
 use crate::container::user::Accounts;
-use crate::container::{self, Container, signal};
-use crate::error::Error;
+use crate::container::{self, Container, mount_points, signal, volume};
+use crate::error::{self, Error};
+use crate::host::Kernel;
 use crate::records::{ContainerPhase, ContainerRecord, replace};
+use crate::resize::check_unified;
 use crate::runtime::Runtime;
-use crate::sandbox::{Live, Sandbox};
+use crate::sandbox::user_namespace::Mapping;
+use crate::sandbox::{Live, Sandbox, namespaces};
+use crate::steps::Steps;
 use crate::undo::{Step, Undo};
 
 /// The spec of an exec starts from the container's own process, kept here in its bundle.
@@ -32,7 +40,7 @@ impl Runtime {
         let id = &request.pod_sandbox_id;
         let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
         let config = request.config.ok_or_else(|| Error::invalid("config", "is missing"))?;
-        check(&config)?;
+        check(&config, self.inner.host.kernel)?;
         let mut undo = Undo::new(&self.inner);
         match self.make_container(&sandbox, config, &mut undo).await {
             Ok(container_id) => {
@@ -49,38 +57,65 @@ impl Runtime {
     async fn make_container(
         &self,
         sandbox: &Sandbox,
-        config: cri::ContainerConfig,
+        mut config: cri::ContainerConfig,
         undo: &mut Undo,
     ) -> Result<String, Error> {
         let inner = &self.inner;
+        let mut steps = Steps::begin();
         let live = sandbox.live().ok_or_else(|| Error::WrongState {
             what: "pod sandbox",
             id: sandbox.id.clone(),
             state: "not ready",
         })?;
         let image = self.image_of(&config)?;
-        let held = inner.images.hold(&image.id).map_err(|source| image_error(&image.id, source))?;
-        let record = self.new_record(sandbox, config, &image)?;
+        let mut held = self.hold_images(&mut config)?;
+        held.push(inner.images.hold(&image.id).map_err(|source| image_error(&image.id, source))?);
+        let mut record = self.new_record(sandbox, config, &image)?;
         let id = record.id.clone();
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &sandbox.id);
         self.reserve(&name, &id)?;
         undo.push(Step::Name(name));
         undo.push(Step::ContainerRecord(id.clone()));
         inner.records.write_container(&record)?;
+        coracle_fault::point("create.recorded");
+        steps.done("record");
         undo.push(Step::Cgroup(record.cgroup.clone()));
-        let create = self.write_bundle(sandbox, &live, &record, &image)?;
-        let container = Arc::new(Container::new(record, Some(held)));
+        self.load_default_profile(&record.config).await?;
+        let mut spec = self.make_spec(sandbox, &live, &record, &image)?;
+        let _pass = inner.nri.pass().await;
+        self.adjust((sandbox, &live), &mut record, &mut spec, undo).await?;
+        check_limits(&spec, inner.host.unified)?;
+        let seccomp_program = self.seccomp_program(&spec).await?;
+        let create = self.write_bundle(sandbox, &record, &image, &spec)?;
+        let create = shim::CreateContainer { seccomp_program, ..create };
+        coracle_fault::point("create.bundle");
+        steps.done("spec and directories");
+        let container = Arc::new(Container::new(record, held));
         undo.push(Step::Container(id.clone()));
         inner.containers.insert(&id, Arc::clone(&container));
         {
             let _exits_wait = container.starting.lock().await;
             undo.push(Step::ShimContainer(live.shim.clone(), id.clone()));
             let pid = live.shim.create(create).await.map_err(Error::shim("create the container"))?;
+            coracle_fault::point("create.made");
+            steps.done("creator");
             container.created(pid);
             inner.records.write_container(&container.record_now())?;
+            coracle_fault::point("create.ready");
             self.event(&sandbox.id, &id, ContainerCreatedEvent);
+            steps.done("ready");
         }
+        self.tell_created(&container).await;
+        steps.tell("CreateContainer", &id);
         Ok(id)
+    }
+
+    async fn load_default_profile(&self, config: &cri::ContainerConfig) -> Result<(), Error> {
+        if !confinement::wants_default(&security(config)) {
+            return Ok(());
+        }
+        let loaded = self.inner.default_profile.ensure().await;
+        loaded.map_err(|source| Error::Kernel { doing: "load the default AppArmor profile", source })
     }
 
     fn image_of(&self, config: &cri::ContainerConfig) -> Result<Image, Error> {
@@ -105,13 +140,13 @@ impl Runtime {
         let user = Accounts::read(&image.layers)
             .resolve(security, image.user())
             .map_err(|why| Error::invalid("user", why))?;
+        let options = security.and_then(|security| security.namespace_options.as_ref());
+        Mapping::of_container(&namespaces::options(sandbox.config()), options)
+            .and_then(|mapping| mapping.map_or(Ok(()), |mapping| mapping.check_ids(user.uid, &user.groups)))
+            .map_err(|why| Error::invalid("namespace_options.userns_options", why))?;
         let stop_signal = signal::stop_signal(config.stop_signal(), image.stop_signal())
             .map_err(|why| Error::invalid("stop_signal", why))?;
-        let parent = sandbox.config().linux.as_ref().map(|linux| linux.cgroup_parent.as_str());
-        let cgroup = match parent {
-            None | Some("") => format!("{}/{id}", self.own_pod_cgroup(&sandbox.id)),
-            Some(parent) => format!("/{}/{id}", parent.trim_matches('/')),
-        };
+        let cgroup = self.inner.layout.container(&self.pod_cgroup(sandbox), &id);
         Ok(ContainerRecord {
             version: ContainerRecord::VERSION,
             sandbox_id: sandbox.id.clone(),
@@ -124,6 +159,7 @@ impl Runtime {
             uid: user.uid.into(),
             gid: user.gid.into(),
             groups: user.groups.iter().map(|gid| i64::from(*gid)).collect(),
+            late_hooks: false,
             pid: 0,
             config,
             id,
@@ -134,9 +170,9 @@ impl Runtime {
     fn write_bundle(
         &self,
         sandbox: &Sandbox,
-        live: &Live,
         record: &ContainerRecord,
         image: &Image,
+        spec: &Spec,
     ) -> Result<shim::CreateContainer, Error> {
         let inner = &self.inner;
         let bundle = inner.records.container_dir(&record.id);
@@ -145,11 +181,33 @@ impl Runtime {
         for dir in [&upper, &work, &rootfs] {
             make_dir(dir)?;
         }
+        if let Some(mapping) = Mapping::of(Some(&namespaces::options(sandbox.config()))).ok().flatten() {
+            // What is the root directory in there must be root's in there.
+            let (uid, gid) = mapping.root();
+            std::os::unix::fs::chown(&upper, Some(uid), Some(gid))
+                .map_err(Error::file("give away", &upper))?;
+        }
         if let Some(dir) = Path::new(&record.log_path).parent().filter(|dir| *dir != Path::new("")) {
             make_dir(dir)?;
         }
+        write_json(&bundle.join("config.json"), spec)?;
+        write_json(&bundle.join(PROCESS_FILE), spec.process())?;
+        let images = self.image_volumes(&record.config, &bundle)?;
+        let call = self.create_call(record, image, [bundle, upper, work, rootfs]);
+        Ok(shim::CreateContainer { images, ..call })
+    }
+
+    /// Works the spec out, before plugins adjust it.
+    fn make_spec(
+        &self,
+        sandbox: &Sandbox,
+        live: &Live,
+        record: &ContainerRecord,
+        image: &Image,
+    ) -> Result<Spec, Error> {
+        let inner = &self.inner;
         let mut config = record.config.clone();
-        find_volumes(&mut config)?;
+        find_volumes(&mut config, &inner.records.container_dir(&record.id))?;
         let nodes = nodes(&config)?;
         let facts = Facts {
             config: &config,
@@ -161,15 +219,17 @@ impl Runtime {
                 groups: record.groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
             },
             sandbox: self.sandbox_facts(sandbox, live, &config)?,
-            rootfs: &rootfs,
-            cgroup: &record.cgroup,
+            rootfs: &inner.records.container_dir(&record.id).join("rootfs"),
+            cgroup: &cgroups_path(&record.cgroup),
             devices: &nodes,
             seccomp_file: seccomp_file(&config)?,
+            apparmor: apparmor(&config)?,
         };
-        let spec = oci_spec(&facts)?;
-        write_json(&bundle.join("config.json"), &spec)?;
-        write_json(&bundle.join(PROCESS_FILE), spec.process())?;
-        Ok(self.create_call(record, image, [bundle, upper, work, rootfs]))
+        let mut spec = oci_spec(&facts)?;
+        cdi::requested(&config)
+            .and_then(|devices| cdi::inject(&mut spec, &devices, &inner.config.cdi_dirs))
+            .map_err(|why| Error::invalid("CDI_devices", error::chain(&why)))?;
+        Ok(spec)
     }
 
     fn create_call(
@@ -179,11 +239,12 @@ impl Runtime {
         [bundle, upper, work, target]: [PathBuf; 4],
     ) -> shim::CreateContainer {
         let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mount_points = mount_points::layer(&self.inner.config.root);
         shim::CreateContainer {
             container_id: record.id.clone(),
             bundle: text(&bundle),
             rootfs: Some(shim::Overlay {
-                lower: image.layers.iter().map(|layer| text(layer)).collect(),
+                lower: image.layers.iter().chain([&mount_points]).map(|layer| text(layer)).collect(),
                 upper: text(&upper),
                 work: text(&work),
                 target: text(&target),
@@ -196,7 +257,17 @@ impl Runtime {
             log_path: record.log_path.clone(),
             log_max_size: self.inner.config.log_max_size,
             log_max_files: self.inner.config.log_max_files,
+            images: Vec::new(),
+            seccomp_program: Vec::new(),
         }
+    }
+
+    async fn seccomp_program(&self, spec: &Spec) -> Result<Vec<u8>, Error> {
+        let profile = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());
+        let Some(profile) = profile else { return Ok(Vec::new()) };
+        let program = self.inner.filters.program(profile).await;
+        let program = program.map_err(|why| Error::invalid("seccomp", error::chain(&why)))?;
+        Ok(program.to_vec())
     }
 
     fn sandbox_facts<'a>(
@@ -239,44 +310,18 @@ impl Runtime {
 }
 
 /// Refuses what cannot be done before anything is.
-fn check(config: &cri::ContainerConfig) -> Result<(), Error> {
+fn check(config: &cri::ContainerConfig, kernel: Kernel) -> Result<(), Error> {
     if config.metadata.as_ref().is_none_or(|metadata| metadata.name.is_empty()) {
         return Err(Error::invalid("config.metadata", "needs a name"));
     }
-    if !config.cdi_devices.is_empty() {
-        return Err(Error::Unsupported("a CDI device"));
-    }
-    for mount in &config.mounts {
-        if mount.image.is_some() {
-            return Err(Error::Unsupported("an image as a volume"));
-        }
-        if !mount.uid_mappings.is_empty() || !mount.gid_mappings.is_empty() {
-            return Err(Error::Unsupported("a volume with mapped ids"));
-        }
-        if !mount.container_path.starts_with('/') {
-            return Err(Error::invalid("mounts.container_path", "must be absolute"));
-        }
-        if mount.recursive_read_only && (!mount.readonly || mount.propagation != 0) {
-            return Err(Error::invalid(
-                "mounts.recursive_read_only",
-                "needs readonly and private propagation",
-            ));
-        }
-    }
-    Ok(())
+    config.mounts.iter().try_for_each(|mount| volume::check(mount, kernel))
 }
 
-/// Follows links of the sources, and makes those that are absent, as docker always has.
-fn find_volumes(config: &mut cri::ContainerConfig) -> Result<(), Error> {
-    for mount in &mut config.mounts {
-        let path = Path::new(&mount.host_path);
-        if !path.exists() {
-            make_dir(path)?;
-        }
-        let real = path.canonicalize().map_err(Error::file("find volume", path))?;
-        mount.host_path = real.to_string_lossy().into_owned();
-    }
-    Ok(())
+/// Refuses limits by file, as the client and plugins ask for, that are not limits. An update refuses the same.
+fn check_limits(spec: &Spec, unified: bool) -> Result<(), Error> {
+    let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
+    let files = resources.and_then(|resources| resources.unified().as_ref());
+    check_unified(files.into_iter().flat_map(|files| files.keys()), unified)
 }
 
 fn nodes(config: &cri::ContainerConfig) -> Result<Vec<Node>, Error> {
@@ -285,6 +330,19 @@ fn nodes(config: &cri::ContainerConfig) -> Result<Vec<Node>, Error> {
         return Ok(devices::all());
     }
     devices::requested(&config.devices)
+}
+
+fn security(config: &cri::ContainerConfig) -> cri::LinuxContainerSecurityContext {
+    config.linux.as_ref().and_then(|linux| linux.security_context.clone()).unwrap_or_default()
+}
+
+/// The AppArmor profile; and refuses SELinux options that would have no effect.
+fn apparmor(config: &cri::ContainerConfig) -> Result<Option<String>, Error> {
+    let security = security(config);
+    let modules = Modules::look();
+    confinement::check_selinux(security.selinux_options.as_ref(), &modules)
+        .map_err(|why| Error::invalid("selinux_options", why))?;
+    confinement::apparmor(&security, &modules).map_err(|why| Error::invalid("apparmor", why))
 }
 
 fn seccomp_file(config: &cri::ContainerConfig) -> Result<Option<LinuxSeccomp>, Error> {
@@ -306,7 +364,7 @@ fn seccomp_file(config: &cri::ContainerConfig) -> Result<Option<LinuxSeccomp>, E
     })
 }
 
-fn make_dir(dir: &Path) -> Result<(), Error> {
+pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))
 }
 

@@ -1,7 +1,10 @@
 //! RemoveContainer: end it by force if it runs, then forget it. Absent is a success.
 
+use std::sync::Arc;
+
 use coracle_proto::cri;
 use cri::ContainerEventType::ContainerDeletedEvent;
+use tracing::warn;
 
 use crate::container::{self, Container};
 use crate::error::Error;
@@ -20,6 +23,11 @@ impl Runtime {
         Ok(cri::RemoveContainerResponse {})
     }
 
+    /// Takes back a container that nobody was told of.
+    pub(super) async fn container_unmake(&self, container_id: String) -> Result<(), Error> {
+        self.container_remove(cri::RemoveContainerRequest { container_id }).await.map(|_removed| ())
+    }
+
     /// Ends and forgets a container.
     pub(super) async fn remove_container(&self, container: &Container) -> Result<(), Error> {
         let _alone = container.removing.lock().await;
@@ -27,16 +35,37 @@ impl Runtime {
             return Ok(());
         }
         self.kill_container(container).await?;
+        self.tell_removed(container).await;
         if let Ok(shim) = self.shim_of(container) {
             shim.delete(&container.id).await.map_err(Error::shim("delete the container"))?;
+            coracle_fault::point("remove.deleted");
         }
+        self.run_hooks_after_end(container).await;
         self.inner.cgroups.kill(&container.record.cgroup).await;
-        self.inner.cgroups.remove(&container.record.cgroup)?;
-        self.inner.records.remove_container(&container.id)?;
+        self.inner.cgroups.remove(&container.record.cgroup).await?;
+        coracle_fault::point("remove.cgroup");
+        self.inner.records.forget_container(&container.id)?;
+        self.discard_layer(&container.id);
+        coracle_fault::point("remove.forgotten");
         self.inner.containers.remove(&container.id);
         let metadata = container.record.config.metadata.clone().unwrap_or_default();
         locked(&self.inner.names).remove(&container::name(&metadata, &container.record.sandbox_id));
         self.event(&container.record.sandbox_id, &container.id, ContainerDeletedEvent);
         Ok(())
+    }
+
+    /// Removes a writable layer that is nobody's any more, one at a time and beside all else: what a
+    /// container wrote may be much, and nobody needs to wait for the disk.
+    fn discard_layer(&self, id: &str) {
+        let (inner, id) = (Arc::clone(&self.inner), id.to_owned());
+        tokio::spawn(async move {
+            let _one = inner.discarding.lock().await;
+            let (records, layer) = (inner.records.clone(), id.clone());
+            let removed = tokio::task::spawn_blocking(move || records.remove_layer(&layer)).await;
+            // One that is cancelled by the runtime's end is what the next start is for.
+            if let Ok(Err(error)) = removed {
+                warn!(container = id, error = error.chain(), "a layer stays until the next start");
+            }
+        });
     }
 }

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::records::{ContainerPhase, ExitRecord};
 use crate::runtime::Runtime;
 use crate::shim_client;
+use crate::steps::Steps;
 
 impl Runtime {
     /// Starts a created container.
@@ -17,19 +18,29 @@ impl Runtime {
         &self,
         request: cri::StartContainerRequest,
     ) -> Result<cri::StartContainerResponse, Error> {
+        let mut steps = Steps::begin();
         let container = self.container(&request.container_id)?;
+        let _pass = self.inner.nri.pass().await;
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
         let shim = self.shim_of(&container)?;
+        self.tell_starting(&container).await?;
         // Taken before, since a short command may have ended before the shim's answer is read.
         let started_at = now();
         if let Err(source) = shim.start(&container.id).await {
             self.start_failed(&container, &source)?;
             return Err(Error::Shim { doing: "start the container", source });
         }
+        coracle_fault::point("start.runs");
+        steps.done("the program runs");
         container.started(started_at);
         self.inner.records.write_container(&container.record_now())?;
+        coracle_fault::point("start.recorded");
         self.event(&container.record.sandbox_id, &container.id, ContainerStartedEvent);
+        self.run_hooks_after_start(&container).await?;
+        steps.done("record");
+        self.tell_started(&container).await;
+        steps.tell("StartContainer", &container.id);
         Ok(cri::StartContainerResponse {})
     }
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use serde_json::{Value, json};
 
+use super::list_stream::batches;
+use super::status::Streamed;
 use crate::container::Container;
+use crate::container::resources::limits;
 use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::sandbox::filter;
@@ -29,31 +32,48 @@ impl Runtime {
     fn container_info(&self, container: &Container) -> Value {
         let bundle = self.inner.records.container_dir(&container.id);
         let spec = std::fs::read(bundle.join("config.json")).unwrap_or_default();
+        let mut spec: Value = serde_json::from_slice(&spec).unwrap_or_default();
+        // The file says how it was created; its limits may have changed since.
+        let limits = limits(container.resources().as_ref(), self.inner.host.hugetlb);
+        if let Some(Value::Object(shown)) = spec.pointer_mut("/linux/resources")
+            && let Ok(Value::Object(now)) = serde_json::to_value(limits)
+        {
+            shown.extend(now.into_iter().filter(|(_, value)| !value.is_null()));
+        }
         json!({
             "sandboxID": container.record.sandbox_id,
             "pid": container.pid(),
             "cgroup": container.record.cgroup,
             "bundle": bundle,
-            "runtimeSpec": serde_json::from_slice::<Value>(&spec).unwrap_or_default(),
+            "runtimeSpec": spec,
         })
     }
 
     /// The containers that a filter lets through, newest first.
-    pub(crate) fn container_list(
+    pub(crate) fn container_list(&self, request: cri::ListContainersRequest) -> cri::ListContainersResponse {
+        let containers = self.containers_that(request.filter);
+        cri::ListContainersResponse { containers: containers.iter().map(|row| row.item()).collect() }
+    }
+
+    /// The same, in pieces.
+    pub(crate) fn container_stream(
         &self,
-        request: cri::ListContainersRequest,
-    ) -> Result<cri::ListContainersResponse, Error> {
-        let mut containers: Vec<cri::Container> = self
-            .inner
-            .containers
-            .all()
-            .iter()
-            .filter(|container| container.visible())
-            .map(|container| container.item())
-            .filter(|item| filter::container(item, request.filter.as_ref()))
-            .collect();
-        containers.sort_by_key(|item| std::cmp::Reverse(item.created_at));
-        Ok(cri::ListContainersResponse { containers })
+        request: cri::StreamContainersRequest,
+    ) -> Streamed<cri::StreamContainersResponse> {
+        let items = self.containers_that(request.filter).into_iter().map(|row| row.item());
+        batches(items, |containers| cri::StreamContainersResponse { containers })
+    }
+
+    fn containers_that(&self, filter: Option<cri::ContainerFilter>) -> Vec<Arc<Container>> {
+        let filter = filter.map(|filter| cri::ContainerFilter {
+            id: self.inner.containers.whole_id(&filter.id),
+            pod_sandbox_id: self.inner.sandboxes.whole_id(&filter.pod_sandbox_id),
+            ..filter
+        });
+        let mut containers = self.inner.containers.all();
+        containers.retain(|row| row.visible() && filter::container(&row.item(), filter.as_ref()));
+        containers.sort_by_key(|row| std::cmp::Reverse(row.record.created_at));
+        containers
     }
 
     /// A container that clients may see.

@@ -27,9 +27,11 @@ impl Runtime {
         let grace = Duration::from_secs(u64::try_from(request.timeout).unwrap_or(0));
         let running = matches!(container.phase(), ContainerPhase::Running { .. });
         if running && !grace.is_zero() && self.ask_to_stop(&container, grace).await {
+            self.tell_stopped(&container).await;
             return Ok(cri::StopContainerResponse {});
         }
         self.kill_container(&container).await?;
+        self.tell_stopped(&container).await;
         Ok(cri::StopContainerResponse {})
     }
 
@@ -39,11 +41,12 @@ impl Runtime {
         // It may have ended meanwhile: then the wait returns at once. If the shim is gone, the end by
         // force that follows says so.
         let _sent = shim.kill(&container.id, container.record.stop_signal).await;
+        coracle_fault::point("stop.asked");
         timeout(grace, container.wait_exited()).await.is_ok()
     }
 
     /// Ends a container by force, and returns when its end is on record.
-    pub(super) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
+    pub(crate) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
         // One that is being created is there or undone after this.
         drop(container.starting.lock().await);
         let gone = self.inner.containers.get(&container.id).is_none();
@@ -57,7 +60,9 @@ impl Runtime {
                 all: true,
                 ..Default::default()
             };
-            match shim.signal(kill).await {
+            let killed = shim.signal(kill).await;
+            coracle_fault::point("stop.killed");
+            match killed {
                 Ok(()) => {}
                 Err(error)
                     if matches!(

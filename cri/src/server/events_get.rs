@@ -3,21 +3,18 @@
 use coracle_proto::cri;
 use cri::{ContainerEventResponse, ContainerEventType};
 use futures::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 
 use super::sandbox_run::now;
 use super::status::Streamed;
-use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::sandbox::Sandbox;
 
 impl Runtime {
-    /// All events from now on.
-    pub(crate) fn events_get(
-        &self,
-        _request: cri::GetEventsRequest,
-    ) -> Result<Streamed<ContainerEventResponse>, Error> {
-        Ok(Box::pin(ReceiverStream::new(self.inner.events.listen()).map(Ok)))
+    /// All events from now on; to the first caller also those since the runtime's start.
+    pub(crate) fn events_get(&self, _request: cri::GetEventsRequest) -> Streamed<ContainerEventResponse> {
+        let events = self.inner.events.listen();
+        Box::pin(events.map(|event| event.map_err(|lost| Status::resource_exhausted(lost.to_string()))))
     }
 
     /// Tells all listeners what became of a container, or of a sandbox.
@@ -29,6 +26,7 @@ impl Runtime {
 
     /// The same for a sandbox that is no longer in the table.
     pub(super) fn event_of(&self, sandbox: &Sandbox, subject: &str, what: ContainerEventType) {
+        self.inner.changes.send_replace(());
         if !self.inner.events.wanted() {
             return;
         }

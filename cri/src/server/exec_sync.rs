@@ -33,11 +33,12 @@ pub(crate) struct Exec {
 }
 
 impl Runtime {
-    /// Runs a command and returns its output and exit code. After the time-out it is killed with all
-    /// that it started.
+    /// Runs a command and returns its output and exit code. After the time-out, or when the caller is `gone`, it
+    /// is killed with all that it started.
     pub(crate) async fn exec_sync(
         &self,
         request: cri::ExecSyncRequest,
+        gone: impl Future<Output = ()>,
     ) -> Result<cri::ExecSyncResponse, Error> {
         let container = self.running(&request.container_id)?;
         let (out, out_end) = pipe()?;
@@ -65,9 +66,18 @@ impl Runtime {
                 code = &mut exit => (code, timeout(DRAIN_TIME, outputs).await.ok()),
             }
         };
-        let ended = match u64::try_from(request.timeout) {
-            Ok(seconds) if seconds > 0 => timeout(Duration::from_secs(seconds), run).await.ok(),
-            _ => Some(run.await),
+        let seconds = u64::try_from(request.timeout).ok().filter(|seconds| *seconds > 0);
+        let too_long = async {
+            match seconds {
+                Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ended = tokio::select! {
+            // What the others drop is of no use any more.
+            ended = run => Some(ended),
+            () = too_long => None,
+            () = gone => None,
         };
         let Some((exit, outputs)) = ended else {
             self.kill_exec(&container, &id, started.pid).await;

@@ -1,15 +1,18 @@
 //! The image service: pull, list, status, remove, file system.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use coracle_images::{Auth, Image};
+use coracle_images::{Auth, Image, ProgressFn, PullProgress, Reference};
 use coracle_proto::cri;
 use serde_json::json;
 
 use super::container_create::image_error;
+use super::list_stream::batches;
 use super::sandbox_run::now;
+use super::status::Streamed;
 use crate::error::Error;
 use crate::runtime::Runtime;
 
@@ -20,25 +23,36 @@ impl Runtime {
         request: cri::PullImageRequest,
     ) -> Result<cri::PullImageResponse, Error> {
         let reference = reference(request.image)?;
-        let auth = request.auth.map(auth).transpose()?.flatten();
-        let pulled = self.inner.images.pull(&reference, auth, None).await;
+        let meant = request.auth.filter(|auth| is_for(&auth.server_address, &reference));
+        let auth = meant.map(auth).transpose()?.flatten();
+        let began = std::time::Instant::now();
+        let pulled = self.inner.images.pull(&reference, auth, Some(progress(reference.clone()))).await;
         let image = pulled.map_err(|source| image_error(&reference, source))?;
+        tracing::info!(reference, id = image.id, bytes = image.size, took = ?began.elapsed(), "image pulled");
         Ok(cri::PullImageResponse { image_ref: image.id })
     }
 
     /// All images, or those of one name.
-    pub(crate) fn image_list(
+    pub(crate) fn image_list(&self, request: cri::ListImagesRequest) -> cri::ListImagesResponse {
+        cri::ListImagesResponse { images: self.images_that(request.filter).iter().map(item).collect() }
+    }
+
+    /// The same, in pieces.
+    pub(crate) fn image_stream(
         &self,
-        request: cri::ListImagesRequest,
-    ) -> Result<cri::ListImagesResponse, Error> {
-        let name =
-            request.filter.and_then(|filter| filter.image).map(|image| image.image).unwrap_or_default();
-        let images = if name.is_empty() {
+        request: cri::StreamImagesRequest,
+    ) -> Streamed<cri::StreamImagesResponse> {
+        let items = self.images_that(request.filter).into_iter().map(|image| item(&image));
+        batches(items, |images| cri::StreamImagesResponse { images })
+    }
+
+    fn images_that(&self, filter: Option<cri::ImageFilter>) -> Vec<Image> {
+        let name = filter.and_then(|filter| filter.image).map(|image| image.image).unwrap_or_default();
+        if name.is_empty() {
             self.inner.images.list()
         } else {
             self.inner.images.get(&name).into_iter().collect()
-        };
-        Ok(cri::ListImagesResponse { images: images.iter().map(item).collect() })
+        }
     }
 
     /// One image; none, and no error, when it is absent.
@@ -72,18 +86,12 @@ impl Runtime {
     }
 
     /// What images and writable layers take.
-    pub(crate) fn image_fs_info(
-        &self,
-        _request: cri::ImageFsInfoRequest,
-    ) -> Result<cri::ImageFsInfoResponse, Error> {
+    pub(crate) fn image_fs_info(&self, _request: &cri::ImageFsInfoRequest) -> cri::ImageFsInfoResponse {
         let usage = self.inner.images.usage();
         let images = filesystem(self.inner.images.directory(), usage.bytes, usage.inodes);
         let (bytes, inodes) = self.writable_usage();
-        let containers = filesystem(&self.inner.config.root.join("containers"), bytes, inodes);
-        Ok(cri::ImageFsInfoResponse {
-            image_filesystems: vec![images],
-            container_filesystems: vec![containers],
-        })
+        let containers = filesystem(self.inner.records.layers_dir(), bytes, inodes);
+        cri::ImageFsInfoResponse { image_filesystems: vec![images], container_filesystems: vec![containers] }
     }
 }
 
@@ -93,6 +101,25 @@ fn reference(image: Option<cri::ImageSpec>) -> Result<String, Error> {
         return Err(Error::invalid("image", "is missing"));
     }
     Ok(reference)
+}
+
+/// The CRI has no way to tell how far a pull is; the log has.
+fn progress(reference: String) -> ProgressFn {
+    Arc::new(move |told| {
+        let PullProgress { bytes_done, bytes_total, layers_done, layers_total } = told;
+        tracing::debug!(reference, bytes_done, bytes_total, layers_done, layers_total, "pulling");
+    })
+}
+
+/// Whether credentials are for the registry of an image: they may say which they are for, and go nowhere else.
+fn is_for(server_address: &str, reference: &str) -> bool {
+    let Ok(reference) = Reference::parse(reference) else { return true };
+    let bare = server_address.split_once("://").map_or(server_address, |(_scheme, rest)| rest);
+    let host = bare.split('/').next().unwrap_or_default();
+    let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"];
+    host.is_empty()
+        || host == reference.domain()
+        || (hub.contains(&host) && hub.contains(&reference.domain()))
 }
 
 /// Credentials in the CRI's forms; none when all are empty.
@@ -145,6 +172,19 @@ fn filesystem(path: &std::path::Path, bytes: u64, inodes: u64) -> cri::Filesyste
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn credentials_go_to_the_registry_that_they_name() {
+        for (address, reference, expected) in [
+            ("", "r.example/a", true),
+            ("https://r.example/v1/", "r.example/a", true),
+            ("r.example:5000", "r.example/a", false),
+            ("other.example", "r.example/a", false),
+            ("https://index.docker.io/v1/", "nginx", true),
+        ] {
+            assert_eq!(is_for(address, reference), expected, "{address} {reference}");
+        }
+    }
 
     #[test]
     fn credentials_in_every_form() {

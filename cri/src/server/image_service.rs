@@ -4,22 +4,21 @@ use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
 use tonic::Request;
 
-use super::later::later;
-use super::status::{Answer, Streamed, answer};
+use super::status::{Answer, Streamed, answer, blocking};
 use crate::runtime::Runtime;
 
 #[tonic::async_trait]
 impl ImageService for Runtime {
     async fn list_images(&self, request: Request<cri::ListImagesRequest>) -> Answer<cri::ListImagesResponse> {
-        answer(self.image_list(request.into_inner()))
+        answer(Ok(self.image_list(request.into_inner())))
     }
 
     type StreamImagesStream = Streamed<cri::StreamImagesResponse>;
     async fn stream_images(
         &self,
-        _request: Request<cri::StreamImagesRequest>,
+        request: Request<cri::StreamImagesRequest>,
     ) -> Answer<Self::StreamImagesStream> {
-        answer(Err(later("StreamImages")))
+        answer(Ok(self.image_stream(request.into_inner())))
     }
 
     async fn image_status(
@@ -44,6 +43,6 @@ impl ImageService for Runtime {
         &self,
         request: Request<cri::ImageFsInfoRequest>,
     ) -> Answer<cri::ImageFsInfoResponse> {
-        answer(self.image_fs_info(request.into_inner()))
+        blocking(self, move |runtime| Ok(runtime.image_fs_info(request.get_ref()))).await
     }
 }

@@ -4,8 +4,9 @@ use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use tonic::Request;
 
-use super::later::later;
-use super::status::{Answer, Streamed, answer, finish};
+use super::checkpoint::take_back;
+use super::status::{Answer, Streamed, answer, attended, blocking, create, finish, within};
+use crate::metrics;
 use crate::runtime::Runtime;
 
 #[tonic::async_trait]
@@ -18,7 +19,12 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::RunPodSandboxRequest>,
     ) -> Answer<cri::RunPodSandboxResponse> {
-        answer(self.sandbox_run(request.into_inner()).await)
+        create(
+            self.clone(),
+            |runtime| async move { runtime.sandbox_run(request.into_inner()).await },
+            |runtime, made| async move { runtime.sandbox_unmake(made.pod_sandbox_id).await },
+        )
+        .await
     }
 
     async fn stop_pod_sandbox(
@@ -47,22 +53,27 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::ListPodSandboxRequest>,
     ) -> Answer<cri::ListPodSandboxResponse> {
-        answer(self.sandbox_list(request.into_inner()))
+        answer(Ok(self.sandbox_list(request.into_inner())))
     }
 
     type StreamPodSandboxesStream = Streamed<cri::StreamPodSandboxesResponse>;
     async fn stream_pod_sandboxes(
         &self,
-        _request: Request<cri::StreamPodSandboxesRequest>,
+        request: Request<cri::StreamPodSandboxesRequest>,
     ) -> Answer<Self::StreamPodSandboxesStream> {
-        answer(Err(later("StreamPodSandboxes")))
+        answer(Ok(self.sandbox_stream(request.into_inner())))
     }
 
     async fn create_container(
         &self,
         request: Request<cri::CreateContainerRequest>,
     ) -> Answer<cri::CreateContainerResponse> {
-        answer(self.container_create(request.into_inner()).await)
+        create(
+            self.clone(),
+            |runtime| async move { runtime.container_create(request.into_inner()).await },
+            |runtime, made| async move { runtime.container_unmake(made.container_id).await },
+        )
+        .await
     }
 
     async fn start_container(
@@ -92,15 +103,15 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::ListContainersRequest>,
     ) -> Answer<cri::ListContainersResponse> {
-        answer(self.container_list(request.into_inner()))
+        answer(Ok(self.container_list(request.into_inner())))
     }
 
     type StreamContainersStream = Streamed<cri::StreamContainersResponse>;
     async fn stream_containers(
         &self,
-        _request: Request<cri::StreamContainersRequest>,
+        request: Request<cri::StreamContainersRequest>,
     ) -> Answer<Self::StreamContainersStream> {
-        answer(Err(later("StreamContainers")))
+        answer(Ok(self.container_stream(request.into_inner())))
     }
 
     async fn container_status(
@@ -112,9 +123,10 @@ impl RuntimeService for Runtime {
 
     async fn update_container_resources(
         &self,
-        _request: Request<cri::UpdateContainerResourcesRequest>,
+        request: Request<cri::UpdateContainerResourcesRequest>,
     ) -> Answer<cri::UpdateContainerResourcesResponse> {
-        answer(Err(later("UpdateContainerResources")))
+        finish(self.clone(), |runtime| async move { runtime.container_update(request.into_inner()).await })
+            .await
     }
 
     async fn reopen_container_log(
@@ -125,7 +137,8 @@ impl RuntimeService for Runtime {
     }
 
     async fn exec_sync(&self, request: Request<cri::ExecSyncRequest>) -> Answer<cri::ExecSyncResponse> {
-        answer(self.exec_sync(request.into_inner()).await)
+        let runtime = self.clone();
+        attended(|gone| async move { runtime.exec_sync(request.into_inner(), gone).await }).await
     }
 
     async fn exec(&self, request: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {
@@ -147,44 +160,44 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::ContainerStatsRequest>,
     ) -> Answer<cri::ContainerStatsResponse> {
-        answer(self.container_stats(request.into_inner()))
+        blocking(self, move |runtime| runtime.container_stats(request.get_ref())).await
     }
 
     async fn list_container_stats(
         &self,
         request: Request<cri::ListContainerStatsRequest>,
     ) -> Answer<cri::ListContainerStatsResponse> {
-        answer(self.container_stats_list(request.into_inner()))
+        blocking(self, move |runtime| Ok(runtime.container_stats_list(request.into_inner()))).await
     }
 
     type StreamContainerStatsStream = Streamed<cri::StreamContainerStatsResponse>;
     async fn stream_container_stats(
         &self,
-        _request: Request<cri::StreamContainerStatsRequest>,
+        request: Request<cri::StreamContainerStatsRequest>,
     ) -> Answer<Self::StreamContainerStatsStream> {
-        answer(Err(later("StreamContainerStats")))
+        answer(Ok(self.container_stats_stream(request.into_inner())))
     }
 
     async fn pod_sandbox_stats(
         &self,
         request: Request<cri::PodSandboxStatsRequest>,
     ) -> Answer<cri::PodSandboxStatsResponse> {
-        answer(self.sandbox_stats(request.into_inner()))
+        blocking(self, move |runtime| runtime.sandbox_stats(request.get_ref())).await
     }
 
     async fn list_pod_sandbox_stats(
         &self,
         request: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Answer<cri::ListPodSandboxStatsResponse> {
-        answer(self.sandbox_stats_list(request.into_inner()))
+        blocking(self, move |runtime| Ok(runtime.sandbox_stats_list(request.into_inner()))).await
     }
 
     type StreamPodSandboxStatsStream = Streamed<cri::StreamPodSandboxStatsResponse>;
     async fn stream_pod_sandbox_stats(
         &self,
-        _request: Request<cri::StreamPodSandboxStatsRequest>,
+        request: Request<cri::StreamPodSandboxStatsRequest>,
     ) -> Answer<Self::StreamPodSandboxStatsStream> {
-        answer(Err(later("StreamPodSandboxStats")))
+        answer(Ok(self.sandbox_stats_stream(request.into_inner())))
     }
 
     async fn update_runtime_config(
@@ -195,28 +208,32 @@ impl RuntimeService for Runtime {
     }
 
     async fn status(&self, request: Request<cri::StatusRequest>) -> Answer<cri::StatusResponse> {
-        answer(self.runtime_status(request.into_inner()))
+        answer(self.runtime_status(request.into_inner()).await)
     }
 
     async fn checkpoint_container(
         &self,
-        _request: Request<cri::CheckpointContainerRequest>,
+        request: Request<cri::CheckpointContainerRequest>,
     ) -> Answer<cri::CheckpointContainerResponse> {
-        answer(Err(later("CheckpointContainer")))
+        let request = request.into_inner();
+        let (seconds, location) = (request.timeout, request.location.clone());
+        let made = create(
+            self.clone(),
+            |runtime| async move { runtime.checkpoint(request).await },
+            |_, _| take_back(location),
+        );
+        within(seconds, made).await
     }
 
     async fn checkpoint_pod(
         &self,
-        _request: Request<cri::CheckpointPodRequest>,
+        request: Request<cri::CheckpointPodRequest>,
     ) -> Answer<cri::CheckpointPodResponse> {
-        answer(Err(later("CheckpointPod")))
+        answer(self.pod_checkpoint(request.get_ref()))
     }
 
-    async fn restore_pod(
-        &self,
-        _request: Request<cri::RestorePodRequest>,
-    ) -> Answer<cri::RestorePodResponse> {
-        answer(Err(later("RestorePod")))
+    async fn restore_pod(&self, request: Request<cri::RestorePodRequest>) -> Answer<cri::RestorePodResponse> {
+        answer(self.pod_restore(request.get_ref()))
     }
 
     type GetContainerEventsStream = Streamed<cri::ContainerEventResponse>;
@@ -224,29 +241,29 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::GetEventsRequest>,
     ) -> Answer<Self::GetContainerEventsStream> {
-        answer(self.events_get(request.into_inner()))
+        answer(Ok(self.events_get(request.into_inner())))
     }
 
     async fn list_metric_descriptors(
         &self,
         _request: Request<cri::ListMetricDescriptorsRequest>,
     ) -> Answer<cri::ListMetricDescriptorsResponse> {
-        answer(Err(later("ListMetricDescriptors")))
+        answer(Ok(metrics::descriptors()))
     }
 
     async fn list_pod_sandbox_metrics(
         &self,
-        _request: Request<cri::ListPodSandboxMetricsRequest>,
+        request: Request<cri::ListPodSandboxMetricsRequest>,
     ) -> Answer<cri::ListPodSandboxMetricsResponse> {
-        answer(Err(later("ListPodSandboxMetrics")))
+        blocking(self, move |runtime| Ok(runtime.metrics_list(request.get_ref()))).await
     }
 
     type StreamPodSandboxMetricsStream = Streamed<cri::StreamPodSandboxMetricsResponse>;
     async fn stream_pod_sandbox_metrics(
         &self,
-        _request: Request<cri::StreamPodSandboxMetricsRequest>,
+        request: Request<cri::StreamPodSandboxMetricsRequest>,
     ) -> Answer<Self::StreamPodSandboxMetricsStream> {
-        answer(Err(later("StreamPodSandboxMetrics")))
+        answer(Ok(self.metrics_stream(request.get_ref())))
     }
 
     async fn runtime_config(
@@ -258,8 +275,8 @@ impl RuntimeService for Runtime {
 
     async fn update_pod_sandbox_resources(
         &self,
-        _request: Request<cri::UpdatePodSandboxResourcesRequest>,
+        request: Request<cri::UpdatePodSandboxResourcesRequest>,
     ) -> Answer<cri::UpdatePodSandboxResourcesResponse> {
-        answer(Err(later("UpdatePodSandboxResources")))
+        answer(self.sandbox_update(request.into_inner()).await)
     }
 }

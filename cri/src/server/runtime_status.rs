@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use coracle_proto::cri;
 use serde_json::json;
 
+use crate::cgroup::driver::CgroupDriver;
+use crate::container::apparmor;
 use crate::error::Error;
 use crate::runtime::Runtime;
 
@@ -21,10 +23,13 @@ impl Runtime {
     }
 
     /// Whether pods can be run, and with a network.
-    pub(crate) fn runtime_status(&self, request: cri::StatusRequest) -> Result<cri::StatusResponse, Error> {
+    pub(crate) async fn runtime_status(
+        &self,
+        request: cri::StatusRequest,
+    ) -> Result<cri::StatusResponse, Error> {
         let runtime =
             cri::RuntimeCondition { r#type: "RuntimeReady".into(), status: true, ..Default::default() };
-        let network = match self.inner.network.ready() {
+        let network = match self.inner.network.status().await {
             Ok(()) => {
                 cri::RuntimeCondition { r#type: "NetworkReady".into(), status: true, ..Default::default() }
             }
@@ -35,15 +40,12 @@ impl Runtime {
                 message,
             },
         };
-        let mut info = HashMap::new();
-        if request.verbose {
-            let config = &self.inner.config;
-            let text =
-                json!({ "root": config.root, "state": config.state, "cgroupRoot": config.cgroup_root });
-            info.insert("config".to_owned(), text.to_string());
-        }
-        let features =
-            cri::RuntimeHandlerFeatures { recursive_read_only_mounts: true, user_namespaces: false };
+        let info = if request.verbose { self.runtime_info() } else { HashMap::new() };
+        let kernel = self.inner.host.kernel;
+        let features = cri::RuntimeHandlerFeatures {
+            recursive_read_only_mounts: kernel.recursive_read_only,
+            user_namespaces: kernel.user_namespaces,
+        };
         Ok(cri::StatusResponse {
             status: Some(cri::RuntimeStatus { conditions: vec![runtime, network] }),
             info,
@@ -52,12 +54,44 @@ impl Runtime {
         })
     }
 
-    /// Cgroups are made by writing files.
+    /// What `crictl info` shows beside the conditions: how the runtime is set, and what it found here.
+    fn runtime_info(&self) -> HashMap<String, String> {
+        let (config, host) = (&self.inner.config, &self.inner.host);
+        let config = json!({
+            "root": config.root,
+            "state": config.state,
+            "cgroupRoot": config.cgroup_root,
+            "cgroupDriver": config.cgroup_driver.to_string(),
+            "logMaxSize": config.log_max_size,
+            "logMaxFiles": config.log_max_files,
+            "shimBinary": config.shim_binary,
+            "streamUrl": config.stream_url,
+        });
+        let kernel = nix::sys::utsname::uname();
+        let host = json!({
+            "kernel": kernel.map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default(),
+            "hostname": host.hostname,
+            "cgroups": if host.unified { "v2" } else { "v1" },
+            "hugetlb": host.hugetlb,
+            "apparmor": apparmor::describe(),
+            "capabilities": host.capabilities,
+            "oomScoreFloor": host.oom_floor,
+        });
+        let runtime = json!({ "name": "coracle", "version": env!("CARGO_PKG_VERSION") });
+        let texts = [("config", config), ("host", host), ("runtime", runtime)];
+        texts.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect()
+    }
+
+    /// Who makes cgroups: a kubelet does as we do.
     pub(crate) fn runtime_config(
         &self,
         _request: cri::RuntimeConfigRequest,
     ) -> Result<cri::RuntimeConfigResponse, Error> {
-        let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: cri::CgroupDriver::Cgroupfs.into() };
+        let driver = match self.inner.layout.driver() {
+            CgroupDriver::Cgroupfs => cri::CgroupDriver::Cgroupfs,
+            CgroupDriver::Systemd => cri::CgroupDriver::Systemd,
+        };
+        let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: driver.into() };
         Ok(cri::RuntimeConfigResponse { linux: Some(linux) })
     }
 

@@ -23,9 +23,13 @@ impl Runtime {
             errors.extend(self.remove_container(&container).await.err());
         }
         first(errors)?;
+        coracle_fault::point("remove-pod.containers");
         let _alone = sandbox.ending.lock().await;
-        self.inner.cgroups.remove(&self.own_pod_cgroup(&sandbox.id))?;
+        self.inner.cgroups.remove(&self.inner.layout.own_pod(&sandbox.id)).await?;
+        coracle_fault::point("remove-pod.cgroup");
         self.inner.records.remove_sandbox(&sandbox.id)?;
+        coracle_fault::point("remove-pod.forgotten");
+        self.tell_pod_removed(&sandbox).await;
         if self.inner.sandboxes.remove(&sandbox.id).is_some() {
             let metadata = sandbox.config().metadata.clone().unwrap_or_default();
             locked(&self.inner.names).remove(&sandbox::name(&metadata));
@@ -34,8 +38,8 @@ impl Runtime {
         Ok(cri::RemovePodSandboxResponse {})
     }
 
-    /// The cgroup of a pod whose creator named none.
-    pub(crate) fn own_pod_cgroup(&self, sandbox_id: &str) -> String {
-        format!("{}/coracle/pods/{sandbox_id}", self.inner.config.cgroup_root.trim_end_matches('/'))
+    /// Takes back a sandbox that nobody was told of.
+    pub(super) async fn sandbox_unmake(&self, pod_sandbox_id: String) -> Result<(), Error> {
+        self.sandbox_remove(cri::RemovePodSandboxRequest { pod_sandbox_id }).await.map(|_removed| ())
     }
 }

@@ -1,22 +1,24 @@
 //! RunPodSandbox: record, shim, network, in this order, all of it or nothing.
 
-use std::net::IpAddr;
+use std::path::Path;
 
-use coracle_cni::{Attachment, PortMapping, Protocol};
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::{ContainerCreatedEvent, ContainerStartedEvent};
 use tracing::info;
 
+use crate::cgroup::is_below_root;
+use crate::container::confinement::{self, Modules};
 use crate::error::Error;
+use crate::host::Host;
 use crate::lock::locked;
 use crate::records::{SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
-use crate::sandbox::{self, Live, Sandbox, SandboxState, files, namespaces};
+use crate::sandbox::sysctls::Own;
+use crate::sandbox::user_namespace::Mapping;
+use crate::sandbox::{self, Live, Sandbox, SandboxState, attachment, files, namespaces, sysctls};
 use crate::shim_client::Shim;
+use crate::steps::Steps;
 use crate::undo::{Step, Undo};
-
-/// The interface in every pod.
-const INTERFACE: &str = "eth0";
 
 impl Runtime {
     /// Makes a pod's sandbox and returns its id. Refuses a name that another sandbox has.
@@ -25,7 +27,8 @@ impl Runtime {
         request: cri::RunPodSandboxRequest,
     ) -> Result<cri::RunPodSandboxResponse, Error> {
         let config = request.config.ok_or_else(|| Error::invalid("config", "is missing"))?;
-        check(&config, &request.runtime_handler)?;
+        check(&config, &request.runtime_handler, &self.inner.host)?;
+        self.check_cgroup(&config)?;
         let id = new_id();
         let record = SandboxRecord::new(&id, config, request.runtime_handler, now());
         let mut undo = Undo::new(&self.inner);
@@ -43,6 +46,7 @@ impl Runtime {
 
     async fn make_sandbox(&self, mut record: SandboxRecord, undo: &mut Undo) -> Result<(), Error> {
         let inner = &self.inner;
+        let mut steps = Steps::begin();
         let id = record.id.clone();
         let metadata = record.config.metadata.clone().unwrap_or_default();
         let name = sandbox::name(&metadata);
@@ -50,28 +54,35 @@ impl Runtime {
         undo.push(Step::Name(name));
         undo.push(Step::SandboxRecord(id.clone()));
         inner.records.write_sandbox(&record)?;
+        coracle_fault::point("run.recorded");
         self.write_pod_files(&record)?;
+        steps.done("record");
         let dir = inner.records.sandbox_dir(&id);
-        let shim = Shim::spawn(&inner.config.shim_binary, &dir, self.shim_config(&record))
+        let (shim, state) = Shim::spawn(&inner.config.shim_binary, &dir, self.shim_config(&record))
             .await
             .map_err(Error::shim("start the pod's shim"))?;
         undo.push(Step::Shim(shim.clone()));
+        steps.done("shim");
+        coracle_fault::point("run.shim");
         if namespaces::own_network(&record.config) {
             undo.push(Step::Network(id.clone()));
             record.addresses = self.connect_pod(&record, shim.pid()).await?;
+            steps.done("network");
+            coracle_fault::point("run.network");
         }
         self.write_hosts(&record)?;
-        let init_pid = if namespaces::share_pid(&record.config) {
-            shim.hello().await.map_err(Error::shim("ask for the pod's init"))?.init_pid
-        } else {
-            0
-        };
+        let live = Live { shim, init_pid: state.init_pid };
+        let _pass = inner.nri.pass().await;
+        self.tell_pod_runs(&record, &live, undo).await?;
         record.phase = SandboxPhase::Ready;
         inner.records.write_sandbox(&record)?;
+        coracle_fault::point("run.ready");
         info!(sandbox = id, pod = metadata.name, namespace = metadata.namespace, "sandbox runs");
-        self.adopt_sandbox(record, Live { shim, init_pid });
+        self.adopt_sandbox(record, live);
         self.event(&id, &id, ContainerCreatedEvent);
         self.event(&id, &id, ContainerStartedEvent);
+        steps.done("ready");
+        steps.tell("RunPodSandbox", &id);
         Ok(())
     }
 
@@ -93,11 +104,25 @@ impl Runtime {
         Ok(())
     }
 
+    /// Refuses a parent that leaves the hierarchy, or is not what the driver makes.
+    fn check_cgroup(&self, config: &cri::PodSandboxConfig) -> Result<(), Error> {
+        let parent = config.linux.as_ref().map_or("", |linux| &linux.cgroup_parent);
+        let field = "linux.cgroup_parent";
+        if !is_below_root(&format!("{parent}/container")) {
+            return Err(Error::invalid(field, format!("{parent:?} leaves the hierarchy")));
+        }
+        self.inner.layout.check_parent(parent).map_err(|why| Error::invalid(field, why))
+    }
+
     fn shim_config(&self, record: &SandboxRecord) -> shim::SandboxConfig {
         let config = &record.config;
         let own_network = namespaces::own_network(config);
-        let root = self.inner.config.cgroup_root.trim_end_matches('/');
+        // It was checked before anything was made.
+        let mapping = Mapping::of(Some(&namespaces::options(config))).ok().flatten();
+        let (uid_mappings, gid_mappings) = mapping.map(|mapping| mapping.to_shim()).unwrap_or_default();
         shim::SandboxConfig {
+            uid_mappings,
+            gid_mappings,
             sandbox_id: record.id.clone(),
             hostname: if own_network { config.hostname.clone() } else { String::new() },
             own_network,
@@ -105,7 +130,7 @@ impl Runtime {
             own_uts: own_network,
             share_pid: namespaces::share_pid(config),
             sysctls: config.linux.as_ref().map(|linux| linux.sysctls.clone()).unwrap_or_default(),
-            shim_cgroup: format!("{root}/coracle/shims"),
+            shim_cgroup: self.inner.layout.shim(&record.id),
             shm_dir: self.inner.records.sandbox_dir(&record.id).join("shm").to_string_lossy().into_owned(),
             oom_score_adj: self.inner.host.oom_score(-998),
             ..Default::default()
@@ -114,16 +139,8 @@ impl Runtime {
 
     /// Connects the pod and returns its addresses.
     async fn connect_pod(&self, record: &SandboxRecord, shim_pid: i32) -> Result<Vec<String>, Error> {
-        let metadata = record.config.metadata.clone().unwrap_or_default();
-        let attachment = Attachment {
-            id: record.id.clone(),
-            netns: format!("/proc/{shim_pid}/ns/net").into(),
-            ifname: INTERFACE.to_owned(),
-            pod_namespace: metadata.namespace,
-            pod_name: metadata.name,
-            pod_uid: metadata.uid,
-            ports: ports(&record.config.port_mappings)?,
-        };
+        let netns = format!("/proc/{shim_pid}/ns/net");
+        let attachment = attachment::of(&record.id, netns.into(), &record.config)?;
         let attached = self.inner.network.add(&attachment).await;
         let attached = attached.map_err(|source| Error::Network { id: record.id.clone(), source })?;
         Ok(attached.addresses.iter().map(|network| network.ip().to_string()).collect())
@@ -136,8 +153,7 @@ impl Runtime {
         let resolver = dns.unwrap_or_else(|| std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
         let hostname = format!("{}\n", self.hostname_of(&record.config));
         for (name, text) in [("resolv.conf", resolver), ("hostname", hostname)] {
-            let path = dir.join(name);
-            std::fs::write(&path, text).map_err(Error::file("write", &path))?;
+            write_pod_file(record, &dir.join(name), &text)?;
         }
         Ok(())
     }
@@ -148,8 +164,7 @@ impl Runtime {
         } else {
             std::fs::read_to_string("/etc/hosts").unwrap_or_default()
         };
-        let path = self.inner.records.sandbox_dir(&record.id).join("hosts");
-        std::fs::write(&path, text).map_err(Error::file("write", &path))
+        write_pod_file(record, &self.inner.records.sandbox_dir(&record.id).join("hosts"), &text)
     }
 
     /// What the pod's processes see as their host name.
@@ -158,6 +173,19 @@ impl Runtime {
             config.hostname.clone()
         } else {
             self.inner.host.hostname.clone()
+        }
+    }
+}
+
+/// Writes a file for all containers of a pod. Given to the pod's root, since before Linux 6.3 a tmpfs, which the
+/// run directory usually is, knows no idmapped mounts.
+fn write_pod_file(record: &SandboxRecord, path: &Path, text: &str) -> Result<(), Error> {
+    std::fs::write(path, text).map_err(Error::file("write", path))?;
+    match Mapping::of(Some(&namespaces::options(&record.config))).ok().flatten() {
+        None => Ok(()),
+        Some(mapping) => {
+            let (uid, gid) = mapping.root();
+            std::os::unix::fs::chown(path, Some(uid), Some(gid)).map_err(Error::file("give away", path))
         }
     }
 }
@@ -173,7 +201,7 @@ pub(crate) fn now() -> i64 {
 }
 
 /// Refuses what cannot be done before anything is.
-fn check(config: &cri::PodSandboxConfig, runtime_handler: &str) -> Result<(), Error> {
+fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> Result<(), Error> {
     let Some(metadata) = &config.metadata else {
         return Err(Error::invalid("config.metadata", "is missing"));
     };
@@ -183,40 +211,28 @@ fn check(config: &cri::PodSandboxConfig, runtime_handler: &str) -> Result<(), Er
     if !runtime_handler.is_empty() {
         return Err(Error::invalid("runtime_handler", format!("there is none named {runtime_handler:?}")));
     }
+    check_security(config)?;
     let options = namespaces::options(config);
     if options.network() == cri::NamespaceMode::Container {
         return Err(Error::invalid("namespace_options.network", "CONTAINER is no mode of a pod's network"));
     }
-    if options.userns_options.is_some_and(|userns| userns.mode() == cri::NamespaceMode::Pod) {
-        return Err(Error::Unsupported("a user namespace for the pod"));
+    let mapping = Mapping::check_pod(&options)
+        .map_err(|why| Error::invalid("namespace_options.userns_options", why))?;
+    if mapping.is_some() && !host.kernel.user_namespaces {
+        return Err(Error::Unsupported("a user namespace with idmapped mounts (Linux 5.19), on this node,"));
     }
     Ok(())
 }
 
-/// The mappings that lead from a port of the host.
-fn ports(mappings: &[cri::PortMapping]) -> Result<Vec<PortMapping>, Error> {
-    let number = |port: i32| {
-        u16::try_from(port).map_err(|_range| Error::invalid("port_mappings", format!("{port} is no port")))
-    };
-    let mut ports = Vec::new();
-    for mapping in mappings.iter().filter(|mapping| mapping.host_port != 0) {
-        let host_ip: Option<IpAddr> = match mapping.host_ip.as_str() {
-            "" => None,
-            text => Some(
-                text.parse()
-                    .map_err(|_not| Error::invalid("port_mappings", format!("{text:?} is no address")))?,
-            ),
-        };
-        ports.push(PortMapping {
-            host_ip,
-            host_port: number(mapping.host_port)?,
-            container_port: number(mapping.container_port)?,
-            protocol: match mapping.protocol() {
-                cri::Protocol::Tcp => Protocol::Tcp,
-                cri::Protocol::Udp => Protocol::Udp,
-                cri::Protocol::Sctp => Protocol::Sctp,
-            },
-        });
+/// Refuses kernel parameters of the node's, and labels that would not be there.
+fn check_security(config: &cri::PodSandboxConfig) -> Result<(), Error> {
+    let own = Own { network: namespaces::own_network(config), ipc: namespaces::own_ipc(config) };
+    for name in config.linux.iter().flat_map(|linux| linux.sysctls.keys()) {
+        sysctls::check(name, own).map_err(|why| Error::invalid("linux.sysctls", why))?;
     }
-    Ok(ports)
+    match namespaces::security(config).and_then(|security| security.selinux_options.as_ref()) {
+        None => Ok(()),
+        labels => confinement::check_selinux(labels, &Modules::look())
+            .map_err(|why| Error::invalid("selinux_options", why)),
+    }
 }

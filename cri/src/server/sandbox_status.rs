@@ -1,14 +1,17 @@
 //! PodSandboxStatus and ListPodSandbox.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use coracle_proto::cri;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::list_stream::batches;
 use super::sandbox_run::now;
+use super::status::Streamed;
 use crate::error::Error;
 use crate::runtime::Runtime;
-use crate::sandbox::filter;
+use crate::sandbox::{Sandbox, filter};
 
 impl Runtime {
     /// The state of a sandbox and of its containers.
@@ -21,7 +24,10 @@ impl Runtime {
         let mut info = HashMap::new();
         if request.verbose {
             let live = sandbox.live();
+            let size = sandbox.size();
             let text = json!({
+                "resources": size.resources.as_ref().map(limits),
+                "overhead": size.overhead.as_ref().map(limits),
                 "pid": live.as_ref().map(|live| live.shim.pid()),
                 "initPid": live.as_ref().map(|live| live.init_pid),
                 "directory": self.inner.records.sandbox_dir(&sandbox.id),
@@ -43,19 +49,39 @@ impl Runtime {
     }
 
     /// The sandboxes that a filter lets through, newest first.
-    pub(crate) fn sandbox_list(
-        &self,
-        request: cri::ListPodSandboxRequest,
-    ) -> Result<cri::ListPodSandboxResponse, Error> {
-        let mut items: Vec<cri::PodSandbox> = self
-            .inner
-            .sandboxes
-            .all()
-            .iter()
-            .map(|sandbox| sandbox.item())
-            .filter(|item| filter::sandbox(item, request.filter.as_ref()))
-            .collect();
-        items.sort_by_key(|item| std::cmp::Reverse(item.created_at));
-        Ok(cri::ListPodSandboxResponse { items })
+    pub(crate) fn sandbox_list(&self, request: cri::ListPodSandboxRequest) -> cri::ListPodSandboxResponse {
+        let sandboxes = self.sandboxes_that(request.filter);
+        cri::ListPodSandboxResponse { items: sandboxes.iter().map(|row| row.item()).collect() }
     }
+
+    /// The same, in pieces.
+    pub(crate) fn sandbox_stream(
+        &self,
+        request: cri::StreamPodSandboxesRequest,
+    ) -> Streamed<cri::StreamPodSandboxesResponse> {
+        let items = self.sandboxes_that(request.filter).into_iter().map(|row| row.item());
+        batches(items, |pod_sandboxes| cri::StreamPodSandboxesResponse { pod_sandboxes })
+    }
+
+    fn sandboxes_that(&self, filter: Option<cri::PodSandboxFilter>) -> Vec<Arc<Sandbox>> {
+        let filter = filter
+            .map(|filter| cri::PodSandboxFilter { id: self.inner.sandboxes.whole_id(&filter.id), ..filter });
+        let mut sandboxes = self.inner.sandboxes.all();
+        sandboxes.retain(|row| filter::sandbox(&row.item(), filter.as_ref()));
+        sandboxes.sort_by_key(|row| std::cmp::Reverse(row.record.created_at));
+        sandboxes
+    }
+}
+
+fn limits(resources: &cri::LinuxContainerResources) -> Value {
+    json!({
+        "cpuPeriod": resources.cpu_period,
+        "cpuQuota": resources.cpu_quota,
+        "cpuShares": resources.cpu_shares,
+        "memoryLimitInBytes": resources.memory_limit_in_bytes,
+        "memorySwapLimitInBytes": resources.memory_swap_limit_in_bytes,
+        "cpusetCpus": resources.cpuset_cpus,
+        "cpusetMems": resources.cpuset_mems,
+        "unified": resources.unified,
+    })
 }

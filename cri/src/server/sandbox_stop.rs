@@ -26,10 +26,18 @@ impl Runtime {
     pub(super) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
         let _alone = sandbox.ending.lock().await;
         let containers = self.containers_of(&sandbox.id);
-        let (killed, disconnected) = tokio::join!(
-            join_all(containers.iter().map(|container| self.kill_container(container))),
-            self.disconnect_pod(&sandbox.id),
-        );
+        let kill = async {
+            let killed = join_all(containers.iter().map(|container| self.kill_container(container))).await;
+            self.tell_pod_stopped(sandbox).await;
+            killed
+        };
+        let (killed, disconnected) = if self.inner.nri.is_active() {
+            // Plugins may still need the pod's network.
+            (kill.await, self.disconnect_pod(&sandbox.id).await)
+        } else {
+            tokio::join!(kill, self.disconnect_pod(&sandbox.id))
+        };
+        coracle_fault::point("stop-pod.disconnected");
         let mut errors: Vec<Error> = killed.into_iter().filter_map(Result::err).collect();
         errors.extend(disconnected.err());
         if let Some(live) = sandbox.leave_ready() {
@@ -39,16 +47,18 @@ impl Runtime {
     }
 
     async fn disconnect_pod(&self, id: &str) -> Result<(), Error> {
-        self.inner.network.del(id).await.map_err(|source| Error::Network { id: id.to_owned(), source })
+        self.inner.network.release(id).await.map_err(|source| Error::Network { id: id.to_owned(), source })
     }
 
     async fn end_shim(&self, sandbox: &Sandbox, live: Live) -> Result<(), Error> {
-        let ended = live.shim.shutdown().await.map_err(Error::shim("end the pod's shim"));
+        live.shim.shutdown().await;
+        coracle_fault::point("stop-pod.shim");
         sandbox.forget_all_execs();
         self.inner.records.write_sandbox(&sandbox.record_now())?;
+        coracle_fault::point("stop-pod.recorded");
         info!(sandbox = sandbox.id, "sandbox stopped");
         self.event(&sandbox.id, &sandbox.id, ContainerStoppedEvent);
-        ended
+        Ok(())
     }
 }
 

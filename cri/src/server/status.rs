@@ -1,11 +1,15 @@
 //! The only map from our errors to gRPC codes, and the shapes of answers.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use coracle_images::ErrorKind as ImageErrorKind;
 use futures::Stream;
+use tokio::sync::oneshot;
 use tonic::{Code, Response, Status};
+use tracing::warn;
 
+use crate::checkpoint::{CheckpointError, CriuError};
 use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::shim_client::ErrorKind;
@@ -21,6 +25,18 @@ pub(crate) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
     result.map(Response::new).map_err(|error| Status::from(&error))
 }
 
+/// Runs a call that reads files off the async executor.
+pub(crate) async fn blocking<T: Send + 'static>(
+    runtime: &Runtime,
+    call: impl FnOnce(&Runtime) -> Result<T, Error> + Send + 'static,
+) -> Answer<T> {
+    let runtime = runtime.clone();
+    match tokio::task::spawn_blocking(move || call(&runtime)).await {
+        Ok(result) => answer(result),
+        Err(panic) => Err(Status::internal(panic.to_string())),
+    }
+}
+
 /// Runs a call to its end even when its caller goes away in the middle: one that cannot be taken back.
 pub(crate) async fn finish<T, F>(runtime: Runtime, call: impl FnOnce(Runtime) -> F + Send) -> Answer<T>
 where
@@ -28,6 +44,59 @@ where
     F: Future<Output = Result<T, Error>> + Send + 'static,
 {
     match tokio::spawn(call(runtime)).await {
+        Ok(result) => answer(result),
+        Err(panic) => Err(Status::internal(panic.to_string())),
+    }
+}
+
+/// Runs a creation to its end, in a task of its own. When the caller went away meanwhile, by its deadline too,
+/// what was made is unmade: nobody was told that it is there.
+pub(crate) async fn create<T, F, U>(
+    runtime: Runtime,
+    call: impl FnOnce(Runtime) -> F + Send,
+    unmake: impl FnOnce(Runtime, T) -> U + Send + 'static,
+) -> Answer<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+    U: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let (sender, receiver) = oneshot::channel();
+    let made = call(runtime.clone());
+    tokio::spawn(async move {
+        let Err(Ok(made)) = sender.send(made.await) else { return };
+        if let Err(error) = unmake(runtime, made).await {
+            warn!(error = error.chain(), "could not take back what a cancelled call made");
+        }
+    });
+    match receiver.await {
+        Ok(result) => answer(result),
+        Err(_panicked) => Err(Status::internal("the call ended without an answer")),
+    }
+}
+
+/// A call that may take so many seconds, if more than none.
+pub(crate) async fn within<T>(seconds: i64, call: impl Future<Output = Answer<T>> + Send) -> Answer<T> {
+    let Some(seconds) = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0) else {
+        return call.await;
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(seconds), call).await;
+    answer.unwrap_or_else(|_late| Err(Status::deadline_exceeded(format!("not done within {seconds} s"))))
+}
+
+/// Runs a call in a task of its own, which learns by the future that it is given when the caller went away, and
+/// then ends what it began.
+pub(crate) async fn attended<T, F>(
+    call: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>) -> F + Send,
+) -> Answer<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+{
+    let (_caller, gone) = oneshot::channel::<()>();
+    // Nothing is ever sent: it ends when the other half goes, with this call.
+    let gone = Box::pin(async move { drop(gone.await) });
+    match tokio::spawn(call(gone)).await {
         Ok(result) => answer(result),
         Err(panic) => Err(Status::internal(panic.to_string())),
     }
@@ -56,10 +125,15 @@ fn code(error: &Error) -> Code {
         Error::WrongState { .. } => Code::FailedPrecondition,
         Error::NameTaken { .. } => Code::AlreadyExists,
         Error::Unsupported(_) => Code::Unimplemented,
+        // What a plugin says has no code of ours.
+        Error::Nri(_) => Code::Unknown,
+        Error::Checkpoint { source: CheckpointError::Criu(CriuError::Absent), .. } => Code::Unimplemented,
         Error::Timeout { .. } => Code::DeadlineExceeded,
         Error::Shim { source, .. } => shim_code(source.kind),
         Error::Image { source, .. } => image_code(source.kind()),
         Error::Network { .. }
+        | Error::Systemd(_)
+        | Error::Checkpoint { .. }
         | Error::File { .. }
         | Error::Format { .. }
         | Error::Serve(_)

@@ -3,6 +3,7 @@
 
 use std::io::Read as _;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -126,18 +127,38 @@ fn spawn_blocking(binary: &Path, dir: &Path, config: &[u8]) -> Result<i32, Error
     // Its words come on the standard output: "ready", or why not.
     let mut command = Command::new(binary);
     command.arg("shim").arg("--dir").arg(dir).current_dir("/").env_clear();
+    if let Some(armed) = std::env::var_os(coracle_fault::VARIABLE) {
+        command.env(coracle_fault::VARIABLE, armed);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().map_err(|error| failed("start", binary, &error))?;
     let mut words = String::new();
     if let Some(mut output) = child.stdout.take() {
         let _ = output.read_to_string(&mut words);
     }
-    if words.trim() == "ready" {
-        return i32::try_from(child.id()).map_err(|error| Error::new(ErrorKind::Spawn, error.to_string()));
+    let (sibling, words) = heard(&words);
+    if words == "ready" {
+        let Some(pid) = sibling else {
+            return i32::try_from(child.id())
+                .map_err(|error| Error::new(ErrorKind::Spawn, error.to_string()));
+        };
+        // It has nothing more to do.
+        let _ = child.wait();
+        return Ok(pid);
     }
     let status = child.wait().map(|status| status.to_string()).unwrap_or_default();
-    let words = if words.trim().is_empty() { status } else { words.trim().to_owned() };
+    if let Some(pid) = sibling {
+        let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), None);
+    }
+    let words = if words.is_empty() { status } else { words };
     Err(Error::new(ErrorKind::Spawn, format!("start the shim: {words}")))
+}
+
+/// The pid of the child that became the pod, when it is not the one that was started, and all else.
+fn heard(words: &str) -> (Option<i32>, String) {
+    let pid_of = |line: &str| line.strip_prefix("pid ")?.parse::<i32>().ok().filter(|pid| *pid > 0);
+    let rest: Vec<&str> = words.lines().filter(|line| pid_of(line).is_none()).collect();
+    (words.lines().find_map(pid_of), rest.join("\n").trim().to_owned())
 }
 
 /// The state directory is a tmpfs and gone after a crash of the machine, so renaming is enough.
@@ -154,4 +175,47 @@ pub(super) async fn read_config(dir: &Path) -> Result<SandboxConfig, Error> {
     };
     let bytes = tokio::fs::read(&path).await.map_err(|error| gone(&error))?;
     SandboxConfig::decode(bytes.as_slice()).map_err(|error| gone(&error))
+}
+
+/// The processes that were started as the shim of a directory: the shim itself, and what it forked for the pod.
+pub(super) fn of_directory(dir: &Path) -> Vec<i32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| is_of_directory(*pid, dir)).collect()
+}
+
+pub(super) fn is_of_directory(pid: i32, dir: &Path) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| is_shim_of(&line, dir))
+}
+
+/// Whether a command line, as the kernel has it, is `… shim --dir DIR`.
+fn is_shim_of(line: &[u8], dir: &Path) -> bool {
+    let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+    matches!(words.as_slice(), [_, b"shim", b"--dir", of, ..] if *of == dir.as_os_str().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_shim_is_known_by_its_command_line() {
+        let is_ours = |line: &str| super::is_shim_of(line.as_bytes(), "/run/coracle/s/1".as_ref());
+        assert!(is_ours("/proc/self/exe\0shim\0--dir\0/run/coracle/s/1\0"));
+        for other in [
+            "/proc/self/exe\0shim\0--dir\0/run/coracle/s/12\0",
+            "grep\0shim --dir /run/coracle/s/1\0",
+            "coracle\0runtime\0--dir\0/run/coracle/s/1\0",
+            "",
+        ] {
+            assert!(!is_ours(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_pods_pid_is_told_from_its_words_in_any_order() {
+        assert_eq!(super::heard("pid 42\nready\n"), (Some(42), "ready".to_owned()));
+        assert_eq!(super::heard("ready\npid 42\n"), (Some(42), "ready".to_owned()));
+        assert_eq!(super::heard("ready\n"), (None, "ready".to_owned()));
+        assert_eq!(super::heard("pid 0\nset the host name\n"), (None, "pid 0\nset the host name".to_owned()));
+        assert_eq!(super::heard(""), (None, String::new()));
+    }
 }

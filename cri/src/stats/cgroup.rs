@@ -1,78 +1,99 @@
-//! Processor time and memory of a cgroup, on v1 and v2.
-
-use std::path::PathBuf;
+//! Processor time, memory, swap and pressure of a cgroup, on v1 and v2.
 
 use coracle_proto::cri;
 
 use crate::cgroup::Cgroups;
-
-/// v1 writes "no limit" as a page-aligned `i64::MAX`.
-const UNLIMITED: u64 = 1 << 62;
+use crate::cgroup::value::field;
 
 impl Cgroups {
-    /// Processor time since the group was made; none when the group is gone.
-    pub(super) fn cpu(&self, group: &str, timestamp: i64) -> Option<cri::CpuUsage> {
-        let nanoseconds = if self.unified() {
-            field(&text(self.file("cpu", group, "cpu.stat"))?, "usage_usec")?.saturating_mul(1000)
+    /// Nanoseconds of processor time since the group was made; none when the group is gone.
+    pub(crate) fn cpu_nanoseconds(&self, group: &str) -> Option<u64> {
+        if self.unified() {
+            Some(field(&self.text("cpu", group, "cpu.stat")?, "usage_usec")?.saturating_mul(1000))
         } else {
-            number(self.file("cpuacct", group, "cpuacct.usage"))?
-        };
-        Some(cri::CpuUsage {
-            timestamp,
-            usage_core_nano_seconds: value(nanoseconds),
-            usage_nano_cores: None,
-            psi: None,
-        })
+            self.number("cpuacct", group, "cpuacct.usage")
+        }
     }
 
     /// Memory in use; none when the group is gone.
     pub(super) fn memory(&self, group: &str, timestamp: i64) -> Option<cri::MemoryUsage> {
-        let v2 = self.unified();
-        let name = |old: &str, new: &str| self.file("memory", group, if v2 { new } else { old });
-        let stat = text(name("memory.stat", "memory.stat"))?;
-        let used = number(name("memory.usage_in_bytes", "memory.current"))?;
-        let inactive = field(&stat, if v2 { "inactive_file" } else { "total_inactive_file" }).unwrap_or(0);
-        let working = used.saturating_sub(inactive);
-        let limit = number(name("memory.limit_in_bytes", "memory.max")).filter(|limit| *limit < UNLIMITED);
+        let stat = self.text("memory", group, "memory.stat")?;
+        let used = self.number("memory", group, self.either("memory.usage_in_bytes", "memory.current"))?;
+        let of = |v1, v2| field(&stat, self.either(v1, v2));
+        let working = used.saturating_sub(of("total_inactive_file", "inactive_file").unwrap_or(0));
+        let limit = self.limit("memory", group, self.either("memory.limit_in_bytes", "memory.max"));
         Some(cri::MemoryUsage {
             timestamp,
             working_set_bytes: value(working),
             available_bytes: limit.and_then(|limit| value(limit.saturating_sub(working))),
             usage_bytes: value(used),
-            rss_bytes: field(&stat, if v2 { "anon" } else { "total_rss" }).and_then(value),
-            page_faults: field(&stat, if v2 { "pgfault" } else { "total_pgfault" }).and_then(value),
-            major_page_faults: field(&stat, if v2 { "pgmajfault" } else { "total_pgmajfault" })
-                .and_then(value),
-            psi: None,
+            rss_bytes: of("total_rss", "anon").and_then(value),
+            page_faults: of("total_pgfault", "pgfault").and_then(value),
+            major_page_faults: of("total_pgmajfault", "pgmajfault").and_then(value),
+            psi: self.pressure(group, "memory"),
         })
     }
 
     /// Swap in use, where it is counted.
     pub(super) fn swap(&self, group: &str, timestamp: i64) -> Option<cri::SwapUsage> {
-        let used = if self.unified() {
-            number(self.file("memory", group, "memory.swap.current"))?
+        let used = self.swap_used(group)?;
+        let limit = if self.unified() {
+            self.limit("memory", group, "memory.swap.max")
         } else {
-            field(&text(self.file("memory", group, "memory.stat"))?, "total_swap")?
+            // v1 limits both together.
+            let both = self.limit("memory", group, "memory.memsw.limit_in_bytes");
+            let memory = self.limit("memory", group, "memory.limit_in_bytes");
+            both.zip(memory).map(|(both, memory)| both.saturating_sub(memory))
         };
-        Some(cri::SwapUsage { timestamp, swap_available_bytes: None, swap_usage_bytes: value(used) })
+        Some(cri::SwapUsage {
+            timestamp,
+            swap_available_bytes: limit.and_then(|limit| value(limit.saturating_sub(used))),
+            swap_usage_bytes: value(used),
+        })
+    }
+
+    /// Bytes of a group in swap.
+    pub(crate) fn swap_used(&self, group: &str) -> Option<u64> {
+        if self.unified() {
+            self.number("memory", group, "memory.swap.current")
+        } else {
+            field(&self.text("memory", group, "memory.stat")?, "total_swap")
+        }
+    }
+
+    /// How long tasks of a group waited for a resource: `cpu`, `memory` or `io`. v2 alone tells it for a group,
+    /// and only where the kernel counts it.
+    pub(crate) fn pressure(&self, group: &str, resource: &str) -> Option<cri::PsiStats> {
+        if !self.unified() {
+            return None;
+        }
+        parse_pressure(&self.text(resource, group, &format!("{resource}.pressure"))?)
     }
 }
 
+/// The kernel's Documentation/accounting/psi.rst: averages in percent, the total in microseconds.
+fn parse_pressure(text: &str) -> Option<cri::PsiStats> {
+    let line = |kind: &str| -> Option<cri::PsiData> {
+        let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
+        let of = |name: &str| {
+            line.split(' ').find_map(|pair| pair.split_once('=').filter(|(key, _)| *key == name))
+        };
+        let average = |name: &str| of(name).and_then(|(_, text)| text.parse().ok());
+        let total: u64 = of("total")?.1.trim().parse().ok()?;
+        Some(cri::PsiData {
+            total: total.saturating_mul(1000),
+            avg10: average("avg10")?,
+            avg60: average("avg60")?,
+            avg300: average("avg300")?,
+        })
+    };
+    // A group's `cpu.pressure` had no "full" before Linux 5.13.
+    Some(cri::PsiStats { some: Some(line("some")?), full: line("full") })
+}
+
 #[allow(clippy::unnecessary_wraps, reason = "every field of the wire's type is optional")]
-fn value(value: u64) -> Option<cri::UInt64Value> {
+pub(super) fn value(value: u64) -> Option<cri::UInt64Value> {
     Some(cri::UInt64Value { value })
-}
-
-fn text(path: Option<PathBuf>) -> Option<String> {
-    std::fs::read_to_string(path?).ok()
-}
-
-fn number(path: Option<PathBuf>) -> Option<u64> {
-    text(path)?.trim().parse().ok()
-}
-
-fn field(stat: &str, name: &str) -> Option<u64> {
-    stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 #[cfg(test)]
@@ -80,10 +101,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_field_is_found_by_its_whole_name() {
-        let stat = "rss 1\ntotal_rss 2\ntotal_rss_huge 3\n";
-        assert_eq!(field(stat, "rss"), Some(1));
-        assert_eq!(field(stat, "total_rss"), Some(2));
-        assert_eq!(field(stat, "total"), None);
+    fn pressure_is_told_in_nanoseconds() {
+        let text = "some avg10=96.80 avg60=94.72 avg300=63.66 total=4798446741\n\
+                    full avg10=0.00 avg60=0.00 avg300=0.50 total=7\n";
+        let found = parse_pressure(text).expect("both lines");
+        let (some, full) = (found.some.expect("some"), found.full.expect("full"));
+        assert_eq!((some.total, some.avg10), (4_798_446_741_000, 96.80));
+        assert_eq!((full.total, full.avg300), (7_000, 0.50));
+        assert!(parse_pressure("some avg10=1.00 avg60=1.00 avg300=1.00 total=2\n").is_some());
+        assert_eq!(parse_pressure(""), None);
     }
 }

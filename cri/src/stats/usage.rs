@@ -4,7 +4,22 @@ use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use coracle_proto::cri;
+/// A network interface and what went through it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    pub(crate) received: Traffic,
+    pub(crate) sent: Traffic,
+}
+
+/// Traffic in one direction, since the interface was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub(crate) bytes: u64,
+    pub(crate) packets: u64,
+    pub(crate) errors: u64,
+    pub(crate) dropped: u64,
+}
 
 /// Bytes and inodes below a directory. A file with several names counts once.
 pub(super) fn disk(dir: &Path) -> (u64, u64) {
@@ -28,32 +43,33 @@ pub(super) fn disk(dir: &Path) -> (u64, u64) {
     (bytes, inodes)
 }
 
-/// The traffic of the network namespace that a process is in.
-pub(super) fn network(pid: i32, timestamp: i64) -> Option<cri::NetworkUsage> {
+/// The interfaces of the network namespace that a process is in, without the loopback.
+pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     let table = std::fs::read_to_string(format!("/proc/{pid}/net/dev")).ok()?;
-    let mut interfaces = parse(&table);
-    let default = interfaces.iter().position(|interface| interface.name == "eth0");
-    let default_interface = default.map(|place| interfaces.remove(place));
-    Some(cri::NetworkUsage { timestamp, default_interface, interfaces })
+    Some(parse(&table))
 }
 
-fn parse(table: &str) -> Vec<cri::NetworkInterfaceUsage> {
-    let value =
-        |fields: &[u64], place: usize| fields.get(place).map(|value| cri::UInt64Value { value: *value });
+/// The kernel's columns: bytes, packets, errs, drop, fifo, frame, compressed, multicast; then for what was sent
+/// bytes, packets, errs, drop, fifo, colls, carrier, compressed.
+fn parse(table: &str) -> Vec<Interface> {
+    let traffic = |fields: &[u64]| match fields {
+        [bytes, packets, errors, dropped, ..] => {
+            Some(Traffic { bytes: *bytes, packets: *packets, errors: *errors, dropped: *dropped })
+        }
+        _ => None,
+    };
     table
         .lines()
         .filter_map(|line| line.split_once(':'))
-        .map(|(name, rest)| {
+        .filter(|(name, _)| name.trim() != "lo")
+        .filter_map(|(name, rest)| {
             let fields: Vec<u64> = rest.split_whitespace().filter_map(|field| field.parse().ok()).collect();
-            cri::NetworkInterfaceUsage {
+            Some(Interface {
                 name: name.trim().to_owned(),
-                rx_bytes: value(&fields, 0),
-                rx_errors: value(&fields, 2),
-                tx_bytes: value(&fields, 8),
-                tx_errors: value(&fields, 10),
-            }
+                received: traffic(&fields)?,
+                sent: traffic(fields.get(8..)?)?,
+            })
         })
-        .filter(|interface| interface.name != "lo")
         .collect()
 }
 
@@ -64,11 +80,11 @@ mod tests {
     #[test]
     fn the_kernels_table_is_read_by_column() {
         let table = "Inter-|   Receive\n face |bytes packets errs\n    lo: 1 1 1 0 0 0 0 0 1 1 1 0 0 0 0 0\n\
-                     eth0: 100 2 3 0 0 0 0 0 200 4 5 0 0 0 0 0\n";
+                     eth0: 100 2 3 9 0 0 0 0 200 4 5 6 0 0 0 0\n";
         let found = parse(table);
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].tx_bytes, Some(cri::UInt64Value { value: 200 }));
-        assert_eq!(found[0].tx_errors, Some(cri::UInt64Value { value: 5 }));
+        assert_eq!(found[0].received, Traffic { bytes: 100, packets: 2, errors: 3, dropped: 9 });
+        assert_eq!(found[0].sent, Traffic { bytes: 200, packets: 4, errors: 5, dropped: 6 });
     }
 
     #[test]

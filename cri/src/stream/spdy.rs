@@ -186,6 +186,26 @@ impl Reader {
     }
 }
 
+/// Any bytes: what is a frame is the same frame again, and header blocks unpack within their limit or not at all.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let mut buffer = BytesMut::from(data);
+    let mut inflater = Inflater::new();
+    while let Ok(Some(frame)) = decode(&mut buffer) {
+        match &frame {
+            Frame::SynStream { block, .. } | Frame::SynReply { block, .. } => {
+                let _no_headers = inflater.headers(block);
+            }
+            Frame::Other => continue,
+            _ => {}
+        }
+        let mut again = BytesMut::new();
+        encode(&frame, &mut again);
+        assert_eq!(decode(&mut again), Ok(Some(frame)));
+        assert!(again.is_empty());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,19 +2,78 @@
 //! cgroups of its own, and a look at what is left at the end.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use coracle_cni::{Network, NetworkConfig};
-use coracle_cri::{Runtime, RuntimeConfig};
+use coracle_cri::{NriSettings, Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
+use coracle_integration::end_cgroup;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tonic::{Request, Status};
 
-const IMAGE: &str = "registry.test/busybox:latest";
+/// The only image: busybox.
+pub(crate) const IMAGE: &str = "registry.test/busybox:latest";
+
+/// A test's main: a machine, and which of the tests to run on it.
+pub(crate) struct Session {
+    pub(crate) runtime: tokio::runtime::Runtime,
+    pub(crate) machine: Machine,
+    /// The first argument; a part of the names of those to run.
+    pub(crate) filter: String,
+}
+
+/// Runs tests, each an `async fn(&mut Machine)`, in this order.
+macro_rules! run {
+    ($session:ident: $($test:path),* $(,)?) => {$(
+        if stringify!($test).contains(&$session.filter) {
+            let started = std::time::Instant::now();
+            $session.runtime.block_on($test(&mut $session.machine));
+            println!("test {} ... ok ({:?})", stringify!($test), started.elapsed());
+        }
+    )*};
+}
+pub(crate) use run;
+
+// === impl Session ===
+
+impl Session {
+    /// Begins in namespaces of its own. Or is something else, to the end: the shim that the machine starts.
+    pub(crate) fn begin(namespaces: CloneFlags) -> Result<Self, ExitCode> {
+        let arguments: Vec<String> = std::env::args().collect();
+        if arguments.get(1).is_some_and(|role| role == "shim") {
+            let dir = arguments.last().cloned().unwrap_or_default().into();
+            return Err(coracle_shim::main(coracle_shim::ShimArgs { dir }));
+        }
+        if arguments.iter().any(|argument| argument == "--list") {
+            return Err(ExitCode::SUCCESS);
+        }
+        assert!(nix::unistd::geteuid().is_root(), "needs root: it runs containers");
+        // Before any thread starts, so that all of them are inside.
+        unshare(namespaces).expect("namespaces of our own");
+        if namespaces.contains(CloneFlags::CLONE_NEWNS) {
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("mounts of our own");
+        }
+        let filter = arguments.get(1).cloned().filter(|argument| !argument.starts_with('-'));
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("runtime");
+        let machine = runtime.block_on(Machine::new());
+        Ok(Self { runtime, machine, filter: filter.unwrap_or_default() })
+    }
+
+    /// Fails when anything is left.
+    pub(crate) fn end(self) -> ExitCode {
+        self.runtime.block_on(self.machine.close());
+        println!("nothing is left");
+        ExitCode::SUCCESS
+    }
+}
 
 /// The machine. `runtime` is replaced when the agent "restarts".
 pub(crate) struct Machine {
@@ -34,6 +93,7 @@ impl Machine {
         images.import(&layout, Some(IMAGE)).await.expect("import");
         let network = NetworkConfig {
             conf_dir: None,
+            bin_dirs: Vec::new(),
             state_dir: dir.path().join("state/cni"),
             bridge: "corcri0".into(),
             table: "corcri".into(),
@@ -44,6 +104,12 @@ impl Machine {
         let cgroup_root = format!("/coracle-cri-test-{}", std::process::id());
         let runtime = open(dir.path(), &cgroup_root, &images, &network).await;
         Self { runtime, dir, images, network, cgroup_root }
+    }
+
+    /// Where this machine's runtime looks for descriptions of devices.
+    #[allow(dead_code, reason = "only one of the tests that share this has devices")]
+    pub(crate) fn cdi_dir(&self) -> PathBuf {
+        self.dir.path().join("cdi")
     }
 
     /// The namespace's own loopback, for clients of the streams.
@@ -71,9 +137,20 @@ impl Machine {
         self.open_runtime().await;
     }
 
+    /// Something in the machine's directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The cgroup below which all of the runtime's are.
+    pub(crate) fn cgroup_root(&self) -> &str {
+        &self.cgroup_root
+    }
+
     async fn other_network(&self) -> Network {
         let config = NetworkConfig {
             conf_dir: None,
+            bin_dirs: Vec::new(),
             state_dir: self.dir.path().join("nothing/cni"),
             bridge: "corcri1".into(),
             table: "corcri1".into(),
@@ -226,8 +303,31 @@ impl Machine {
         number(&answer.info["info"], "pid")
     }
 
-    /// Everything that the runtime made: directories, cgroups, interfaces, mounts.
-    pub(crate) fn traces(&self) -> Vec<String> {
+    /// Everything that the runtime made: directories, cgroups, interfaces, mounts. Waits for the layers
+    /// and interfaces of what is removed already: they go a moment after the answer.
+    pub(crate) async fn traces(&self) -> Vec<String> {
+        for _ in 0..250 {
+            if !self.leaving() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.traces_now()
+    }
+
+    /// Whether there is a layer without its container, or an interface without its sandbox.
+    fn leaving(&self) -> bool {
+        let names = |dir: &str| -> Vec<String> {
+            let paths = list(&self.dir.path().join(dir));
+            paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned())).collect()
+        };
+        let (sandboxes, containers) = (names("state/sandboxes"), names("state/containers"));
+        let owned = |name: &String| sandboxes.iter().any(|id| name[4..] == id[..11]);
+        interfaces().iter().any(|name| !owned(name))
+            || names("root/containers").iter().any(|layer| !containers.contains(layer))
+    }
+
+    fn traces_now(&self) -> Vec<String> {
         let mut traces = Vec::new();
         for dir in ["state/sandboxes", "state/containers", "root/containers"] {
             traces.extend(list(&self.dir.path().join(dir)));
@@ -238,10 +338,7 @@ impl Machine {
                 traces.extend(list(Path::new(&parent)).into_iter().filter(|path| Path::new(path).is_dir()));
             }
         }
-        // Not /sys/class/net: that shows the namespace in which sysfs was mounted.
-        let interfaces = std::fs::read_to_string("/proc/self/net/dev").expect("interfaces");
-        let names = interfaces.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
-        traces.extend(names.filter(|name| name.starts_with("veth")).map(str::to_owned));
+        traces.extend(interfaces());
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let dir = self.dir.path().to_string_lossy().into_owned();
         traces.extend(mounts.lines().filter(|line| line.contains(&dir)).map(str::to_owned));
@@ -249,18 +346,16 @@ impl Machine {
         traces
     }
 
-    /// Ends it, and fails when anything is left.
+    /// Fails when anything is left.
     pub(crate) async fn close(self) {
-        assert_eq!(self.traces(), Vec::<String>::new());
-        for entry in std::fs::read_dir("/sys/fs/cgroup").expect("cgroups").flatten() {
-            let root = entry.path().join(self.cgroup_root.trim_start_matches('/'));
-            for _ in 0..5 {
-                let _left = Command::new("find")
-                    .arg(&root)
-                    .args(["-depth", "-type", "d", "-exec", "rmdir", "{}", ";"])
-                    .output();
-            }
-        }
+        assert_eq!(self.traces().await, Vec::<String>::new());
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Pods outlive their runtime, also what a failed test has not ended.
+        end_cgroup(&self.cgroup_root);
     }
 }
 
@@ -280,17 +375,33 @@ fn number(info: &str, name: &str) -> i32 {
     info[name].as_i64().and_then(|value| i32::try_from(value).ok()).expect("a pid")
 }
 
+/// The hosts' ends of pods' pairs. Not from /sys/class/net: that shows the namespace in which sysfs was mounted.
+fn interfaces() -> Vec<String> {
+    let text = std::fs::read_to_string("/proc/self/net/dev").expect("interfaces");
+    let names = text.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+    names.filter(|name| name.starts_with("veth")).map(str::to_owned).collect()
+}
+
 fn list(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.path().to_string_lossy().into_owned()).collect()
 }
 
 async fn open(dir: &Path, cgroup_root: &str, images: &Images, network: &Network) -> Runtime {
+    let nri = NriSettings {
+        socket: Some(dir.join("nri.sock")),
+        plugins: Some(dir.join("plugins")),
+        configs: dir.join("plugins.d"),
+        request_time: Duration::from_millis(700),
+        ..NriSettings::default()
+    };
     let config = RuntimeConfig {
+        nri,
         root: dir.join("root"),
         state: dir.join("state"),
         cgroup_root: cgroup_root.to_owned(),
         shim_binary: std::env::current_exe().expect("our own path"),
+        cdi_dirs: vec![dir.join("cdi")],
         ..Default::default()
     };
     Runtime::open(config, images.clone(), network.clone()).await.expect("runtime")
@@ -308,6 +419,7 @@ fn layout(dir: &Path) -> PathBuf {
         std::os::unix::fs::symlink("busybox", root.join("bin").join(name)).expect("link");
     }
     std::fs::write(root.join("etc/passwd"), "root:x:0:0::/root:/bin/sh\n").expect("passwd");
+    std::fs::write(root.join("etc/group"), "root:x:0:\nextra:x:77:root\n").expect("group");
     let layout = dir.join("layout");
     let blobs = layout.join("blobs/sha256");
     std::fs::create_dir_all(&blobs).expect("directory");

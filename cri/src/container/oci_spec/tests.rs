@@ -41,6 +41,7 @@ fn host() -> Host {
         oom_floor: Some(0),
         unified: false,
         hugetlb: false,
+        kernel: crate::host::Kernel { user_namespaces: true, recursive_read_only: true },
         hostname: "node".into(),
     }
 }
@@ -64,6 +65,7 @@ fn spec_of(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> Value {
         cgroup: "/kubepods/pod1/c",
         devices: &[],
         seccomp_file: None,
+        apparmor: None,
     };
     serde_json::to_value(oci_spec(&facts).expect("spec")).expect("json")
 }
@@ -128,6 +130,35 @@ fn the_nodes_namespaces_are_left_alone() {
     let spec = spec_of(&ContainerConfig::default(), &networked(NamespaceMode::Node, NamespaceMode::Node));
     assert_eq!(spec["linux"]["namespaces"], json!([{"type": "mount"}, {"type": "pid"}]));
     assert_eq!(mount_at(&spec, "/dev/shm")["source"], "/dev/shm");
+}
+
+#[test]
+fn a_pod_with_a_user_namespace_maps_the_ids_of_its_volumes() {
+    let range = cri::IdMapping { container_id: 0, host_id: 70000, length: 65536 };
+    let mut sandbox = networked(NamespaceMode::Node, NamespaceMode::Pod);
+    let linux = sandbox.linux.get_or_insert_default().security_context.get_or_insert_default();
+    linux.namespace_options.get_or_insert_default().userns_options =
+        Some(cri::UserNamespace { mode: NamespaceMode::Pod.into(), uids: vec![range], gids: vec![range] });
+    let volume = cri::Mount {
+        container_path: "/v".into(),
+        host_path: "/h".into(),
+        uid_mappings: vec![range],
+        gid_mappings: vec![range],
+        ..Default::default()
+    };
+    let plain = cri::Mount { container_path: "/plain".into(), host_path: "/h".into(), ..Default::default() };
+    let config = ContainerConfig { mounts: vec![volume, plain], ..Default::default() };
+    let spec = spec_of(&config, &sandbox);
+    let mapped = json!([{"containerID": 0, "hostID": 70000, "size": 65536}]);
+    assert_eq!(spec["linux"]["namespaces"][0], json!({"type": "user"}));
+    assert_eq!(spec["linux"]["uidMappings"], mapped);
+    assert_eq!(mount_at(&spec, "/v")["uidMappings"], mapped);
+    assert_eq!(mount_at(&spec, "/v")["gidMappings"], mapped);
+    // The pod's own files belong to its root without a mapping of their mount.
+    for place in ["/etc/hosts", "/plain"] {
+        assert!(mount_at(&spec, place).get("uidMappings").is_none(), "{place}");
+    }
+    assert_eq!(mount_at(&spec, "/sys")["type"], "bind", "the node's network belongs to the node");
 }
 
 #[test]

@@ -1,0 +1,162 @@
+//! Who makes cgroups, and what they are called: files and directories of ours, or slices and scopes of systemd's.
+//! Pure.
+
+use coracle_systemd::{Scope, unit};
+
+/// Who makes the cgroups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CgroupDriver {
+    /// We, by making directories.
+    #[default]
+    Cgroupfs,
+    /// systemd: pods are slices, containers scopes.
+    Systemd,
+}
+
+/// What a container's scope is called, before its id.
+const PREFIX: &str = "cri-coracle";
+
+/// Where cgroups are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layout {
+    driver: CgroupDriver,
+    /// The directory that all of ours are in, or the names of the slice.
+    root: Vec<String>,
+}
+
+// === impl CgroupDriver ===
+
+impl std::fmt::Display for CgroupDriver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        })
+    }
+}
+
+// === impl Layout ===
+
+impl Layout {
+    /// # Errors
+    /// Why that cannot be the root.
+    pub(crate) fn new(driver: CgroupDriver, root: &str) -> Result<Self, String> {
+        let inside = root.trim_matches('/');
+        let parts = match (driver, inside) {
+            (_, "") => Vec::new(),
+            (CgroupDriver::Cgroupfs, _) => vec![inside.to_owned()],
+            (CgroupDriver::Systemd, _) if unit::is_slice(inside) && inside != "-.slice" => {
+                inside.trim_end_matches(".slice").split('-').map(str::to_owned).collect()
+            }
+            (CgroupDriver::Systemd, _) => {
+                return Err(format!("{root:?} is neither / nor a slice, which systemd would need"));
+            }
+        };
+        Ok(Self { driver, root: parts })
+    }
+
+    pub(crate) fn driver(&self) -> CgroupDriver {
+        self.driver
+    }
+
+    /// Refuses what cannot be a pod's cgroup.
+    pub(crate) fn check_parent(&self, parent: &str) -> Result<(), String> {
+        let last = parent.rsplit('/').next().unwrap_or_default();
+        match self.driver {
+            CgroupDriver::Cgroupfs if parent.ends_with(".slice") => {
+                Err(format!("{parent:?} is systemd's, and cgroups are made by the cgroupfs driver here"))
+            }
+            CgroupDriver::Systemd if !parent.is_empty() && !unit::is_slice(last) => {
+                Err(format!("{parent:?} is no slice, and cgroups are made by the systemd driver here"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The cgroup of a pod, by its configured parent if it has one.
+    pub(crate) fn pod(&self, parent: &str, sandbox_id: &str) -> String {
+        match (self.driver, parent) {
+            (_, "") => self.own_pod(sandbox_id),
+            (CgroupDriver::Cgroupfs, parent) => format!("/{}", parent.trim_matches('/')),
+            // The kubelet writes the whole path, others the name alone.
+            (CgroupDriver::Systemd, parent) => {
+                unit::slice_path(parent.rsplit('/').next().unwrap_or_default())
+            }
+        }
+    }
+
+    /// The cgroup of a pod whose creator named none.
+    pub(crate) fn own_pod(&self, sandbox_id: &str) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("{}/coracle/pods/{sandbox_id}", self.directory()),
+            CgroupDriver::Systemd => unit::slice_path(&self.slice(&["coracle", "pods", sandbox_id])),
+        }
+    }
+
+    /// The cgroup of a pod's container.
+    pub(crate) fn container(&self, pod: &str, id: &str) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("{pod}/{id}"),
+            CgroupDriver::Systemd => format!("{pod}/{PREFIX}-{id}.scope"),
+        }
+    }
+
+    /// Where a pod's shim lives, as the shim is told.
+    pub(crate) fn shim(&self, sandbox_id: &str) -> String {
+        match self.driver {
+            CgroupDriver::Cgroupfs => format!("{}/coracle/shims", self.directory()),
+            CgroupDriver::Systemd => {
+                Scope::new(&self.slice(&["coracle"]), "coracle-shim", sandbox_id).to_string()
+            }
+        }
+    }
+
+    fn directory(&self) -> String {
+        self.root.iter().map(|name| format!("/{name}")).collect()
+    }
+
+    fn slice(&self, names: &[&str]) -> String {
+        unit::slice_of(self.root.iter().map(String::as_str).chain(names.iter().copied()))
+    }
+}
+
+/// What the runtime specification calls a cgroup: a scope by slice, prefix and name, any other by its path.
+pub(crate) fn cgroups_path(group: &str) -> String {
+    Scope::of_path(group).map_or_else(|| group.to_owned(), |scope| scope.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_are_named_by_path() {
+        let layout = Layout::new(CgroupDriver::Cgroupfs, "/node/").unwrap();
+        assert_eq!(layout.own_pod("p"), "/node/coracle/pods/p");
+        assert_eq!(layout.shim("p"), "/node/coracle/shims");
+        let pod = layout.pod("kubepods/pod1/", "p");
+        assert_eq!(layout.container(&pod, "c"), "/kubepods/pod1/c");
+        assert_eq!(cgroups_path("/kubepods/pod1/c"), "/kubepods/pod1/c");
+        assert_eq!(Layout::new(CgroupDriver::Cgroupfs, "/").unwrap().own_pod("p"), "/coracle/pods/p");
+        assert!(layout.check_parent("/a/b.slice").is_err() && layout.check_parent("/a/b").is_ok());
+    }
+
+    #[test]
+    fn slices_and_scopes_are_named_as_systemd_has_it() {
+        let layout = Layout::new(CgroupDriver::Systemd, "/").unwrap();
+        let whole = "/kubepods.slice/kubepods-pod1_2.slice";
+        for parent in [whole, "kubepods-pod1_2.slice"] {
+            assert!(layout.check_parent(parent).is_ok());
+            assert_eq!(layout.pod(parent, "p"), whole);
+        }
+        let container = layout.container(whole, "c");
+        assert_eq!(container, "/kubepods.slice/kubepods-pod1_2.slice/cri-coracle-c.scope");
+        assert_eq!(cgroups_path(&container), "kubepods-pod1_2.slice:cri-coracle:c");
+        assert_eq!(layout.own_pod("p"), "/coracle.slice/coracle-pods.slice/coracle-pods-p.slice");
+        assert_eq!(layout.shim("p"), "coracle.slice:coracle-shim:p");
+        assert!(layout.check_parent("/kubepods/pod1").unwrap_err().contains("no slice"));
+        let below = Layout::new(CgroupDriver::Systemd, "edge-a.slice").unwrap();
+        assert_eq!(below.shim("p"), "edge-a-coracle.slice:coracle-shim:p");
+        assert!(Layout::new(CgroupDriver::Systemd, "/node").is_err());
+    }
+}

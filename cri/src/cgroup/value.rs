@@ -1,0 +1,51 @@
+//! What the kernel's cgroup files say. Absent, unreadable and unparsable are all `None`: groups come and go.
+
+use super::Cgroups;
+
+/// v1 writes "no limit" as a page-aligned `i64::MAX`.
+const UNLIMITED: u64 = 1 << 62;
+
+impl Cgroups {
+    /// A file's whole text.
+    pub(crate) fn text(&self, controller: &str, group: &str, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.file(controller, group, name)?).ok()
+    }
+
+    /// A file that holds one number.
+    pub(crate) fn number(&self, controller: &str, group: &str, name: &str) -> Option<u64> {
+        self.text(controller, group, name)?.trim().parse().ok()
+    }
+
+    /// A limit, none when there is none: `max` on v2, an enormous or negative number on v1.
+    pub(crate) fn limit(&self, controller: &str, group: &str, name: &str) -> Option<u64> {
+        self.number(controller, group, name).filter(|limit| *limit < UNLIMITED)
+    }
+
+    /// The name of a file or field, that the two versions call differently.
+    pub(crate) fn either<'a>(&self, v1: &'a str, v2: &'a str) -> &'a str {
+        if self.unified() { v2 } else { v1 }
+    }
+
+    /// How many processes are in a group and all below it.
+    pub(crate) fn process_count(&self, group: &str) -> u64 {
+        u64::try_from(self.processes(group).len()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A field of a file with lines of name and number.
+pub(crate) fn field(stat: &str, name: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let stat = "rss 1\ntotal_rss 2\ntotal_rss_huge 3\n";
+        assert_eq!(field(stat, "rss"), Some(1));
+        assert_eq!(field(stat, "total_rss"), Some(2));
+        assert_eq!(field(stat, "total"), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! CRIU, run where the container's pod is: what the pod shares (its network above all) is then none of the
+//! container's, and is not dumped.
+#![allow(unsafe_code, reason = "the child enters namespaces between its fork and its exec")]
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use nix::sched::{CloneFlags, setns};
+use oci_spec::runtime::Spec;
+
+use super::Subject;
+
+/// How much of what CRIU says is told.
+const LINES: usize = 3;
+const LOG: &str = "dump.log";
+
+/// Why CRIU did not dump.
+#[derive(Debug, thiserror::Error)]
+pub enum CriuError {
+    /// There is none on this machine.
+    #[error("CRIU is not installed")]
+    Absent,
+    /// It could not be run.
+    #[error("run criu")]
+    Run(#[source] io::Error),
+    /// The container's mounts could not be read.
+    #[error("read the container's mounts")]
+    Mounts(#[source] io::Error),
+    /// It failed, by its own words.
+    #[error("criu failed: {0}")]
+    Failed(String),
+}
+
+/// Dumps a container's processes to a directory; log and statistics go to the workshop. Gives the places inside
+/// that are mounted from outside.
+pub(super) fn dump(subject: &Subject, workshop: &Path, images: &Path) -> Result<Vec<PathBuf>, CriuError> {
+    let mountinfo = format!("/proc/{}/mountinfo", subject.pid);
+    let mountinfo = fs::read_to_string(mountinfo).map_err(CriuError::Mounts)?;
+    let spec = Spec::load(subject.bundle.join("config.json"));
+    let spec = spec.map_err(|error| CriuError::Mounts(io::Error::other(error)))?;
+    let external = external(&mountinfo, &own(&spec));
+    let mut command = Command::new("criu");
+    command.arg("dump").arg("--tree").arg(subject.pid.to_string());
+    command.arg("--images-dir").arg(images).arg("--work-dir").arg(workshop).args(["--log-file", LOG]);
+    command.args(["--leave-running", "--manage-cgroups=ignore"]);
+    // What reaches beyond the container is noted, and no reason to refuse.
+    command.args(["--tcp-established", "--ext-unix-sk", "--file-locks"]);
+    for place in &external {
+        command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
+    }
+    enter(&mut command, subject.shim_pid).map_err(CriuError::Run)?;
+    command.stdin(Stdio::null());
+    let output = command.output().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CriuError::Absent,
+        _ => CriuError::Run(error),
+    })?;
+    if output.status.success() {
+        return Ok(external);
+    }
+    let log = fs::read_to_string(workshop.join(LOG)).unwrap_or_default();
+    let said = errors(&log).or_else(|| errors(&String::from_utf8_lossy(&output.stderr)));
+    Err(CriuError::Failed(said.unwrap_or_else(|| output.status.to_string())))
+}
+
+/// The command is run in the namespaces that a shim holds for its pod, and sees the mounts that it made.
+fn enter(command: &mut Command, shim_pid: i32) -> io::Result<()> {
+    let mut namespaces = Vec::new();
+    for (name, kind) in [
+        ("net", CloneFlags::CLONE_NEWNET),
+        ("ipc", CloneFlags::CLONE_NEWIPC),
+        ("uts", CloneFlags::CLONE_NEWUTS),
+        ("mnt", CloneFlags::CLONE_NEWNS),
+    ] {
+        namespaces.push((File::open(format!("/proc/{shim_pid}/ns/{name}"))?, kind));
+    }
+    let enter = move || {
+        for (namespace, kind) in &namespaces {
+            setns(namespace.as_fd(), *kind)?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes system calls alone, on descriptors that it owns.
+    unsafe { command.pre_exec(enter) };
+    Ok(())
+}
+
+/// Where file systems of the container's own are mounted: all but what is bound, and its cgroup.
+fn own(spec: &Spec) -> BTreeSet<PathBuf> {
+    let mounts = spec.mounts().iter().flatten();
+    let own = mounts.filter(|mount| {
+        let bound =
+            mount.options().iter().flatten().any(|option| matches!(option.as_str(), "bind" | "rbind"));
+        !bound && !matches!(mount.typ().as_deref(), Some("bind" | "cgroup" | "cgroup2"))
+    });
+    own.map(|mount| mount.destination().clone()).chain([PathBuf::from("/")]).collect()
+}
+
+/// The mount points of a mountinfo (proc_pid_mountinfo(5)) whose file system is not the container's own. Pure.
+fn external(mountinfo: &str, own: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
+    let mounts = || mountinfo.lines().filter_map(mount_of);
+    let devices: BTreeSet<&str> =
+        mounts().filter(|(_, place)| own.contains(place)).map(|(device, _)| device).collect();
+    mounts().filter(|(device, _)| !devices.contains(device)).map(|(_, place)| place).collect()
+}
+
+/// Device and mount point of a line.
+fn mount_of(line: &str) -> Option<(&str, PathBuf)> {
+    let mut fields = line.split(' ').skip(2);
+    let device = fields.next()?;
+    let place = fields.nth(1)?;
+    Some((device, PathBuf::from(place.replace("\\040", " ").replace("\\134", "\\"))))
+}
+
+/// The last errors of a log, without time and place.
+fn errors(log: &str) -> Option<String> {
+    let errors = log.lines().filter_map(|line| line.split_once("Error (")?.1.split_once("): "));
+    let errors: Vec<&str> =
+        errors.map(|(_, what)| what.trim()).filter(|what| !what.starts_with("exited")).collect();
+    let last = &errors[errors.len().saturating_sub(LINES)..];
+    (!last.is_empty()).then(|| last.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_from_outside_is_told_from_the_containers_own() {
+        let mountinfo = "\
+            10 1 0:29 / / rw - overlay overlay rw\n\
+            11 10 0:32 / /proc rw - proc proc rw\n\
+            12 11 0:32 /sys /proc/sys ro - proc proc rw\n\
+            13 11 0:6 /null /proc/kcore rw - devtmpfs dev rw\n\
+            14 10 0:33 / /dev rw - tmpfs tmpfs rw\n\
+            15 10 0:28 / /dev/shm rw - tmpfs shm rw\n\
+            16 10 0:24 /pod/c /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
+            17 10 0:25 /hosts /etc/hosts rw - tmpfs run rw\n\
+            18 10 8:1 /data /my\\040data rw - ext4 disk rw\n";
+        let own = ["/", "/proc", "/dev"].map(PathBuf::from).into();
+        let places = ["/proc/kcore", "/dev/shm", "/sys/fs/cgroup", "/etc/hosts", "/my data"];
+        assert_eq!(external(mountinfo, &own), places.map(PathBuf::from));
+    }
+
+    #[test]
+    fn the_last_errors_are_told_without_time_and_place() {
+        let log = "(0.1) Error (criu/util.c:642): exited, status=1\n(0.2) Dumping\n\
+                   (3.3) Error (criu/files.c:4): Can't dump it\n(3.4) Error (criu/cr-dump.c:2053): Dumping FAILED.\n";
+        assert_eq!(errors(log).as_deref(), Some("Can't dump it; Dumping FAILED."));
+        assert_eq!(errors("all is well\n"), None);
+    }
+}

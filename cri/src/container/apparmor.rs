@@ -1,0 +1,186 @@
+//! The default AppArmor profile: its rules, and how they come into the kernel.
+//!
+//! The rules follow the field's default profile, so that what runs under another runtime runs here: everything is
+//! allowed but to mount, to write to the kernel's own files, and to have to do with other processes.
+
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::Command;
+use tokio::sync::Mutex;
+use tracing::{info, warn};
+
+use super::confinement::Modules;
+
+/// The profile's name.
+pub(crate) const NAME: &str = "coracle-default";
+
+/// What compiles profiles and gives them to the kernel.
+const PARSERS: [&str; 2] = ["/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"];
+/// Where it finds what profiles include.
+const MACROS: &str = "/etc/apparmor.d";
+
+/// Which includes there are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Macros {
+    abi: bool,
+    tunables: bool,
+    base: bool,
+}
+
+/// The profile of this machine, loaded when it is needed first.
+#[derive(Debug, Default)]
+pub(crate) struct DefaultProfile {
+    /// Held while it is loaded; whether it was said that it cannot be.
+    told: Mutex<bool>,
+}
+
+// === impl Macros ===
+
+impl Macros {
+    fn look() -> Self {
+        let there = |name: &str| Path::new(MACROS).join(name).exists();
+        Self { abi: there("abi/3.0"), tunables: there("tunables/global"), base: there("abstractions/base") }
+    }
+}
+
+// === impl DefaultProfile ===
+
+impl DefaultProfile {
+    /// Loads it where the kernel has AppArmor and lacks it. Without the parser that is said once, and containers get
+    /// what [`super::confinement`] finds.
+    ///
+    /// # Errors
+    /// When the parser fails.
+    pub(crate) async fn ensure(&self) -> io::Result<()> {
+        let mut told = self.told.lock().await;
+        let Some(loaded) = Modules::look().apparmor else { return Ok(()) };
+        if loaded.iter().any(|name| name == NAME) {
+            return Ok(());
+        }
+        let Some(parser) = parser() else {
+            if !*told {
+                warn!("there is no apparmor_parser: the default AppArmor profile {NAME} cannot be loaded");
+            }
+            *told = true;
+            return Ok(());
+        };
+        load(parser, &profile(Macros::look(), &own_label())).await?;
+        info!(profile = NAME, "loaded the default AppArmor profile");
+        Ok(())
+    }
+}
+
+/// What there is of AppArmor, for who asks for the runtime's state.
+pub(crate) fn describe() -> &'static str {
+    match Modules::look().apparmor {
+        None => "off",
+        Some(loaded) if loaded.iter().any(|name| name == NAME) => "on, coracle-default is loaded",
+        Some(_) if parser().is_some() => "on, coracle-default is loaded when it is needed",
+        Some(_) => "on, but there is no apparmor_parser to load coracle-default",
+    }
+}
+
+fn parser() -> Option<&'static str> {
+    PARSERS.into_iter().find(|path| Path::new(path).exists())
+}
+
+async fn load(parser: &str, text: &str) -> io::Result<()> {
+    let mut command = Command::new(parser);
+    // From standard input; not from its cache, which knows files by their time alone.
+    command.args(["--replace", "--skip-cache"]).kill_on_drop(true);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(text.as_bytes()).await?;
+    }
+    let output = child.wait_with_output().await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(io::Error::other(format!("{parser} ended with {}: {said}", output.status)))
+}
+
+/// What we ourselves run under.
+fn own_label() -> String {
+    let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
+    let name = label.trim().split(" (").next().unwrap_or_default();
+    if name.is_empty() { "unconfined".to_owned() } else { name.to_owned() }
+}
+
+/// The profile's text. `runtime` is what signals containers: the runtime's own label.
+fn profile(macros: Macros, runtime: &str) -> String {
+    let abi = if macros.abi { "abi <abi/3.0>,\n" } else { "" };
+    let tunables = if macros.tunables { "include <tunables/global>\n" } else { "@{PROC}=/proc/\n" };
+    let base = if macros.base { "  include <abstractions/base>\n" } else { "" };
+    let peers: String = if runtime == "unconfined" {
+        String::new()
+    } else {
+        format!("  signal (receive) peer=\"{runtime}\",\n")
+    };
+    format!(
+        "{abi}{tunables}
+profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
+{base}
+  network,
+  capability,
+  file,
+  umount,
+  deny mount,
+
+  # Whoever stops containers, and they themselves.
+  signal (receive) peer=unconfined,
+{peers}  signal (send,receive) peer={NAME},
+  ptrace (trace,tracedby,read,readby) peer={NAME},
+{RULES}}}
+"
+    )
+}
+
+/// What of the kernel's files is nobody's to write.
+const RULES: &str = "
+  # Of /proc: all but the processes' own directories and the kernel's limits of shared memory.
+  deny @{PROC}/* w,
+  deny @{PROC}/[^0-9s/]*/** w,
+  deny @{PROC}/s[^ey/]*/** w,
+  deny @{PROC}/sy[^s/]*/** w,
+  deny @{PROC}/sys[^/]*/** w,
+  deny @{PROC}/sys/[^k/]** w,
+  deny @{PROC}/sys/kernel/[^s/]** w,
+  deny @{PROC}/sys/kernel/s[^h/]** w,
+  deny @{PROC}/sys/kernel/sh[^m/]** w,
+  deny @{PROC}/sysrq-trigger rwklx,
+  deny @{PROC}/kcore rwklx,
+
+  # Of /sys: all but control groups.
+  deny /sys/[^f/]*/** wklx,
+  deny /sys/f[^s/]*/** wklx,
+  deny /sys/fs/[^c/]*/** wklx,
+  deny /sys/fs/c[^g/]*/** wklx,
+  deny /sys/fs/cg[^r/]*/** wklx,
+  deny /sys/firmware/** rwklx,
+  deny /sys/devices/virtual/powercap/** rwklx,
+  deny /sys/kernel/security/** rwklx,
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_includes_what_there_is() {
+        let bare = profile(Macros::default(), "unconfined");
+        assert!(bare.starts_with("@{PROC}=/proc/\n\nprofile coracle-default "), "{bare}");
+        assert!(!bare.contains("include") && !bare.contains("abi <") && !bare.contains('"'));
+        let whole = profile(Macros { abi: true, tunables: true, base: true }, "my runtime");
+        assert!(whole.starts_with("abi <abi/3.0>,\ninclude <tunables/global>\n"));
+        assert!(whole.contains("  include <abstractions/base>\n"));
+        assert!(whole.contains("signal (receive) peer=\"my runtime\",\n"));
+        for text in [bare, whole] {
+            assert!(text.contains("\n  deny mount,\n") && text.ends_with("rwklx,\n}\n"));
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Seccomp profiles as the program that the kernel runs.
+//!
+//! libseccomp takes 10 ms and more for the default profile, so a profile is compiled once, here, and not in every
+//! container and exec. Pure but for the cache.
+
+use std::collections::VecDeque;
+use std::io::{Read, Seek};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libseccomp::error::SeccompError;
+use libseccomp::{ScmpAction, ScmpArch, ScmpArgCompare, ScmpCompareOp, ScmpFilterContext, ScmpSyscall};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use oci_spec::runtime::{
+    Arch, LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompOperator, LinuxSyscall,
+};
+use sha2::{Digest, Sha256};
+
+mod newer;
+
+/// Profiles kept compiled: the default one for some sets of capabilities, and a few of the machine's own.
+const KEPT: usize = 8;
+/// The most instructions that the kernel takes (`BPF_MAXINSNS`).
+const LONGEST: usize = 4096;
+/// libseccomp's binary tree: some ten comparisons for a call, and not one for each call that the profile names.
+const BINARY_TREE: u32 = 2;
+
+/// A program of `struct sock_filter`s, in the machine's byte order.
+pub(crate) type Program = Arc<[u8]>;
+
+/// Why a profile is no program.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FilterError {
+    #[error("is not understood: {0}")]
+    Library(#[from] SeccompError),
+    #[error("cannot be written out")]
+    Export(#[source] std::io::Error),
+    #[error("cannot be read")]
+    Encode(#[from] serde_json::Error),
+    #[error("has the errno {0}, which is none")]
+    Errno(u32),
+    #[error("needs {0} instructions, and the kernel takes {LONGEST}")]
+    TooLong(usize),
+    #[error("was not compiled: the runtime is shutting down")]
+    Stopped,
+}
+
+/// The programs of the last profiles.
+#[derive(Default)]
+pub(crate) struct Filters(Mutex<VecDeque<([u8; 32], Program)>>);
+
+// === impl Filters ===
+
+impl Filters {
+    /// The program of a profile. One that was not asked for lately takes its time, on a thread of its own.
+    ///
+    /// # Errors
+    /// The profile is one that libseccomp does not take, or that is too long for the kernel.
+    pub(crate) async fn program(&self, profile: &LinuxSeccomp) -> Result<Program, FilterError> {
+        let key: [u8; 32] = Sha256::digest(serde_json::to_vec(profile)?).into();
+        if let Some(known) = self.recent(&key) {
+            return Ok(known);
+        }
+        let profile = profile.clone();
+        let compiled = tokio::task::spawn_blocking(move || compile(&profile)).await;
+        let program: Program = compiled.map_err(|_panicked| FilterError::Stopped)??.into();
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_front((key, program.clone()));
+        kept.truncate(KEPT);
+        Ok(program)
+    }
+
+    fn recent(&self, key: &[u8; 32]) -> Option<Program> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().position(|(known, _)| known == key)?;
+        let entry = kept.remove(at)?;
+        let program = entry.1.clone();
+        kept.push_front(entry);
+        Some(program)
+    }
+}
+
+/// What a profile says of one call, by the numbers that it has: libseccomp's, or the kernel's own.
+enum Number {
+    Known(ScmpSyscall),
+    /// Newer than the library, with the number that it has on every architecture.
+    Newer(u32),
+}
+
+fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
+    let default = action(profile.default_action(), profile.default_errno_ret())?;
+    let mut context = ScmpFilterContext::new(default)?;
+    let architectures: Vec<Arch> = profile.architectures().iter().flatten().copied().collect();
+    for of in &architectures {
+        context.add_arch(architecture(*of))?;
+    }
+    context.set_ctl_optimize(BINARY_TREE)?;
+    let mut newer = Vec::new();
+    for call in profile.syscalls().iter().flatten() {
+        let action = action(call.action(), call.errno_ret())?;
+        // The library refuses a rule that says what the default says.
+        if action == default {
+            continue;
+        }
+        for name in call.names() {
+            match number(name) {
+                Some(Number::Known(known)) => add(&mut context, (action, known), call)?,
+                // Arguments of such a call would need a comparison of our own: without a rule it is "not there".
+                Some(Number::Newer(number)) if call.args().iter().flatten().next().is_none() => {
+                    newer.push((number, action));
+                }
+                // As runc: a call that no kernel of this architecture has.
+                Some(Number::Newer(_)) | None => {}
+            }
+        }
+    }
+    let mut program = newer::prefix(profile, &architectures, &newer);
+    program.extend(export(&context)?);
+    match program.len() / newer::INSTRUCTION {
+        long if long > LONGEST => Err(FilterError::TooLong(long)),
+        _ => Ok(program),
+    }
+}
+
+fn number(name: &str) -> Option<Number> {
+    match ScmpSyscall::from_name(name) {
+        Ok(known) => Some(Number::Known(known)),
+        Err(_unknown) => newer::number(name).map(Number::Newer),
+    }
+}
+
+/// Adds the rules of one call. Two conditions on one argument cannot be one rule of the library's; as in runc
+/// each is a rule of its own then.
+fn add(
+    context: &mut ScmpFilterContext,
+    (action, number): (ScmpAction, ScmpSyscall),
+    call: &LinuxSyscall,
+) -> Result<(), FilterError> {
+    let conditions = call.args().as_deref().unwrap_or_default();
+    let compared: Vec<ScmpArgCompare> = conditions.iter().map(comparison).collect();
+    let mut arguments: Vec<usize> = conditions.iter().map(LinuxSeccompArg::index).collect();
+    arguments.sort_unstable();
+    let twice = arguments.windows(2).any(|pair| pair[0] == pair[1]);
+    match compared.as_slice() {
+        [] => context.add_rule(action, number).map(drop)?,
+        all if !twice => context.add_rule_conditional(action, number, all).map(drop)?,
+        all => {
+            for one in all {
+                context.add_rule_conditional(action, number, std::slice::from_ref(one))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn comparison(argument: &LinuxSeccompArg) -> ScmpArgCompare {
+    let by = match argument.op() {
+        LinuxSeccompOperator::ScmpCmpNe => ScmpCompareOp::NotEqual,
+        LinuxSeccompOperator::ScmpCmpLt => ScmpCompareOp::Less,
+        LinuxSeccompOperator::ScmpCmpLe => ScmpCompareOp::LessOrEqual,
+        LinuxSeccompOperator::ScmpCmpEq => ScmpCompareOp::Equal,
+        LinuxSeccompOperator::ScmpCmpGe => ScmpCompareOp::GreaterEqual,
+        LinuxSeccompOperator::ScmpCmpGt => ScmpCompareOp::Greater,
+        LinuxSeccompOperator::ScmpCmpMaskedEq => {
+            // The mask is the first value, what it must give the second.
+            let wanted = argument.value_two().unwrap_or_default();
+            return ScmpArgCompare::new(
+                index(argument),
+                ScmpCompareOp::MaskedEqual(argument.value()),
+                wanted,
+            );
+        }
+    };
+    ScmpArgCompare::new(index(argument), by, argument.value())
+}
+
+/// Of six; a larger one the library refuses.
+fn index(argument: &LinuxSeccompArg) -> u32 {
+    u32::try_from(argument.index()).unwrap_or(u32::MAX)
+}
+
+fn action(of: LinuxSeccompAction, errno: Option<u32>) -> Result<ScmpAction, FilterError> {
+    let errno = errno.unwrap_or(libc::EPERM.cast_unsigned());
+    let small = u16::try_from(errno).map_err(|_too_large| FilterError::Errno(errno));
+    Ok(match of {
+        LinuxSeccompAction::ScmpActKill | LinuxSeccompAction::ScmpActKillThread => ScmpAction::KillThread,
+        LinuxSeccompAction::ScmpActKillProcess => ScmpAction::KillProcess,
+        LinuxSeccompAction::ScmpActTrap => ScmpAction::Trap,
+        LinuxSeccompAction::ScmpActErrno => ScmpAction::Errno(small?.into()),
+        LinuxSeccompAction::ScmpActTrace => ScmpAction::Trace(small?),
+        LinuxSeccompAction::ScmpActAllow => ScmpAction::Allow,
+        LinuxSeccompAction::ScmpActNotify => ScmpAction::Notify,
+        LinuxSeccompAction::ScmpActLog => ScmpAction::Log,
+    })
+}
+
+fn architecture(of: Arch) -> ScmpArch {
+    match of {
+        Arch::ScmpArchNative => ScmpArch::Native,
+        Arch::ScmpArchX86 => ScmpArch::X86,
+        Arch::ScmpArchX86_64 => ScmpArch::X8664,
+        Arch::ScmpArchX32 => ScmpArch::X32,
+        Arch::ScmpArchArm => ScmpArch::Arm,
+        Arch::ScmpArchAarch64 => ScmpArch::Aarch64,
+        Arch::ScmpArchMips => ScmpArch::Mips,
+        Arch::ScmpArchMips64 => ScmpArch::Mips64,
+        Arch::ScmpArchMips64n32 => ScmpArch::Mips64N32,
+        Arch::ScmpArchMipsel => ScmpArch::Mipsel,
+        Arch::ScmpArchMipsel64 => ScmpArch::Mipsel64,
+        Arch::ScmpArchMipsel64n32 => ScmpArch::Mipsel64N32,
+        Arch::ScmpArchPpc => ScmpArch::Ppc,
+        Arch::ScmpArchPpc64 => ScmpArch::Ppc64,
+        Arch::ScmpArchPpc64le => ScmpArch::Ppc64Le,
+        Arch::ScmpArchS390 => ScmpArch::S390,
+        Arch::ScmpArchS390x => ScmpArch::S390X,
+        Arch::ScmpArchRiscv64 => ScmpArch::Riscv64,
+        Arch::ScmpArchParisc => ScmpArch::Parisc,
+        Arch::ScmpArchParisc64 => ScmpArch::Parisc64,
+        Arch::ScmpArchLoongarch64 => ScmpArch::Loongarch64,
+        Arch::ScmpArchM68k => ScmpArch::M68k,
+        Arch::ScmpArchSh => ScmpArch::Sh,
+        Arch::ScmpArchSheb => ScmpArch::Sheb,
+    }
+}
+
+fn export(context: &ScmpFilterContext) -> Result<Vec<u8>, FilterError> {
+    let failed = FilterError::Export;
+    let memory = memfd_create(c"seccomp", MFdFlags::MFD_CLOEXEC).map_err(|error| failed(error.into()))?;
+    context.export_bpf(&memory)?;
+    let mut file = std::fs::File::from(memory);
+    let mut program = Vec::new();
+    file.rewind().and_then(|()| file.read_to_end(&mut program)).map_err(failed)?;
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests;

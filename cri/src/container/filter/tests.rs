@@ -1,0 +1,160 @@
+//! Compiled profiles, judged by what they answer.
+
+use serde_json::json;
+
+use super::*;
+use crate::container::seccomp::default_profile;
+
+const X86_64: u32 = 0xc000_003e;
+const I386: u32 = 0x4000_0003;
+const ALLOW: u32 = 0x7fff_0000;
+const KILL: u32 = 0;
+
+fn errno(number: i32) -> u32 {
+    0x0005_0000 | number.cast_unsigned()
+}
+
+/// Runs a program as the kernel does, on one call.
+fn decide(program: &[u8], architecture: u32, number: u32, first_argument: u64) -> u32 {
+    let mut data = [number, architecture, 0, 0].map(u32::to_le_bytes).concat();
+    data.extend(first_argument.to_le_bytes());
+    data.extend([0; 40]);
+    let (mut at, mut a) = (0, 0);
+    loop {
+        let code = u16::from_ne_bytes([program[at * 8], program[at * 8 + 1]]);
+        let jumps = (usize::from(program[at * 8 + 2]), usize::from(program[at * 8 + 3]));
+        let value = u32::from_ne_bytes(program[at * 8 + 4..at * 8 + 8].try_into().unwrap());
+        let branch = |taken: bool| 1 + if taken { jumps.0 } else { jumps.1 };
+        let offset = value as usize;
+        at += match code {
+            0x20 => {
+                a = u32::from_le_bytes(data[offset..offset + 4].try_into().unwrap());
+                1
+            }
+            0x54 => {
+                a &= value;
+                1
+            }
+            0x05 => 1 + offset,
+            0x15 => branch(a == value),
+            0x25 => branch(a > value),
+            0x35 => branch(a >= value),
+            0x45 => branch(a & value != 0),
+            0x06 => return value,
+            other => panic!("instruction {other:#x}"),
+        };
+    }
+}
+
+fn program(profile: serde_json::Value) -> Vec<u8> {
+    compile(&serde_json::from_value(profile).unwrap()).unwrap()
+}
+
+fn default_program() -> Vec<u8> {
+    compile(&default_profile(&[]).unwrap()).unwrap()
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_default_allows_what_it_names_and_refuses_the_rest() {
+    let program = default_program();
+    for (name, number, answer) in [
+        ("read", 0, ALLOW),
+        ("execve", 59, ALLOW),
+        ("mount", 165, errno(libc::EPERM)),
+        ("keyctl", 250, errno(libc::EPERM)),
+        ("clone3", 435, errno(libc::ENOSYS)),
+        ("open_tree", 428, errno(libc::EPERM)),
+    ] {
+        assert_eq!(decide(&program, X86_64, number, 0), answer, "{name}");
+    }
+    assert_eq!(decide(&program, I386, 3, 0), ALLOW, "read of 32 bits");
+    assert_eq!(decide(&program, I386, 21, 0), errno(libc::EPERM), "mount of 32 bits");
+    assert_eq!(decide(&program, X86_64, 0x4000_0000, 0), ALLOW, "read of x32");
+    assert_eq!(decide(&program, 0x1234, 0, 0), KILL, "an architecture that is none");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn conditions_on_arguments_hold() {
+    let program = default_program();
+    let (socket, clone) = (41, 56);
+    for (family, answer) in [(1, ALLOW), (2, ALLOW), (38, errno(1)), (39, ALLOW), (40, errno(1)), (41, ALLOW)]
+    {
+        assert_eq!(decide(&program, X86_64, socket, family), answer, "socket of family {family}");
+    }
+    assert_eq!(decide(&program, X86_64, clone, 0x0001_0000), ALLOW, "a thread");
+    assert_eq!(decide(&program, X86_64, clone, 0x1000_0000), errno(1), "a user namespace");
+}
+
+#[test]
+fn calls_that_are_newer_than_the_library_are_decided_by_the_profile() {
+    let program = default_program();
+    for architecture in [X86_64, I386] {
+        for (name, number) in [("fchmodat2", 452), ("statmount", 457), ("mseal", 462), ("removexattrat", 466)]
+        {
+            assert_eq!(decide(&program, architecture, number, 0), ALLOW, "{name}");
+        }
+        // Not there, and not forbidden: whoever tries it first falls back on what is older.
+        for number in [467, 999, 0x3fff_ffff] {
+            assert_eq!(decide(&program, architecture, number, 0), errno(libc::ENOSYS), "{number}");
+        }
+    }
+    // Between the calls that are named, what is not named is refused.
+    assert_eq!(decide(&program, X86_64, 450, 0), errno(libc::EPERM), "set_mempolicy_home_node");
+}
+
+#[test]
+fn profiles_that_refuse_little_have_no_absent_calls() {
+    let permissive = program(json!({
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "syscalls": [{"names": ["mkdir", "mseal"], "action": "SCMP_ACT_ERRNO", "errnoRet": 5}],
+    }));
+    assert_eq!(decide(&permissive, X86_64, 999, 0), ALLOW);
+    assert_eq!(decide(&permissive, X86_64, 462, 0), errno(5));
+    assert_eq!(decide(&permissive, X86_64, 83, 0), errno(5));
+    let absent = program(json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 38,
+        "syscalls": [{"names": ["read"], "action": "SCMP_ACT_ALLOW"}]}));
+    assert_eq!(decide(&absent, X86_64, 999, 0), errno(libc::ENOSYS));
+    assert_eq!(decide(&absent, X86_64, 1, 0), errno(libc::ENOSYS));
+}
+
+#[test]
+fn two_conditions_on_one_argument_are_two_rules() {
+    let either = program(json!({
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "syscalls": [{"names": ["personality", "no_such_call"], "action": "SCMP_ACT_ALLOW", "args": [
+            {"index": 0, "value": 0, "op": "SCMP_CMP_EQ"}, {"index": 0, "value": 8, "op": "SCMP_CMP_EQ"}]}],
+    }));
+    for (value, answer) in [(0, ALLOW), (8, ALLOW), (9, errno(libc::EPERM))] {
+        assert_eq!(decide(&either, X86_64, 135, value), answer, "{value}");
+    }
+}
+
+#[test]
+fn what_is_no_profile_is_refused() {
+    for (bad, why) in [
+        (json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 70000}), "errno 70000"),
+        (
+            json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"],
+                "action": "SCMP_ACT_ERRNO", "args": [{"index": 9, "value": 0, "op": "SCMP_CMP_EQ"}]}]}),
+            "not understood",
+        ),
+    ] {
+        let error = compile(&serde_json::from_value(bad).unwrap()).unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_profile_is_compiled_once() {
+    let filters = Filters::default();
+    let profile = default_profile(&[]).unwrap();
+    let first = filters.program(&profile).await.unwrap();
+    assert!(Arc::ptr_eq(&first, &filters.program(&profile).await.unwrap()));
+    for number in 0..KEPT {
+        let other = json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": number + 1});
+        filters.program(&serde_json::from_value(other).unwrap()).await.unwrap();
+    }
+    assert!(!Arc::ptr_eq(&first, &filters.program(&profile).await.unwrap()), "the oldest is forgotten");
+}

@@ -1,0 +1,27 @@
+//! What the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable compiler.
+//! Each takes any bytes, and fails by a panic.
+
+/// A client's bytes after its upgrade to SPDY/3.1.
+pub fn spdy(data: &[u8]) {
+    crate::stream::fuzz_spdy(data);
+}
+
+/// A vendor's description of devices.
+pub fn cdi(data: &[u8]) {
+    crate::cdi::fuzz(data);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn the_corpora_are_replayed() {
+        let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration/fuzz/corpus");
+        for (name, target) in [("spdy", super::spdy as fn(&[u8])), ("cdi", super::cdi)] {
+            let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).unwrap().collect();
+            assert!(!inputs.is_empty(), "the corpus of {name} is empty");
+            inputs.into_iter().for_each(|input| target(&std::fs::read(input.unwrap().path()).unwrap()));
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! One container's metrics, from its cgroup on v1 and v2.
+
+use std::path::Path;
+
+use nix::sys::statvfs::statvfs;
+
+use super::descriptor as names;
+use super::device::{self, Devices};
+use super::process;
+use super::sheet::Sheet;
+use crate::cgroup::Cgroups;
+use crate::cgroup::value::field;
+use crate::container::Container;
+use crate::resize::weight::{shares_of_weight, weight_of_shares};
+use crate::runtime::Runtime;
+
+const SECOND: u64 = 1_000_000_000;
+/// `USER_HZ`, in which v1 counts user and system time: fixed by the kernel's ABI on every architecture of ours.
+const TICKS: u64 = 100;
+
+/// What is the same for all containers of one question.
+pub(super) struct Collector {
+    devices: Devices,
+    layers: Layers,
+    pages: Vec<String>,
+}
+
+/// The file system of the writable layers.
+struct Layers {
+    device: String,
+    bytes: u64,
+    inodes: u64,
+    inodes_free: u64,
+}
+
+/// A cgroup to read from.
+struct Group<'a> {
+    cgroups: &'a Cgroups,
+    path: &'a str,
+}
+
+// === impl Collector ===
+
+impl Collector {
+    pub(super) fn new(runtime: &Runtime) -> Self {
+        Self {
+            devices: Devices::default(),
+            layers: Layers::look(runtime.inner.records.layers_dir()),
+            pages: page_sizes(),
+        }
+    }
+
+    /// All that there is to tell of a container that runs.
+    pub(super) fn collect(
+        &self,
+        runtime: &Runtime,
+        container: &Container,
+        mut sheet: Sheet,
+    ) -> Vec<coracle_proto::cri::Metric> {
+        let group = Group { cgroups: &runtime.inner.cgroups, path: &container.record.cgroup };
+        let second = |nanoseconds: i64| u64::try_from(nanoseconds).unwrap_or(0) / SECOND;
+        let (seen, started) = (second(sheet.timestamp()), second(container.started_at()));
+        sheet.put(&names::LAST_SEEN, &[], seen);
+        sheet.put(&names::START_TIME, &[], started);
+        group.cpu(&mut sheet);
+        group.memory(&mut sheet);
+        group.pressure(&mut sheet);
+        group.huge_pages(&mut sheet, &self.pages);
+        group.limits(&mut sheet, container);
+        self.devices.put(group.io(), &mut sheet);
+        let device = [self.layers.device.as_str()];
+        sheet.put(&names::FS_INODES, &device, self.layers.inodes);
+        sheet.put(&names::FS_INODES_FREE, &device, self.layers.inodes_free);
+        sheet.put(&names::FS_LIMIT, &device, self.layers.bytes);
+        sheet.put(&names::FS_USAGE, &device, runtime.layer_usage(container).bytes);
+        group.processes(&mut sheet, container.pid());
+        sheet.metrics
+    }
+}
+
+impl Layers {
+    fn look(dir: &Path) -> Self {
+        let found = statvfs(dir).ok();
+        let of = |value: fn(&nix::sys::statvfs::Statvfs) -> u64| found.as_ref().map_or(0, value);
+        Self {
+            device: device::of_file(dir),
+            bytes: of(|found| found.blocks().saturating_mul(found.fragment_size())),
+            inodes: of(nix::sys::statvfs::Statvfs::files),
+            inodes_free: of(nix::sys::statvfs::Statvfs::files_free),
+        }
+    }
+}
+
+// === impl Group ===
+
+impl Group<'_> {
+    fn text(&self, controller: &str, v1: &str, v2: &str) -> String {
+        self.cgroups.text(controller, self.path, self.cgroups.either(v1, v2)).unwrap_or_default()
+    }
+
+    fn number(&self, controller: &str, v1: &str, v2: &str) -> Option<u64> {
+        self.cgroups.number(controller, self.path, self.cgroups.either(v1, v2))
+    }
+
+    fn limit(&self, controller: &str, v1: &str, v2: &str) -> Option<u64> {
+        self.cgroups.limit(controller, self.path, self.cgroups.either(v1, v2))
+    }
+
+    fn cpu(&self, sheet: &mut Sheet) {
+        let v2 = self.cgroups.unified();
+        let stat = self.text("cpu", "cpu.stat", "cpu.stat");
+        let microseconds = |name| field(&stat, name).map(|value| value / 1_000_000);
+        if let Some(nanoseconds) = self.cgroups.cpu_nanoseconds(self.path) {
+            sheet.put(&names::CPU_USAGE, &["total"], nanoseconds / SECOND);
+        }
+        let ticks = self.text("cpuacct", "cpuacct.stat", "cpu.stat");
+        let time = |v1, v2_name| {
+            if v2 { microseconds(v2_name) } else { field(&ticks, v1).map(|value| value / TICKS) }
+        };
+        sheet.put_some(&names::CPU_USER, time("user", "user_usec"));
+        sheet.put_some(&names::CPU_SYSTEM, time("system", "system_usec"));
+        // v2 has these only where the controller is on; without quota nothing was ever throttled.
+        sheet.put(&names::CPU_PERIODS, &[], field(&stat, "nr_periods").unwrap_or(0));
+        sheet.put(&names::CPU_THROTTLED_PERIODS, &[], field(&stat, "nr_throttled").unwrap_or(0));
+        let throttled = if v2 {
+            microseconds("throttled_usec")
+        } else {
+            field(&stat, "throttled_time").map(|value| value / SECOND)
+        };
+        sheet.put(&names::CPU_THROTTLED, &[], throttled.unwrap_or(0));
+    }
+
+    fn memory(&self, sheet: &mut Sheet) {
+        let stat = self.text("memory", "memory.stat", "memory.stat");
+        let of = |v1, v2| field(&stat, self.cgroups.either(v1, v2));
+        sheet.put_some(&names::MEMORY_CACHE, of("total_cache", "file"));
+        sheet.put_some(&names::MEMORY_RSS, of("total_rss", "anon"));
+        sheet.put_some(&names::MEMORY_MAPPED, of("total_mapped_file", "file_mapped"));
+        let kernel = if self.cgroups.unified() {
+            // Linux 5.18 and newer; before, its largest parts.
+            let parts = ["kernel_stack", "pagetables", "sock", "slab"];
+            let sum = || parts.iter().filter_map(|name| field(&stat, name)).sum();
+            Some(field(&stat, "kernel").unwrap_or_else(sum))
+        } else {
+            self.number("memory", "memory.kmem.usage_in_bytes", "")
+        };
+        sheet.put_some(&names::MEMORY_KERNEL, kernel);
+        sheet.put(&names::MEMORY_SWAP, &[], self.cgroups.swap_used(self.path).unwrap_or(0));
+        let events = self.text("memory", "memory.oom_control", "memory.events");
+        let hits = if self.cgroups.unified() {
+            field(&events, "max")
+        } else {
+            self.number("memory", "memory.failcnt", "")
+        };
+        sheet.put_some(&names::MEMORY_LIMIT_HITS, hits);
+        sheet.put(&names::OOM_EVENTS, &[], field(&events, "oom_kill").unwrap_or(0));
+        let used = self.number("memory", "memory.usage_in_bytes", "memory.current");
+        let idle = of("total_inactive_file", "inactive_file").unwrap_or(0);
+        sheet.put_some(&names::MEMORY_USAGE, used);
+        sheet.put_some(&names::MEMORY_WORKING_SET, used.map(|used| used.saturating_sub(idle)));
+        // memory.peak is Linux 5.19's; before, nobody knows.
+        sheet
+            .put_some(&names::MEMORY_PEAK, self.number("memory", "memory.max_usage_in_bytes", "memory.peak"));
+        for kind in ["pgfault", "pgmajfault"] {
+            let all = format!("total_{kind}");
+            for (scope, name) in [("container", kind), ("hierarchy", self.cgroups.either(&all, kind))] {
+                sheet.put(&names::MEMORY_FAULTS, &[kind, scope], field(&stat, name).unwrap_or(0));
+            }
+        }
+    }
+
+    fn pressure(&self, sheet: &mut Sheet) {
+        for (resource, waiting, stalled) in [
+            ("cpu", &names::PRESSURE_CPU_WAITING, &names::PRESSURE_CPU_STALLED),
+            ("memory", &names::PRESSURE_MEMORY_WAITING, &names::PRESSURE_MEMORY_STALLED),
+            ("io", &names::PRESSURE_IO_WAITING, &names::PRESSURE_IO_STALLED),
+        ] {
+            let Some(pressure) = self.cgroups.pressure(self.path, resource) else { continue };
+            sheet.put_some(waiting, pressure.some.map(|data| data.total / SECOND));
+            sheet.put_some(stalled, pressure.full.map(|data| data.total / SECOND));
+        }
+    }
+
+    fn huge_pages(&self, sheet: &mut Sheet, sizes: &[String]) {
+        for size in sizes {
+            let file = |end: &str| format!("hugetlb.{size}.{end}");
+            let read = |v1: &str, v2: &str| self.number("hugetlb", &file(v1), &file(v2));
+            if let Some(used) = read("usage_in_bytes", "current") {
+                sheet.put(&names::HUGETLB_USAGE, &[size], used);
+            }
+            // v2 keeps no maximum.
+            if !self.cgroups.unified()
+                && let Some(most) = read("max_usage_in_bytes", "")
+            {
+                sheet.put(&names::HUGETLB_PEAK, &[size], most);
+            }
+        }
+    }
+
+    fn limits(&self, sheet: &mut Sheet, container: &Container) {
+        let (quota, period, shares) = if self.cgroups.unified() {
+            let max = self.text("cpu", "", "cpu.max");
+            let mut words = max.split_whitespace().map(str::parse::<u64>);
+            let quota = words.next().and_then(Result::ok);
+            let weight = self.number("cpu", "", "cpu.weight");
+            let asked = container.resources().and_then(|asked| u64::try_from(asked.cpu_shares).ok());
+            // Several shares have one weight: those asked for, if they have it.
+            let shares = weight.map(|weight| match asked {
+                Some(asked) if asked > 0 && weight_of_shares(asked) == weight => asked,
+                _ => shares_of_weight(weight),
+            });
+            (quota, words.next().and_then(Result::ok), shares)
+        } else {
+            let of = |name| self.number("cpu", name, "");
+            (of("cpu.cfs_quota_us"), of("cpu.cfs_period_us"), of("cpu.shares"))
+        };
+        sheet.put_some(&names::SPEC_CPU_QUOTA, quota);
+        sheet.put_some(&names::SPEC_CPU_PERIOD, period);
+        sheet.put_some(&names::SPEC_CPU_SHARES, shares);
+        for (name, v1, v2) in [
+            (&names::SPEC_MEMORY_LIMIT, "memory.limit_in_bytes", "memory.max"),
+            (&names::SPEC_MEMORY_RESERVATION, "memory.soft_limit_in_bytes", "memory.low"),
+            (&names::SPEC_MEMORY_SWAP_LIMIT, "memory.memsw.limit_in_bytes", "memory.swap.max"),
+        ] {
+            sheet.put(name, &[], self.limit("memory", v1, v2).unwrap_or(0));
+        }
+    }
+
+    /// Bytes and counts of block devices.
+    fn io(&self) -> Vec<device::Io> {
+        if self.cgroups.unified() {
+            return device::parse_v2(&self.text("io", "", "io.stat"));
+        }
+        let bytes = self.text("blkio", "blkio.throttle.io_service_bytes_recursive", "");
+        let counts = self.text("blkio", "blkio.throttle.io_serviced_recursive", "");
+        device::parse_v1(&bytes, &counts)
+    }
+
+    fn processes(&self, sheet: &mut Sheet, first: i32) {
+        let pids = self.cgroups.processes(self.path);
+        let open = process::open_files(&pids);
+        sheet.put(&names::PROCESSES, &[], u64::try_from(pids.len()).unwrap_or(u64::MAX));
+        let threads = self.number("pids", "pids.current", "pids.current");
+        sheet.put(&names::THREADS, &[], threads.unwrap_or_else(|| process::threads(&pids)));
+        let most = self.number("pids", "pids.max", "pids.max");
+        sheet.put(&names::THREADS_MAX, &[], most.unwrap_or(0));
+        sheet.put(&names::FILE_DESCRIPTORS, &[], open.files);
+        sheet.put(&names::SOCKETS, &[], open.sockets);
+        for (name, limit) in process::soft_limits(first) {
+            sheet.put(&names::ULIMITS_SOFT, &[&name], limit);
+        }
+    }
+}
+
+/// The sizes of huge pages here, as the hugetlb controller names them.
+fn page_sizes() -> Vec<String> {
+    let entries = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
+    let mut sizes: Vec<String> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok().map(page_size)
+        })
+        .collect();
+    sizes.sort_unstable();
+    sizes
+}
+
+fn page_size(kib: u64) -> String {
+    match kib {
+        kib if kib >= 1 << 20 => format!("{}GB", kib >> 20),
+        kib if kib >= 1 << 10 => format!("{}MB", kib >> 10),
+        kib => format!("{kib}KB"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_sizes_are_named_as_the_kernels_files() {
+        assert_eq!([64, 2048, 1 << 20].map(page_size), ["64KB", "2MB", "1GB"]);
+    }
+}

@@ -1,0 +1,74 @@
+//! What the kernel tells of processes under /proc. What ended meanwhile has nothing.
+
+use std::fs;
+
+/// What processes hold open.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Open {
+    pub(super) files: u64,
+    pub(super) sockets: u64,
+}
+
+/// Counts the file descriptors of processes.
+pub(super) fn open_files(pids: &[i32]) -> Open {
+    let mut open = Open::default();
+    for pid in pids {
+        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+        for entry in entries.flatten() {
+            open.files += 1;
+            let target = fs::read_link(entry.path()).unwrap_or_default();
+            open.sockets += u64::from(target.to_string_lossy().starts_with("socket:"));
+        }
+    }
+    open
+}
+
+/// Counts the threads of processes, where no controller does.
+pub(super) fn threads(pids: &[i32]) -> u64 {
+    let count = |pid| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, |tasks| tasks.flatten().count());
+    u64::try_from(pids.iter().map(count).sum::<usize>()).unwrap_or(u64::MAX)
+}
+
+/// The soft limits of a process that are not infinite, with names as cAdvisor's: `max_open_files`.
+pub(super) fn soft_limits(pid: i32) -> Vec<(String, u64)> {
+    parse_limits(&fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default())
+}
+
+/// proc(5): columns of fixed width, the name in 26 characters.
+fn parse_limits(text: &str) -> Vec<(String, u64)> {
+    text.lines()
+        .skip(1)
+        .filter_map(|line| {
+            let (name, rest) = line.split_at_checked(26)?;
+            let soft = rest.split_whitespace().next()?.parse().ok()?;
+            Some((name.trim().to_lowercase().replace(' ', "_"), soft))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_by_column_and_the_infinite_are_left_out() {
+        let text = "\
+Limit                     Soft Limit           Hard Limit           Units     
+Max cpu time              unlimited            unlimited            seconds   
+Max open files            1024                 1048576              files     
+";
+        assert_eq!(parse_limits(text), [("max_open_files".to_owned(), 1024)]);
+    }
+
+    #[test]
+    fn our_own_descriptors_are_seen() {
+        let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
+        let pid = i32::try_from(std::process::id()).expect("a pid");
+        let open = open_files(&[pid]);
+        assert!(open.files > 2 && open.sockets >= 1, "{open:?}");
+        assert!(threads(&[pid]) >= 1);
+        assert!(soft_limits(pid).iter().any(|(name, _)| name == "max_open_files"));
+        drop(socket);
+        assert_eq!(open_files(&[-1]), Open::default());
+    }
+}

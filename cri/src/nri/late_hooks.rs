@@ -1,0 +1,125 @@
+//! The two OCI hooks that no container library runs for us, since it is not there any more: poststart, when the
+//! program runs, and poststop, when the container is deleted. They run in the runtime's own namespaces, with the
+//! container's state on their standard input (OCI runtime specification, "POSIX-platform Hooks").
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use oci_spec::runtime::{Hook, Spec};
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use tokio::time::timeout;
+use tracing::warn;
+
+use crate::container::Container;
+use crate::error::Error;
+use crate::runtime::Runtime;
+
+/// What a hook has that names no time of its own: the call that it belongs to waits for it.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Whether a spec has any of the two.
+pub(super) fn any(spec: &Spec) -> bool {
+    spec.hooks().as_ref().is_some_and(|hooks| {
+        let some = |hooks: &Option<Vec<Hook>>| hooks.as_ref().is_some_and(|hooks| !hooks.is_empty());
+        some(hooks.poststart()) || some(hooks.poststop())
+    })
+}
+
+impl Runtime {
+    /// A failed hook fails the start and ends the container, as the specification has it.
+    pub(crate) async fn run_hooks_after_start(&self, container: &Container) -> Result<(), Error> {
+        if !container.record.late_hooks {
+            return Ok(());
+        }
+        let hooks = self.spec_of(&container.id).hooks().clone().unwrap_or_default();
+        for hook in hooks.poststart().iter().flatten() {
+            if let Err(why) = run(hook, &self.oci_state(container, "running")).await {
+                if let Ok(shim) = self.shim_of(container) {
+                    // One that has ended meanwhile is what is wanted.
+                    let _gone = shim.kill(&container.id, libc::SIGKILL).await;
+                }
+                return Err(Error::invalid("poststart hook", why));
+            }
+        }
+        Ok(())
+    }
+
+    /// The container is gone whatever these hooks do.
+    pub(crate) async fn run_hooks_after_end(&self, container: &Container) {
+        if !container.record.late_hooks {
+            return;
+        }
+        let hooks = self.spec_of(&container.id).hooks().clone().unwrap_or_default();
+        for hook in hooks.poststop().iter().flatten() {
+            if let Err(why) = run(hook, &self.oci_state(container, "stopped")).await {
+                warn!(container = container.id, why, "a poststop hook failed");
+            }
+        }
+    }
+
+    fn oci_state(&self, container: &Container, status: &str) -> String {
+        let annotations = self.spec_of(&container.id).annotations().clone().unwrap_or_default();
+        serde_json::json!({
+            "ociVersion": "1.2.0",
+            "id": container.id,
+            "status": status,
+            "pid": if status == "running" { container.pid() } else { 0 },
+            "bundle": self.inner.records.container_dir(&container.id),
+            "annotations": annotations,
+        })
+        .to_string()
+    }
+}
+
+async fn run(hook: &Hook, state: &str) -> Result<(), String> {
+    let path = hook.path();
+    let named = |what: &str| format!("{}: {what}", path.display());
+    let args = hook.args().clone().unwrap_or_default();
+    let mut command = Command::new(path);
+    if let Some((name, args)) = args.split_first() {
+        command.arg0(name).args(args);
+    }
+    let variables = hook.env().iter().flatten().filter_map(|entry| entry.split_once('='));
+    command.env_clear().envs(variables).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.kill_on_drop(true).spawn().map_err(|error| named(&error.to_string()))?;
+    let limit =
+        hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).map_or(LONGEST, Duration::from_secs);
+    let ended = async {
+        if let Some(mut stdin) = child.stdin.take() {
+            // A hook need not read its state.
+            let _unread = stdin.write_all(state.as_bytes()).await;
+        }
+        child.wait().await
+    };
+    match timeout(limit, ended).await {
+        Err(_late) => Err(named(&format!("did not end within {limit:?}"))),
+        Ok(Err(error)) => Err(named(&error.to_string())),
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(named(&status.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hook(script: &str, seconds: i64) -> Hook {
+        let mut hook = Hook::default();
+        hook.set_path("/bin/sh".into());
+        hook.set_args(Some(vec!["sh".into(), "-c".into(), script.into()]));
+        hook.set_env(Some(vec!["PATH=/bin".into(), "WANT=state".into()]));
+        hook.set_timeout(Some(seconds));
+        hook
+    }
+
+    #[tokio::test]
+    async fn a_hook_reads_the_state_and_is_judged_by_its_end() {
+        run(&hook("read it && [ \"$it\" = \"$WANT\" ]", 5), "state\n").await.expect("hook");
+        assert!(run(&hook("exit 3", 5), "").await.expect_err("failed").contains("3"));
+        assert!(run(&hook("sleep 9", 0), "").await.expect_err("late").contains("within"));
+        let mut absent = Hook::default();
+        absent.set_path("/no/such".into());
+        assert!(run(&absent, "").await.is_err());
+    }
+}

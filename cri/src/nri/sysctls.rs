@@ -1,0 +1,57 @@
+//! Kernel parameters that plugins set: only those of a namespace that the pod has to itself. Pure.
+
+use coracle_proto::cri::PodSandboxConfig;
+use coracle_proto::nri::ContainerAdjustment;
+
+use crate::error::Error;
+use crate::sandbox::namespaces;
+
+/// Refuses what would reach beyond the pod.
+pub(super) fn check(adjustment: &ContainerAdjustment, pod: &PodSandboxConfig) -> Result<(), Error> {
+    let linux = adjustment.linux.as_ref();
+    for name in linux.iter().flat_map(|linux| linux.sysctl.keys()) {
+        let name = name.replace('/', ".");
+        let of_network = name.starts_with("net.");
+        let of_ipc = ["kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue."]
+            .iter()
+            .any(|prefix| name.starts_with(prefix));
+        let own = (of_network && namespaces::own_network(pod)) || (of_ipc && namespaces::own_ipc(pod));
+        // A removal takes away nothing: containers have no parameters of their own.
+        if !own && !name.starts_with('-') {
+            let why = format!("NRI adjustment of sysctl: {name} is not the pod's alone");
+            return Err(Error::invalid("NRI", why));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::cri;
+    use coracle_proto::nri::LinuxContainerAdjustment;
+
+    use super::*;
+
+    fn asks(name: &str) -> ContainerAdjustment {
+        let sysctl = [(name.to_owned(), "1".to_owned())].into();
+        let linux = LinuxContainerAdjustment { sysctl, ..Default::default() };
+        ContainerAdjustment { linux: Some(linux), ..Default::default() }
+    }
+
+    #[test]
+    fn a_parameter_must_be_the_pods_own() {
+        let pod = PodSandboxConfig::default();
+        for name in ["net.ipv4.ip_default_ttl", "kernel.shmmax", "fs.mqueue.msg_max", "net/ipv4/x", "-vm.any"]
+        {
+            check(&asks(name), &pod).expect(name);
+        }
+        for name in ["vm.swappiness", "kernel.hostname", "kernel.panic", "netx"] {
+            assert!(check(&asks(name), &pod).is_err(), "{name}");
+        }
+        let mut host = PodSandboxConfig::default();
+        let options = cri::NamespaceOption { network: cri::NamespaceMode::Node.into(), ..Default::default() };
+        let security = host.linux.get_or_insert_default().security_context.get_or_insert_default();
+        security.namespace_options = Some(options);
+        assert!(check(&asks("net.ipv4.ip_default_ttl"), &host).is_err());
+    }
+}

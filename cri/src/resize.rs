@@ -1,0 +1,250 @@
+//! A container's new limits: which files of its cgroup, which values, in which order. Pure; [`apply`] does it.
+
+pub(crate) mod apply;
+pub(crate) mod weight;
+
+use coracle_proto::cri::{HugepageLimit, LinuxContainerResources};
+
+use self::weight::weight_of_shares;
+use crate::error::Error;
+
+/// What the plan depends on, as it is now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Whether cgroups are v2.
+    pub(crate) unified: bool,
+    /// Whether huge pages can be limited.
+    pub(crate) hugetlb: bool,
+    /// Whether the kernel counts swap.
+    pub(crate) swap: bool,
+    /// The limit of memory, none when there is none.
+    pub(crate) memory: Option<u64>,
+    /// v1: the limit of memory and swap together, none when there is none.
+    pub(crate) memory_and_swap: Option<u64>,
+    /// Memory that cannot be taken away without swap. v1 refuses a limit below it by itself.
+    pub(crate) anonymous: u64,
+    /// v2: the quota in `cpu.max`.
+    pub(crate) quota: String,
+}
+
+/// One value for one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Write {
+    pub(crate) controller: &'static str,
+    pub(crate) file: String,
+    pub(crate) value: String,
+    /// Whether the file may be absent on this kernel.
+    pub(crate) optional: bool,
+}
+
+/// What is done at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    One(Write),
+    /// In this order, or in the other when the kernel refuses the first: each is checked against the other's old
+    /// value.
+    Pair(Write, Write),
+}
+
+/// The steps that bring a container's cgroup to what a request asks for. What is 0 or empty in it stays as it is.
+///
+/// # Errors
+/// What cannot be, or not on this machine.
+pub(crate) fn plan(request: &LinuxContainerResources, seen: &Seen) -> Result<Vec<Step>, Error> {
+    let mut steps = Vec::new();
+    cpu(request, seen, &mut steps)?;
+    for (file, value) in [("cpuset.cpus", &request.cpuset_cpus), ("cpuset.mems", &request.cpuset_mems)] {
+        if !value.is_empty() {
+            steps.push(one("cpuset", file, value));
+        }
+    }
+    memory(request, seen, &mut steps)?;
+    huge_pages(&request.hugepage_limits, seen, &mut steps)?;
+    unified(request, seen, &mut steps)?;
+    Ok(steps)
+}
+
+fn cpu(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
+    let shares = unsigned("cpu_shares", request.cpu_shares)?;
+    let period = unsigned("cpu_period", request.cpu_period)?;
+    let quota = request.cpu_quota;
+    if seen.unified {
+        steps.extend(shares.map(|shares| one("cpu", "cpu.weight", weight_of_shares(shares))));
+        let text = match quota {
+            0 => seen.quota.clone(),
+            quota if quota < 0 => "max".to_owned(),
+            quota => quota.to_string(),
+        };
+        match (quota, period) {
+            (0, None) => {}
+            (_, None) => steps.push(one("cpu", "cpu.max", text)),
+            (_, Some(period)) => steps.push(one("cpu", "cpu.max", format!("{text} {period}"))),
+        }
+        return Ok(());
+    }
+    steps.extend(shares.map(|shares| one("cpu", "cpu.shares", shares)));
+    let period = period.map(|period| write("cpu", "cpu.cfs_period_us", period));
+    let quota = (quota != 0).then(|| write("cpu", "cpu.cfs_quota_us", quota.max(-1)));
+    steps.extend(match (period, quota) {
+        (Some(period), Some(quota)) => Some(Step::Pair(period, quota)),
+        (period, quota) => period.or(quota).map(Step::One),
+    });
+    Ok(())
+}
+
+/// The limits of memory and of memory and swap together that a request means: swap is limited with memory, as at
+/// the container's creation, unless the request says otherwise.
+fn limits(request: &LinuxContainerResources) -> (i64, i64) {
+    let memory = request.memory_limit_in_bytes.max(-1);
+    let both = request.memory_swap_limit_in_bytes.max(-1);
+    (memory, if both == 0 { memory } else { both })
+}
+
+fn memory(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
+    let (memory, both) = limits(request);
+    if both > 0 && (memory == -1 || memory > both) {
+        return Err(Error::invalid("memory_swap_limit_in_bytes", "is less than memory's own limit"));
+    }
+    if !seen.swap && both != memory {
+        return Err(Error::invalid("memory_swap_limit_in_bytes", "this kernel does not count swap"));
+    }
+    if seen.unified && u64::try_from(memory).is_ok_and(|limit| limit > 0 && limit < seen.anonymous) {
+        // v2 would accept it and kill the container.
+        let why = format!("is below the {} bytes that the container holds", seen.anonymous);
+        return Err(Error::invalid("memory_limit_in_bytes", why));
+    }
+    if seen.unified {
+        if memory != 0 {
+            steps.push(one("memory", "memory.max", or_max(memory)));
+        }
+        if both != 0 && seen.swap {
+            steps.push(one("memory", "memory.swap.max", swap_alone(memory, both, seen)?));
+        }
+        return Ok(());
+    }
+    let own = (memory != 0).then(|| one("memory", "memory.limit_in_bytes", memory));
+    let swap = (both != 0 && seen.swap).then(|| one("memory", "memory.memsw.limit_in_bytes", both));
+    // The kernel keeps the first at or below the second at every moment.
+    let grows = match seen.memory_and_swap {
+        None => false,
+        Some(now) => memory == -1 || u64::try_from(memory).is_ok_and(|memory| memory > now),
+    };
+    if grows {
+        steps.extend(swap.into_iter().chain(own));
+    } else {
+        steps.extend(own.into_iter().chain(swap));
+    }
+    Ok(())
+}
+
+/// v2 limits swap alone.
+fn swap_alone(memory: i64, both: i64, seen: &Seen) -> Result<String, Error> {
+    if both == -1 {
+        return Ok("max".to_owned());
+    }
+    let memory =
+        if memory == 0 { seen.memory.and_then(|limit| i64::try_from(limit).ok()) } else { Some(memory) };
+    match memory {
+        Some(memory) if memory >= 0 && memory <= both => Ok((both - memory).to_string()),
+        _ => {
+            Err(Error::invalid("memory_swap_limit_in_bytes", "needs a limit of memory that is not above it"))
+        }
+    }
+}
+
+/// The kubelet sends a limit of 0 for every size, wanted or not: it needs nothing where nothing can be limited.
+fn huge_pages(limits: &[HugepageLimit], seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
+    for limit in limits {
+        if !seen.hugetlb {
+            if limit.limit > 0 {
+                return Err(Error::Unsupported(
+                    "a limit of huge pages, without the kernel's hugetlb controller,",
+                ));
+            }
+            continue;
+        }
+        if limit.page_size.is_empty() || limit.page_size.contains('/') {
+            return Err(Error::invalid("hugepage_limits", format!("{:?} is no size", limit.page_size)));
+        }
+        let end = if seen.unified { "max" } else { "limit_in_bytes" };
+        let usage = format!("hugetlb.{}.{end}", limit.page_size);
+        steps.push(one("hugetlb", &usage, limit.limit));
+        let reserved = format!("hugetlb.{}.rsvd.{end}", limit.page_size);
+        steps.push(Step::One(Write { optional: true, ..write("hugetlb", &reserved, limit.limit) }));
+    }
+    Ok(())
+}
+
+fn unified(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
+    check_unified(request.unified.keys(), seen.unified)?;
+    let mut pairs: Vec<_> = request.unified.iter().collect();
+    pairs.sort_unstable();
+    steps.extend(pairs.into_iter().map(|(file, value)| one("", file, value)));
+    Ok(())
+}
+
+/// Refuses what is no limit of a v2 cgroup: a name here is one of a file.
+///
+/// # Errors
+/// The first such name, or any where cgroups are v1.
+pub(crate) fn check_unified<'a>(
+    files: impl IntoIterator<Item = &'a String>,
+    unified: bool,
+) -> Result<(), Error> {
+    for file in files {
+        if !unified {
+            return Err(Error::invalid("unified", "this machine's cgroups are v1"));
+        }
+        if file.contains('/') || !file.contains('.') || file.starts_with("cgroup.") {
+            return Err(Error::invalid("unified", format!("{file:?} is no file of a controller")));
+        }
+    }
+    Ok(())
+}
+
+/// What is on record after a request: what it does not name stays.
+pub(crate) fn merged(old: LinuxContainerResources, new: &LinuxContainerResources) -> LinuxContainerResources {
+    let number = |old: i64, new: i64| if new == 0 { old } else { new };
+    let text = |old: String, new: &String| if new.is_empty() { old } else { new.clone() };
+    let (memory, both) = limits(new);
+    let mut pages = old.hugepage_limits;
+    for limit in &new.hugepage_limits {
+        pages.retain(|known| known.page_size != limit.page_size);
+        pages.push(limit.clone());
+    }
+    let mut unified = old.unified;
+    unified.extend(new.unified.clone());
+    LinuxContainerResources {
+        cpu_period: number(old.cpu_period, new.cpu_period),
+        cpu_quota: number(old.cpu_quota, new.cpu_quota),
+        cpu_shares: number(old.cpu_shares, new.cpu_shares),
+        memory_limit_in_bytes: number(old.memory_limit_in_bytes, memory),
+        oom_score_adj: number(old.oom_score_adj, new.oom_score_adj),
+        cpuset_cpus: text(old.cpuset_cpus, &new.cpuset_cpus),
+        cpuset_mems: text(old.cpuset_mems, &new.cpuset_mems),
+        hugepage_limits: pages,
+        unified,
+        memory_swap_limit_in_bytes: number(old.memory_swap_limit_in_bytes, both),
+    }
+}
+
+fn or_max(limit: i64) -> String {
+    if limit < 0 { "max".to_owned() } else { limit.to_string() }
+}
+
+fn unsigned(field: &'static str, value: i64) -> Result<Option<u64>, Error> {
+    let value = u64::try_from(value).map_err(|_negative| Error::invalid(field, "is negative"))?;
+    Ok((value > 0).then_some(value))
+}
+
+fn one(controller: &'static str, file: &str, value: impl ToString) -> Step {
+    Step::One(write(controller, file, value))
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "numbers and texts alike")]
+fn write(controller: &'static str, file: &str, value: impl ToString) -> Write {
+    Write { controller, file: file.to_owned(), value: value.to_string(), optional: false }
+}
+
+#[cfg(test)]
+mod tests;

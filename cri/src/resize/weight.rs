@@ -1,0 +1,61 @@
+//! Processor shares of cgroup v1 as weights of v2, and back. Pure.
+//!
+//! Shares go from 2 to 262144 with 1024 as default, weights from 1 to 10000 with 100: the curve of the OCI's
+//! runtimes since runc 1.3.2 keeps ends and default (opencontainers/cgroups, pull request 20).
+
+const SHARES: (u64, u64) = (2, 262_144);
+const DEFAULT: (u64, u64) = (1024, 100);
+
+/// The v2 weight of v1 shares.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "from 1 to 10000"
+)]
+pub(crate) fn weight_of_shares(shares: u64) -> u64 {
+    if shares <= SHARES.0 {
+        return 1;
+    }
+    if shares >= SHARES.1 {
+        return 10_000;
+    }
+    let log = (shares as f64).log2();
+    let exponent = (log * log + 125.0 * log) / 612.0 - 7.0 / 34.0;
+    (10_f64.powf(exponent).ceil() as u64).clamp(1, 10_000)
+}
+
+/// The v1 shares that a v2 weight stands for: the default for the default, else the fewest that reach it.
+pub(crate) fn shares_of_weight(weight: u64) -> u64 {
+    if weight == DEFAULT.1 {
+        return DEFAULT.0;
+    }
+    let (mut low, mut high) = SHARES;
+    while low < high {
+        let middle = low.midpoint(high);
+        if weight_of_shares(middle) < weight {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_and_default_are_kept_both_ways() {
+        for (shares, weight) in [(2, 1), (1024, 100), (262_144, 10_000)] {
+            assert_eq!(weight_of_shares(shares), weight);
+        }
+        assert_eq!([1, 100].map(shares_of_weight), [2, 1024]);
+        for weight in 2..=10_000 {
+            let shares = shares_of_weight(weight);
+            assert!(weight_of_shares(shares) >= weight);
+            assert!(weight == 100 || weight_of_shares(shares - 1) < weight, "{weight}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! What the network is told of a pod: its names as `CNI_ARGS`, and capabilities by the CNI conventions.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use coracle_cni::{Attachment, PortMapping, Protocol};
+use coracle_proto::cri;
+use serde_json::{Value, json};
+
+use crate::error::Error;
+
+/// The interface in every pod.
+pub(crate) const INTERFACE: &str = "eth0";
+
+/// The pod's attachment, or what in its configuration cannot be.
+pub(crate) fn of(id: &str, netns: PathBuf, config: &cri::PodSandboxConfig) -> Result<Attachment, Error> {
+    let metadata = config.metadata.clone().unwrap_or_default();
+    let args = [
+        ("IgnoreUnknown", "1".to_owned()),
+        ("K8S_POD_NAMESPACE", metadata.namespace),
+        ("K8S_POD_NAME", metadata.name),
+        ("K8S_POD_INFRA_CONTAINER_ID", id.to_owned()),
+        ("K8S_POD_UID", metadata.uid),
+    ];
+    Ok(Attachment {
+        id: id.to_owned(),
+        netns,
+        ifname: INTERFACE.to_owned(),
+        args: args.map(|(key, value)| (key.to_owned(), value)).into(),
+        ports: ports(&config.port_mappings)?,
+        capabilities: capabilities(config)?,
+    })
+}
+
+/// Under the names that containerd gives them, too.
+fn capabilities(config: &cri::PodSandboxConfig) -> Result<BTreeMap<String, Value>, Error> {
+    let mut capabilities = BTreeMap::new();
+    capabilities.insert("io.kubernetes.cri.pod-annotations".to_owned(), json!(config.annotations));
+    if let Some(dns) = &config.dns_config {
+        let dns = json!({"servers": dns.servers, "searches": dns.searches, "options": dns.options});
+        capabilities.insert("dns".to_owned(), dns);
+    }
+    if let Some(parent) = config.linux.as_ref().map(|linux| &linux.cgroup_parent).filter(|p| !p.is_empty()) {
+        capabilities.insert("cgroupPath".to_owned(), json!(parent));
+    }
+    let mut limits = serde_json::Map::new();
+    for way in ["ingress", "egress"] {
+        let name = format!("kubernetes.io/{way}-bandwidth");
+        if let Some(text) = config.annotations.get(&name) {
+            limits.insert(format!("{way}Rate"), json!(rate(text).ok_or_else(|| wrong_rate(&name, text))?));
+            // What may come at once is left to the kernel's queue: the most that a bucket holds.
+            limits.insert(format!("{way}Burst"), json!(u64::from(u32::MAX)));
+        }
+    }
+    if !limits.is_empty() {
+        capabilities.insert("bandwidth".to_owned(), limits.into());
+    }
+    Ok(capabilities)
+}
+
+fn wrong_rate(name: &str, text: &str) -> Error {
+    Error::invalid("annotations", format!("{name}: {text:?} is no quantity from 1k to 1P"))
+}
+
+/// Bits per second: a Kubernetes quantity, from 1k to 1P.
+fn rate(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let scale: u64 = match &text[digits.len()..] {
+        "" => 1,
+        "k" => 1_000,
+        "M" => 1_000_000,
+        "G" => 1_000_000_000,
+        "T" => 1_000_000_000_000,
+        "P" => 1_000_000_000_000_000,
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        _ => return None,
+    };
+    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
+    let places = u32::try_from(part.len()).ok().filter(|places| *places <= 9)?;
+    let value: u64 = format!("{whole}{part}").parse().ok()?;
+    let rate = u64::try_from(u128::from(value) * u128::from(scale) / 10u128.pow(places)).ok()?;
+    (1_000..=1_000_000_000_000_000).contains(&rate).then_some(rate)
+}
+
+/// The mappings that lead from a port of the host.
+fn ports(mappings: &[cri::PortMapping]) -> Result<Vec<PortMapping>, Error> {
+    let number = |port: i32| {
+        u16::try_from(port).map_err(|_range| Error::invalid("port_mappings", format!("{port} is no port")))
+    };
+    let mut ports = Vec::new();
+    for mapping in mappings.iter().filter(|mapping| mapping.host_port != 0) {
+        let host_ip: Option<IpAddr> = match mapping.host_ip.as_str() {
+            "" => None,
+            text => Some(
+                text.parse()
+                    .map_err(|_not| Error::invalid("port_mappings", format!("{text:?} is no address")))?,
+            ),
+        };
+        ports.push(PortMapping {
+            host_ip,
+            host_port: number(mapping.host_port)?,
+            container_port: number(mapping.container_port)?,
+            protocol: match mapping.protocol() {
+                cri::Protocol::Tcp => Protocol::Tcp,
+                cri::Protocol::Udp => Protocol::Udp,
+                cri::Protocol::Sctp => Protocol::Sctp,
+            },
+        });
+    }
+    Ok(ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_quantities() {
+        for (text, bits) in
+            [("1k", 1_000), ("10M", 10_000_000), ("1.5M", 1_500_000), ("2Ki", 2_048), ("5000", 5_000)]
+        {
+            assert_eq!(rate(text), Some(bits), "{text}");
+        }
+        for text in ["", "1", "2P", "1e6", "-1M", "1.2.3M", "M", "10m"] {
+            assert_eq!(rate(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_and_limits_are_told() {
+        let config = cri::PodSandboxConfig {
+            metadata: Some(cri::PodSandboxMetadata {
+                name: "web".into(),
+                namespace: "shop".into(),
+                uid: "u".into(),
+                ..Default::default()
+            }),
+            annotations: [("kubernetes.io/egress-bandwidth".to_owned(), "1M".to_owned())].into(),
+            ..Default::default()
+        };
+        let told = of("id", "/n".into(), &config).unwrap();
+        let args: Vec<_> = told.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let want = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=id;K8S_POD_UID=u";
+        assert_eq!(args.join(";"), want);
+        assert_eq!(told.capabilities["bandwidth"], json!({"egressRate": 1_000_000, "egressBurst": u32::MAX}));
+    }
+}

@@ -1,0 +1,83 @@
+//! UpdateContainerResources: new limits for a container that was created or runs, all of them or none.
+
+use coracle_proto::cri;
+
+use crate::container::Container;
+use crate::error::Error;
+use crate::records::ContainerPhase;
+use crate::resize::apply::Resize;
+use crate::resize::merged;
+use crate::runtime::Runtime;
+
+impl Runtime {
+    /// Changes a container's limits. What the request leaves at 0 or empty stays as it is.
+    pub(crate) async fn container_update(
+        &self,
+        request: cri::UpdateContainerResourcesRequest,
+    ) -> Result<cri::UpdateContainerResourcesResponse, Error> {
+        let container = self.container(&request.container_id)?;
+        if request.windows.is_some() {
+            return Err(Error::invalid("windows", "this is Linux"));
+        }
+        if !request.annotations.is_empty() {
+            return Err(Error::Unsupported("an annotation of new resources"));
+        }
+        updatable(&container)?;
+        let Some(asked) = request.linux else { return Ok(cri::UpdateContainerResourcesResponse {}) };
+        let asked = self.ask_about_update(&container, asked).await?;
+        self.update_limits(&container, asked).await?;
+        self.tell_updated(&container).await;
+        Ok(cri::UpdateContainerResourcesResponse {})
+    }
+
+    /// The same without asking plugins.
+    pub(crate) async fn update_limits(
+        &self,
+        container: &Container,
+        asked: cri::LinuxContainerResources,
+    ) -> Result<(), Error> {
+        // One change at a time, and none while it starts or its end is recorded.
+        let _alone = container.starting.lock().await;
+        updatable(container)?;
+        let before = container.resources();
+        let after = merged(before.clone().unwrap_or_default(), &asked);
+        self.resize(container, before.as_ref(), asked).await?;
+        // After the kernel: a client that got no answer asks again when it sees the old values.
+        container.resized(Some(after));
+        if let Err(error) = self.inner.records.write_container(&container.record_now()) {
+            container.resized(before.clone());
+            self.resize(container, None, before.unwrap_or_default()).await?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Off the async executor: the kernel may free memory before it answers.
+    async fn resize(
+        &self,
+        container: &Container,
+        before: Option<&cri::LinuxContainerResources>,
+        asked: cri::LinuxContainerResources,
+    ) -> Result<(), Error> {
+        let score = |adjustment| self.inner.host.oom_score(adjustment);
+        let oom_score = (asked.oom_score_adj != 0)
+            .then(|| (score(before.map_or(0, |before| before.oom_score_adj)), score(asked.oom_score_adj)));
+        let (runtime, group) = (self.clone(), container.record.cgroup.clone());
+        let resized = tokio::task::spawn_blocking(move || {
+            Resize { cgroups: &runtime.inner.cgroups, group: &group, oom_score }.apply(&asked)
+        });
+        resized.await.map_err(|panic| Error::Kernel {
+            doing: "write the container's limits",
+            source: std::io::Error::other(panic),
+        })?
+    }
+}
+
+fn updatable(container: &Container) -> Result<(), Error> {
+    let state = match container.phase() {
+        ContainerPhase::Created | ContainerPhase::Running { .. } => return Ok(()),
+        ContainerPhase::Creating => "being created",
+        ContainerPhase::Exited(_) => "exited",
+    };
+    Err(Error::WrongState { what: "container", id: container.id.clone(), state })
+}

@@ -1,0 +1,151 @@
+//! What is remembered of an object between two questions: its processor time, for the rate, and its disk usage,
+//! which takes long to count. Nothing here runs by itself.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::usage::disk;
+use crate::lock::locked;
+use crate::server::now;
+
+/// The shortest time that a rate is taken over: `crictl stats` asks twice, a second apart.
+const SHORTEST: i64 = 500_000_000;
+/// A count of a directory that took long serves for this many times as long: counting takes at most 2% of a
+/// processor, however often one asks.
+const WORTH: u32 = 50;
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The memory of one container or sandbox.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    rate: Mutex<Rate>,
+    counted: Mutex<Option<Counted>>,
+}
+
+/// Readings of a counter.
+#[derive(Debug, Default)]
+struct Rate {
+    older: Option<Reading>,
+    newer: Option<Reading>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    at: i64,
+    used: u64,
+}
+
+/// What a directory took, and when it was so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Disk {
+    /// Unix nanoseconds.
+    pub(crate) at: i64,
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    disk: Disk,
+    since: Instant,
+    took: Duration,
+    last: bool,
+}
+
+// === impl Meter ===
+
+impl Meter {
+    /// Nanoseconds of processor time a second, since the reading before this one, at least half a second ago;
+    /// with the first one since `began`. None when nothing can be said.
+    pub(crate) fn nano_cores(&self, at: i64, used: u64, began: i64) -> Option<u64> {
+        locked(&self.rate).note(Reading { at, used }, began)
+    }
+
+    /// What a directory takes. Counted anew when the last count is too old for what it cost. `ended` means that
+    /// nobody writes to it any more: then one count serves for ever.
+    pub(crate) fn disk(&self, dir: &Path, ended: bool) -> Disk {
+        // Held while counting: who asks at the same time waits for this one count.
+        let mut counted = locked(&self.counted);
+        if let Some(known) = counted.filter(|known| known.serves(ended)) {
+            return known.disk;
+        }
+        let since = Instant::now();
+        let (bytes, inodes) = disk(dir);
+        let disk = Disk { at: now(), bytes, inodes };
+        *counted = Some(Counted { disk, since, took: since.elapsed(), last: ended });
+        disk
+    }
+}
+
+// === impl Rate ===
+
+impl Rate {
+    fn note(&mut self, now: Reading, began: i64) -> Option<u64> {
+        let base = match self.newer.filter(|newer| newer.used <= now.used) {
+            Some(newer) if now.at - newer.at < SHORTEST => self.older?,
+            newer => {
+                let base = newer.unwrap_or(Reading { at: began, used: 0 });
+                (self.older, self.newer) = (Some(base), Some(now));
+                base
+            }
+        };
+        rate(base, now)
+    }
+}
+
+fn rate(from: Reading, to: Reading) -> Option<u64> {
+    let time = u128::try_from(to.at - from.at).ok().filter(|time| *time > 0)?;
+    let used = u128::from(to.used.saturating_sub(from.used));
+    u64::try_from(used * 1_000_000_000 / time).ok()
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn serves(&self, ended: bool) -> bool {
+        self.last || !ended && self.since.elapsed() < self.took.saturating_mul(WORTH).min(LONGEST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    #[test]
+    fn a_rate_is_taken_over_half_a_second_or_more() {
+        let meter = Meter::default();
+        // 2 s of processor time in 4 s since it began.
+        assert_eq!(meter.nano_cores(14 * SECOND, 2_000_000_000, 10 * SECOND), Some(500_000_000));
+        // Too near: still since it began.
+        let near = meter.nano_cores(14 * SECOND + 1000, 2_000_000_000, 10 * SECOND).expect("a rate");
+        assert!((499_000_000..=500_000_000).contains(&near), "{near}");
+        // One core whole for a second.
+        assert_eq!(meter.nano_cores(15 * SECOND, 3_000_000_000, 10 * SECOND), Some(1_000_000_000));
+        // Asked again at once: over the same second.
+        assert_eq!(meter.nano_cores(15 * SECOND + 1, 3_000_000_000, 10 * SECOND), Some(999_999_999));
+        assert_eq!(meter.nano_cores(17 * SECOND, 3_000_000_000, 10 * SECOND), Some(0));
+        // A counter that went back is a new one.
+        assert_eq!(meter.nano_cores(18 * SECOND, 1_000_000_000, 17 * SECOND), Some(1_000_000_000));
+    }
+
+    #[tokio::test]
+    async fn what_ended_is_counted_once() {
+        let dir = tempfile::tempdir().expect("directory");
+        let meter = Meter::default();
+        std::fs::write(dir.path().join("a"), "a").expect("write");
+        assert_eq!(meter.disk(dir.path(), true).inodes, 1);
+        std::fs::write(dir.path().join("b"), "b").expect("write");
+        assert_eq!(meter.disk(dir.path(), true).inodes, 1);
+        // While it lives, a cheap count is soon made again.
+        let meter = Meter::default();
+        assert_eq!(meter.disk(dir.path(), false).inodes, 2);
+        std::fs::write(dir.path().join("c"), "c").expect("write");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(meter.disk(dir.path(), false).inodes, 3);
+        // And once more when it ended.
+        assert_eq!(meter.disk(dir.path(), true).inodes, 3);
+    }
+}

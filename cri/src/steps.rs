@@ -1,0 +1,47 @@
+//! Where the time of a call goes, for whoever asks: at the level `steps=debug` each start of a pod and of a
+//! container is one line in the log, with the milliseconds of every step.
+
+use std::fmt::Write as _;
+
+use tokio::time::Instant;
+use tracing::debug;
+
+/// The log's target, by which it is asked for.
+const TARGET: &str = "steps";
+
+/// The steps of one call. Nothing is measured or kept when nobody asks.
+pub(crate) struct Steps {
+    began: Instant,
+    last: Instant,
+    text: Option<String>,
+}
+
+// === impl Steps ===
+
+impl Steps {
+    pub(crate) fn begin() -> Self {
+        let asked = tracing::enabled!(target: TARGET, tracing::Level::DEBUG);
+        let now = Instant::now();
+        Self { began: now, last: now, text: asked.then(String::new) }
+    }
+
+    /// The step that ends now.
+    pub(crate) fn done(&mut self, step: &str) {
+        let Some(text) = self.text.as_mut() else { return };
+        let now = Instant::now();
+        // Writing into a string cannot fail.
+        let _ = write!(text, "{step} {:.1}, ", milliseconds(now - self.last));
+        self.last = now;
+    }
+
+    /// Tells all of it.
+    pub(crate) fn tell(self, call: &str, id: &str) {
+        let Some(text) = self.text else { return };
+        let all = milliseconds(self.began.elapsed());
+        debug!(target: TARGET, id, "{call}: {text}together {all:.1} ms");
+    }
+}
+
+fn milliseconds(duration: std::time::Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}

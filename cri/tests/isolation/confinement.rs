@@ -1,0 +1,144 @@
+//! Devices, groups, and what the kernel must have to confine with.
+
+use coracle_proto::cri;
+use coracle_proto::cri::security_profile::ProfileType;
+
+use super::sh;
+use super::user_namespace::{container, options, pod, range};
+use crate::fixture::{Machine, security};
+
+pub(super) async fn devices_of_a_vendor_are_there_with_all_that_belongs_to_them(machine: &mut Machine) {
+    let dir = machine.cdi_dir();
+    std::fs::create_dir_all(&dir).expect("directory");
+    let file = tempfile::NamedTempFile::new().expect("file");
+    std::fs::write(file.path(), "of the vendor").expect("file");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(file.path(), open).expect("permissions");
+    let spec = serde_json::json!({
+        "cdiVersion": "0.6.0", "kind": "vendor.com/thing",
+        "devices": [{"name": "full", "containerEdits": {
+            "env": ["THING=full"],
+            "deviceNodes": [{"path": "/dev/thing", "hostPath": "/dev/full"}],
+            "mounts": [{"hostPath": file.path(), "containerPath": "/opt/thing", "options": ["ro", "nosuid"]}]}}],
+    });
+    std::fs::write(dir.join("vendor.json"), spec.to_string()).expect("file");
+    let wanted = vec![cri::CdiDevice { name: "vendor.com/thing=full".into() }];
+    let plain = machine.pod("cdi").await;
+    let id = machine
+        .create(&plain, "c", &["sleep", "1000"], |config| config.cdi_devices = wanted.clone())
+        .await
+        .expect("create");
+    machine.start(&id).await;
+    let mapped = options(range());
+    let userns = pod(machine, "cdi-userns", &mapped).await.expect("sandbox");
+    let inside = container(machine, &userns, &mapped, |config| config.cdi_devices = wanted.clone()).await;
+    for id in [&id, &inside] {
+        // Reading works, writing is what /dev/full refuses.
+        let script = "head -c1 /dev/thing | od -An -tx1 | tr -d ' '; ! echo x 2>/dev/null > /dev/thing; \
+                      cat /opt/thing; ! echo > /opt/thing 2>/dev/null; stat -c ' %u' /dev/thing";
+        assert_eq!(sh(machine, id, script).await, "00\nof the vendor 0");
+    }
+    // An exec has the process's environment.
+    assert_eq!(sh(machine, &id, "echo $THING").await, "full");
+    let other = vec![cri::CdiDevice { name: "vendor.com/thing=other".into() }];
+    let error = machine.create(&plain, "o", &["true"], |config| config.cdi_devices = other).await;
+    assert!(error.expect_err("no such device").message().contains("vendor.com/thing=other"));
+    machine.remove_pod(&plain).await;
+    machine.remove_pod(&userns).await;
+    std::fs::remove_dir_all(dir).expect("remove");
+}
+
+pub(super) async fn groups_are_those_of_the_policy(machine: &mut Machine) {
+    let pod = machine.pod("groups").await;
+    for (policy, groups) in [
+        (cri::SupplementalGroupsPolicy::Merge, vec![0, 77, 42]),
+        (cri::SupplementalGroupsPolicy::Strict, vec![0, 42]),
+    ] {
+        let id = machine
+            .create(&pod, policy.as_str_name(), &["sleep", "1000"], |config| {
+                let security = security(config);
+                security.run_as_user = Some(cri::Int64Value { value: 0 });
+                security.supplemental_groups = vec![42];
+                security.set_supplemental_groups_policy(policy);
+            })
+            .await
+            .expect("create");
+        machine.start(&id).await;
+        let user = machine.status(&id).await.user.and_then(|user| user.linux).expect("user");
+        assert_eq!((user.uid, user.gid, &user.supplemental_groups), (0, 0, &groups));
+        let pid = machine.pid(&id).await;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+        let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).expect("groups");
+        let mut seen: Vec<i64> = line.split_whitespace().map(|gid| gid.parse().expect("gid")).collect();
+        let mut expected = groups.clone();
+        seen.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(seen, expected);
+    }
+    machine.remove_pod(&pod).await;
+}
+
+/// A pod with a container under the default profile, and one without any; both as root with the right to mount.
+pub(super) async fn the_default_profile_holds_where_there_is_apparmor(machine: &mut Machine) {
+    let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
+    let enabled = enabled.is_ok_and(|text| text.trim() == "Y");
+    let pod = machine.pod("profile").await;
+    let mut started = Vec::new();
+    for kind in [None, Some(ProfileType::RuntimeDefault), Some(ProfileType::Unconfined)] {
+        let name = kind.map_or("silent", |kind| kind.as_str_name());
+        let id = machine.create(&pod, name, &["sleep", "1000"], |config| {
+            let security = security(config);
+            security.apparmor =
+                kind.map(|kind| cri::SecurityProfile { profile_type: kind.into(), ..Default::default() });
+            let right = vec!["SYS_ADMIN".to_owned()];
+            security.capabilities = Some(cri::Capability { add_capabilities: right, ..Default::default() });
+        });
+        let id = id.await.expect("create");
+        machine.start(&id).await;
+        started.push(id);
+    }
+    let [silent, default, free] = started.as_slice() else { unreachable!("three were started") };
+    // What was there is written again.
+    let limit = "/proc/sys/kernel/randomize_va_space";
+    let attempts = format!(
+        "mount -t tmpfs x /tmp 2>/dev/null && umount /tmp && echo mounts; \
+         was=$(cat {limit}) && echo $was 2>/dev/null > {limit} && echo writes; \
+         sleep 100 & kill $! && echo signals"
+    );
+    for id in [silent, default] {
+        let expected = if enabled { "signals" } else { "mounts\nwrites\nsignals" };
+        assert_eq!(sh(machine, id, &attempts).await, expected);
+        // The exec's, and that of the container's first process.
+        let label = std::fs::read_to_string(format!("/proc/{}/attr/current", machine.pid(id).await));
+        if enabled {
+            assert_eq!(label.expect("label").trim(), "coracle-default (enforce)");
+            assert_eq!(sh(machine, id, "cat /proc/self/attr/current").await, "coracle-default (enforce)");
+        }
+        machine.stop(id, 5).await;
+    }
+    assert_eq!(sh(machine, free, &attempts).await, "mounts\nwrites\nsignals");
+    machine.remove_pod(&pod).await;
+}
+
+pub(super) async fn what_the_kernel_cannot_confine_is_refused(machine: &mut Machine) {
+    let pod = machine.pod("confined").await;
+    let profile = cri::SecurityProfile {
+        profile_type: cri::security_profile::ProfileType::Localhost.into(),
+        localhost_ref: "no-such-profile".into(),
+    };
+    let error = machine
+        .create(&pod, "named", &["true"], |config| security(config).apparmor = Some(profile))
+        .await
+        .expect_err("no such profile here");
+    assert!(error.message().contains("no-such-profile"), "{error}");
+    machine.remove_pod(&pod).await;
+    let global = machine.try_pod("sysctl", |config| {
+        let linux = config.linux.get_or_insert_default();
+        linux.sysctls.insert("kernel.core_pattern".into(), "x".into());
+    });
+    assert!(global.await.expect_err("the node's own").message().contains("kernel.core_pattern"));
+    let slice = machine.try_pod("slice", |config| {
+        config.linux.get_or_insert_default().cgroup_parent = "/kubepods.slice/kubepods-pod1.slice".into();
+    });
+    assert!(slice.await.expect_err("systemd's").message().contains("systemd"));
+}

@@ -1,0 +1,232 @@
+//! A plugin that speaks the real protocol: it notes what it hears and answers as the test says.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coracle_nri::connection::{CallError, Connection, Service};
+use coracle_nri::mux;
+use coracle_nri::ttrpc::code;
+use coracle_proto::nri::{
+    ConfigureRequest, ConfigureResponse, ContainerAdjustment, CreateContainerResponse, Empty,
+    RegisterPluginRequest, StartContainerRequest, StateChangeEvent, SynchronizeRequest, SynchronizeResponse,
+    UpdateContainersRequest, UpdateContainersResponse,
+};
+use coracle_proto::ttrpc::{Request, Status};
+use futures::future::BoxFuture;
+use prost::Message;
+use tokio::net::UnixStream;
+
+const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
+
+/// What the plugin says to a call.
+pub(crate) enum Say {
+    /// Nothing in particular.
+    Yes,
+    /// A message.
+    Answer(Vec<u8>),
+    /// No, and why.
+    No(&'static str),
+    /// That there is no such method.
+    Unknown,
+    /// Nothing at all, ever.
+    Silence,
+}
+
+/// One event as it was heard: the pod and container have the same numbers in every request.
+#[derive(Debug, Clone)]
+pub(crate) struct Heard {
+    pub(crate) method: String,
+    pub(crate) about: StartContainerRequest,
+}
+
+type Answer = dyn Fn(&Heard) -> Say + Send + Sync;
+
+struct Ears {
+    events: i32,
+    heard: Mutex<Vec<Heard>>,
+    configured: Mutex<ConfigureRequest>,
+    known: Mutex<SynchronizeRequest>,
+    synchronized: tokio::sync::watch::Sender<bool>,
+    answer: Box<Answer>,
+}
+
+pub(crate) struct Plugin {
+    pub(crate) connection: Arc<Connection>,
+    ears: Arc<Ears>,
+}
+
+// === impl Say ===
+
+impl Say {
+    /// An adjustment of the container that is being created.
+    pub(crate) fn adjust(adjust: ContainerAdjustment) -> Self {
+        let answer = CreateContainerResponse { adjust: Some(adjust), ..Default::default() };
+        Self::Answer(answer.encode_to_vec())
+    }
+}
+
+// === impl Ears ===
+
+impl Service for Ears {
+    fn serve(&self, request: Request) -> BoxFuture<'_, Result<Vec<u8>, Status>> {
+        Box::pin(async move {
+            let payload = request.payload.as_slice();
+            match request.method.as_str() {
+                "Configure" => {
+                    *self.configured.lock().unwrap() = ConfigureRequest::decode(payload).unwrap();
+                    return Ok(ConfigureResponse { events: self.events }.encode_to_vec());
+                }
+                "Synchronize" => {
+                    let part = SynchronizeRequest::decode(payload).unwrap();
+                    let more = part.more;
+                    let mut known = self.known.lock().unwrap();
+                    known.pods.extend(part.pods);
+                    known.containers.extend(part.containers);
+                    self.synchronized.send_replace(!more);
+                    return Ok(SynchronizeResponse { more, update: Vec::new() }.encode_to_vec());
+                }
+                _ => {}
+            }
+            let heard = heard(&request);
+            let said = (self.answer)(&heard);
+            if !matches!(said, Say::Unknown) {
+                self.heard.lock().unwrap().push(heard);
+            }
+            match said {
+                Say::Yes => Ok(Vec::new()),
+                Say::Answer(bytes) => Ok(bytes),
+                Say::No(why) => Err(Status { code: code::UNKNOWN, message: why.into() }),
+                Say::Unknown => Err(Status { code: code::UNIMPLEMENTED, message: "unimplemented".into() }),
+                Say::Silence => std::future::pending().await,
+            }
+        })
+    }
+}
+
+fn heard(request: &Request) -> Heard {
+    let payload = request.payload.as_slice();
+    if request.method == "StateChange" {
+        let StateChangeEvent { event, pod, container } = StateChangeEvent::decode(payload).unwrap();
+        return Heard {
+            method: format!("StateChange {event}"),
+            about: StartContainerRequest { pod, container },
+        };
+    }
+    let about = StartContainerRequest::decode(payload).unwrap_or_default();
+    Heard { method: request.method.clone(), about }
+}
+
+// === impl Plugin ===
+
+impl Plugin {
+    /// Connects a plugin for all events, and waits until it is synchronized.
+    pub(crate) async fn join(
+        socket: &Path,
+        index: &str,
+        answer: impl Fn(&Heard) -> Say + Send + Sync + 'static,
+    ) -> Self {
+        Self::join_for(socket, index, 0, answer).await
+    }
+
+    /// The same for some events.
+    pub(crate) async fn join_for(
+        socket: &Path,
+        index: &str,
+        events: i32,
+        answer: impl Fn(&Heard) -> Say + Send + Sync + 'static,
+    ) -> Self {
+        let stream = UnixStream::connect(socket).await.expect("connect");
+        let plugin = Self::speak(stream, events, answer);
+        plugin.register(index, "test").await.expect("register");
+        plugin.synchronized().await;
+        plugin
+    }
+
+    /// Speaks over a connection, not registered yet.
+    pub(crate) fn speak(
+        stream: UnixStream,
+        events: i32,
+        answer: impl Fn(&Heard) -> Say + Send + Sync + 'static,
+    ) -> Self {
+        let ears = Arc::new(Ears {
+            events,
+            heard: Mutex::default(),
+            configured: Mutex::default(),
+            known: Mutex::default(),
+            synchronized: tokio::sync::watch::Sender::new(false),
+            answer: Box::new(answer),
+        });
+        let service: Arc<dyn Service> = Arc::<Ears>::clone(&ears);
+        Self { connection: Connection::open(stream, mux::RUNTIME, service), ears }
+    }
+
+    pub(crate) async fn register(&self, index: &str, name: &str) -> Result<(), CallError> {
+        let request = RegisterPluginRequest {
+            plugin_name: name.into(),
+            plugin_idx: index.into(),
+            nri_version: "v0.13.0".into(),
+        };
+        let call = (RUNTIME, "RegisterPlugin");
+        self.connection.call::<Empty>(call, &request, Duration::from_secs(5)).await.map(drop)
+    }
+
+    pub(crate) async fn synchronized(&self) {
+        let mut done = self.ears.synchronized.subscribe();
+        let wait = done.wait_for(|done| *done);
+        let _seen =
+            tokio::time::timeout(Duration::from_secs(5), wait).await.expect("in time").expect("alive");
+    }
+
+    /// Asks the runtime for updates.
+    pub(crate) async fn update(&self, request: &UpdateContainersRequest) -> UpdateContainersResponse {
+        let call = (RUNTIME, "UpdateContainers");
+        self.connection.call(call, request, Duration::from_secs(5)).await.expect("update")
+    }
+
+    /// What the synchronization said.
+    pub(crate) fn known(&self) -> SynchronizeRequest {
+        self.ears.known.lock().unwrap().clone()
+    }
+
+    pub(crate) fn configured(&self) -> ConfigureRequest {
+        self.ears.configured.lock().unwrap().clone()
+    }
+
+    /// All that was heard of a pod or container.
+    pub(crate) fn heard_of(&self, id: &str) -> Vec<Heard> {
+        let heard = self.ears.heard.lock().unwrap();
+        let id_of = |heard: &Heard| match &heard.about.container {
+            Some(container) => container.id.clone(),
+            None => heard.about.pod.clone().unwrap_or_default().id,
+        };
+        heard.iter().filter(|heard| id_of(heard) == id).cloned().collect()
+    }
+
+    /// The names of all events heard of it.
+    pub(crate) fn methods_of(&self, id: &str) -> Vec<String> {
+        self.heard_of(id).into_iter().map(|heard| heard.method).collect()
+    }
+
+    /// Everything heard by one method.
+    pub(crate) fn all(&self, method: &str) -> Vec<Heard> {
+        self.ears.heard.lock().unwrap().iter().filter(|heard| heard.method == method).cloned().collect()
+    }
+
+    /// Waits until an event of it was heard.
+    pub(crate) async fn hears(&self, id: &str, method: &str) {
+        for _ in 0..500 {
+            if self.methods_of(id).iter().any(|heard| heard == method) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{method} of {id} is not told: {:?}", self.methods_of(id));
+    }
+
+    /// Disconnects, and waits until the runtime knows.
+    pub(crate) async fn leave(self) {
+        self.connection.close();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,128 @@
+//! What plugins hear, and what becomes of those that do not answer well.
+
+use std::time::{Duration, Instant};
+
+use coracle_proto::nri::{ContainerState, Event};
+
+use crate::fixture::Machine;
+use crate::plugin::{Plugin, Say};
+
+pub(crate) async fn every_event_comes_once_in_order_and_with_names(machine: &mut Machine) {
+    let plugin = Plugin::join(&machine.path("nri.sock"), "10", |_| Say::Yes).await;
+    assert_eq!(plugin.configured().runtime_name, "coracle");
+    assert_eq!(plugin.configured().request_timeout, 700);
+    let pod = machine.pod("told").await;
+    let by_itself = machine.run(&pod, "a", &["sh", "-c", "exit 3"]).await;
+    machine.wait_exited(&by_itself).await;
+    plugin.hears(&by_itself, "StopContainer").await;
+    let stopped = machine.run(&pod, "b", &["sleep", "1000"]).await;
+    machine.stop(&stopped, 0).await;
+    machine.remove(&stopped).await;
+    let killed = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    machine.remove_pod(&pod).await;
+    let whole = [
+        "CreateContainer",
+        "ValidateContainerAdjustment",
+        "PostCreateContainer",
+        "StartContainer",
+        "PostStartContainer",
+        "StopContainer",
+        "RemoveContainer",
+    ];
+    for id in [&by_itself, &stopped, &killed] {
+        assert_eq!(plugin.methods_of(id), whole, "{id}");
+    }
+    assert_eq!(plugin.methods_of(&pod), ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]);
+    let created = &plugin.heard_of(&by_itself)[0].about;
+    let (seen_pod, container) = (created.pod.clone().unwrap(), created.container.clone().unwrap());
+    assert_eq!((seen_pod.name.as_str(), seen_pod.namespace.as_str()), ("told", "default"));
+    assert_eq!((seen_pod.uid.as_str(), seen_pod.ips.len()), ("uid-told", 1));
+    assert!(seen_pod.linux.unwrap().cgroup_parent.ends_with("/kubepods/pod-told"));
+    assert_eq!((container.name.as_str(), container.pod_sandbox_id.as_str()), ("a", pod.as_str()));
+    assert_eq!(container.args, ["sh", "-c", "exit 3"]);
+    assert!(container.linux.unwrap().cgroups_path.ends_with(&by_itself));
+    let ended = plugin.heard_of(&by_itself)[5].about.container.clone().unwrap();
+    assert_eq!((ended.state(), ended.exit_code), (ContainerState::ContainerStopped, 3));
+    plugin.leave().await;
+}
+
+pub(crate) async fn an_older_plugin_hears_of_changes_of_state(machine: &mut Machine) {
+    let old = |heard: &crate::plugin::Heard| {
+        let known = ["CreateContainer", "StopContainer", "UpdateContainer"];
+        if heard.method.starts_with("StateChange") || known.contains(&heard.method.as_str()) {
+            Say::Yes
+        } else {
+            Say::Unknown
+        }
+    };
+    let events = (1 << (Event::RunPodSandbox as i32 - 1)) | (1 << (Event::RemoveContainer as i32 - 1));
+    let plugin = Plugin::join_for(&machine.path("nri.sock"), "10", events, old).await;
+    let pod = machine.pod("old").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    machine.remove_pod(&pod).await;
+    assert_eq!(plugin.methods_of(&pod), ["StateChange 1"]);
+    assert_eq!(plugin.methods_of(&id), ["StateChange 11"]);
+    plugin.leave().await;
+}
+
+pub(crate) async fn a_plugin_that_refuses_leaves_nothing_behind(machine: &mut Machine) {
+    let refuse = |heard: &crate::plugin::Heard| {
+        let name = heard.about.container.as_ref().map(|container| container.name.clone());
+        let pod = heard.about.pod.clone().unwrap_or_default().name;
+        match (heard.method.as_str(), name.as_deref()) {
+            ("RunPodSandbox", _) if pod == "unwanted" => Say::No("no room for it"),
+            ("CreateContainer", Some("unmade")) => Say::No("not that one"),
+            ("StartContainer", Some("unstarted")) => Say::No("not now"),
+            // What happened cannot be refused.
+            ("PostStartContainer" | "StopContainer" | "RemovePodSandbox", _) => Say::No("too late"),
+            _ => Say::Yes,
+        }
+    };
+    let plugin = Plugin::join(&machine.path("nri.sock"), "10", refuse).await;
+    for _ in 0..2 {
+        // The second time the name would be taken if anything were left.
+        let refused = machine.try_pod("unwanted", |_| {}).await.expect_err("refused");
+        assert!(
+            refused.message().contains("10-test") && refused.message().contains("no room for it"),
+            "{refused}"
+        );
+    }
+    let told = plugin.all("RunPodSandbox")[0].about.pod.clone().unwrap().id;
+    assert_eq!(plugin.methods_of(&told), ["RunPodSandbox", "StopPodSandbox", "RemovePodSandbox"]);
+    let pod = machine.pod("wanted").await;
+    let refused = machine.create(&pod, "unmade", &["true"], |_| {}).await.expect_err("refused");
+    assert!(refused.message().contains("not that one"), "{refused}");
+    let told = plugin.all("CreateContainer")[0].about.container.clone().unwrap().id;
+    assert_eq!(plugin.methods_of(&told), ["CreateContainer", "StopContainer", "RemoveContainer"]);
+    let id = machine.create(&pod, "unstarted", &["true"], |_| {}).await.expect("create");
+    assert!(machine.try_start(&id).await.expect_err("refused").message().contains("not now"));
+    let runs = machine.run(&pod, "runs", &["sleep", "1000"]).await;
+    assert!(crate::fixture::alive(machine.pid(&runs).await));
+    machine.remove_pod(&pod).await;
+    plugin.leave().await;
+}
+
+pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machine) {
+    let silent = Plugin::join(&machine.path("nri.sock"), "10", |_| Say::Silence).await;
+    let well = Plugin::join(&machine.path("nri.sock"), "20", |_| Say::Yes).await;
+    let before = Instant::now();
+    let pod = machine.pod("slow").await;
+    let took = before.elapsed();
+    assert!(took > Duration::from_millis(700), "{took:?}");
+    silent.connection.closed().await;
+    assert_eq!(well.methods_of(&pod), ["RunPodSandbox"]);
+    // One that dies in the middle of a call fails nothing.
+    let dying =
+        Plugin::join_for(&machine.path("nri.sock"), "05", 1 << (Event::CreateContainer as i32 - 1), |_| {
+            Say::Silence
+        })
+        .await;
+    let connection = std::sync::Arc::clone(&dying.connection);
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        connection.close();
+    });
+    machine.run(&pod, "c", &["sleep", "1000"]).await;
+    machine.remove_pod(&pod).await;
+    well.leave().await;
+}

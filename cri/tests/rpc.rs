@@ -1,0 +1,62 @@
+//! The runtime's calls beside the life of a pod: lists in pieces, new limits, figures, events, cancellation,
+//! over gRPC where the transport matters. Judged by what the kernel shows.
+//!
+//! Runs as root in a network namespace of its own. The binary is its own shim, as the real one is:
+//! called with `shim --dir DIR` it becomes a pod.
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test with a main of its own"
+)]
+
+#[path = "rpc/cancel.rs"]
+mod cancel;
+#[path = "rpc/checkpoint.rs"]
+mod checkpoint;
+#[path = "rpc/events.rs"]
+mod events;
+#[path = "rpc/figures.rs"]
+mod figures;
+#[path = "lifecycle/fixture.rs"]
+#[allow(dead_code, reason = "shared with another test, which uses the rest")]
+mod fixture;
+#[path = "rpc/lists.rs"]
+mod lists;
+#[path = "rpc/update.rs"]
+mod update;
+#[path = "rpc/wire.rs"]
+mod wire;
+
+use std::process::ExitCode;
+
+use fixture::{Session, run};
+use nix::sched::CloneFlags;
+
+fn main() -> ExitCode {
+    let mut session = match Session::begin(CloneFlags::CLONE_NEWNET) {
+        Ok(session) => session,
+        Err(end) => return end,
+    };
+    run!(session:
+        lists::streams_say_what_lists_say,
+        lists::filters_take_truncated_ids_that_name_one,
+        lists::what_is_unknown_or_unsupported_is_told,
+        lists::a_log_is_reopened_while_its_container_runs,
+        update::limits_change_in_the_kernel_and_on_record,
+        update::a_refused_change_changes_nothing,
+        update::a_pods_size_is_remembered,
+        figures::every_metric_has_a_value_and_its_labels,
+        figures::rates_and_sizes_are_true,
+        figures::the_runtime_describes_itself,
+        events::what_ended_while_nobody_was_there_is_told,
+        events::a_pod_that_died_alone_is_told,
+        events::the_server_stops_though_somebody_listens,
+        cancel::cancelled_calls_leave_nothing,
+        cancel::deadlines_leave_nothing,
+        cancel::a_cancelled_exec_is_killed,
+        cancel::a_cancelled_pull_leaves_no_image,
+        checkpoint::a_running_container_is_checkpointed_and_goes_on,
+    );
+    session.end()
+}

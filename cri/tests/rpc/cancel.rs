@@ -1,0 +1,120 @@
+//! Calls whose caller goes away in the middle, at any moment: nothing that they made is left.
+
+use std::time::Duration;
+
+use coracle_proto::cri;
+use coracle_proto::cri::image_service_server::ImageService;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use tokio::time::timeout;
+use tonic::{Code, Request};
+
+use crate::fixture::Machine;
+use crate::wire::Wire;
+
+/// Waits until what was under way is taken back.
+async fn settles(machine: &Machine, before: &[String]) {
+    for _ in 0..500 {
+        if machine.traces().await == before {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(machine.traces().await, before);
+}
+
+pub(crate) async fn cancelled_calls_leave_nothing(machine: &mut Machine) {
+    let pod = machine.pod("stays").await;
+    let before = machine.traces().await;
+    let mut cancelled = 0;
+    for millis in [0, 1, 2, 4, 6, 8, 11, 15, 20] {
+        let moment = Duration::from_millis(millis);
+        let made = timeout(moment, machine.try_pod("cancelled", |_| {})).await;
+        match made {
+            Ok(made) => machine.remove_pod(&made.expect("sandbox")).await,
+            Err(_) => cancelled += 1,
+        }
+        settles(machine, &before).await;
+        let made = timeout(moment, machine.create(&pod, "cancelled", &["true"], |_| {})).await;
+        match made {
+            Ok(made) => machine.remove(&made.expect("container")).await,
+            Err(_) => cancelled += 1,
+        }
+        settles(machine, &before).await;
+    }
+    assert!(cancelled > 4, "{cancelled}");
+    // The names are free again.
+    let again = machine.pod("cancelled").await;
+    let id = machine.create(&pod, "cancelled", &["true"], |_| {}).await.expect("create");
+    machine.remove(&id).await;
+    machine.remove_pod(&again).await;
+    machine.remove_pod(&pod).await;
+}
+
+/// The same over the wire, by the deadline that a client sends with its call.
+pub(crate) async fn deadlines_leave_nothing(machine: &mut Machine) {
+    let mut wire = Wire::open(machine).await;
+    let before = machine.traces().await;
+    let mut late = 0;
+    for millis in [1, 3, 5] {
+        let metadata = cri::PodSandboxMetadata {
+            name: "late".into(),
+            uid: "uid-late".into(),
+            namespace: "default".into(),
+            attempt: 0,
+        };
+        let config = cri::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
+        let mut request =
+            Request::new(cri::RunPodSandboxRequest { config: Some(config), ..Default::default() });
+        request.set_timeout(Duration::from_millis(millis));
+        match wire.client.run_pod_sandbox(request).await {
+            Ok(made) => machine.remove_pod(&made.into_inner().pod_sandbox_id).await,
+            Err(status) => {
+                assert!(matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded), "{status}");
+                late += 1;
+            }
+        }
+        settles(machine, &before).await;
+    }
+    assert!(late > 0);
+    let list = machine.runtime.list_pod_sandbox(Request::new(cri::ListPodSandboxRequest::default())).await;
+    assert_eq!(list.expect("list").into_inner().items, []);
+    wire.close().await;
+    machine.restart(Duration::ZERO).await;
+}
+
+pub(crate) async fn a_cancelled_exec_is_killed(machine: &mut Machine) {
+    let pod = machine.pod("exec-gone").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let exec = machine.exec(&id, &["sh", "-c", "sleep 97 & sleep 96"], 0);
+    assert!(timeout(Duration::from_millis(300), exec).await.is_err(), "it was cancelled");
+    let mut left = String::new();
+    for _ in 0..100 {
+        let answer = machine.exec(&id, &["ps"], 0).await.expect("exec");
+        left = String::from_utf8_lossy(&answer.stdout).into_owned();
+        if !left.contains("sleep 9") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(left.contains("sleep 1000") && !left.contains("sleep 9"), "{left}");
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_cancelled_pull_leaves_no_image(machine: &mut Machine) {
+    machine.loopback_up();
+    let registry = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("listen");
+    let reference = format!("{}/slow:latest", registry.local_addr().expect("address"));
+    let image = cri::ImageSpec { image: reference, ..Default::default() };
+    let request = cri::PullImageRequest { image: Some(image.clone()), ..Default::default() };
+    // A registry that accepts and never answers.
+    let pull = timeout(Duration::from_millis(300), machine.runtime.pull_image(Request::new(request)));
+    let (pulled, accepted) = tokio::join!(pull, timeout(Duration::from_secs(5), registry.accept()));
+    assert!(pulled.is_err(), "it was cancelled");
+    let (mut connection, _) = accepted.expect("somebody asks").expect("accept");
+    let mut rest = Vec::new();
+    let hung_up = tokio::io::AsyncReadExt::read_to_end(&mut connection, &mut rest);
+    timeout(Duration::from_secs(5), hung_up).await.expect("the connection ends").expect("read");
+    let status = cri::ImageStatusRequest { image: Some(image), verbose: false };
+    let status = machine.runtime.image_status(Request::new(status)).await.expect("status");
+    assert_eq!(status.into_inner().image, None);
+}

@@ -1,0 +1,99 @@
+//! GetContainerEvents across the runtime's absence, and its end.
+
+use std::time::Duration;
+
+use coracle_proto::cri;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use cri::ContainerEventType::{ContainerDeletedEvent, ContainerStartedEvent, ContainerStoppedEvent};
+use futures::{Stream, StreamExt};
+use tonic::{Request, Status};
+
+use crate::fixture::Machine;
+use crate::wire::Wire;
+
+type Told = Result<cri::ContainerEventResponse, Status>;
+
+async fn listen(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
+    let request = Request::new(cri::GetEventsRequest {});
+    machine.runtime.get_container_events(request).await.expect("events").into_inner()
+}
+
+/// What a listener is told until nothing comes for a while.
+async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i32)> {
+    let mut seen = Vec::new();
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
+        let event = event.expect("event");
+        seen.push((event.container_id, event.container_event_type));
+    }
+    seen
+}
+
+pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Machine) {
+    let pod = machine.pod("away").await;
+    let limited = |config: &mut cri::ContainerConfig| {
+        let limits = cri::LinuxContainerResources { memory_limit_in_bytes: 16 << 20, ..Default::default() };
+        config.linux.get_or_insert_default().resources = Some(limits);
+    };
+    let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 5; exit 3"]).await;
+    let hog = ["sh", "-c", "sleep 6; x=a; while :; do x=$x$x; done"];
+    let hog = machine.create(&pod, "hog", &hog, limited).await.expect("create");
+    machine.start(&hog).await;
+    let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
+    machine.restart(Duration::from_secs(9)).await;
+    let mut events = listen(machine).await;
+    let stopped = i32::from(ContainerStoppedEvent);
+    let mut seen = Vec::new();
+    let mut reason = String::new();
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
+        let event = event.expect("event");
+        assert_eq!(event.pod_sandbox_status.as_ref().expect("pod").id, pod);
+        if let Some(status) = event.containers_statuses.iter().find(|status| status.id == hog) {
+            reason.clone_from(&status.reason);
+        }
+        seen.push((event.container_id, event.container_event_type));
+    }
+    assert_eq!(seen, [(ends.clone(), stopped), (hog, stopped)], "each once, in order");
+    assert_eq!(reason, "OOMKilled");
+    // Once: nobody is told again, by this agent or the next one.
+    let mut second = listen(machine).await;
+    assert_eq!(told(&mut second).await, []);
+    machine.restart(Duration::ZERO).await;
+    assert_eq!(told(&mut listen(machine).await).await, []);
+    // Two who listen are told the same.
+    let (mut first, mut second) = (listen(machine).await, listen(machine).await);
+    let late = machine.run(&pod, "late", &["true"]).await;
+    machine.wait_exited(&late).await;
+    machine.remove(&ends).await;
+    machine.stop(&stays, 0).await;
+    let seen = told(&mut first).await;
+    assert_eq!(seen, told(&mut second).await);
+    let of = |id: &str| seen.iter().filter(|event| event.0 == id).map(|event| event.1).collect::<Vec<_>>();
+    assert_eq!(of(&late), [0, i32::from(ContainerStartedEvent), stopped]);
+    assert_eq!(of(&ends), [i32::from(ContainerDeletedEvent)]);
+    assert_eq!(of(&stays), [stopped]);
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_pod_that_died_alone_is_told(machine: &mut Machine) {
+    let pod = machine.pod("alone").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let shim = nix::unistd::Pid::from_raw(machine.shim_pid(&pod).await);
+    machine.close_runtime().await;
+    nix::sys::signal::kill(shim, nix::sys::signal::Signal::SIGKILL).expect("kill");
+    machine.open_runtime().await;
+    let stopped = i32::from(ContainerStoppedEvent);
+    assert_eq!(told(&mut listen(machine).await).await, [(id, stopped), (pod.clone(), stopped)]);
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn the_server_stops_though_somebody_listens(machine: &mut Machine) {
+    let mut wire = Wire::open(machine).await;
+    let mut events =
+        wire.client.get_container_events(cri::GetEventsRequest {}).await.expect("events").into_inner();
+    wire.stop();
+    let end = tokio::time::timeout(Duration::from_secs(5), events.next()).await.expect("it ends");
+    assert!(end.is_none(), "{end:?}");
+    wire.close().await;
+    // The runtime itself goes on, with a new server's life.
+    machine.restart(Duration::ZERO).await;
+}

@@ -1,0 +1,148 @@
+//! Metrics, statistics and status.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use coracle_proto::cri;
+use coracle_proto::cri::image_service_server::ImageService;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use tonic::Request;
+
+use crate::fixture::Machine;
+
+/// What depends on the kernel, on a disk or on a quota being set: block devices' traffic, huge pages, pressure.
+const MAY_BE_ABSENT: [&str; 4] = ["_blkio_", "_hugetlb_", "_pressure_", "_fs_"];
+
+pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machine) {
+    let pod = machine.pod("metrics").await;
+    let limited = |config: &mut cri::ContainerConfig| {
+        let limits = cri::LinuxContainerResources {
+            memory_limit_in_bytes: 64 << 20,
+            cpu_quota: 20_000,
+            cpu_period: 100_000,
+            cpu_shares: 1024,
+            ..Default::default()
+        };
+        config.linux.get_or_insert_default().resources = Some(limits);
+    };
+    let id =
+        machine.create(&pod, "c", &["sh", "-c", "sleep 1000 & nc -l -p 99"], limited).await.expect("create");
+    machine.start(&id).await;
+    machine.exec(&id, &["sh", "-c", "dd if=/dev/zero of=/big bs=1M count=4"], 0).await.expect("exec");
+    let request = Request::new(cri::ListMetricDescriptorsRequest {});
+    let descriptors =
+        machine.runtime.list_metric_descriptors(request).await.expect("list").into_inner().descriptors;
+    let request = Request::new(cri::ListPodSandboxMetricsRequest {});
+    let pods =
+        machine.runtime.list_pod_sandbox_metrics(request).await.expect("list").into_inner().pod_metrics;
+    assert_eq!((pods.len(), pods[0].pod_sandbox_id.as_str()), (1, pod.as_str()));
+    assert_eq!(pods[0].container_metrics.len(), 1);
+    let all: Vec<&cri::Metric> =
+        pods[0].metrics.iter().chain(&pods[0].container_metrics[0].metrics).collect();
+    let named: BTreeSet<&str> = all.iter().map(|metric| metric.name.as_str()).collect();
+    let keys: BTreeMap<&str, &Vec<String>> =
+        descriptors.iter().map(|descriptor| (descriptor.name.as_str(), &descriptor.label_keys)).collect();
+    for metric in &all {
+        assert_eq!(metric.label_values.len(), keys[metric.name.as_str()].len(), "{}", metric.name);
+        assert!(metric.timestamp > 0 && metric.value.is_some(), "{}", metric.name);
+    }
+    for name in keys.keys().filter(|name| !MAY_BE_ABSENT.iter().any(|part| name.contains(part))) {
+        assert!(named.contains(name), "{name} has no value");
+    }
+    let one = |name: &str| {
+        let metric = all.iter().find(|metric| metric.name == name).unwrap_or_else(|| panic!("{name}"));
+        metric.value.expect("value").value
+    };
+    assert_eq!(one("container_spec_memory_limit_bytes"), 64 << 20);
+    assert_eq!(one("container_spec_cpu_quota"), 20_000);
+    assert_eq!(one("container_spec_cpu_shares"), 1024);
+    assert_eq!((one("container_processes"), one("container_threads")), (2, 2));
+    assert_eq!(one("container_sockets"), 1);
+    assert!(one("container_file_descriptors") >= 6);
+    assert!(one("container_fs_usage_bytes") >= 4 << 20);
+    assert!(one("container_fs_limit_bytes") > one("container_fs_usage_bytes"));
+    assert!(one("container_memory_usage_bytes") <= one("container_memory_max_usage_bytes"));
+    assert!(one("container_start_time_seconds") <= one("container_last_seen"));
+    let label = |metric: &cri::Metric, key: &str| {
+        let place = keys[metric.name.as_str()].iter().position(|known| known == key).expect(key);
+        metric.label_values[place].clone()
+    };
+    let rss = all.iter().find(|metric| metric.name == "container_memory_rss").expect("rss");
+    assert_eq!(["container", "name", "pod"].map(|key| label(rss, key)), ["c", &id, "metrics"]);
+    let received = all.iter().find(|metric| metric.name == "container_network_receive_bytes_total");
+    assert_eq!(label(received.expect("received"), "interface"), "eth0");
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
+    let pod = machine.pod("rates").await;
+    let half = |config: &mut cri::ContainerConfig| {
+        let limits = cri::LinuxContainerResources {
+            cpu_quota: 5_000,
+            cpu_period: 10_000,
+            memory_limit_in_bytes: 64 << 20,
+            ..Default::default()
+        };
+        config.linux.get_or_insert_default().resources = Some(limits);
+    };
+    let id = machine.create(&pod, "busy", &["sh", "-c", "while :; do :; done"], half).await.expect("create");
+    machine.start(&id).await;
+    let stats = async || {
+        let request = cri::ContainerStatsRequest { container_id: id.clone() };
+        machine
+            .runtime
+            .container_stats(Request::new(request))
+            .await
+            .expect("stats")
+            .into_inner()
+            .stats
+            .expect("stats")
+    };
+    let cores = |stats: &cri::ContainerStats| {
+        let cpu = stats.cpu.as_ref().expect("cpu");
+        cpu.usage_nano_cores.as_ref().map(|value| value.value)
+    };
+    assert!(cores(&stats().await).is_some(), "the first question has an answer too");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let found = stats().await;
+    // Half a core by its quota, and less on a machine that is busy.
+    let used = cores(&found).expect("a rate");
+    assert!((20_000_000..=600_000_000).contains(&used), "{used}");
+    let memory = found.memory.as_ref().expect("memory");
+    let available = memory.available_bytes.as_ref().expect("a limit").value;
+    assert_eq!(available + memory.working_set_bytes.as_ref().expect("working set").value, 64 << 20);
+    assert!(memory.page_faults.as_ref().expect("faults").value > 0 && memory.rss_bytes.is_some());
+    assert_eq!(found.swap.expect("swap").swap_usage_bytes.expect("usage").value, 0);
+    let layer = found.writable_layer.expect("layer");
+    let mount = layer.fs_id.expect("file system").mountpoint;
+    assert!(std::path::Path::new(&mount).is_dir());
+    machine.exec(&id, &["dd", "if=/dev/zero", "of=/big", "bs=1M", "count=3"], 0).await.expect("exec");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let request = Request::new(cri::ImageFsInfoRequest {});
+    let info = machine.runtime.image_fs_info(request).await.expect("info").into_inner();
+    let containers = &info.container_filesystems[0];
+    assert!(containers.used_bytes.as_ref().expect("bytes").value >= 3 << 20);
+    assert_eq!(containers.fs_id.as_ref().expect("file system").mountpoint, mount);
+    assert!(info.image_filesystems[0].used_bytes.as_ref().expect("bytes").value > 1 << 20);
+    // What ended keeps its size, and uses nothing.
+    machine.stop(&id, 0).await;
+    let ended = stats().await.writable_layer.expect("layer");
+    assert!(ended.used_bytes.expect("bytes").value >= 3 << 20);
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn the_runtime_describes_itself(machine: &mut Machine) {
+    let request = Request::new(cri::StatusRequest { verbose: true });
+    let status = machine.runtime.status(request).await.expect("status").into_inner();
+    let conditions = status.status.expect("status").conditions;
+    assert!(conditions.iter().any(|condition| condition.r#type == "RuntimeReady" && condition.status));
+    assert!(conditions.iter().any(|condition| condition.r#type == "NetworkReady" && condition.status));
+    assert!(
+        status.runtime_handlers.iter().any(|handler| handler.name.is_empty() && handler.features.is_some())
+    );
+    assert!(status.features.expect("features").supplemental_groups_policy);
+    for name in ["config", "host", "runtime"] {
+        let info: serde_json::Value = serde_json::from_str(&status.info[name]).expect(name);
+        assert!(info.is_object(), "{info}");
+    }
+}
