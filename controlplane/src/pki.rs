@@ -110,6 +110,14 @@ impl Pki {
         self.dir.join("ca.crt")
     }
 
+    /// The authority's key, PEM.
+    ///
+    /// # Errors
+    /// [`PkiError::Read`].
+    pub fn authority_key(&self) -> Result<String, PkiError> {
+        file::read(&self.dir.join("ca.key"))
+    }
+
     /// The certificate of that file name, made or made anew if what is there will not do.
     ///
     /// # Errors

@@ -5,10 +5,11 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use coracle_apiserver::{Apiserver, ApiserverConfig, KubeletTls, OpenError, User};
-use coracle_controllers::ControllersConfig;
+use coracle_controllers::{ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
 use coracle_store::{Embedded, EmbeddedOptions};
 use ipnetwork::{IpNetwork, Ipv4Network};
@@ -34,12 +35,16 @@ pub struct ControlPlaneConfig {
     pub advertise: Option<IpAddr>,
     /// Further names and addresses by which clients reach the API.
     pub serving_names: Vec<String>,
-    /// Addresses of pods; nodes get parts of it.
-    pub cluster_cidr: IpNetwork,
+    /// Addresses of pods, at most one range of each family; nodes get parts of them.
+    pub cluster_cidrs: Vec<IpNetwork>,
     /// Addresses of services.
     pub service_cidr: Ipv4Network,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
+    /// How long the certificates are valid that nodes and others ask for, if they do not ask for less.
+    pub signing_duration: Duration,
+    /// A node that is silent for so long is said to be Unknown, and its pods are moved.
+    pub node_monitor_grace: Duration,
 }
 
 /// Why the control plane did not start.
@@ -54,6 +59,9 @@ pub enum Error {
     /// Certificates cannot be used for TLS.
     #[error("the control plane cannot set up TLS")]
     Tls(#[source] TlsError),
+    /// The authority cannot sign what nodes ask for.
+    #[error("the cluster's authority cannot sign")]
+    Signer(#[source] SignError),
     /// The address cannot be listened on.
     #[error("the API cannot listen on {address}")]
     Listen {
@@ -107,9 +115,11 @@ impl ControlPlaneConfig {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 6443)),
             advertise: None,
             serving_names: Vec::new(),
-            cluster_cidr: IpNetwork::V4(network(10, 42)),
+            cluster_cidrs: vec![IpNetwork::V4(network(10, 42))],
             service_cidr: network(10, 43),
             token_file: None,
+            signing_duration: Duration::from_secs(365 * 24 * 3600),
+            node_monitor_grace: Duration::from_secs(40),
         }
     }
 }
@@ -130,6 +140,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let tls = serving_tls(&config, &pki, address)?;
     let stopped = shutdown.child_token();
     let settings = apiserver_config(&config, &pki, address)?;
+    let controllers = controllers_config(&config, &pki, address)?;
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
     let kubeconfig = config.state_dir.join("admin.kubeconfig");
@@ -138,7 +149,7 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let tasks = TaskTracker::new();
     tasks.spawn(api.clone().serve(listener, tls));
     let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks };
-    plane.start_clients(&config, &stopped);
+    plane.start_clients(controllers, &stopped);
     Ok(plane)
 }
 
@@ -177,6 +188,23 @@ fn apiserver_config(
         issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
         token_file: config.token_file.clone(),
         kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
+    })
+}
+
+fn controllers_config(
+    config: &ControlPlaneConfig,
+    pki: &Pki,
+    address: SocketAddr,
+) -> Result<ControllersConfig, Error> {
+    let key = pki.authority_key().map_err(Error::Pki)?;
+    let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
+    Ok(ControllersConfig {
+        cluster_cidrs: config.cluster_cidrs.clone(),
+        root_ca_pem: Some(pki.authority_pem().to_owned()),
+        server: Some(format!("https://{address}")),
+        signer: Some(signer),
+        node_monitor_grace: config.node_monitor_grace,
+        ..ControllersConfig::default()
     })
 }
 
@@ -229,12 +257,7 @@ fn host_name() -> Option<String> {
 // === impl ControlPlane ===
 
 impl ControlPlane {
-    fn start_clients(&self, config: &ControlPlaneConfig, shutdown: &CancellationToken) {
-        let controllers = ControllersConfig {
-            cluster_cidrs: vec![config.cluster_cidr],
-            root_ca_pem: Some(self.pki.authority_pem().to_owned()),
-            ..ControllersConfig::default()
-        };
+    fn start_clients(&self, controllers: ControllersConfig, shutdown: &CancellationToken) {
         let client = self.client("system:kube-controller-manager", &[]);
         self.tasks.spawn(coracle_controllers::run(client, controllers, shutdown.clone()));
         let client = self.client("system:kube-scheduler", &[]);

@@ -1,8 +1,12 @@
 //! Is it in order? A chain of members that may change an object, then a chain that may only refuse it.
 
+mod bootstrap_token;
+mod certificate;
 mod default_tolerations;
+mod escalation;
 mod namespace_lifecycle;
 mod node_restriction;
+mod node_taints;
 mod priority;
 pub(crate) mod service_account;
 
@@ -76,7 +80,11 @@ impl Admission {
                 Box::new(service_account::ServiceAccount),
                 Box::new(priority::Priority),
                 Box::new(default_tolerations::DefaultTolerations),
+                Box::new(node_taints::NodeTaints),
                 Box::new(node_restriction::NodeRestriction),
+                Box::new(certificate::Certificates),
+                Box::new(bootstrap_token::BootstrapToken),
+                Box::new(escalation::Escalation),
             ],
         }
     }

@@ -1,20 +1,23 @@
 //! May they? A chain that denies by default: the first member that allows decides.
 
-mod baseline;
 mod component;
+pub(crate) mod impersonation;
 mod masters;
-mod node;
+pub(crate) mod node;
+pub(crate) mod rbac;
 
 use crate::{
     authn::User,
     cache::Cache,
     error::{ApiError, Result},
-    request::RequestInfo,
+    request::{Query, RequestInfo, ResourceInfo},
 };
 
 /// What is asked of an authorizer.
 pub(crate) struct Question<'a> {
     pub(crate) user: &'a User,
+    /// What is to be done; of a request its own verb.
+    pub(crate) verb: &'a str,
     pub(crate) info: &'a RequestInfo,
     pub(crate) cache: &'a Cache,
 }
@@ -22,7 +25,7 @@ pub(crate) struct Question<'a> {
 /// One member of the chain: whether it allows. Silence is no refusal.
 type Authorizer = fn(&Question<'_>) -> bool;
 
-const CHAIN: &[Authorizer] = &[masters::allows, node::allows, component::allows, baseline::allows];
+const CHAIN: &[Authorizer] = &[masters::allows, node::allows, component::allows, rbac::allows];
 
 /// Passes, or fails with the sentence that clients print.
 pub(crate) fn authorize(question: &Question<'_>) -> Result<()> {
@@ -32,10 +35,17 @@ pub(crate) fn authorize(question: &Question<'_>) -> Result<()> {
     Err(ApiError::forbidden(refusal(question)))
 }
 
+/// The same of something that no request is for: whether the user may do more than what it asks.
+pub(crate) fn authorize_also(cache: &Cache, user: &User, verb: &str, resource: ResourceInfo) -> Result<()> {
+    let info =
+        RequestInfo { verb: "", path: String::new(), query: Query::default(), resource: Some(resource) };
+    authorize(&Question { user, verb, info: &info, cache })
+}
+
 fn refusal(question: &Question<'_>) -> String {
-    let (user, info) = (&question.user.name, question.info);
+    let (user, verb, info) = (&question.user.name, question.verb, question.info);
     let Some(resource) = &info.resource else {
-        return format!("forbidden: User \"{user}\" cannot {} path \"{}\"", info.verb, info.path);
+        return format!("forbidden: User \"{user}\" cannot {verb} path \"{}\"", info.path);
     };
     let mut what = resource.resource.clone();
     if !resource.subresource.is_empty() {
@@ -54,7 +64,7 @@ fn refusal(question: &Question<'_>) -> String {
         format!("in the namespace \"{}\"", resource.namespace)
     };
     format!(
-        "{subject} is forbidden: User \"{user}\" cannot {} resource \"{what}\" in API group \"{}\" {scope}",
-        info.verb, resource.group
+        "{subject} is forbidden: User \"{user}\" cannot {verb} resource \"{what}\" in API group \"{}\" {scope}",
+        resource.group
     )
 }

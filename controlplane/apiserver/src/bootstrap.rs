@@ -1,8 +1,11 @@
-//! What every cluster has from the start: its namespaces, and the service by which pods find this server.
+//! What every cluster has from the start: its namespaces, its roles, and the service by which pods find this server.
+
+mod policy;
+mod rbac;
 
 use std::sync::Arc;
 
-use coracle_kinds::kind::by_resource;
+use coracle_kinds::{Kind, kind::by_resource};
 use http::HeaderMap;
 use serde_json::{Value, json};
 
@@ -24,6 +27,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
         ensure(state, "namespaces", json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}))
             .await?;
     }
+    rbac::run(state).await?;
     let labels = json!({"component": "apiserver", "provider": "kubernetes"});
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
@@ -50,7 +54,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
 }
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
-    let call = call(state, resource, &object)?;
+    let call = call(state, core(resource)?, &object);
     match write::create(&call, object).await {
         Err(error) if error.reason != "AlreadyExists" => Err(error),
         _ => Ok(()),
@@ -59,7 +63,7 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
 
 async fn replace(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {
     ensure(state, resource, object.clone()).await?;
-    let call = call(state, resource, &object)?;
+    let call = call(state, core(resource)?, &object);
     write::update(&call, write::text(&object, "name"), Part::Main, |old| {
         let mut new = old.clone();
         new["subsets"] = object["subsets"].clone();
@@ -69,13 +73,18 @@ async fn replace(state: &Arc<State>, resource: &str, object: Value) -> Result<()
     .map(|_| ())
 }
 
+/// A kind of the core group.
+fn core(resource: &str) -> Result<&'static Kind> {
+    by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)
+}
+
 /// A call that the server makes of itself.
-fn call(state: &Arc<State>, resource: &str, object: &Value) -> Result<Call> {
-    let kind = by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)?;
+fn call(state: &Arc<State>, kind: &'static Kind, object: &Value) -> Call {
     let resource = ResourceInfo {
-        version: "v1".to_owned(),
+        group: kind.group.to_owned(),
+        version: kind.version.to_owned(),
         namespace: write::text(object, "namespace").to_owned(),
-        resource: resource.to_owned(),
+        resource: kind.plural.to_owned(),
         ..ResourceInfo::default()
     };
     let info = RequestInfo {
@@ -84,7 +93,7 @@ fn call(state: &Arc<State>, resource: &str, object: &Value) -> Result<Call> {
         query: Query::default(),
         resource: Some(resource.clone()),
     };
-    Ok(Call {
+    Call {
         state: state.clone(),
         user: User::new("system:apiserver", &["system:masters"]),
         info,
@@ -92,5 +101,5 @@ fn call(state: &Arc<State>, resource: &str, object: &Value) -> Result<Call> {
         kind,
         headers: HeaderMap::new(),
         body: bytes::Bytes::new(),
-    })
+    }
 }

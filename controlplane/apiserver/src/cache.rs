@@ -16,6 +16,7 @@ use coracle_kinds::{KINDS, Kind};
 use coracle_store::{Commit, Range, Store, Watch};
 use tokio::sync::watch;
 
+use crate::authz::rbac::Policies;
 use crate::error::{ApiError, Result};
 pub(crate) use collection::{Collection, Event, Scope, Watcher};
 pub(crate) use object::{Object, encode, key_of, prefix_of};
@@ -23,6 +24,8 @@ pub(crate) use object::{Object, encode, key_of, prefix_of};
 pub(crate) struct Cache {
     collections: HashMap<(&'static str, &'static str), Mutex<Collection>>,
     revision: watch::Sender<u64>,
+    /// What roles and bindings say, read from here.
+    pub(crate) policies: Policies,
 }
 
 impl Cache {
@@ -34,7 +37,8 @@ impl Cache {
         let collections = kinds
             .map(|kind| ((kind.group, kind.plural), Mutex::new(Collection::new(kind, page.revision))))
             .collect();
-        let cache = Self { collections, revision: watch::Sender::new(page.revision) };
+        let (revision, policies) = (watch::Sender::new(page.revision), Policies::default());
+        let cache = Self { collections, revision, policies };
         for entry in page.entries {
             if let Some(collection) = cache.by_key(&entry.key) {
                 lock(collection).load(entry);

@@ -132,6 +132,30 @@ impl ApiError {
         Self::new(503, "ServiceUnavailable", message)
     }
 
+    /// An eviction that a disruption budget does not allow now; the client may come again, after a time if one is given.
+    pub(crate) fn disruption_budget(why: &str, seconds: u64) -> Self {
+        let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+        let mut error = Self::new(429, "TooManyRequests", message);
+        error.details = json!({"causes": [{"reason": "DisruptionBudget", "message": why}]});
+        if seconds > 0 {
+            error.details["retryAfterSeconds"] = seconds.into();
+        }
+        error
+    }
+
+    /// An eviction of a pod that several budgets are for.
+    pub(crate) fn several_budgets() -> Self {
+        let message = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.";
+        Self::new(500, "", message)
+    }
+
+    /// It took too long; the client may come again after a time.
+    pub(crate) fn timeout(why: impl std::fmt::Display, seconds: u64) -> Self {
+        let mut error = Self::new(504, "Timeout", format!("Timeout: {why}"));
+        error.details = json!({"retryAfterSeconds": seconds});
+        error
+    }
+
     /// The client asks for a revision that does not exist yet.
     pub(crate) fn future_revision(asked: u64, newest: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {newest}");
@@ -148,6 +172,9 @@ impl ApiError {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,
         });
+        if self.reason.is_empty() {
+            status.as_object_mut().map(|status| status.remove("reason"));
+        }
         if !self.details.is_null() {
             status["details"] = self.details.clone();
         }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     admit::Admission,
     authn::{Authenticators, User, service_account::Tokens},
-    authz::{self, Question},
+    authz::{self, Question, impersonation},
     body, bootstrap,
     cache::Cache,
     call::Call,
@@ -147,7 +147,7 @@ impl Apiserver {
             None => state.authenticators.identify(&state.cache, certificate, &parts.headers),
         };
         let info = RequestInfo::parse(&parts.method, &parts.uri);
-        let outcome = match user.and_then(|user| impersonated(user, &parts.headers)) {
+        let outcome = match user.and_then(|user| impersonation::user(&state.cache, user, &parts.headers)) {
             Ok(user) => self.answer(user, info, (parts.method, parts.headers, body), upgrade).await,
             Err(error) => Err(error),
         };
@@ -166,7 +166,7 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let state = &self.state;
-        authz::authorize(&Question { user: &user, info: &info, cache: &state.cache })?;
+        authz::authorize(&Question { user: &user, verb: info.verb, info: &info, cache: &state.cache })?;
         let Some(resource) = info.resource.clone() else {
             if let Some(reply) = health::find(state, &info) {
                 return Ok(reply);
@@ -222,6 +222,9 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
         ("pods", "ephemeralcontainers", "get") => verb::get::run(call),
         ("pods", "ephemeralcontainers", "update") => verb::update::run(call, Part::EphemeralContainers).await,
         ("pods", "ephemeralcontainers", "patch") => verb::patch::run(call, Part::EphemeralContainers).await,
+        ("certificatesigningrequests", "approval", "get") => verb::get::run(call),
+        ("certificatesigningrequests", "approval", "update") => verb::update::run(call, Part::Approval).await,
+        ("certificatesigningrequests", "approval", "patch") => verb::patch::run(call, Part::Approval).await,
         ("pods", "binding", "create") => sub::binding::run(call).await,
         ("pods", "eviction", "create") => sub::eviction::run(call).await,
         ("pods", "log" | "exec" | "attach" | "portforward", _) => {
@@ -231,21 +234,6 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
         ("serviceaccounts", "token", "create") => sub::token::run(call),
         _ => Err(ApiError::method_not_allowed()),
     }
-}
-
-/// Whoever may do everything may do it in another's name (`kubectl --as`).
-fn impersonated(user: User, headers: &HeaderMap) -> Result<User> {
-    let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_owned();
-    let Some(name) = headers.get("impersonate-user").map(text) else { return Ok(user) };
-    if !user.is_in("system:masters") {
-        return Err(ApiError::forbidden(format!(
-            "users \"{name}\" is forbidden: User \"{}\" cannot impersonate resource \"users\" in API group \"\" \
-             at the cluster scope",
-            user.name
-        )));
-    }
-    let groups: Vec<String> = headers.get_all("impersonate-group").iter().map(text).collect();
-    Ok(User::new(&name, &groups.iter().map(String::as_str).collect::<Vec<_>>()))
 }
 
 #[cfg(test)]

@@ -33,6 +33,8 @@ pub(crate) enum Part {
     Status,
     /// A pod's ephemeral containers.
     EphemeralContainers,
+    /// Whether a certificate signing request is granted.
+    Approval,
     /// What the server itself changes: no strategy, no validation.
     Internal,
 }
@@ -181,6 +183,7 @@ async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Resul
             defaults::apply(kind, &mut new);
             strategy::prepare_for_ephemeral_containers(kind, &mut new, old);
         }
+        Part::Approval => strategy::prepare_for_approval(kind, &mut new, old),
         Part::Main | Part::Internal => {
             defaults::apply(kind, &mut new);
             strategy::prepare_for_update(kind, &mut new, old);
@@ -195,7 +198,7 @@ async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Resul
     let causes = match part {
         Part::Status => validate::status_update(kind, &new, old),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
-        Part::Main | Part::Internal => validate::update(kind, &new, old),
+        Part::Main | Part::Internal | Part::Approval => validate::update(kind, &new, old),
     };
     if causes.is_empty() { Ok(new) } else { Err(ApiError::invalid(kind, &name, &causes)) }
 }

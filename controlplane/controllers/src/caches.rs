@@ -8,12 +8,16 @@ use kube::Client;
 
 use crate::cache::Cache;
 use crate::object::{
-    ConfigMap, Deployment, Endpoints, Namespace, Node, Object, Pod, ReplicaSet, Service, ServiceAccount,
+    CertificateSigningRequest, ClusterRole, ConfigMap, Deployment, Endpoints, Lease, Namespace, Node, Object,
+    Pod, PodDisruptionBudget, ReplicaSet, Secret, Service, ServiceAccount,
 };
 use crate::watch;
 
 /// The name of the config map that carries the cluster's CA.
 pub(crate) const ROOT_CA_NAME: &str = "kube-root-ca.crt";
+
+/// The name of the config map by which machines that join find the cluster.
+pub(crate) const CLUSTER_INFO_NAME: &str = "cluster-info";
 
 /// All caches of this process.
 pub(crate) struct Caches {
@@ -27,6 +31,15 @@ pub(crate) struct Caches {
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
+    pub(crate) signing_requests: Arc<Cache<CertificateSigningRequest>>,
+    /// Only those of nodes.
+    pub(crate) leases: Arc<Cache<Lease>>,
+    /// Only those that are bootstrap tokens.
+    pub(crate) tokens: Arc<Cache<Secret>>,
+    /// Only those that may tell machines where the cluster is.
+    pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
+    pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
+    pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -44,6 +57,12 @@ impl Caches {
             root_cas: Arc::new(Cache::new()),
             services: Arc::new(Cache::new()),
             endpoints: Arc::new(Cache::new()),
+            signing_requests: Arc::new(Cache::new()),
+            leases: Arc::new(Cache::new()),
+            tokens: Arc::new(Cache::new()),
+            cluster_infos: Arc::new(Cache::new()),
+            budgets: Arc::new(Cache::new()),
+            cluster_roles: Arc::new(Cache::new()),
         }
     }
 
@@ -51,6 +70,9 @@ impl Caches {
     pub(crate) fn watches(&self, client: &Client) -> Vec<Task> {
         let all = watch::config;
         let root_ca = watch::config().fields(&format!("metadata.name={ROOT_CA_NAME}"));
+        let tokens = watch::config().fields("type=bootstrap.kubernetes.io/token");
+        let leases = watch::config().fields("metadata.namespace=kube-node-lease");
+        let cluster_info = watch::config().fields(&format!("metadata.name={CLUSTER_INFO_NAME}"));
         vec![
             feed(client, &self.pods, all()),
             feed(client, &self.replica_sets, all()),
@@ -61,6 +83,12 @@ impl Caches {
             feed(client, &self.root_cas, root_ca),
             feed(client, &self.services, all()),
             feed(client, &self.endpoints, all()),
+            feed(client, &self.signing_requests, all()),
+            feed(client, &self.leases, leases),
+            feed(client, &self.tokens, tokens),
+            feed(client, &self.cluster_infos, cluster_info),
+            feed(client, &self.budgets, all()),
+            feed(client, &self.cluster_roles, all()),
         ]
     }
 
@@ -75,6 +103,12 @@ impl Caches {
         self.root_cas.synced().await;
         self.services.synced().await;
         self.endpoints.synced().await;
+        self.signing_requests.synced().await;
+        self.leases.synced().await;
+        self.tokens.synced().await;
+        self.cluster_infos.synced().await;
+        self.budgets.synced().await;
+        self.cluster_roles.synced().await;
     }
 }
 

@@ -10,9 +10,10 @@ use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
-use crate::events::{Kind, Note, Recorder};
+use crate::node_lifecycle::run::Lifecycle;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::write::Writer;
+use coracle_events::{Kind, Note, Recorder};
 
 /// The client, the caches, the recorder and the settings.
 pub(crate) struct Context {
@@ -20,6 +21,8 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     pub(crate) recorder: Recorder,
     pub(crate) config: ControllersConfig,
+    /// When each node was last heard of.
+    pub(crate) lifecycle: Arc<Lifecycle>,
     /// What the API consists of, found out once.
     pub(crate) kinds: OnceCell<Vec<ApiKind>>,
 }
@@ -53,7 +56,13 @@ impl Context {
         (kind, reason): (Kind, &'static str),
         message: String,
     ) {
-        self.recorder.record(Note { about: about.reference(), component, kind, reason, message });
+        self.recorder.record(Note {
+            about: about.reference(),
+            component: component.into(),
+            kind,
+            reason,
+            message,
+        });
     }
 }
 

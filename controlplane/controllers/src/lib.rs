@@ -10,16 +10,23 @@
 //! survive.
 
 mod api_kind;
+mod bootstrap_signer;
 mod cache;
 mod caches;
+mod certificate;
+mod cluster_role_aggregation;
 mod config;
 mod context;
+mod csr_approving;
+mod csr_cleaner;
+mod csr_signing;
 mod deployment;
+mod disruption;
 mod endpoints;
 mod error;
-mod events;
 mod garbage;
 mod namespace;
+mod node_lifecycle;
 mod object;
 mod pod_cidr;
 mod pod_gc;
@@ -28,9 +35,13 @@ mod replica_set;
 mod root_ca;
 mod run;
 mod service_account;
+mod stale_disruption;
+mod taint_eviction;
 mod template;
+mod token_cleaner;
 mod watch;
 mod write;
 
 pub use config::ControllersConfig;
+pub use csr_signing::{SignError, Signer};
 pub use run::run;

@@ -3,9 +3,13 @@
 
 use std::borrow::Cow;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::{DeploymentStatus, DeploymentStrategy, ReplicaSetStatus};
-use k8s_openapi::api::core::v1::{ContainerStatus, ObjectReference, PodCondition, ServicePort};
+use k8s_openapi::api::core::v1::{
+    ContainerStatus, NodeAddress, NodeCondition, ObjectReference, PodCondition, ServicePort, Taint,
+    Toleration,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
 use kube::Resource;
 use kube::core::{ClusterResourceScope, NamespaceResourceScope};
@@ -139,6 +143,16 @@ macro_rules! resource {
     };
 }
 
+mod disruption;
+mod joining;
+mod rbac;
+mod tolerations;
+
+pub(crate) use disruption::PodDisruptionBudget;
+pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
+pub(crate) use rbac::ClusterRole;
+use tolerations::tolerations;
+
 /// A pod: where it is and how it fares.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -155,6 +169,9 @@ pub(crate) struct PodSpec {
     pub(crate) node_name: Option<String>,
     pub(crate) hostname: Option<String>,
     pub(crate) subdomain: Option<String>,
+    /// Only those that can matter once the pod runs.
+    #[serde(deserialize_with = "tolerations")]
+    pub(crate) tolerations: Arc<[Toleration]>,
     /// For named target ports of services.
     pub(crate) containers: Vec<PodContainer>,
 }
@@ -263,6 +280,7 @@ pub(crate) struct DeploymentSpec {
 pub(crate) struct Node {
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: NodeSpec,
+    pub(crate) status: NodeStatus,
 }
 
 /// What of a node's spec the controllers read.
@@ -273,6 +291,33 @@ pub(crate) struct NodeSpec {
     pub(crate) pod_cidr: Option<String>,
     #[serde(rename = "podCIDRs")]
     pub(crate) pod_cidrs: Option<Vec<String>>,
+    pub(crate) taints: Option<Vec<Taint>>,
+    pub(crate) unschedulable: Option<bool>,
+}
+
+/// What of a node's status the controllers read.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodeStatus {
+    pub(crate) addresses: Option<Vec<NodeAddress>>,
+    pub(crate) conditions: Option<Vec<NodeCondition>>,
+}
+
+impl Node {
+    /// The condition of this type.
+    pub(crate) fn condition(&self, type_: &str) -> Option<&NodeCondition> {
+        self.status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
+    }
+
+    /// Its taints.
+    pub(crate) fn taints(&self) -> &[Taint] {
+        self.spec.taints.as_deref().unwrap_or_default()
+    }
+
+    /// Whether it is said not to be heard of any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.condition("Ready").is_none_or(|ready| ready.status == "Unknown")
+    }
 }
 
 /// A namespace.

@@ -41,6 +41,12 @@ pub(crate) enum Next {
     After(Duration),
 }
 
+/// The time from now to then; nothing when it is over. A little more than exact, so that it is over then.
+pub(crate) fn until(then: jiff::Timestamp, now: jiff::Timestamp) -> Option<Duration> {
+    let left = Duration::try_from(then.duration_since(now)).ok()?;
+    (!left.is_zero()).then(|| left + Duration::from_millis(1))
+}
+
 impl<T: Clone + Eq + Hash> Queue<T> {
     /// An empty queue.
     pub(crate) fn new() -> Self {

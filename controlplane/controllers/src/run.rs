@@ -12,20 +12,28 @@ use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
+use crate::node_lifecycle::run::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
-    deployment, endpoints, events, garbage, namespace, pod_cidr, pod_gc, replica_set, root_ca,
-    service_account,
+    bootstrap_signer, cluster_role_aggregation, csr_approving, csr_cleaner, csr_signing, deployment,
+    disruption, endpoints, garbage, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set, root_ca,
+    service_account, stale_disruption, taint_eviction, token_cleaner,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Watches that fail are retried for ever.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
     let mut tasks = JoinSet::new();
-    let (recorder, writing) = events::recorder(client.clone());
+    let (recorder, writing) = coracle_events::recorder(client.clone());
     tasks.spawn(writing);
-    let context =
-        Arc::new(Context { client, caches: Caches::new(), recorder, config, kinds: OnceCell::new() });
+    let context = Arc::new(Context {
+        client,
+        caches: Caches::new(),
+        recorder,
+        config,
+        lifecycle: Arc::new(Lifecycle::new()),
+        kinds: OnceCell::new(),
+    });
     start(&context, &mut tasks);
     // Listeners first, so that they are told of all that the watches bring.
     for watch in context.caches.watches(&context.client) {
@@ -60,7 +68,21 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         pod_gc "pod-gc" 1,
         namespace "namespace" 2,
         endpoints "endpoints" 2,
+        csr_approving "csr-approving" 1,
+        csr_signing "csr-signing" 1,
+        csr_cleaner "csr-cleaner" 1,
+        token_cleaner "token-cleaner" 1,
+        bootstrap_signer "bootstrap-signer" 1,
+        taint_eviction "taint-eviction" 2,
+        disruption "disruption" 1,
+        stale_disruption "stale-disruption" 1,
+        cluster_role_aggregation "cluster-role-aggregation" 1,
     }
+    node_lifecycle::run::listen(context);
+    let queue = context.lifecycle.queue.clone();
+    workers(tasks, context, (&queue, "node-lifecycle", 1), |context, key| async move {
+        node_lifecycle::run::reconcile(&context, key).await
+    });
     tasks.spawn(garbage::run::run(context.clone()));
 }
 

@@ -24,6 +24,8 @@ pub(crate) enum Part {
     Main,
     /// The status alone.
     Status,
+    /// Whether a certificate signing request is granted.
+    Approval,
 }
 
 fn failed<K: Object>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Error) -> Error {
@@ -51,6 +53,7 @@ impl<K: Object> Writer<'_, K> {
         let request = match part {
             Part::Main => url.patch(&key.name, &params, &patch),
             Part::Status => url.patch_subresource("status", &key.name, &params, &patch),
+            Part::Approval => url.patch_subresource("approval", &key.name, &params, &patch),
         };
         let request = request.map_err(kube::Error::BuildRequest).map_err(failed::<K>("patch", key))?;
         let patched: K = self.client.request(request).await.map_err(failed::<K>("patch", key))?;

@@ -25,10 +25,12 @@ ROOTS = [
         "Namespace Node Pod Service Endpoints Secret ConfigMap ServiceAccount Event Binding PodTemplate "
         "ObjectReference").split()),
     *("io.k8s.api.apps.v1." + name for name in "Deployment ReplicaSet ControllerRevision".split()),
+    "io.k8s.api.certificates.v1.CertificateSigningRequest",
     "io.k8s.api.coordination.v1.Lease",
     "io.k8s.api.discovery.v1.EndpointSlice",
+    *("io.k8s.api.rbac.v1." + name for name in "Role RoleBinding ClusterRole ClusterRoleBinding".split()),
     "io.k8s.api.autoscaling.v1.Scale",
-    "io.k8s.api.policy.v1.Eviction",
+    *("io.k8s.api.policy.v1." + name for name in "Eviction PodDisruptionBudget".split()),
     *("io.k8s.api.authentication.v1." + name for name in "TokenRequest TokenReview SelfSubjectReview".split()),
     *("io.k8s.api.authorization.v1." + name for name in (
         "SelfSubjectAccessReview SubjectAccessReview LocalSubjectAccessReview SelfSubjectRulesReview").split()),

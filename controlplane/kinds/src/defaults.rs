@@ -3,6 +3,7 @@
 mod container;
 pub(crate) mod object;
 pub(crate) mod pod;
+pub(crate) mod rbac;
 pub(crate) mod service;
 mod volume;
 pub(crate) mod workload;

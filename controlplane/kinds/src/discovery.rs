@@ -203,8 +203,11 @@ mod tests {
             "apps",
             "authentication.k8s.io",
             "authorization.k8s.io",
+            "certificates.k8s.io",
             "coordination.k8s.io",
             "discovery.k8s.io",
+            "policy",
+            "rbac.authorization.k8s.io",
         ];
         assert_eq!(names, expect);
         assert_eq!(api_group("apps").unwrap()["preferredVersion"]["groupVersion"], "apps/v1");

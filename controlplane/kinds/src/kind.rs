@@ -82,6 +82,8 @@ pub(crate) enum NameRule {
     Dns1123Subdomain,
     /// A label that starts with a letter.
     Dns1035Label,
+    /// Anything that can stand between two slashes of a path.
+    PathSegment,
 }
 
 /// What is served under an object's path, such as `pods/{name}/log`.

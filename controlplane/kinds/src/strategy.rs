@@ -31,8 +31,8 @@ pub fn prepare_for_update(kind: &Kind, new: &mut Value, old: &Value) {
     if writes.status {
         take(new, old, "status");
     }
-    if kind.kind == "Namespace" {
-        // Finalizers of the spec go through /finalize.
+    if matches!(kind.kind, "Namespace" | "CertificateSigningRequest") {
+        // Finalizers of a namespace go through /finalize; what was asked to be signed stays as it was.
         take(new, old, "spec");
     }
     if writes.generation && is_new_generation(kind, new, old) {
@@ -61,6 +61,41 @@ pub fn prepare_for_status_update(kind: &Kind, new: &mut Value, old: &Value) {
         }
     }
     *map = kept;
+    if kind.kind == "CertificateSigningRequest" {
+        keep_verdict(new, old);
+    }
+}
+
+/// `/approval` of certificate signing requests: only the conditions change.
+pub fn prepare_for_approval(kind: &Kind, new: &mut Value, old: &Value) {
+    let conditions = new["status"]["conditions"].take();
+    prepare_for_update(kind, new, old);
+    if !new["status"].is_object() {
+        new["status"] = json!({});
+    }
+    if let Some(status) = new["status"].as_object_mut() {
+        match conditions {
+            Value::Null => status.remove("conditions"),
+            list => status.insert("conditions".to_owned(), list),
+        };
+    }
+}
+
+/// Whether a request is granted is for `/approval` to say: signers keep what it says.
+fn keep_verdict(new: &mut Value, old: &Value) {
+    let is_verdict = |condition: &Value| matches!(condition["type"].as_str(), Some("Approved" | "Denied"));
+    let list = |object: &Value, verdicts: bool| {
+        let all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        all.into_iter().filter(move |condition| is_verdict(condition) == verdicts).collect::<Vec<_>>()
+    };
+    let conditions: Vec<Value> = list(old, true).into_iter().chain(list(new, false)).collect();
+    if let Some(status) = new["status"].as_object_mut() {
+        if conditions.is_empty() {
+            status.remove("conditions");
+        } else {
+            status.insert("conditions".to_owned(), conditions.into());
+        }
+    }
 }
 
 /// `/finalize` of namespaces: only the spec's finalizers change.

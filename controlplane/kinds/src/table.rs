@@ -1,10 +1,13 @@
 //! Server-side tables: what `kubectl get` prints.
 
 mod age;
+pub(crate) mod certificate;
+pub(crate) mod disruption;
 pub(crate) mod event;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;
+pub(crate) mod rbac;
 pub(crate) mod service;
 pub(crate) mod workload;
 

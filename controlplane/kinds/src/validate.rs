@@ -1,8 +1,11 @@
 //! Rules on the values of objects; every violation is one cause with its field path, in upstream's words.
 
 pub(crate) mod cause;
+pub(crate) mod certificate;
+mod condition;
 pub(crate) mod config;
 mod container;
+pub(crate) mod disruption;
 mod env;
 pub(crate) mod format;
 mod immutable;
@@ -11,6 +14,7 @@ pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod pod;
 mod probe;
+pub(crate) mod rbac;
 mod resources;
 mod scheduling;
 mod security;
@@ -50,6 +54,11 @@ pub fn status_update(kind: &Kind, new: &Value, old: &Value) -> Vec<Cause> {
     meta::update(&mut causes, new, old);
     if matches!(kind.kind, "Deployment" | "ReplicaSet") {
         workload::status(&mut causes, &new["status"]);
+    }
+    match kind.kind {
+        "CertificateSigningRequest" => certificate::status(&mut causes, new, Some(old)),
+        "PodDisruptionBudget" => disruption::status(&mut causes, &new["status"]),
+        _ => {}
     }
     causes.into_list()
 }

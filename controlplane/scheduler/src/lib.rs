@@ -12,7 +12,6 @@
 mod bind;
 mod config;
 mod decide;
-mod events;
 mod filter;
 #[cfg(test)]
 mod fixture;

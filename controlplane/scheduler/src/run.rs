@@ -14,10 +14,10 @@ use tokio_util::sync::CancellationToken;
 use crate::bind;
 use crate::config::SchedulerConfig;
 use crate::decide::decide;
-use crate::events::{self, Kind, Note, Recorder, is_not_found};
 use crate::object::{Node, Pod};
 use crate::queue::Queue;
 use crate::snapshot::Snapshot;
+use coracle_events::{Kind, Note, Recorder};
 
 /// A watch is renewed this often when nothing ends it: seldom enough not to matter to an idle machine.
 const RENEWAL_SECONDS: u32 = 1500;
@@ -54,7 +54,7 @@ struct Listing {
 
 /// Schedules pods until `shutdown` is cancelled. Watches that fail are retried for ever.
 pub async fn run(client: Client, config: SchedulerConfig, shutdown: CancellationToken) {
-    let (recorder, writing) = events::recorder(client.clone());
+    let (recorder, writing) = coracle_events::recorder(client.clone());
     let unfinished = watch_config().fields("status.phase!=Succeeded,status.phase!=Failed");
     let mut pods = stream::<Pod>(&client, unfinished);
     let mut nodes = stream::<Node>(&client, watch_config());
@@ -239,7 +239,7 @@ impl Scheduler {
             return;
         }
         self.snapshot.remove(pod.uid());
-        if is_not_found(&error) {
+        if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
             self.queue.remove(pod.uid());
         } else {
             tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, "binding failed: {error}");
@@ -251,7 +251,7 @@ impl Scheduler {
     }
 
     fn note(&self, pod: &Pod, (kind, reason): (Kind, &'static str), message: String) {
-        let component = self.config.scheduler_name.clone();
+        let component = self.config.scheduler_name.clone().into();
         self.recorder.record(Note { about: pod.reference(), component, kind, reason, message });
     }
 }

@@ -1,8 +1,10 @@
 //! A node writes only about itself and about the pods that are bound to it.
+//!
+//! Upstream's plugin of the same name; what a node may read is the node authorizer's affair.
 
 use serde_json::Value;
 
-use super::{Admit, Attributes, Operation};
+use super::{Admit, Attributes, Operation, certificate};
 use crate::{
     error::{ApiError, Result},
     server::State,
@@ -10,33 +12,174 @@ use crate::{
 
 pub(super) struct NodeRestriction;
 
+/// Labels of Kubernetes' own domains that a node may give itself.
+const OWN_LABELS: &[&str] = &[
+    "kubernetes.io/hostname",
+    "kubernetes.io/arch",
+    "kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/instance-type",
+    "node.kubernetes.io/instance-type",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+];
+const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
+
 impl Admit for NodeRestriction {
-    fn validate(&self, _state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
         let Some(node) = attributes.user.node() else { return Ok(()) };
-        let refused = match attributes.kind.kind {
-            "Node" if attributes.name != node => {
-                format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
-            }
-            "Pod" => match pod(node, attributes, object) {
-                Ok(()) => return Ok(()),
-                Err(why) => why,
-            },
-            _ => return Ok(()),
+        let checked = match (attributes.kind.group, attributes.kind.kind) {
+            ("", "Node") => node_object(node, attributes, object),
+            ("", "Pod") => pod(state, node, attributes, object),
+            ("coordination.k8s.io", "Lease") => lease(node, attributes, object),
+            ("certificates.k8s.io", "CertificateSigningRequest") => request(attributes, object),
+            _ => Ok(()),
         };
-        Err(ApiError::forbidden_object(attributes.kind, attributes.name, refused))
+        checked.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
     }
 }
 
-fn pod(node: &str, attributes: &Attributes<'_>, object: &Value) -> std::result::Result<(), String> {
+type Checked = std::result::Result<(), String>;
+
+fn ensure(right: bool, why: impl FnOnce() -> String) -> Checked {
+    if right { Ok(()) } else { Err(why()) }
+}
+
+fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
+    ensure(attributes.name == node, || {
+        format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
+    })?;
+    if let (Operation::Update, Some(old)) = (attributes.operation, attributes.old) {
+        ensure(same(&old["spec"]["taints"], &object["spec"]["taints"]), || {
+            format!("node \"{node}\" is not allowed to modify taints")
+        })?;
+        let owners = |object: &Value| object["metadata"]["ownerReferences"].clone();
+        ensure(same(&owners(old), &owners(object)), || {
+            format!("node \"{node}\" is not allowed to modify ownerReferences")
+        })?;
+    }
+    let labels = forbidden_labels(attributes.old, object);
+    let verb = if attributes.old.is_some() { "modify" } else { "set the following" };
+    ensure(labels.is_empty(), || {
+        format!("node \"{node}\" is not allowed to {verb} labels: {}", labels.join(", "))
+    })
+}
+
+/// Nothing and an empty list are the same.
+fn same(a: &Value, b: &Value) -> bool {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    list(a) == list(b)
+}
+
+/// Labels that were set, changed or removed, and by which others tell nodes apart.
+fn forbidden_labels(old: Option<&Value>, new: &Value) -> Vec<String> {
+    let of = |object: Option<&Value>| {
+        object.and_then(|object| object["metadata"]["labels"].as_object()).cloned().unwrap_or_default()
+    };
+    let (old, new) = (of(old), of(Some(new)));
+    let mut changed: Vec<String> = new
+        .iter()
+        .filter(|(key, value)| old.get(*key) != Some(value))
+        .chain(old.iter().filter(|(key, _)| !new.contains_key(*key)))
+        .map(|(key, _)| key.clone())
+        .filter(|key| !is_own_label(key))
+        .collect();
+    changed.sort_unstable();
+    changed
+}
+
+fn is_own_label(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let within = |of: &str| domain == of || domain.strip_suffix(of).is_some_and(|rest| rest.ends_with('.'));
+    let kubernetes = within("kubernetes.io") || within("k8s.io");
+    !kubernetes || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.iter().any(|own| within(own))
+}
+
+fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     let bound = attributes.old.unwrap_or(object)["spec"]["nodeName"] == node;
-    if !bound {
-        return Err(format!("node \"{node}\" can only touch pods with spec.nodeName set to itself"));
+    ensure(bound, || format!("node \"{node}\" can only touch pods with spec.nodeName set to itself"))?;
+    match (attributes.operation, attributes.subresource, attributes.old) {
+        (Operation::Create, ..) => mirror_pod(state, node, object),
+        (Operation::Delete, ..) => Ok(()),
+        (Operation::Update, "status", Some(old)) => {
+            let labels = |object: &Value| object["metadata"]["labels"].clone();
+            ensure(labels(old) == labels(object), || {
+                format!("node \"{node}\" cannot update labels through pod status")
+            })
+        }
+        (Operation::Update, ..) => Err(format!("node \"{node}\" can only update the status of pods")),
     }
-    let mirror = object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string();
-    if attributes.operation == Operation::Create && !mirror {
-        return Err(format!(
+}
+
+/// A node shows the pods that it runs by itself, which can use nothing of the cluster's.
+fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
+    let annotations = &pod["metadata"]["annotations"];
+    ensure(annotations["kubernetes.io/config.mirror"].is_string(), || {
+        format!(
             "pod does not have \"kubernetes.io/config.mirror\" annotation, node \"{node}\" can only create mirror pods"
-        ));
+        )
+    })?;
+    let kind = coracle_kinds::kind::by_resource("", "v1", "nodes");
+    let own = kind.and_then(|kind| state.cache.get(kind, "", node)).map(|object| object.value());
+    let uid = own.map(|own| own["metadata"]["uid"].clone()).unwrap_or_default();
+    let owners = pod["metadata"]["ownerReferences"].as_array().cloned().unwrap_or_default();
+    let owned = matches!(owners.as_slice(), [owner] if owner["apiVersion"] == "v1"
+        && owner["kind"] == "Node" && owner["name"] == node && owner["uid"] == uid
+        && owner["controller"] == true && owner["blockOwnerDeletion"] != true);
+    ensure(owned, || format!("node \"{node}\" can only create pods with an owner reference set to itself"))?;
+    let uses = |what: &str, used: bool| {
+        ensure(!used, || format!("node \"{node}\" can not create pods that reference {what}"))
+    };
+    let account = &pod["spec"]["serviceAccountName"];
+    uses("a service account", account.as_str().is_some_and(|name| !name.is_empty()))?;
+    uses("secrets", !crate::authz::node::secrets_of(pod).is_empty())?;
+    uses("configmaps", !crate::authz::node::config_maps_of(pod).is_empty())?;
+    let volumes = || pod["spec"]["volumes"].as_array().into_iter().flatten();
+    uses("persistentvolumeclaims", volumes().any(|volume| volume["persistentVolumeClaim"].is_object()))
+}
+
+fn lease(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
+    let own = object["metadata"]["name"] == node && attributes.namespace == "kube-node-lease";
+    ensure(own, || "can only access node lease with the same name as the requesting node".to_owned())
+}
+
+/// A node asks for certificates in its own name.
+fn request(attributes: &Attributes<'_>, object: &Value) -> Checked {
+    let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
+    if attributes.operation != Operation::Create
+        || ![certificate::NODE_CLIENT, certificate::NODE_SERVING].contains(&signer)
+    {
+        return Ok(());
     }
-    Ok(())
+    let own = certificate::subject(object).is_none_or(|asked| asked.common_name == attributes.user.name);
+    ensure(own, || format!("can only create a node CSR with CN={}", attributes.user.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn labels_by_which_others_tell_nodes_apart_are_not_the_nodes_own() {
+        let object = |labels: Value| json!({"metadata": {"labels": labels}});
+        let own = object(json!({"kubernetes.io/hostname": "a", "example.com/x": "y", "plain": "z",
+            "node.kubernetes.io/anything": "1", "topology.kubernetes.io/zone": "z"}));
+        assert!(forbidden_labels(None, &own).is_empty());
+        for label in [
+            "node-role.kubernetes.io/control-plane",
+            "node-restriction.kubernetes.io/secret",
+            "x.node-restriction.kubernetes.io/secret",
+            "foo.k8s.io/bar",
+        ] {
+            let set = object(json!({label: "1"}));
+            assert_eq!(forbidden_labels(None, &set), [label]);
+            assert_eq!(forbidden_labels(Some(&set), &object(json!({}))), [label]);
+            assert!(forbidden_labels(Some(&set), &set).is_empty());
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! A node may read what its pods need, and write about itself and its pods.
+//! A node may read what its pods need, and write about itself and its pods. It may read every Node, which
+//! upstream's authorizer does not grant: the overlay between nodes learns its peers from them.
 //!
 //! What it may write beyond that (only pods bound to it, only its own Node) is admission's to check
 //! (`admit/node_restriction.rs`).
@@ -13,14 +14,16 @@ use crate::{
 };
 
 const READ: &[&str] = &["get", "list", "watch"];
+const LEASE: &[&str] = &["get", "update", "patch", "delete"];
 
 pub(super) fn allows(question: &Question<'_>) -> bool {
     let Some(node) = question.user.node() else { return false };
     let Some(resource) = &question.info.resource else { return false };
-    let verb = question.info.verb;
+    let verb = question.verb;
     match (resource.group.as_str(), resource.resource.as_str(), resource.subresource.as_str()) {
         ("", "nodes", "" | "status") => READ.contains(&verb) || matches!(verb, "create" | "update" | "patch"),
-        ("", "pods", "") => READ.contains(&verb) || matches!(verb, "create" | "delete"),
+        ("", "pods", "") if READ.contains(&verb) => own_pods(question, resource, node),
+        ("", "pods", "") => matches!(verb, "create" | "delete"),
         ("", "pods", "status") => matches!(verb, "get" | "update" | "patch"),
         ("", "pods", "eviction") => verb == "create",
         ("", "services" | "namespaces" | "endpoints", "") | ("discovery.k8s.io" | "node.k8s.io", _, "") => {
@@ -28,16 +31,33 @@ pub(super) fn allows(question: &Question<'_>) -> bool {
         }
         ("" | "events.k8s.io", "events", "") => matches!(verb, "create" | "update" | "patch"),
         ("coordination.k8s.io", "leases", "") => {
-            resource.namespace == "kube-node-lease" && (verb == "create" || resource.name == node)
+            resource.namespace == "kube-node-lease"
+                && (verb == "create" || (resource.name == node && LEASE.contains(&verb)))
         }
-        ("", "serviceaccounts", "") => verb == "get",
-        ("", "serviceaccounts", "token")
-        | ("authentication.k8s.io", "tokenreviews", "")
+        ("", "serviceaccounts", "") => verb == "get" && needed(question, resource, node, accounts_of),
+        ("", "serviceaccounts", "token") => verb == "create" && needed(question, resource, node, accounts_of),
+        ("certificates.k8s.io", "certificatesigningrequests", "") => READ.contains(&verb) || verb == "create",
+        ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews", "") => verb == "create",
         ("", "secrets", "") => READ.contains(&verb) && needed(question, resource, node, secrets_of),
         ("", "configmaps", "") => READ.contains(&verb) && needed(question, resource, node, config_maps_of),
         _ => false,
     }
+}
+
+/// One pod that is bound to the node, or those of all that are.
+fn own_pods(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> bool {
+    if resource.name.is_empty() {
+        let selected = question.info.query.get("fieldSelector");
+        return selected.split(',').any(|part| {
+            let value = part.strip_prefix("spec.nodeName=");
+            value.map(|value| value.trim_start_matches('=')) == Some(node)
+        });
+    }
+    let pods = by_resource("", "v1", "pods");
+    let pod = pods.and_then(|kind| question.cache.get(kind, &resource.namespace, &resource.name));
+    // One that is not there is nobody's secret: its node must learn that it is gone.
+    pod.is_none_or(|pod| pod.value()["spec"]["nodeName"] == node)
 }
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name one too.
@@ -81,7 +101,7 @@ fn sources(pod: &Value) -> impl Iterator<Item = &Value> {
         .flat_map(|volume| std::iter::once(volume).chain(list(&volume["projected"], "sources")))
 }
 
-fn secrets_of(pod: &Value) -> Vec<&str> {
+pub(crate) fn secrets_of(pod: &Value) -> Vec<&str> {
     let volumes =
         sources(pod).flat_map(|source| [&source["secret"]["secretName"], &source["secret"]["name"]]);
     let pulls = list(&pod["spec"], "imagePullSecrets").map(|pull| &pull["name"]);
@@ -92,9 +112,13 @@ fn secrets_of(pod: &Value) -> Vec<&str> {
         .collect()
 }
 
-fn config_maps_of(pod: &Value) -> Vec<&str> {
+pub(crate) fn config_maps_of(pod: &Value) -> Vec<&str> {
     let volumes = sources(pod).map(|source| &source["configMap"]["name"]);
     volumes.chain(environment(pod, "configMapRef", "configMapKeyRef")).filter_map(Value::as_str).collect()
+}
+
+fn accounts_of(pod: &Value) -> Vec<&str> {
+    pod["spec"]["serviceAccountName"].as_str().into_iter().collect()
 }
 
 fn environment<'a>(

@@ -10,6 +10,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
+mod access;
+mod disruption;
+mod joining;
+mod list;
+mod rbac;
+
 /// A server and the directory that goes with it.
 struct Fixture {
     api: Apiserver,
@@ -30,6 +36,17 @@ impl Fixture {
         let account = json!({"metadata": {"name": "default"}});
         assert_eq!(fixture.post("/api/v1/namespaces/default/serviceaccounts", account).await.code, 201);
         fixture
+    }
+
+    /// The same after a restart.
+    async fn again(self) -> Self {
+        let Self { api, directory } = self;
+        drop(api);
+        // The cache's task ends with the store's thread: wait for the directory's lock.
+        while Embedded::open(&directory.path().join("store"), &EmbeddedOptions::default()).is_err() {
+            tokio::task::yield_now().await;
+        }
+        Self { api: open(directory.path()).await, directory }
     }
 
     async fn send(&self, user: User, request: Request<Full<Bytes>>) -> Answer {
@@ -147,19 +164,7 @@ async fn objects_are_created_once_and_outlive_the_server() {
     let missing = server.get(&format!("{CONFIG_MAPS}/b")).await;
     assert_eq!(missing.body["message"], "configmaps \"b\" not found");
     assert_eq!(missing.body["details"], json!({"name": "b", "kind": "configmaps"}));
-    let Fixture { api, directory } = server;
-    drop(api);
-    // The cache's task ends with the store's thread: wait for the directory's lock.
-    let api = loop {
-        match Embedded::open(&directory.path().join("store"), &EmbeddedOptions::default()) {
-            Ok(store) => {
-                drop(store);
-                break open(directory.path()).await;
-            }
-            Err(_) => tokio::task::yield_now().await,
-        }
-    };
-    let server = Fixture { api, directory };
+    let server = server.again().await;
     let found = server.get(&format!("{CONFIG_MAPS}/a")).await;
     assert_eq!(found.body, made.body);
 }
@@ -262,107 +267,6 @@ async fn bad_bodies_are_told_where_they_are_bad_and_nothing_is_stored() {
 }
 
 #[tokio::test]
-async fn lists_select_and_page_as_of_their_first_page() {
-    let server = Fixture::new().await;
-    for name in ["a", "b", "c", "d"] {
-        let even = json!({"even": (name == "b" || name == "d").to_string()});
-        server.post(CONFIG_MAPS, config_map(name, even)).await;
-    }
-    let names = |list: &Value| -> Vec<String> {
-        let items = list["items"].as_array().unwrap().iter();
-        items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
-    };
-    let even = server.get(&format!("{CONFIG_MAPS}?labelSelector=even%3Dtrue")).await.body;
-    assert_eq!(names(&even), ["b", "d"]);
-    assert_eq!(even["kind"], "ConfigMapList");
-    assert!(even["items"][0]["kind"].is_null());
-    let one = server.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Dc")).await.body;
-    assert_eq!(names(&one), ["c"]);
-    let first = server.get(&format!("{CONFIG_MAPS}?limit=3")).await.body;
-    assert_eq!(
-        (names(&first), &first["metadata"]["remainingItemCount"]),
-        (vec!["a".into(), "b".into(), "c".into()], &json!(1))
-    );
-    server.delete(&format!("{CONFIG_MAPS}/d"), json!({})).await;
-    server.post(CONFIG_MAPS, config_map("e", json!({}))).await;
-    let token = first["metadata"]["continue"].as_str().unwrap();
-    let rest = server.get(&format!("{CONFIG_MAPS}?limit=3&continue={token}")).await.body;
-    assert_eq!(names(&rest), ["d"]);
-    assert_eq!(rest["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
-    assert_eq!(server.get(&format!("{CONFIG_MAPS}?fieldSelector=spec.x%3Dy")).await.code, 400);
-}
-
-#[tokio::test]
-async fn watches_tell_what_enters_changes_and_leaves_their_selection() {
-    let server = Fixture::new().await;
-    let list = server.get(CONFIG_MAPS).await.body;
-    let since = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
-    let path = format!("{CONFIG_MAPS}/a");
-    server.post(CONFIG_MAPS, config_map("a", json!({"on": "no"}))).await;
-    server.merge(&path, json!({"metadata": {"labels": {"on": "yes"}}})).await;
-    server.merge(&path, json!({"data": {"key": "2"}})).await;
-    server.merge(&path, json!({"metadata": {"labels": {"on": "no"}}})).await;
-    server.merge(&path, json!({"metadata": {"labels": {"on": "yes"}}})).await;
-    server.delete(&path, json!({})).await;
-    let events = server.watch(&format!("{CONFIG_MAPS}?labelSelector=on%3Dyes&resourceVersion={since}")).await;
-    let types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    assert_eq!(types, ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]);
-    let revisions: Vec<u64> = events
-        .iter()
-        .map(|event| event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap())
-        .collect();
-    assert!(revisions.is_sorted_by(|a, b| a < b), "{revisions:?}");
-}
-
-#[tokio::test]
-async fn a_watch_can_begin_with_what_exists_and_says_when_that_is_over() {
-    let server = Fixture::new().await;
-    server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
-    let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
-    let events = server.watch(&format!("{CONFIG_MAPS}?{query}")).await;
-    assert_eq!(
-        (events.len(), &events[0]["type"], &events[1]["type"]),
-        (2, &json!("ADDED"), &json!("BOOKMARK"))
-    );
-    let end = &events[1]["object"];
-    assert_eq!(end["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
-    assert_eq!(end["kind"], "ConfigMap");
-    assert_eq!(server.get(&format!("{CONFIG_MAPS}?watch=1&sendInitialEvents=true")).await.code, 422);
-}
-
-#[tokio::test]
-async fn revisions_beyond_both_ends_are_refused_and_bookmarks_keep_quiet_watches_within() {
-    let server = Fixture::new().await;
-    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
-    let made = server.post(leases, json!({"metadata": {"name": "n"}})).await;
-    let since = made.body["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
-    let query =
-        format!("resourceVersion={since}&fieldSelector=metadata.name%3Dother&allowWatchBookmarks=true");
-    let churn = async {
-        for n in 0..1100 {
-            let renewed = json!({"spec": {"holderIdentity": n.to_string()}});
-            assert_eq!(server.merge(&format!("{leases}/n"), renewed).await.code, 200);
-        }
-    };
-    let quiet = format!("{leases}?watch=1&timeoutSeconds=5&{query}");
-    let (told, ()) = futures::future::join(server.get(&quiet), churn).await;
-    let told = match told.body {
-        Value::String(lines) => serde_json::from_str(lines.lines().next().unwrap()).unwrap(),
-        one => one,
-    };
-    assert_eq!((&told["type"], &told["object"]["kind"]), (&json!("BOOKMARK"), &json!("Lease")));
-    let past = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion={since}")).await;
-    assert_eq!((past.code, &past.body["type"]), (200, &json!("ERROR")));
-    assert_eq!(
-        (&past.body["object"]["code"], &past.body["object"]["reason"]),
-        (&json!(410), &json!("Expired"))
-    );
-    let future = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion=99999999")).await;
-    assert_eq!(future.code, 504);
-    assert_eq!(future.body["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
-}
-
-#[tokio::test]
 async fn a_bound_pod_ends_gracefully_and_an_unbound_one_at_once() {
     let server = Fixture::new().await;
     assert_eq!(server.post(PODS, pod("waiting")).await.code, 201);
@@ -433,72 +337,6 @@ async fn scale_and_status_change_their_part_only() {
     assert_eq!(answer["metadata"]["generation"], 2);
     let main = server.merge(&format!("{path}/d"), json!({"status": {"replicas": 7}})).await.body;
     assert_eq!(main["status"]["replicas"], 2);
-}
-
-#[tokio::test]
-async fn nobody_is_allowed_by_silence() {
-    let server = Fixture::new().await;
-    let refused = server.get_as(User::new("bob", &[]), PODS).await;
-    assert_eq!(
-        (refused.code, refused.body["message"].as_str().unwrap()),
-        (
-            403,
-            "pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" in the namespace \"default\""
-        )
-    );
-    assert_eq!(server.get_as(User::new("bob", &[]), "/api/v1").await.code, 200);
-    let anonymous = |path: &str| Request::get(path.to_owned()).body(Full::<Bytes>::default()).unwrap();
-    for (path, code) in [("/readyz", 200), ("/version", 200), ("/api/v1", 403), (PODS, 403)] {
-        assert_eq!(server.api.handle(anonymous(path), None).await.status(), code, "{path}");
-    }
-    for (token, code) in [("secret", 200), ("wrong", 401)] {
-        let mut request = anonymous(PODS);
-        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
-        assert_eq!(server.api.handle(request, None).await.status(), code, "{token}");
-    }
-}
-
-#[tokio::test]
-async fn a_node_reads_what_its_pods_need_and_writes_itself_alone() {
-    let server = Fixture::new().await;
-    server.post("/api/v1/namespaces/default/secrets", json!({"metadata": {"name": "s"}})).await;
-    let path = "/api/v1/namespaces/default/secrets/s";
-    assert_eq!(server.get_as(node("n1"), path).await.code, 403);
-    let mut user = pod("p");
-    user["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
-    server.post(PODS, user).await;
-    server
-        .post(&format!("{PODS}/p/binding"), json!({"metadata": {"name": "p"}, "target": {"name": "n1"}}))
-        .await;
-    assert_eq!(server.get_as(node("n1"), path).await.code, 200);
-    assert_eq!(server.get_as(node("n2"), path).await.code, 403);
-    let request = |name: &str| {
-        let body = json!({"metadata": {"name": name}}).to_string();
-        Request::post("/api/v1/nodes").body(Full::from(body)).unwrap()
-    };
-    assert_eq!(server.send(node("n1"), request("n1")).await.code, 201);
-    assert_eq!(server.send(node("n1"), request("n2")).await.code, 403);
-    let delete = || Request::delete(format!("{PODS}/p")).body(Full::default()).unwrap();
-    assert_eq!(server.send(node("n2"), delete()).await.code, 403);
-    assert_eq!(server.send(node("n1"), delete()).await.code, 200);
-}
-
-#[tokio::test]
-async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
-    let server = Fixture::new().await;
-    let made = server.post(PODS, pod("p")).await.body;
-    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": made["metadata"]["uid"]});
-    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
-    let answer = server.post(path, json!({"spec": {"boundObjectRef": bound}})).await;
-    assert_eq!(answer.code, 201, "{}", answer.body);
-    let token = answer.body["status"]["token"].as_str().unwrap().to_owned();
-    let request = || {
-        let header = format!("Bearer {token}");
-        Request::get("/api/v1").header("authorization", header).body(Full::<Bytes>::default()).unwrap()
-    };
-    assert_eq!(server.api.handle(request(), None).await.status(), 200);
-    server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await;
-    assert_eq!(server.api.handle(request(), None).await.status(), 401);
 }
 
 #[tokio::test]

@@ -1,18 +1,227 @@
-//! POST pods/eviction: a deletion that disruption budgets may refuse. There is no such kind yet, so none does.
+//! POST pods/eviction: a deletion that disruption budgets may refuse.
+//!
+//! What a budget allows is counted by its controller. Here one disruption of it is spent, in one commit that also
+//! notes the pod, so that nobody spends the same one again before the controller has seen the pod go.
 
-use serde_json::Value;
+use coracle_kinds::{Kind, kind::by_resource, selector::LabelSelector};
+use coracle_store::Expect;
+use serde_json::{Value, json};
 
-use super::body_of;
+use super::{body_of, parent};
 use crate::{
+    cache::prefix_of,
     call::Call,
-    error::Result,
+    error::{ApiError, Result},
     reply::{self, Reply},
     verb::delete,
+    write::{self, Failed, Part, text},
 };
+
+/// So many evictions that the controller has not seen yet are too many: upstream's.
+const MOST_DISRUPTED: usize = 2000;
+/// Upstream's, and its delay for those who are to come again.
+const RETRIES: usize = 20;
+const COME_AGAIN_SECONDS: u64 = 10;
+
+/// What becomes of a pod.
+#[derive(Debug, PartialEq)]
+enum Verdict {
+    /// It is deleted.
+    Delete,
+    /// It is deleted if it still is as it was looked at; otherwise there is another look, or, with a budget's name,
+    /// the client comes again.
+    DeleteUnchanged(Option<String>),
+    /// It is deleted when the budget has been written so.
+    Spend(Value),
+}
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (eviction, warnings) = body_of(call)?;
+    if text(&eviction, "name") != call.resource.name {
+        return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
+    }
     let options = delete::options_from(call, &eviction["deleteOptions"])?;
-    delete::one(call, &call.resource.name, &options).await?;
+    evict(call, &options).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }
+
+async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
+    let budgets = by_resource("policy", "v1", "poddisruptionbudgets").ok_or_else(ApiError::no_resource)?;
+    let mut name = String::new();
+    for _ in 0..RETRIES {
+        let pod = parent(call)?;
+        // Before anything is spent on what will not be deleted.
+        options.check(call.kind, &pod)?;
+        match verdict(budgets, &pod, &covering(call, budgets, &pod)?, &write::now())? {
+            Verdict::Delete => return remove(call, options).await,
+            Verdict::DeleteUnchanged(budget) => {
+                let pinned = options.clone().at(text(&pod, "resourceVersion"));
+                match (remove(call, &pinned).await, budget) {
+                    (Err(error), None) if error.code == 409 && pinned != *options => {}
+                    (Err(error), Some(budget)) if error.code == 409 && pinned != *options => {
+                        return Err(come_again(&budget));
+                    }
+                    (done, _) => return done,
+                }
+            }
+            Verdict::Spend(_) if options.dry_run() => return remove(call, options).await,
+            Verdict::Spend(budget) => {
+                text(&budget, "name").clone_into(&mut name);
+                match spend(call, budgets, &budget).await {
+                    Ok(()) => return remove(call, options).await,
+                    Err(Failed::Conflict) => {}
+                    Err(Failed::Other(error)) => return Err(error),
+                }
+            }
+        }
+    }
+    let why = format!("couldn't update PodDisruptionBudget \"{name}\" due to conflicts");
+    Err(ApiError::timeout(why, COME_AGAIN_SECONDS))
+}
+
+/// The budgets that are for this pod.
+fn covering(call: &Call, kind: &Kind, pod: &Value) -> Result<Vec<Value>> {
+    let prefix = prefix_of(kind, call.namespace());
+    let all: Vec<_> = call.state.cache.of(kind)?.under(&prefix).cloned().collect();
+    Ok(all.iter().map(|object| object.value()).filter(|budget| covers(budget, pod)).collect())
+}
+
+/// Without a selector it is for none, with an empty one for all.
+fn covers(budget: &Value, pod: &Value) -> bool {
+    let selector = &budget["spec"]["selector"];
+    !selector.is_null()
+        && LabelSelector::from_object(selector).is_ok_and(|selector| selector.matches_object(pod))
+}
+
+/// Decides about a pod as it is, under the budgets that are for it.
+fn verdict(kind: &Kind, pod: &Value, budgets: &[Value], now: &str) -> Result<Verdict> {
+    let deleting = !pod["metadata"]["deletionTimestamp"].is_null();
+    match pod["status"]["phase"].as_str() {
+        Some("Succeeded" | "Failed") => return Ok(Verdict::Delete),
+        _ if deleting => return Ok(Verdict::Delete),
+        Some("Pending") => return Ok(Verdict::DeleteUnchanged(None)),
+        _ => {}
+    }
+    let budget = match budgets {
+        [] => return Ok(Verdict::Delete),
+        [budget] => budget,
+        _ => return Err(ApiError::several_budgets()),
+    };
+    let count = |field: &str| budget["status"][field].as_i64().unwrap_or(0);
+    // A pod that is not healthy is none of those that the budget keeps.
+    if !is_ready(pod) {
+        let met = count("currentHealthy") >= count("desiredHealthy") && count("desiredHealthy") > 0;
+        if met || budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow" {
+            return Ok(Verdict::DeleteUnchanged(Some(text(budget, "name").to_owned())));
+        }
+    }
+    if count("observedGeneration") < budget["metadata"]["generation"].as_i64().unwrap_or(0) {
+        return Err(come_again(text(budget, "name")));
+    }
+    let disrupted = budget["status"]["disruptedPods"].as_object().map_or(0, serde_json::Map::len);
+    if disrupted > MOST_DISRUPTED {
+        let why = "DisruptedPods map too big - too many evictions not confirmed by PDB controller";
+        return Err(ApiError::forbidden_object(kind, text(budget, "name"), why));
+    }
+    match count("disruptionsAllowed") {
+        ..0 => {
+            let why = "pdb disruptions allowed is negative";
+            Err(ApiError::forbidden_object(kind, text(budget, "name"), why))
+        }
+        0 => Err(refused(budget)),
+        allowed => Ok(Verdict::Spend(spent(budget, allowed, text(pod, "name"), now))),
+    }
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.into_iter().flatten().any(|one| one["type"] == "Ready" && one["status"] == "True")
+}
+
+/// The budget with one disruption less, and the pod that it was spent on.
+fn spent(budget: &Value, allowed: i64, pod: &str, now: &str) -> Value {
+    let mut budget = budget.clone();
+    let generation = budget["status"]["observedGeneration"].clone();
+    let status = &mut budget["status"];
+    status["disruptionsAllowed"] = (allowed - 1).into();
+    if !status["disruptedPods"].is_object() {
+        status["disruptedPods"] = json!({});
+    }
+    status["disruptedPods"][pod] = now.into();
+    let conditions = status["conditions"].as_array_mut().into_iter().flatten();
+    for condition in conditions.filter(|one| allowed == 1 && one["type"] == "DisruptionAllowed") {
+        condition["status"] = "False".into();
+        condition["reason"] = "InsufficientPods".into();
+        condition["message"] = "".into();
+        condition["lastTransitionTime"] = now.into();
+        condition["observedGeneration"] = generation.clone();
+    }
+    budget
+}
+
+/// The budget allows nothing now, for this reason.
+fn refused(budget: &Value) -> ApiError {
+    let (name, status) = (text(budget, "name"), &budget["status"]);
+    let count = |field: &str| status[field].as_i64().unwrap_or(0);
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let failed =
+        conditions.clone().find(|one| one["type"] == "DisruptionAllowed" && one["reason"] == "SyncFailed");
+    let why = match failed {
+        Some(condition) => format!(
+            "The disruption budget {name} does not allow evicting pods currently because it failed sync: {}",
+            condition["message"].as_str().unwrap_or_default()
+        ),
+        None => format!(
+            "The disruption budget {name} needs {} healthy pods and has {} currently",
+            count("desiredHealthy"),
+            count("currentHealthy")
+        ),
+    };
+    ApiError::disruption_budget(&why, 0)
+}
+
+fn come_again(budget: &str) -> ApiError {
+    let why = format!("The disruption budget {budget} is still being processed by the server.");
+    ApiError::disruption_budget(&why, COME_AGAIN_SECONDS)
+}
+
+async fn spend(call: &Call, kind: &Kind, budget: &Value) -> std::result::Result<(), Failed> {
+    let key = crate::cache::key_of(kind, call.namespace(), text(budget, "name"));
+    let revision = text(budget, "resourceVersion").parse().unwrap_or(0);
+    write::commit(&call.state, kind, &key, Expect::Revision(revision), Some(budget)).await.map(drop)
+}
+
+/// Marks the pod as the target of a disruption, and deletes it.
+async fn remove(call: &Call, options: &delete::Options) -> Result<()> {
+    let name = &call.resource.name;
+    let mut options = options.clone();
+    if !options.dry_run() {
+        let marked = write::update(call, name, Part::Internal, |old| {
+            options.check(call.kind, old)?;
+            Ok(targeted(old, &write::now()))
+        })
+        .await?;
+        options = options.following(text(&marked.value(), "resourceVersion"));
+    }
+    delete::one(call, name, &options).await.map(drop)
+}
+
+fn targeted(pod: &Value, now: &str) -> Value {
+    let mut pod = pod.clone();
+    let Some(status) = pod["status"].as_object_mut() else { return pod };
+    let Some(list) = status.entry("conditions").or_insert_with(|| json!([])).as_array_mut() else {
+        return pod;
+    };
+    let is_target = |one: &Value| one["type"] == "DisruptionTarget";
+    if !list.iter().any(|one| is_target(one) && one["status"] == "True") {
+        list.retain(|one| !is_target(one));
+        list.push(json!({
+            "type": "DisruptionTarget", "status": "True", "lastProbeTime": null, "lastTransitionTime": now,
+            "reason": "EvictionByEvictionAPI", "message": "Eviction API: evicting",
+        }));
+    }
+    pod
+}
+
+#[cfg(test)]
+mod tests;

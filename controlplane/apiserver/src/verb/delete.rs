@@ -28,6 +28,30 @@ pub(crate) struct Options {
     dry_run: bool,
 }
 
+impl Options {
+    /// Whether nothing is to be stored.
+    pub(crate) fn dry_run(&self) -> bool {
+        self.dry_run
+    }
+
+    /// The same, of this version of the object alone, unless the client named one itself.
+    pub(crate) fn at(mut self, revision: &str) -> Self {
+        self.revision.get_or_insert_with(|| revision.to_owned());
+        self
+    }
+
+    /// The same, of the version that our own write made of the one that was meant.
+    pub(crate) fn following(mut self, revision: &str) -> Self {
+        self.revision = self.revision.map(|_| revision.to_owned());
+        self
+    }
+
+    /// Fails when another object or version is meant than this.
+    pub(crate) fn check(&self, kind: &Kind, old: &Value) -> Result<()> {
+        check(kind, old, self)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Propagation {
     Background,

@@ -4,15 +4,13 @@ use serde_json::{Value, json};
 
 use crate::{
     authn::User,
-    authz::{self, Question},
+    authz::{self, Question, rbac::rule::Rule},
     body,
     call::Call,
     error::{ApiError, Result},
     reply::{self, Reply},
     request::{Query, RequestInfo, ResourceInfo},
 };
-
-const VERBS: &[&str] = &["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 
 pub(crate) fn run(call: &Call) -> Result<Reply> {
     let (mut review, warnings) = body::object(call)?;
@@ -22,7 +20,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         "SubjectAccessReview" | "LocalSubjectAccessReview" => {
             access(call, &subject(&review["spec"]), &review["spec"])
         }
-        "SelfSubjectRulesReview" => rules(&call.user),
+        "SelfSubjectRulesReview" => rules(call, review["spec"]["namespace"].as_str().unwrap_or_default()),
         "TokenReview" => token(call, &review["spec"]),
         _ => return Err(ApiError::method_not_allowed()),
     };
@@ -57,10 +55,8 @@ fn access(call: &Call, user: &User, spec: &Value) -> Value {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let (resource, path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     let wanted = if resource.is_object() { text(&resource["verb"]) } else { text(&path["verb"]) };
-    let verb = VERBS.iter().copied().find(|verb| *verb == wanted);
     let info = RequestInfo {
-        // A verb that is not one of ours is allowed to nobody but those who may do everything.
-        verb: verb.unwrap_or_default(),
+        verb: "",
         path: text(&path["path"]),
         query: Query::default(),
         resource: resource.is_object().then(|| ResourceInfo {
@@ -72,34 +68,21 @@ fn access(call: &Call, user: &User, spec: &Value) -> Value {
             subresource: text(&resource["subresource"]),
         }),
     };
-    let allowed = authz::authorize(&Question { user, info: &info, cache: &call.state.cache }).is_ok();
+    let question = Question { user, verb: &wanted, info: &info, cache: &call.state.cache };
+    let allowed = authz::authorize(&question).is_ok();
     json!({"allowed": allowed})
 }
 
-/// Rights that do not depend on the object; the node authorizer's do, so the list is not complete.
-fn rules(user: &User) -> Value {
-    let all = json!(["*"]);
-    let (resources, paths) = if user.is_in("system:masters") {
-        (
-            json!([{"verbs": all, "apiGroups": all, "resources": all}]),
-            json!([{"verbs": all, "nonResourceURLs": all}]),
-        )
-    } else {
-        let paths = [
-            "/api",
-            "/api/*",
-            "/apis",
-            "/apis/*",
-            "/healthz",
-            "/livez",
-            "/openapi",
-            "/openapi/*",
-            "/readyz",
-            "/version",
-        ];
-        (json!([]), json!([{"verbs": ["get"], "nonResourceURLs": paths}]))
-    };
-    json!({"resourceRules": resources, "nonResourceRules": paths, "incomplete": !user.is_in("system:masters")})
+/// The rules of the roles that the user has in a namespace. What the node authorizer allows depends on the object, so
+/// the list of a node is not complete.
+fn rules(call: &Call, namespace: &str) -> Value {
+    let (user, cache) = (&call.user, &call.state.cache);
+    let policy = cache.policies.current(cache);
+    let (urls, resources): (Vec<_>, Vec<_>) =
+        policy.rules(user, namespace).partition(|rule| !rule.urls.is_empty());
+    let list = |rules: Vec<&Rule>| rules.into_iter().map(Rule::json).collect::<Vec<_>>();
+    let incomplete = user.node().is_some();
+    json!({"resourceRules": list(resources), "nonResourceRules": list(urls), "incomplete": incomplete})
 }
 
 fn token(call: &Call, spec: &Value) -> Value {

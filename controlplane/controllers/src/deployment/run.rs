@@ -11,9 +11,10 @@ use serde_json::{Map, Value, json};
 use super::condition::{Conditions, PROGRESSING, condition};
 use super::plan::{self, NewSet, Plan, Snapshot, Update};
 use super::rolling;
+use coracle_events::Kind;
+
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
-use crate::events::Kind;
 use crate::object::{Deployment, Key, Object, ReplicaSet, controller_of};
 use crate::queue::{Next, Queue};
 use crate::template::HASH_LABEL;

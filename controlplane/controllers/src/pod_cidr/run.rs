@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::plan::{self, Action};
+use coracle_events::Kind;
+
 use crate::context::Context;
 use crate::error::Error;
-use crate::events::Kind;
 use crate::object::{Key, Object};
 use crate::queue::{Next, Queue};
 use crate::write::Part;

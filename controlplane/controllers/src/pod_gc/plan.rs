@@ -1,18 +1,56 @@
-//! A node that is gone and all pods → those that must go too.
+//! A node that is gone, or out of service, and all pods → those that must go too.
 
 use std::sync::Arc;
 
-use crate::object::Pod;
+use crate::object::{Node, Object, Pod};
+
+/// Says of a node that it is off for good, so that nothing of its pods runs any more: the administrator's to set.
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The pods of a node that is gone.
 pub(crate) fn stranded(node: &str, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
     pods.into_iter().filter(|pod| pod.spec.node_name.as_deref() == Some(node)).collect()
 }
 
+/// Whether the node cannot end its pods itself any more. One that is Ready does, whatever is said of it.
+pub(crate) fn is_out_of_service(node: &Node) -> bool {
+    let ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
+    !ready && node.taints().iter().any(|taint| taint.key == OUT_OF_SERVICE)
+}
+
+/// The pods of a node that is out of service which are to be deleted, and that nobody else will end.
+pub(crate) fn abandoned(node: &Node, pods: Vec<Arc<Pod>>) -> Vec<Arc<Pod>> {
+    let mut pods = stranded(node.name(), pods);
+    pods.retain(|pod| is_out_of_service(node) && pod.deleting());
+    pods
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn what_a_node_out_of_service_was_to_end_is_ended_for_it() {
+        let node = |ready: &str, key: &str| -> Node {
+            let taints = json!([{"key": key, "value": "nodeshutdown", "effect": "NoExecute"}]);
+            serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"taints": taints},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]}}))
+            .unwrap()
+        };
+        let pod = |node: &str, deleted: serde_json::Value| {
+            let pod = json!({"metadata": {"deletionTimestamp": deleted}, "spec": {"nodeName": node}});
+            Arc::new(serde_json::from_value::<Pod>(pod).unwrap())
+        };
+        let pods = || {
+            let at = json!("2026-01-01T00:00:00Z");
+            vec![pod("a", at.clone()), pod("a", json!(null)), pod("b", at)]
+        };
+        assert_eq!(abandoned(&node("Unknown", OUT_OF_SERVICE), pods()).len(), 1);
+        assert_eq!(abandoned(&node("False", OUT_OF_SERVICE), pods()).len(), 1);
+        assert_eq!(abandoned(&node("True", OUT_OF_SERVICE), pods()).len(), 0);
+        assert_eq!(abandoned(&node("Unknown", "other"), pods()).len(), 0);
+    }
 
     #[test]
     fn only_the_gone_nodes_pods_are_stranded() {

@@ -1,4 +1,4 @@
-//! Removes the pods of nodes that are gone.
+//! Removes the pods of nodes that are gone, and those that a node out of service was to end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,40 +6,48 @@ use std::time::Duration;
 use jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::plan;
 use crate::context::Context;
 use crate::error::Error;
-use crate::events::seconds;
 use crate::object::{Key, Node, Object, Pod};
 use crate::queue::{Next, Queue};
+use coracle_events::seconds;
 
 /// A node that is gone may come back: its pods are left alone for so long.
 const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Has the queue told of nodes that pods are bound to and that are not there.
+/// Has the queue told of nodes that pods are bound to and that are not there, or out of service.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
         if let (Some(node), None) = (change.old, change.new) {
             own.add_after(node.key(), QUARANTINE);
         }
+        if let Some(node) = change.new.filter(|node| plan::is_out_of_service(node)) {
+            own.add(node.key());
+        }
     });
     let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
     context.caches.pods.on_change(move |change| {
         let node = change.new.and_then(|pod| pod.spec.node_name.as_deref()).filter(|node| !node.is_empty());
-        if let Some(node) = node.map(|node| Key::new("", node))
-            && nodes.get(&node).is_none()
-        {
-            own.add_after(node, QUARANTINE);
+        let Some(node) = node.map(|node| Key::new("", node)) else { return };
+        let deleting = change.new.is_some_and(|pod| pod.deleting());
+        match nodes.get(&node) {
+            None => own.add_after(node, QUARANTINE),
+            Some(known) if deleting && plan::is_out_of_service(&known) => own.add(node),
+            Some(_) => {}
         }
     });
 }
 
 /// One look at one node.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
-    if context.caches.nodes.get(&key).is_some() {
+    if let Some(node) = context.caches.nodes.get(&key) {
+        for pod in plan::abandoned(&node, context.caches.pods.all()) {
+            remove(context, &pod, None).await?;
+        }
         return Ok(Next::Wait);
     }
     let nodes: Api<Node> = Api::all(context.client.clone());
@@ -48,28 +56,34 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     for pod in plan::stranded(&key.name, context.caches.pods.all()) {
-        remove(context, &pod).await?;
+        remove(context, &pod, Some(condition())).await?;
     }
     Ok(Next::Wait)
 }
 
-async fn remove(context: &Context, pod: &Pod) -> Result<(), Error> {
+/// Why a pod goes whose node is gone.
+fn condition() -> Value {
+    json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "DeletionByPodGC",
+        "message": "PodGC: node no longer exists",
+        "lastTransitionTime": seconds(Timestamp::now()),
+    })
+}
+
+/// Deletes a pod at once: nobody is there who could end it in its time.
+async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Result<(), Error> {
     let failed = |verb| {
         let object = format!("Pod {}", pod.key());
         move |source| Error::Request { verb, object, source }
     };
     if !pod.finished() {
-        let condition = json!({
-            "type": "DisruptionTarget",
-            "status": "True",
-            "reason": "DeletionByPodGC",
-            "message": "PodGC: node no longer exists",
-            "lastTransitionTime": seconds(Timestamp::now()),
-        });
-        let patch = json!({
-            "metadata": {"uid": pod.uid()},
-            "status": {"phase": "Failed", "conditions": [condition]},
-        });
+        let mut status = json!({"phase": "Failed"});
+        if let Some(condition) = condition {
+            status["conditions"] = json!([condition]);
+        }
+        let patch = json!({"metadata": {"uid": pod.uid()}, "status": status});
         let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());
         let patched = pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await;
         match patched {

@@ -10,9 +10,10 @@ use kube::core::{Selector, SelectorExt};
 use serde_json::{Map, Value, json};
 
 use super::plan::{self, Change, Failure, Snapshot};
+use coracle_events::Kind;
+
 use crate::context::Context;
 use crate::error::{Error, is_namespace_terminating};
-use crate::events::Kind;
 use crate::object::{Key, Object, Pod, ReplicaSet, controller_of};
 use crate::queue::{Next, Queue};
 use crate::write::{Part, owners_patch};

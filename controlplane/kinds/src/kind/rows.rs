@@ -1,5 +1,7 @@
 //! The rows of the table. A new kind is a row here, a root in `schema/generate.py` and the functions that it names.
 
+mod rbac;
+
 use serde_json::{Value, json};
 
 use super::{Kind, NameRule, Rules, Subresource, Writes};
@@ -82,6 +84,12 @@ pub static KINDS: &[Kind] = &[
     CONTROLLER_REVISIONS,
     LEASES,
     ENDPOINT_SLICES,
+    SIGNING_REQUESTS,
+    DISRUPTION_BUDGETS,
+    rbac::ROLES,
+    rbac::ROLE_BINDINGS,
+    rbac::CLUSTER_ROLES,
+    rbac::CLUSTER_ROLE_BINDINGS,
     Kind {
         singular: "tokenreview",
         ..review(
@@ -370,6 +378,56 @@ const CONTROLLER_REVISIONS: Kind = Kind {
         validate: validate::workload::controller_revision,
         columns: table::workload::CONTROLLER_REVISION,
         cells: table::workload::controller_revision,
+        ..RULES
+    },
+    ..KIND
+};
+
+const SIGNING_REQUESTS: Kind = Kind {
+    group: "certificates.k8s.io",
+    kind: "CertificateSigningRequest",
+    plural: "certificatesigningrequests",
+    singular: "certificatesigningrequest",
+    short_names: &["csr"],
+    namespaced: false,
+    subresources: &[
+        sub("approval", ("certificates.k8s.io", "v1", "CertificateSigningRequest"), GET_PATCH_UPDATE),
+        status("certificates.k8s.io", "CertificateSigningRequest"),
+    ],
+    schema: "io.k8s.api.certificates.v1.CertificateSigningRequest",
+    fields: fields::SIGNING_REQUEST,
+    rules: Rules {
+        validate: validate::certificate::signing_request,
+        name: NameRule::PathSegment,
+        writes: Writes { create: |object| object["status"] = json!({}), ..WITH_STATUS },
+        columns: table::certificate::COLUMNS,
+        cells: table::certificate::cells,
+        ..RULES
+    },
+    ..KIND
+};
+
+const DISRUPTION_BUDGETS: Kind = Kind {
+    group: "policy",
+    kind: "PodDisruptionBudget",
+    plural: "poddisruptionbudgets",
+    singular: "poddisruptionbudget",
+    short_names: &["pdb"],
+    subresources: &[status("policy", "PodDisruptionBudget")],
+    schema: "io.k8s.api.policy.v1.PodDisruptionBudget",
+    rules: Rules {
+        validate: validate::disruption::budget,
+        unconditional_update: false,
+        writes: Writes {
+            create: |object| {
+                object["status"] = json!({
+                    "currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0,
+                });
+            },
+            ..WITH_GENERATION
+        },
+        columns: table::disruption::BUDGET,
+        cells: table::disruption::budget,
         ..RULES
     },
     ..KIND

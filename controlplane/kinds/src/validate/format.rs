@@ -53,6 +53,15 @@ pub(crate) fn dns1035_label(text: &str) -> Vec<String> {
     problems([(text.len() > 63, too_long(63)), (!good, LABEL_1035.to_owned())])
 }
 
+/// What can stand between two slashes of a path.
+pub(crate) fn path_segment(text: &str) -> Vec<String> {
+    problems([
+        (text == "." || text == "..", format!("may not be '{text}'")),
+        (text.contains('/'), "may not contain '/'".to_owned()),
+        (text.contains('%'), "may not contain '%'".to_owned()),
+    ])
+}
+
 /// A label's value.
 pub(crate) fn label_value(text: &str) -> Vec<String> {
     let good = text.is_empty() || is_word(text);

@@ -54,6 +54,7 @@ fn names(causes: &mut Causes, kind: &Kind, path: &Path, metadata: &Value) {
         NameRule::Dns1123Label => format::dns1123_label,
         NameRule::Dns1123Subdomain => format::dns1123_subdomain,
         NameRule::Dns1035Label => format::dns1035_label,
+        NameRule::PathSegment => format::path_segment,
     };
     let (name, prefix) = (text(&metadata["name"]), text(&metadata["generateName"]));
     if !prefix.is_empty() {

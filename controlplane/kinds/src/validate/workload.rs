@@ -170,14 +170,14 @@ fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
     }
 }
 
-fn int_or_percent(causes: &mut Causes, path: &Path, value: &Value) {
+pub(super) fn int_or_percent(causes: &mut Causes, path: &Path, value: &Value) {
     match value {
         Value::String(_) if percent(value).is_none() => causes.invalid(path, value, PERCENT),
         _ => causes.not_negative(path, value),
     }
 }
 
-fn percent(value: &Value) -> Option<u64> {
+pub(super) fn percent(value: &Value) -> Option<u64> {
     let digits = value.as_str()?.strip_suffix('%')?;
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }

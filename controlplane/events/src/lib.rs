@@ -1,5 +1,8 @@
 //! Events: what happened to an object, for people to read. Written aside, so that nobody waits for them.
+//!
+//! Shared by the controllers and the scheduler. Knows the API as a [`kube::Client`] and nothing of who records.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use jiff::Timestamp;
@@ -14,44 +17,51 @@ const WAITING: usize = 1000;
 /// So many kinds of event are remembered for counting repeats.
 const REMEMBERED: usize = 4096;
 
-/// Takes events in from any number of controllers.
+/// Takes events in, from any number of recorders.
 #[derive(Clone, Debug)]
-pub(crate) struct Recorder(mpsc::Sender<Note>);
+pub struct Recorder(mpsc::Sender<Note>);
 
 /// How grave an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// All is well.
     Normal,
+    /// Somebody should look.
     Warning,
 }
 
 /// One event.
 #[derive(Clone, Debug)]
-pub(crate) struct Note {
-    pub(crate) about: ObjectReference,
-    pub(crate) component: &'static str,
-    pub(crate) kind: Kind,
-    pub(crate) reason: &'static str,
-    pub(crate) message: String,
+pub struct Note {
+    /// What it happened to.
+    pub about: ObjectReference,
+    /// Who says so.
+    pub component: Cow<'static, str>,
+    /// How grave it is.
+    pub kind: Kind,
+    /// One word in CamelCase, for programs.
+    pub reason: &'static str,
+    /// A sentence, for people.
+    pub message: String,
 }
 
 /// What makes two events repeats of one another.
-type Sort = (Option<String>, &'static str, &'static str, String);
+type Sort = (Option<String>, Cow<'static, str>, &'static str, String);
 
 struct Known {
     name: String,
     count: i32,
 }
 
-/// A recorder and the task that writes what it takes in.
-pub(crate) fn recorder(client: Client) -> (Recorder, impl Future<Output = ()> + Send) {
+/// A [`Recorder`] and the task that writes what it takes in.
+pub fn recorder(client: Client) -> (Recorder, impl Future<Output = ()> + Send) {
     let (sender, receiver) = mpsc::channel(WAITING);
     (Recorder(sender), write_all(client, receiver))
 }
 
 impl Recorder {
     /// Records an event; never waits.
-    pub(crate) fn record(&self, note: Note) {
+    pub fn record(&self, note: Note) {
         if let Err(error) = self.0.try_send(note) {
             tracing::debug!("event dropped: {error}");
         }
@@ -64,7 +74,7 @@ async fn write_all(client: Client, mut notes: mpsc::Receiver<Note>) {
         if known.len() >= REMEMBERED {
             known.clear();
         }
-        let sort = (note.about.uid.clone(), note.component, note.reason, note.message.clone());
+        let sort = (note.about.uid.clone(), note.component.clone(), note.reason, note.message.clone());
         let repeated = match known.get_mut(&sort) {
             Some(known) => {
                 known.count += 1;
@@ -129,12 +139,13 @@ async fn repeat(client: &Client, note: &Note, known: &Known) -> Option<Result<()
         Err(error) => return Some(Err(kube::Error::BuildRequest(error))),
     };
     match client.request_text(request).await {
-        Err(error) if crate::error::is_not_found(&error) => None,
+        Err(kube::Error::Api(status)) if status.is_not_found() => None,
         result => Some(result.map(drop)),
     }
 }
 
 /// A time as the API writes it: whole seconds.
-pub(crate) fn seconds(time: Timestamp) -> String {
+#[must_use]
+pub fn seconds(time: Timestamp) -> String {
     Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
 }

@@ -1,0 +1,44 @@
+//! A token that is good for one machine, and has made one, makes no other: who comes with it is told at once, and
+//! nothing is stored. Which of two is first is decided where requests are approved.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use coracle_kinds::kind::by_resource;
+use serde_json::Value;
+
+use super::{Admit, Attributes, Operation, certificate};
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+};
+
+pub(super) struct BootstrapToken;
+
+impl Admit for BootstrapToken {
+    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let Some(id) = attributes.user.name.strip_prefix("system:bootstrap:") else { return Ok(()) };
+        let asks = attributes.operation == Operation::Create && certificate::is_request(attributes);
+        if !asks || object["spec"]["signerName"] != certificate::NODE_CLIENT {
+            return Ok(());
+        }
+        let secret = by_resource("", "v1", "secrets")
+            .and_then(|kind| state.cache.get(kind, "kube-system", &format!("bootstrap-token-{id}")));
+        let Some(other) = secret.and_then(|secret| used_by(&secret.value())) else { return Ok(()) };
+        let subject = certificate::subject(object);
+        if subject.is_some_and(|subject| subject.common_name == format!("system:node:{other}")) {
+            return Ok(());
+        }
+        let why = format!(
+            "token {id} is good for one machine, and node {other} has used it; `coracle token create` makes another"
+        );
+        Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
+    }
+}
+
+/// The one node that a token for one has made.
+fn used_by(secret: &Value) -> Option<String> {
+    let field = |name: &str| {
+        let bytes = BASE64_STANDARD.decode(secret["data"][name].as_str()?).ok()?;
+        String::from_utf8(bytes).ok()
+    };
+    (field("usage-single-node").as_deref() == Some("true")).then(|| field("used-by-node"))?
+}

@@ -1,0 +1,163 @@
+//! Certificate signing requests: who asks is written into them, who approves and who signs must be allowed to
+//! for that signer, and nobody asks to become an administrator.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use x509_parser::{
+    certification_request::X509CertificationRequest, pem::parse_x509_pem, prelude::FromDer as _,
+};
+
+use super::{Admit, Attributes, Operation};
+use crate::{
+    authz,
+    error::{ApiError, Result},
+    request::ResourceInfo,
+    server::State,
+    write::now,
+};
+
+const GROUP: &str = "certificates.k8s.io";
+pub(super) const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
+pub(super) const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+pub(super) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
+
+pub(super) struct Certificates;
+
+/// The subject that a request asks for.
+pub(super) struct Subject {
+    pub(super) common_name: String,
+    pub(super) organizations: Vec<String>,
+}
+
+impl Admit for Certificates {
+    fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
+        if !is_request(attributes) {
+            return Ok(());
+        }
+        match attributes.operation {
+            Operation::Create => sign_by(attributes, object),
+            Operation::Update => date(object, attributes.old.unwrap_or(&Value::Null), &now()),
+            Operation::Delete => {}
+        }
+        Ok(())
+    }
+
+    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        if !is_request(attributes) {
+            return Ok(());
+        }
+        let signer = attributes.old.unwrap_or(object)["spec"]["signerName"].as_str().unwrap_or_default();
+        let old = attributes.old.unwrap_or(&Value::Null);
+        let signs = old["status"]["certificate"] != object["status"]["certificate"]
+            || old["status"]["conditions"] != object["status"]["conditions"];
+        match (attributes.operation, attributes.subresource) {
+            (Operation::Create, _) => subject_is_restricted(attributes, object),
+            (Operation::Update, "approval") => may(state, attributes, "approve", signer),
+            (Operation::Update, "status") if signs => may(state, attributes, "sign", signer),
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(super) fn is_request(attributes: &Attributes<'_>) -> bool {
+    attributes.kind.group == GROUP && attributes.kind.kind == "CertificateSigningRequest"
+}
+
+/// The requester, as the server knows it; whatever the client wrote there.
+fn sign_by(attributes: &Attributes<'_>, object: &mut Value) {
+    let user = attributes.user;
+    let Some(spec) = object["spec"].as_object_mut() else { return };
+    spec.retain(|name, _| !matches!(name.as_str(), "username" | "uid" | "groups" | "extra"));
+    spec.insert("username".to_owned(), user.name.clone().into());
+    spec.insert("groups".to_owned(), json!(user.groups));
+    if !user.uid.is_empty() {
+        spec.insert("uid".to_owned(), user.uid.clone().into());
+    }
+    if !user.extra.is_empty() {
+        spec.insert("extra".to_owned(), json!(user.extra));
+    }
+}
+
+/// Conditions that are new or changed get their times.
+fn date(object: &mut Value, old: &Value, now: &str) {
+    let before = old["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let list = object["status"].get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in list.into_iter().flatten().filter(|condition| condition.is_object()) {
+        let known = before.iter().find(|known| known["type"] == condition["type"]);
+        if condition["lastUpdateTime"].is_null() {
+            condition["lastUpdateTime"] = now.into();
+        }
+        if condition["lastTransitionTime"].is_null() {
+            let same = known.filter(|known| known["status"] == condition["status"]);
+            let since = same.map(|known| known["lastTransitionTime"].clone()).filter(Value::is_string);
+            condition["lastTransitionTime"] = since.unwrap_or_else(|| now.into());
+        }
+    }
+}
+
+/// The signer for clients of this server would make an administrator of anybody who may ask for approval.
+fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+    if object["spec"]["signerName"] != CLIENT {
+        return Ok(());
+    }
+    match subject(object) {
+        Some(subject) if subject.organizations.iter().any(|group| group == "system:masters") => {
+            let why = format!("use of {CLIENT} signer with system:masters group is not allowed");
+            Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The subject of a request; nothing for what validation will refuse.
+pub(super) fn subject(object: &Value) -> Option<Subject> {
+    let bytes = BASE64_STANDARD.decode(object["spec"]["request"].as_str()?).ok()?;
+    let (_, pem) = parse_x509_pem(&bytes).ok()?;
+    let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
+    let name = &request.certification_request_info.subject;
+    let text = |name: Option<&str>| name.unwrap_or_default().to_owned();
+    Some(Subject {
+        common_name: text(name.iter_common_name().next().and_then(|one| one.as_str().ok())),
+        organizations: name.iter_organization().map(|one| text(one.as_str().ok())).collect(),
+    })
+}
+
+/// Asks the authorizers about the signer, or all signers of its domain.
+fn may(state: &State, attributes: &Attributes<'_>, verb: &'static str, signer: &str) -> Result<()> {
+    let allowed = |name: &str| {
+        let resource = ResourceInfo {
+            group: GROUP.to_owned(),
+            version: "*".to_owned(),
+            resource: "signers".to_owned(),
+            name: name.to_owned(),
+            ..ResourceInfo::default()
+        };
+        authz::authorize_also(&state.cache, attributes.user, verb, resource).is_ok()
+    };
+    let domain = signer.split('/').next().unwrap_or_default();
+    if allowed(signer) || allowed(&format!("{domain}/*")) {
+        return Ok(());
+    }
+    let why = format!("user not permitted to {verb} requests with signerName \"{signer}\"");
+    Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_conditions_are_dated_and_old_ones_keep_their_dates() {
+        let old = json!({"status": {"conditions": [
+            {"type": "Approved", "status": "True", "lastUpdateTime": "a", "lastTransitionTime": "b"}]}});
+        let mut new = json!({"status": {"conditions": [
+            {"type": "Approved", "status": "True", "lastUpdateTime": "a"}, {"type": "Failed", "status": "True"}]}});
+        date(&mut new, &old, "now");
+        let conditions = &new["status"]["conditions"];
+        assert_eq!(
+            (&conditions[0]["lastUpdateTime"], &conditions[0]["lastTransitionTime"]),
+            (&json!("a"), &json!("b"))
+        );
+        assert_eq!(conditions[1]["lastTransitionTime"], "now");
+    }
+}

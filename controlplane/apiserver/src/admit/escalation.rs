@@ -1,0 +1,85 @@
+//! Nobody gives away rights that they do not have: a role may be written by who holds all of its rules, or may
+//! `escalate` it; and bound by who holds them, or may `bind` it.
+
+use coracle_kinds::kind::by_resource;
+use serde_json::Value;
+
+use super::{Admit, Attributes, Operation};
+use crate::{
+    authz::{
+        self,
+        rbac::{self, rule::Rule},
+    },
+    error::{ApiError, Result},
+    request::ResourceInfo,
+    server::State,
+};
+
+pub(super) struct Escalation;
+
+impl Admit for Escalation {
+    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let writes = matches!(attributes.operation, Operation::Create | Operation::Update);
+        if attributes.kind.group != rbac::GROUP || !writes || attributes.user.is_in("system:masters") {
+            return Ok(());
+        }
+        let changed = |fields: &[&str]| {
+            let old = attributes.old.unwrap_or(&Value::Null);
+            attributes.old.is_none() || fields.iter().any(|field| old[field] != object[field])
+        };
+        match attributes.kind.kind {
+            "Role" | "ClusterRole" if changed(&["rules", "aggregationRule"]) => {
+                write(state, attributes, object)
+            }
+            "RoleBinding" | "ClusterRoleBinding" if changed(&["roleRef", "subjects"]) => {
+                bind(state, attributes, &object["roleRef"])
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn write(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
+    if may(state, attributes, "escalate", (attributes.kind.plural, attributes.name)) {
+        return Ok(());
+    }
+    let mut wanted = Rule::list(role);
+    if role["aggregationRule"].is_object() {
+        // What it will have is not known.
+        wanted.extend(Rule::all());
+    }
+    holds(state, attributes, &wanted)
+}
+
+fn bind(state: &State, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
+    let (kind, name) = (role["kind"].as_str(), role["name"].as_str().unwrap_or_default());
+    let resource = if kind == Some("Role") { "roles" } else { "clusterroles" };
+    if may(state, attributes, "bind", (resource, name)) {
+        return Ok(());
+    }
+    let policy = state.cache.policies.current(&state.cache);
+    match policy.bound(attributes.namespace, role) {
+        Some(rules) => holds(state, attributes, &rules),
+        None => {
+            let kind = by_resource(rbac::GROUP, "v1", resource).ok_or_else(ApiError::no_resource)?;
+            Err(ApiError::not_found(kind, name))
+        }
+    }
+}
+
+fn holds(state: &State, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<()> {
+    let held = rbac::holds(&state.cache, attributes.user, attributes.namespace, wanted);
+    held.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
+}
+
+fn may(state: &State, attributes: &Attributes<'_>, verb: &str, (resource, name): (&str, &str)) -> bool {
+    let resource = ResourceInfo {
+        group: rbac::GROUP.to_owned(),
+        version: "*".to_owned(),
+        namespace: attributes.namespace.to_owned(),
+        resource: resource.to_owned(),
+        name: name.to_owned(),
+        ..ResourceInfo::default()
+    };
+    authz::authorize_also(&state.cache, attributes.user, verb, resource).is_ok()
+}

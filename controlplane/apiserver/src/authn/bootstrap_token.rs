@@ -1,0 +1,116 @@
+//! Bootstrap tokens: `id.secret`, kept as Secrets in `kube-system`, for machines that are about to join.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use coracle_kinds::kind::by_resource;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use super::User;
+use crate::cache::Cache;
+
+const NAMESPACE: &str = "kube-system";
+const TYPE: &str = "bootstrap.kubernetes.io/token";
+const GROUP: &str = "system:bootstrappers";
+
+/// The machine behind a token, if there is such a token, for this use, and it has not expired.
+pub(super) fn user(cache: &Cache, token: &str) -> Option<User> {
+    let (id, secret) = parts(token)?;
+    let kind = by_resource("", "v1", "secrets")?;
+    let object = cache.get(kind, NAMESPACE, &format!("bootstrap-token-{id}"))?;
+    identity(&object.value(), (id, secret), jiff::Timestamp::now())
+}
+
+/// Six letters and digits, a dot, sixteen more: `[a-z0-9]{6}\.[a-z0-9]{16}`.
+fn parts(token: &str) -> Option<(&str, &str)> {
+    let (id, secret) = token.split_once('.')?;
+    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    (id.len() == 6 && secret.len() == 16 && plain(id) && plain(secret)).then_some((id, secret))
+}
+
+fn identity(object: &Value, (id, secret): (&str, &str), now: jiff::Timestamp) -> Option<User> {
+    let field = |name: &str| {
+        let bytes = BASE64_STANDARD.decode(object["data"][name].as_str()?).ok()?;
+        String::from_utf8(bytes).ok()
+    };
+    let usable = object["type"] == TYPE
+        && object["metadata"]["deletionTimestamp"].is_null()
+        && field("token-id").as_deref() == Some(id)
+        // Digests, so that the time of the comparison tells nothing about the secret.
+        && Sha256::digest(field("token-secret")?) == Sha256::digest(secret)
+        && field("usage-bootstrap-authentication").as_deref() == Some("true");
+    let lasts = match field("expiration") {
+        None => true,
+        // What cannot be read is taken as over.
+        Some(text) => text.parse::<jiff::Timestamp>().is_ok_and(|end| now < end),
+    };
+    let extra = field("auth-extra-groups").unwrap_or_default();
+    let extra: Vec<&str> = extra.split(',').map(str::trim).filter(|group| !group.is_empty()).collect();
+    (usable && lasts && extra.iter().all(|group| is_group(group))).then(|| {
+        let groups: Vec<&str> = [GROUP].into_iter().chain(extra.iter().copied()).collect();
+        User::new(&format!("system:bootstrap:{id}"), &groups)
+    })
+}
+
+/// `system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]`: a token cannot give itself any other group.
+fn is_group(group: &str) -> bool {
+    let Some(rest) = group.strip_prefix(GROUP).and_then(|rest| rest.strip_prefix(':')) else { return false };
+    let word = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    rest.len() <= 256
+        && rest.bytes().last().is_some_and(word)
+        && rest.bytes().all(|byte| word(byte) || b":-".contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn secret(change: impl FnOnce(&mut Value)) -> Value {
+        let mut data = json!({"token-id": "abcdef", "token-secret": "0123456789abcdef",
+            "usage-bootstrap-authentication": "true", "expiration": "2030-01-01T00:00:00Z",
+            "auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token"});
+        change(&mut data);
+        for value in data.as_object_mut().unwrap().values_mut() {
+            *value = BASE64_STANDARD.encode(value.as_str().unwrap()).into();
+        }
+        json!({"metadata": {}, "type": TYPE, "data": data})
+    }
+
+    fn found(object: &Value, secret: &str, now: &str) -> Option<User> {
+        identity(object, ("abcdef", secret), now.parse().unwrap())
+    }
+
+    #[test]
+    fn a_token_is_good_for_its_secret_its_time_and_its_use() {
+        let (right, now) = ("0123456789abcdef", "2029-12-31T23:59:59Z");
+        let user = found(&secret(|_| {}), right, now).unwrap();
+        assert_eq!(user.name, "system:bootstrap:abcdef");
+        let groups = [GROUP, "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"];
+        assert_eq!(user.groups, groups);
+        assert_eq!(found(&secret(|_| {}), "0123456789abcdee", now), None);
+        assert_eq!(found(&secret(|_| {}), right, "2030-01-01T00:00:00Z"), None);
+        assert_eq!(found(&secret(|d| d["expiration"] = "soon".into()), right, now), None);
+        let use_ = "usage-bootstrap-authentication";
+        assert_eq!(found(&secret(|d| d[use_] = "false".into()), right, now), None);
+        let mut other_type = secret(|_| {});
+        other_type["type"] = "Opaque".into();
+        assert_eq!(found(&other_type, right, now), None);
+    }
+
+    #[test]
+    fn a_token_gives_no_group_but_those_of_bootstrappers() {
+        for group in ["system:masters", "system:bootstrappers:", "system:bootstrappers:A", "system:nodes"] {
+            let object = secret(|d| d["auth-extra-groups"] = group.into());
+            assert_eq!(found(&object, "0123456789abcdef", "2029-01-01T00:00:00Z"), None, "{group}");
+        }
+    }
+
+    #[test]
+    fn only_the_exact_form_is_a_token() {
+        assert_eq!(parts("abcdef.0123456789abcdef"), Some(("abcdef", "0123456789abcdef")));
+        for token in ["abcde.0123456789abcdef", "ABCDEF.0123456789abcdef", "abcdef.012345678", "abcdef", ""] {
+            assert_eq!(parts(token), None, "{token}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Role-based access: the roles that are bound to a user and to its groups.
+//!
+//! Roles and bindings are read from the watch cache into an index by user and group, once after each change of any
+//! of them: a request looks its user's names up, and reads no object.
+
+pub(crate) mod rule;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use coracle_kinds::{Kind, kind::by_resource};
+use serde_json::Value;
+
+use super::Question;
+use crate::{authn::User, cache::Cache, write::text};
+use rule::Rule;
+
+pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
+const RESOURCES: [&str; 4] = ["roles", "clusterroles", "rolebindings", "clusterrolebindings"];
+
+/// The index, and the newest change of each kind that is in it at least.
+#[derive(Default)]
+pub(crate) struct Policies(RwLock<Option<([u64; RESOURCES.len()], Arc<Policy>)>>);
+
+/// Who has which rules where.
+#[derive(Default)]
+pub(crate) struct Policy {
+    /// Rules by namespace (empty for cluster roles) and name.
+    roles: HashMap<(String, String), Arc<[Rule]>>,
+    users: HashMap<String, Vec<Grant>>,
+    groups: HashMap<String, Vec<Grant>>,
+}
+
+/// Rules that somebody has: in one namespace, or everywhere.
+struct Grant {
+    namespace: Option<String>,
+    rules: Arc<[Rule]>,
+}
+
+pub(super) fn allows(question: &Question<'_>) -> bool {
+    let namespace = question.info.resource.as_ref().map_or("", |resource| &resource.namespace);
+    let policy = question.cache.policies.current(question.cache);
+    policy.rules(question.user, namespace).any(|rule| rule.allows(question.verb, question.info))
+}
+
+fn kind(resource: &str) -> Option<&'static Kind> {
+    by_resource(GROUP, "v1", resource)
+}
+
+// === impl Policies ===
+
+impl Policies {
+    /// The index, made anew if a role or a binding has changed since.
+    pub(crate) fn current(&self, cache: &Cache) -> Arc<Policy> {
+        let newest = |resource| Some(cache.of(kind(resource)?).ok()?.newest());
+        let newest = RESOURCES.map(|resource| newest(resource).unwrap_or_default());
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((_, policy)) = known.filter(|(of, _)| *of == newest) {
+            return policy;
+        }
+        // What is read may be newer than these numbers, and is then read once more.
+        let policy = Arc::new(Policy::read(cache));
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some((newest, policy.clone()));
+        policy
+    }
+}
+
+// === impl Policy ===
+
+impl Policy {
+    fn read(cache: &Cache) -> Self {
+        let objects = |resource| {
+            let all: Vec<_> = match kind(resource).map(|kind| cache.of(kind)) {
+                Some(Ok(collection)) => collection.under("").cloned().collect(),
+                _ => Vec::new(),
+            };
+            all.iter().map(|object| object.value()).collect::<Vec<_>>()
+        };
+        let [roles, cluster_roles, bindings, cluster_bindings] = RESOURCES.map(objects);
+        Self::new(roles.iter().chain(&cluster_roles), bindings.iter().chain(&cluster_bindings))
+    }
+
+    fn new<'a>(roles: impl Iterator<Item = &'a Value>, bindings: impl Iterator<Item = &'a Value>) -> Self {
+        let key = |role: &Value| (text(role, "namespace").to_owned(), text(role, "name").to_owned());
+        let roles = roles.map(|role| (key(role), Rule::list(role).into())).collect();
+        let mut policy = Self { roles, ..Self::default() };
+        bindings.for_each(|binding| policy.bind(binding));
+        policy
+    }
+
+    fn bind(&mut self, binding: &Value) {
+        let namespace = binding["metadata"]["namespace"].as_str();
+        let Some(rules) = self.bound(namespace.unwrap_or_default(), &binding["roleRef"]) else { return };
+        for subject in binding["subjects"].as_array().into_iter().flatten() {
+            let name = subject["name"].as_str().unwrap_or_default();
+            let grants = match subject["kind"].as_str() {
+                Some("User") => self.users.entry(name.to_owned()),
+                Some("Group") => self.groups.entry(name.to_owned()),
+                Some("ServiceAccount") => {
+                    let of = subject["namespace"].as_str().unwrap_or_default();
+                    self.users.entry(format!("system:serviceaccount:{of}:{name}"))
+                }
+                _ => continue,
+            };
+            let namespace = namespace.map(str::to_owned);
+            grants.or_default().push(Grant { namespace, rules: rules.clone() });
+        }
+    }
+
+    /// The rules of the role that a binding in a namespace (empty for cluster bindings) refers to, if it is there.
+    pub(crate) fn bound(&self, namespace: &str, role: &Value) -> Option<Arc<[Rule]>> {
+        let namespace = if role["kind"] == "ClusterRole" { "" } else { namespace };
+        let name = role["name"].as_str().unwrap_or_default();
+        self.roles.get(&(namespace.to_owned(), name.to_owned())).cloned()
+    }
+
+    /// The rules that a user has in a namespace; with an empty one, those that it has everywhere.
+    pub(crate) fn rules<'a>(
+        &'a self,
+        user: &'a User,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = &'a Rule> + Clone {
+        let own = self.users.get(&user.name).into_iter().flatten();
+        let groups = user.groups.iter().filter_map(|group| self.groups.get(group)).flatten();
+        let here = move |grant: &&Grant| grant.namespace.as_deref().is_none_or(|own| own == namespace);
+        own.chain(groups).filter(here).flat_map(|grant| grant.rules.iter())
+    }
+}
+
+/// Fails unless the user holds all of these rules in the namespace.
+pub(crate) fn holds(cache: &Cache, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
+    let policy = cache.policies.current(cache);
+    let mut missing = rule::missing(policy.rules(user, namespace), wanted);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    missing.dedup();
+    let quoted = |list: &[String]| list.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>();
+    let lines: Vec<String> = missing
+        .iter()
+        .map(|rule| {
+            let named = [
+                ("APIGroups", &rule.groups),
+                ("Resources", &rule.resources),
+                ("ResourceNames", &rule.names),
+                ("NonResourceURLs", &rule.urls),
+                ("Verbs", &rule.verbs),
+            ];
+            let fields = named.iter().filter(|(_, list)| !list.is_empty());
+            let fields = fields.map(|(name, list)| format!("{name}:[{}]", quoted(list).join(", ")));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(", "))
+        })
+        .collect();
+    Err(format!(
+        "user {:?} (groups=[{}]) is attempting to grant RBAC permissions not currently held:\n{}",
+        user.name,
+        quoted(&user.groups).join(" "),
+        lines.join("\n")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn role(namespace: Option<&str>, name: &str, resource: &str) -> Value {
+        let rule = json!({"verbs": ["get"], "apiGroups": [""], "resources": [resource]});
+        let mut metadata = json!({"name": name});
+        if let Some(namespace) = namespace {
+            metadata["namespace"] = namespace.into();
+        }
+        json!({"metadata": metadata, "rules": [rule]})
+    }
+
+    fn binding(namespace: Option<&str>, kind: &str, role: &str, subject: Value) -> Value {
+        let mut metadata = json!({"name": "b"});
+        if let Some(namespace) = namespace {
+            metadata["namespace"] = namespace.into();
+        }
+        json!({"metadata": metadata, "roleRef": {"kind": kind, "name": role}, "subjects": [subject]})
+    }
+
+    #[test]
+    fn a_user_has_what_is_bound_to_it_and_to_its_groups() {
+        let roles =
+            [role(None, "all", "nodes"), role(Some("a"), "own", "pods"), role(Some("b"), "own", "secrets")];
+        let account = json!({"kind": "ServiceAccount", "name": "s", "namespace": "c"});
+        let bindings = [
+            binding(None, "ClusterRole", "all", json!({"kind": "Group", "name": "g"})),
+            binding(Some("a"), "Role", "own", json!({"kind": "User", "name": "u"})),
+            binding(Some("b"), "ClusterRole", "all", account),
+            binding(Some("b"), "Role", "gone", json!({"kind": "User", "name": "u"})),
+        ];
+        let policy = Policy::new(roles.iter(), bindings.iter());
+        let resources = |name: &str, namespace: &str| {
+            let user = User::new(name, &["g"]);
+            let rules: Vec<String> =
+                policy.rules(&user, namespace).map(|rule| rule.resources[0].clone()).collect();
+            rules
+        };
+        assert_eq!(resources("u", "a"), ["pods", "nodes"]);
+        assert_eq!(resources("u", "b"), ["nodes"]);
+        assert_eq!(resources("u", ""), ["nodes"]);
+        assert_eq!(resources("system:serviceaccount:c:s", "b"), ["nodes", "nodes"]);
+        assert_eq!(resources("system:serviceaccount:b:s", "b"), ["nodes"]);
+    }
+}

@@ -1,0 +1,221 @@
+//! One rule of a role: what it allows, and which rules it is at least as wide as.
+
+use serde_json::{Map, Value, json};
+
+use crate::request::{RequestInfo, ResourceInfo};
+
+/// A rule, as `rbac.authorization.k8s.io/v1` PolicyRule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rule {
+    pub(crate) verbs: Vec<String>,
+    pub(crate) groups: Vec<String>,
+    pub(crate) resources: Vec<String>,
+    /// None means all.
+    pub(crate) names: Vec<String>,
+    pub(crate) urls: Vec<String>,
+}
+
+/// The fields of a rule in JSON.
+const FIELDS: [&str; 5] = ["verbs", "apiGroups", "resources", "resourceNames", "nonResourceURLs"];
+
+fn has(list: &[String], word: &str) -> bool {
+    list.iter().any(|one| one == word)
+}
+
+impl Rule {
+    /// Everything.
+    pub(crate) fn all() -> [Self; 2] {
+        let any = || vec!["*".to_owned()];
+        [
+            Self { verbs: any(), groups: any(), resources: any(), ..Self::default() },
+            Self { verbs: any(), urls: any(), ..Self::default() },
+        ]
+    }
+
+    /// The rules of a role.
+    pub(crate) fn list(role: &Value) -> Vec<Self> {
+        role["rules"].as_array().into_iter().flatten().map(Self::read).collect()
+    }
+
+    fn read(rule: &Value) -> Self {
+        let [verbs, groups, resources, names, urls] = FIELDS.map(|field| {
+            let words = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
+            words.map(str::to_owned).collect()
+        });
+        Self { verbs, groups, resources, names, urls }
+    }
+
+    /// The rule as JSON, without what is empty.
+    pub(crate) fn json(&self) -> Value {
+        let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
+        let fields = FIELDS.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
+        fields.map(|(field, list)| (field.to_owned(), json!(list))).collect::<Map<_, _>>().into()
+    }
+
+    /// Whether it allows this.
+    pub(crate) fn allows(&self, verb: &str, info: &RequestInfo) -> bool {
+        let any = |list: &[String], word: &str| has(list, word) || has(list, "*");
+        if !any(&self.verbs, verb) {
+            return false;
+        }
+        let Some(resource) = &info.resource else { return self.has_url(&info.path) };
+        any(&self.groups, &resource.group)
+            && self.has_resource(&resource.resource, &resource.subresource)
+            && (self.names.is_empty() || has(&self.names, name(verb, resource, info)))
+    }
+
+    fn has_resource(&self, resource: &str, sub: &str) -> bool {
+        self.resources.iter().any(|one| match (one.as_str(), one.split_once('/')) {
+            ("*", _) => true,
+            (one, None) => sub.is_empty() && one == resource,
+            (_, Some((of, own))) => !sub.is_empty() && own == sub && (of == "*" || of == resource),
+        })
+    }
+
+    fn has_url(&self, path: &str) -> bool {
+        self.urls.iter().any(|url| match url.strip_suffix('*') {
+            Some(start) => path.starts_with(start),
+            None => url == path,
+        })
+    }
+
+    /// The parts of it with one verb, group, resource, name or URL each.
+    fn parts(&self) -> Vec<Self> {
+        let one = |word: &String| vec![word.clone()];
+        let mut parts = Vec::new();
+        for verb in &self.verbs {
+            for url in &self.urls {
+                parts.push(Self { verbs: one(verb), urls: one(url), ..Self::default() });
+            }
+            for (group, resource) in
+                self.groups.iter().flat_map(|group| self.resources.iter().map(move |one| (group, one)))
+            {
+                let part = Self {
+                    verbs: one(verb),
+                    groups: one(group),
+                    resources: one(resource),
+                    ..Self::default()
+                };
+                match self.names.as_slice() {
+                    [] => parts.push(part),
+                    names => parts.extend(names.iter().map(|name| Self { names: one(name), ..part.clone() })),
+                }
+            }
+        }
+        parts
+    }
+
+    /// Whether all of a part is in it.
+    fn covers(&self, part: &Self) -> bool {
+        let all = |own: &[String], asked: &[String]| has(own, "*") || asked.iter().all(|word| has(own, word));
+        if !all(&self.verbs, &part.verbs) {
+            return false;
+        }
+        if !part.urls.is_empty() {
+            return part.urls.iter().all(|url| has(&self.urls, url) || self.has_url(url));
+        }
+        let resource = |asked: &String| {
+            let (of, sub) = asked.split_once('/').unwrap_or((asked, ""));
+            has(&self.resources, asked) || self.has_resource(of, sub)
+        };
+        let named = self.names.is_empty() || (!part.names.is_empty() && all(&self.names, &part.names));
+        all(&self.groups, &part.groups) && part.resources.iter().all(resource) && named
+    }
+}
+
+/// The name that is asked for. Lists and watches of one object say it in their field selector.
+fn name<'a>(verb: &str, resource: &'a ResourceInfo, info: &'a RequestInfo) -> &'a str {
+    if !resource.name.is_empty() || !matches!(verb, "list" | "watch" | "deletecollection") {
+        return &resource.name;
+    }
+    let parts = info.query.get("fieldSelector").split(',');
+    let mut names = parts.filter_map(|part| part.strip_prefix("metadata.name="));
+    names.next().map_or("", |name| name.trim_start_matches('='))
+}
+
+/// What of these rules is in none of those that are held.
+pub(crate) fn missing<'a>(held: impl Iterator<Item = &'a Rule> + Clone, wanted: &[Rule]) -> Vec<Rule> {
+    let parts = wanted.iter().flat_map(Rule::parts);
+    parts.filter(|part| !held.clone().any(|rule| rule.covers(part))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Method;
+
+    fn rule(value: Value) -> Rule {
+        Rule::read(&value)
+    }
+
+    fn allows(rule: &Rule, method: Method, uri: &str) -> bool {
+        let info = RequestInfo::parse(&method, &uri.parse().unwrap());
+        rule.allows(info.verb, &info)
+    }
+
+    #[test]
+    fn a_rule_allows_what_it_names() {
+        let pods =
+            rule(json!({"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods", "*/status"]}));
+        assert!(allows(&pods, Method::GET, "/api/v1/namespaces/a/pods/p"));
+        assert!(allows(&pods, Method::GET, "/api/v1/pods"));
+        assert!(allows(&pods, Method::GET, "/api/v1/nodes/n/status"));
+        for (method, uri) in [
+            (Method::GET, "/api/v1/namespaces/a/pods/p/log"),
+            (Method::GET, "/api/v1/nodes/n"),
+            (Method::DELETE, "/api/v1/namespaces/a/pods/p"),
+            (Method::GET, "/apis/apps/v1/namespaces/a/pods/p"),
+            (Method::GET, "/healthz"),
+        ] {
+            assert!(!allows(&pods, method, uri), "{uri}");
+        }
+        let [everything, everywhere] = Rule::all();
+        assert!(allows(&everything, Method::POST, "/api/v1/namespaces/a/pods/p/exec"));
+        assert!(
+            allows(&everywhere, Method::GET, "/metrics") && !allows(&everything, Method::GET, "/metrics")
+        );
+    }
+
+    #[test]
+    fn names_and_urls_narrow_it() {
+        let one =
+            json!({"verbs": ["*"], "apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["c"]});
+        let one = rule(one);
+        assert!(allows(&one, Method::GET, "/api/v1/namespaces/a/configmaps/c"));
+        assert!(allows(
+            &one,
+            Method::GET,
+            "/api/v1/namespaces/a/configmaps?fieldSelector=metadata.name%3Dc&watch=1"
+        ));
+        assert!(!allows(&one, Method::GET, "/api/v1/namespaces/a/configmaps"));
+        assert!(!allows(&one, Method::POST, "/api/v1/namespaces/a/configmaps"));
+        assert!(!allows(&one, Method::GET, "/api/v1/namespaces/a/configmaps/d"));
+        let urls = rule(json!({"verbs": ["get"], "nonResourceURLs": ["/healthz", "/api/*"]}));
+        assert!(allows(&urls, Method::GET, "/healthz") && allows(&urls, Method::GET, "/api/v1"));
+        assert!(!allows(&urls, Method::GET, "/healthz/x") && !allows(&urls, Method::GET, "/apis"));
+    }
+
+    #[test]
+    fn what_is_not_held_is_found() {
+        let held = [
+            rule(
+                json!({"verbs": ["get", "list"], "apiGroups": ["", "apps"], "resources": ["pods", "*/scale"]}),
+            ),
+            rule(
+                json!({"verbs": ["*"], "apiGroups": ["x"], "resources": ["*"], "resourceNames": ["a", "b"]}),
+            ),
+            rule(json!({"verbs": ["get"], "nonResourceURLs": ["/a/*"]})),
+        ];
+        let missing = |value: Value| missing(held.iter(), &[rule(value)]).len();
+        assert_eq!(missing(json!({"verbs": ["get"], "apiGroups": ["", "apps"], "resources": ["pods"]})), 0);
+        assert_eq!(missing(json!({"verbs": ["get"], "apiGroups": ["apps"], "resources": ["d/scale"]})), 0);
+        assert_eq!(missing(json!({"verbs": ["get", "delete"], "apiGroups": [""], "resources": ["pods"]})), 1);
+        assert_eq!(missing(json!({"verbs": ["*"], "apiGroups": [""], "resources": ["pods"]})), 1);
+        assert_eq!(missing(json!({"verbs": ["x"], "apiGroups": ["x"], "resources": ["y"]})), 1);
+        let named = |names: Value| json!({"verbs": ["x"], "apiGroups": ["x"], "resources": ["y"], "resourceNames": names});
+        assert_eq!(missing(named(json!(["a", "c"]))), 1);
+        assert_eq!(missing(json!({"verbs": ["get"], "nonResourceURLs": ["/a/b", "/a/*"]})), 0);
+        assert_eq!(missing(json!({"verbs": ["get"], "nonResourceURLs": ["/b", "*"]})), 2);
+        assert_eq!(missing(Rule::all()[0].json()), 1);
+    }
+}

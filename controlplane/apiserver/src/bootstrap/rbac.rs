@@ -1,0 +1,101 @@
+//! Makes the roles and bindings that every cluster has, and adds to those that are there what they lack; what somebody
+//! added stays. Objects whose annotation `autoupdate` is not `true` any more are left alone.
+
+use std::sync::Arc;
+
+use coracle_kinds::kind::by_kind;
+use serde_json::Value;
+
+use super::{call, policy};
+use crate::{
+    authz::rbac::rule::{Rule, missing},
+    error::{ApiError, Result},
+    server::State,
+    verb::delete,
+    write::{self, Part, text},
+};
+
+const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
+
+pub(super) async fn run(state: &Arc<State>) -> Result<()> {
+    for wanted in policy::objects() {
+        reconcile(state, wanted).await?;
+    }
+    Ok(())
+}
+
+async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
+    let words = |field: &str| wanted[field].as_str().unwrap_or_default().to_owned();
+    let kind = by_kind(&words("apiVersion"), &words("kind")).ok_or_else(ApiError::no_resource)?;
+    let (namespace, name) = (text(&wanted, "namespace"), text(&wanted, "name"));
+    let call = call(state, kind, &wanted);
+    let Some(found) = state.cache.get(kind, namespace, name).map(|object| object.value()) else {
+        return write::create(&call, wanted).await.map(drop);
+    };
+    if found["metadata"]["annotations"][AUTOUPDATE] != "true" {
+        return Ok(());
+    }
+    if found["roleRef"] != wanted["roleRef"] {
+        // Which role a binding is of cannot be changed.
+        delete::one(&call, name, &delete::Options::default()).await?;
+        return write::create(&call, wanted.clone()).await.map(drop);
+    }
+    if completed(&found, &wanted) == found {
+        return Ok(());
+    }
+    write::update(&call, name, Part::Main, |old| Ok(completed(old, &wanted))).await.map(drop)
+}
+
+/// The object with all that is wanted of it.
+fn completed(found: &Value, wanted: &Value) -> Value {
+    let mut new = found.clone();
+    for map in ["labels", "annotations"] {
+        for (key, value) in wanted["metadata"][map].as_object().into_iter().flatten() {
+            new["metadata"][map][key] = value.clone();
+        }
+    }
+    if wanted["aggregationRule"].is_object() {
+        // Its rules are others'.
+        new["aggregationRule"] = wanted["aggregationRule"].clone();
+        return new;
+    }
+    let held = Rule::list(found);
+    let lacking = missing(held.iter(), &Rule::list(wanted));
+    append(&mut new, "rules", lacking.iter().map(Rule::json));
+    let subjects = wanted["subjects"].as_array().cloned().unwrap_or_default();
+    let has = |subject: &Value| found["subjects"].as_array().is_some_and(|all| all.contains(subject));
+    append(&mut new, "subjects", subjects.into_iter().filter(|subject| !has(subject)));
+    new
+}
+
+fn append(object: &mut Value, field: &str, more: impl Iterator<Item = Value>) {
+    let more: Vec<Value> = more.collect();
+    if more.is_empty() {
+        return;
+    }
+    let mut list = object[field].as_array().cloned().unwrap_or_default();
+    list.extend(more);
+    object[field] = list.into();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_lacks_is_added_and_what_was_added_stays() {
+        let rule = |verbs: Value| json!({"verbs": verbs, "apiGroups": [""], "resources": ["pods"]});
+        let found =
+            json!({"metadata": {"name": "r", "labels": {"own": "1"}}, "rules": [rule(json!(["get", "x"]))]});
+        let wanted = json!({"metadata": {"labels": {"a": "b"}}, "rules": [rule(json!(["get", "list"]))]});
+        let new = completed(&found, &wanted);
+        assert_eq!(new["metadata"]["labels"], json!({"own": "1", "a": "b"}));
+        assert_eq!(new["rules"], json!([rule(json!(["get", "x"])), rule(json!(["list"]))]));
+        assert_eq!(completed(&new, &wanted), new);
+        let group = |name: &str| json!({"kind": "Group", "name": name});
+        let (found, wanted) =
+            (json!({"subjects": [group("a")]}), json!({"subjects": [group("b"), group("a")]}));
+        assert_eq!(completed(&found, &wanted)["subjects"], json!([group("a"), group("b")]));
+    }
+}

@@ -1,0 +1,69 @@
+//! Who is let in, and to what.
+
+use super::*;
+
+#[tokio::test]
+async fn nobody_is_allowed_by_silence() {
+    let server = Fixture::new().await;
+    let refused = server.get_as(User::new("bob", &[]), PODS).await;
+    assert_eq!(
+        (refused.code, refused.body["message"].as_str().unwrap()),
+        (
+            403,
+            "pods is forbidden: User \"bob\" cannot list resource \"pods\" in API group \"\" in the namespace \"default\""
+        )
+    );
+    assert_eq!(server.get_as(User::new("bob", &[]), "/api/v1").await.code, 200);
+    let anonymous = |path: &str| Request::get(path.to_owned()).body(Full::<Bytes>::default()).unwrap();
+    for (path, code) in [("/readyz", 200), ("/version", 200), ("/api/v1", 403), (PODS, 403)] {
+        assert_eq!(server.api.handle(anonymous(path), None).await.status(), code, "{path}");
+    }
+    for (token, code) in [("secret", 200), ("wrong", 401)] {
+        let mut request = anonymous(PODS);
+        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        assert_eq!(server.api.handle(request, None).await.status(), code, "{token}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_reads_what_its_pods_need_and_writes_itself_alone() {
+    let server = Fixture::new().await;
+    server.post("/api/v1/namespaces/default/secrets", json!({"metadata": {"name": "s"}})).await;
+    let path = "/api/v1/namespaces/default/secrets/s";
+    assert_eq!(server.get_as(node("n1"), path).await.code, 403);
+    let mut user = pod("p");
+    user["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
+    server.post(PODS, user).await;
+    server
+        .post(&format!("{PODS}/p/binding"), json!({"metadata": {"name": "p"}, "target": {"name": "n1"}}))
+        .await;
+    assert_eq!(server.get_as(node("n1"), path).await.code, 200);
+    assert_eq!(server.get_as(node("n2"), path).await.code, 403);
+    let request = |name: &str| {
+        let body = json!({"metadata": {"name": name}}).to_string();
+        Request::post("/api/v1/nodes").body(Full::from(body)).unwrap()
+    };
+    assert_eq!(server.send(node("n1"), request("n1")).await.code, 201);
+    assert_eq!(server.send(node("n1"), request("n2")).await.code, 403);
+    let delete = || Request::delete(format!("{PODS}/p")).body(Full::default()).unwrap();
+    assert_eq!(server.send(node("n2"), delete()).await.code, 403);
+    assert_eq!(server.send(node("n1"), delete()).await.code, 200);
+}
+
+#[tokio::test]
+async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
+    let server = Fixture::new().await;
+    let made = server.post(PODS, pod("p")).await.body;
+    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": made["metadata"]["uid"]});
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let answer = server.post(path, json!({"spec": {"boundObjectRef": bound}})).await;
+    assert_eq!(answer.code, 201, "{}", answer.body);
+    let token = answer.body["status"]["token"].as_str().unwrap().to_owned();
+    let request = || {
+        let header = format!("Bearer {token}");
+        Request::get("/api/v1").header("authorization", header).body(Full::<Bytes>::default()).unwrap()
+    };
+    assert_eq!(server.api.handle(request(), None).await.status(), 200);
+    server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await;
+    assert_eq!(server.api.handle(request(), None).await.status(), 401);
+}

@@ -1,0 +1,218 @@
+//! Machines that join and nodes among each other: who may ask for what.
+
+use rcgen::{CertificateParams, DnType, KeyPair};
+
+use super::*;
+
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+
+fn request(name: &str, signer: &str, (user, group): (&str, &str)) -> Value {
+    use base64::Engine as _;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, user);
+    params.distinguished_name.push(DnType::OrganizationName, group);
+    let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+    json!({"metadata": {"name": name}, "spec": {
+        "request": base64::prelude::BASE64_STANDARD.encode(pem), "signerName": signer,
+        "usages": ["digital signature", "client auth"], "username": "system:admin", "groups": ["system:masters"],
+    }})
+}
+
+fn bootstrapper() -> User {
+    User::new(
+        "system:bootstrap:abcdef",
+        &["system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"],
+    )
+}
+
+impl Fixture {
+    async fn send_as(&self, user: User, method: &str, path: &str, body: Value) -> Answer {
+        let media = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
+        let request = Request::builder().method(method).uri(path).header("content-type", media);
+        self.send(user, request.body(Full::new(body.to_string().into())).unwrap()).await
+    }
+
+    /// An answer to somebody who shows nothing but a token.
+    async fn with_token(&self, token: &str, path: &str) -> u16 {
+        let request = Request::get(path).header("authorization", format!("Bearer {token}"));
+        self.api.handle(request.body(Full::<Bytes>::default()).unwrap(), None).await.status().as_u16()
+    }
+}
+
+#[tokio::test]
+async fn a_bootstrap_token_is_for_joining_and_for_nothing_else() {
+    let server = Fixture::new().await;
+    let secret = json!({"metadata": {"name": "bootstrap-token-abcdef"}, "type": "bootstrap.kubernetes.io/token",
+        "stringData": {"token-id": "abcdef", "token-secret": "0123456789abcdef",
+            "usage-bootstrap-authentication": "true",
+            "auth-extra-groups": "system:bootstrappers:kubeadm:default-node-token"}});
+    assert_eq!(server.post("/api/v1/namespaces/kube-system/secrets", secret).await.code, 201);
+    let token = "abcdef.0123456789abcdef";
+    assert_eq!(server.with_token(token, REQUESTS).await, 200);
+    assert_eq!(server.with_token(token, "/api/v1/namespaces/kube-system/secrets").await, 403);
+    assert_eq!(server.with_token(token, "/api/v1/nodes").await, 403);
+    assert_eq!(server.with_token("abcdef.0123456789abcdee", REQUESTS).await, 401);
+    let path = "/api/v1/namespaces/kube-system/secrets/bootstrap-token-abcdef";
+    assert_eq!(server.delete(path, json!({})).await.code, 200);
+    assert_eq!(server.with_token(token, REQUESTS).await, 401);
+}
+
+#[tokio::test]
+async fn a_token_for_one_machine_that_was_used_makes_no_other() {
+    let server = Fixture::new().await;
+    let secret = json!({"metadata": {"name": "bootstrap-token-abcdef"}, "type": "bootstrap.kubernetes.io/token",
+        "stringData": {"token-id": "abcdef", "used-by-node": "n1"}});
+    let secrets = "/api/v1/namespaces/kube-system/secrets";
+    assert_eq!(server.post(secrets, secret).await.code, 201);
+    let asks = async |name: &str, node: &str| {
+        let asked = request(name, NODE_CLIENT, (&format!("system:node:{node}"), "system:nodes"));
+        server.send_as(bootstrapper(), "POST", REQUESTS, asked).await
+    };
+    // Without the mark, as kubeadm makes them, it is for all.
+    assert_eq!(asks("a", "n2").await.code, 201);
+    let marked = json!({"stringData": {"usage-single-node": "true"}});
+    assert_eq!(server.merge(&format!("{secrets}/bootstrap-token-abcdef"), marked).await.code, 200);
+    assert_eq!(asks("b", "n1").await.code, 201);
+    let refused = asks("c", "n2").await;
+    assert_eq!(refused.code, 403);
+    let says = "token abcdef is good for one machine, and node n1 has used it";
+    assert!(refused.body["message"].as_str().unwrap().contains(says), "{}", refused.body);
+    assert_eq!(server.get(&format!("{REQUESTS}/c")).await.code, 404);
+}
+
+#[tokio::test]
+async fn a_request_carries_who_asked_and_only_approvers_decide() {
+    let server = Fixture::new().await;
+    let asked = request("a", NODE_CLIENT, ("system:node:n1", "system:nodes"));
+    let made = server.send_as(bootstrapper(), "POST", REQUESTS, asked).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let spec = &made.body["spec"];
+    assert_eq!(spec["username"], "system:bootstrap:abcdef");
+    assert!(!spec["groups"].to_string().contains("system:masters"));
+    let approved = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "x"}]}});
+    let approval = format!("{REQUESTS}/a/approval");
+    assert_eq!(server.send_as(bootstrapper(), "PATCH", &approval, approved.clone()).await.code, 403);
+    // Approval is not for the other ways of writing.
+    for path in [format!("{REQUESTS}/a"), format!("{REQUESTS}/a/status")] {
+        let answer = server.merge(&path, approved.clone()).await;
+        assert_eq!((answer.code, &answer.body["status"]["conditions"]), (200, &Value::Null), "{path}");
+    }
+    let answer = server.merge(&approval, approved).await;
+    assert_eq!(answer.code, 200, "{}", answer.body);
+    assert!(answer.body["status"]["conditions"][0]["lastUpdateTime"].is_string());
+    let changed = server.merge(&format!("{REQUESTS}/a"), json!({"spec": {"username": "other"}})).await;
+    assert_eq!(changed.body["spec"]["username"], "system:bootstrap:abcdef");
+    let denied = json!({"status": {"conditions": [{"type": "Denied", "status": "True"}]}});
+    assert_eq!(server.merge(&approval, denied).await.code, 422);
+}
+
+#[tokio::test]
+async fn nobody_asks_to_be_an_administrator() {
+    let server = Fixture::new().await;
+    let asked = request("a", "kubernetes.io/kube-apiserver-client", ("root", "system:masters"));
+    let answer = server.post(REQUESTS, asked).await;
+    assert_eq!(answer.code, 403);
+    assert!(answer.body["message"].as_str().unwrap().contains("system:masters group is not allowed"));
+    let mut broken = request("a", NODE_CLIENT, ("x", "y"));
+    broken["spec"]["request"] = "bm9uc2Vuc2U=".into();
+    let answer = server.post(REQUESTS, broken).await;
+    assert_eq!(answer.code, 422);
+    assert!(answer.body["message"].as_str().unwrap().contains("spec.request: Invalid value"));
+}
+
+#[tokio::test]
+async fn a_node_asks_and_writes_in_its_own_name_only() {
+    let server = Fixture::new().await;
+    let asked = |of: &str| request(of, NODE_CLIENT, (&format!("system:node:{of}"), "system:nodes"));
+    assert_eq!(server.send_as(node("n1"), "POST", REQUESTS, asked("n1")).await.code, 201);
+    let refused = server.send_as(node("n1"), "POST", REQUESTS, asked("n2")).await;
+    assert_eq!(refused.code, 403);
+    assert!(
+        refused.body["message"]
+            .as_str()
+            .unwrap()
+            .contains("can only create a node CSR with CN=system:node:n1")
+    );
+    let nodes = "/api/v1/nodes";
+    let object = |name: &str, labels: Value| json!({"metadata": {"name": name, "labels": labels}});
+    let secret = json!({"node-restriction.kubernetes.io/x": "1"});
+    assert_eq!(server.send_as(node("n1"), "POST", nodes, object("n1", secret.clone())).await.code, 403);
+    assert_eq!(server.send_as(node("n1"), "POST", nodes, object("n2", json!({}))).await.code, 403);
+    let made = server.send_as(node("n1"), "POST", nodes, object("n1", json!({"mine": "1"}))).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(made.body["spec"]["taints"][0]["key"], "node.kubernetes.io/not-ready");
+    let own = "/api/v1/nodes/n1";
+    for patch in [
+        json!({"spec": {"taints": []}}),
+        json!({"metadata": {"labels": secret}}),
+        json!({"metadata": {"ownerReferences": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "y"}]}}),
+    ] {
+        assert_eq!(server.send_as(node("n1"), "PATCH", own, patch.clone()).await.code, 403, "{patch}");
+    }
+    assert_eq!(
+        server.send_as(node("n1"), "PATCH", own, json!({"metadata": {"labels": {"mine": "2"}}})).await.code,
+        200
+    );
+    assert_eq!(
+        server.send_as(node("n2"), "PATCH", own, json!({"metadata": {"labels": {"mine": "3"}}})).await.code,
+        403
+    );
+    assert_eq!(
+        server.send_as(node("n2"), "PATCH", &format!("{own}/status"), json!({"status": {}})).await.code,
+        403
+    );
+    assert_eq!(server.send_as(node("n1"), "DELETE", own, json!({})).await.code, 403);
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+    assert_eq!(
+        server.send_as(node("n1"), "POST", leases, json!({"metadata": {"name": "n2"}})).await.code,
+        403
+    );
+    assert_eq!(
+        server.send_as(node("n1"), "POST", leases, json!({"metadata": {"name": "n1"}})).await.code,
+        201
+    );
+}
+
+#[tokio::test]
+async fn a_node_sees_and_touches_its_own_pods_only() {
+    let server = Fixture::new().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    assert_eq!(server.post(pods, pod("p")).await.code, 201);
+    let target = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n1"}});
+    assert_eq!(server.post(&format!("{pods}/p/binding"), target).await.code, 201);
+    let own = format!("{pods}/p");
+    assert_eq!(server.get_as(node("n1"), &own).await.code, 200);
+    assert_eq!(server.get_as(node("n2"), &own).await.code, 403);
+    assert_eq!(server.get_as(node("n1"), "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await.code, 200);
+    assert_eq!(server.get_as(node("n2"), "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1").await.code, 403);
+    assert_eq!(server.get_as(node("n1"), "/api/v1/pods").await.code, 403);
+    let status = format!("{own}/status");
+    let patch = json!({"status": {"phase": "Running"}});
+    assert_eq!(server.send_as(node("n2"), "PATCH", &status, patch.clone()).await.code, 403);
+    assert_eq!(server.send_as(node("n1"), "PATCH", &status, patch).await.code, 200);
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    assert_eq!(server.send_as(node("n1"), "PATCH", &status, labels).await.code, 403);
+    let eviction = json!({"metadata": {"name": "p"}});
+    assert_eq!(server.send_as(node("n2"), "POST", &format!("{own}/eviction"), eviction).await.code, 403);
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    assert_eq!(server.get_as(node("n1"), account).await.code, 200);
+    assert_eq!(server.get_as(node("n2"), account).await.code, 403);
+    // A pod of the node's own making uses nothing of the cluster's.
+    let mut mirror = pod("m");
+    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    mirror["spec"]["nodeName"] = "n1".into();
+    let answer = server.send_as(node("n1"), "POST", pods, mirror.clone()).await;
+    assert!(answer.body["message"].as_str().unwrap().contains("owner reference"), "{}", answer.body);
+    let made = server.send_as(node("n1"), "POST", "/api/v1/nodes", json!({"metadata": {"name": "n1"}})).await;
+    mirror["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Node", "name": "n1",
+        "uid": made.body["metadata"]["uid"], "controller": true}]);
+    let mut greedy = mirror.clone();
+    greedy["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]);
+    let answer = server.send_as(node("n1"), "POST", pods, greedy).await;
+    assert!(answer.body["message"].as_str().unwrap().contains("reference secrets"), "{}", answer.body);
+    let answer = server.send_as(node("n1"), "POST", pods, mirror).await;
+    assert_eq!(answer.code, 201, "{}", answer.body);
+}

@@ -1,0 +1,104 @@
+//! Lists and watches.
+
+use super::*;
+
+#[tokio::test]
+async fn lists_select_and_page_as_of_their_first_page() {
+    let server = Fixture::new().await;
+    for name in ["a", "b", "c", "d"] {
+        let even = json!({"even": (name == "b" || name == "d").to_string()});
+        server.post(CONFIG_MAPS, config_map(name, even)).await;
+    }
+    let names = |list: &Value| -> Vec<String> {
+        let items = list["items"].as_array().unwrap().iter();
+        items.map(|item| item["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let even = server.get(&format!("{CONFIG_MAPS}?labelSelector=even%3Dtrue")).await.body;
+    assert_eq!(names(&even), ["b", "d"]);
+    assert_eq!(even["kind"], "ConfigMapList");
+    assert!(even["items"][0]["kind"].is_null());
+    let one = server.get(&format!("{CONFIG_MAPS}?fieldSelector=metadata.name%3Dc")).await.body;
+    assert_eq!(names(&one), ["c"]);
+    let first = server.get(&format!("{CONFIG_MAPS}?limit=3")).await.body;
+    assert_eq!(
+        (names(&first), &first["metadata"]["remainingItemCount"]),
+        (vec!["a".into(), "b".into(), "c".into()], &json!(1))
+    );
+    server.delete(&format!("{CONFIG_MAPS}/d"), json!({})).await;
+    server.post(CONFIG_MAPS, config_map("e", json!({}))).await;
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    let rest = server.get(&format!("{CONFIG_MAPS}?limit=3&continue={token}")).await.body;
+    assert_eq!(names(&rest), ["d"]);
+    assert_eq!(rest["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}?fieldSelector=spec.x%3Dy")).await.code, 400);
+}
+
+#[tokio::test]
+async fn watches_tell_what_enters_changes_and_leaves_their_selection() {
+    let server = Fixture::new().await;
+    let list = server.get(CONFIG_MAPS).await.body;
+    let since = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let path = format!("{CONFIG_MAPS}/a");
+    server.post(CONFIG_MAPS, config_map("a", json!({"on": "no"}))).await;
+    server.merge(&path, json!({"metadata": {"labels": {"on": "yes"}}})).await;
+    server.merge(&path, json!({"data": {"key": "2"}})).await;
+    server.merge(&path, json!({"metadata": {"labels": {"on": "no"}}})).await;
+    server.merge(&path, json!({"metadata": {"labels": {"on": "yes"}}})).await;
+    server.delete(&path, json!({})).await;
+    let events = server.watch(&format!("{CONFIG_MAPS}?labelSelector=on%3Dyes&resourceVersion={since}")).await;
+    let types: Vec<_> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]);
+    let revisions: Vec<u64> = events
+        .iter()
+        .map(|event| event["object"]["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap())
+        .collect();
+    assert!(revisions.is_sorted_by(|a, b| a < b), "{revisions:?}");
+}
+
+#[tokio::test]
+async fn a_watch_can_begin_with_what_exists_and_says_when_that_is_over() {
+    let server = Fixture::new().await;
+    server.post(CONFIG_MAPS, config_map("a", json!({}))).await;
+    let query = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let events = server.watch(&format!("{CONFIG_MAPS}?{query}")).await;
+    assert_eq!(
+        (events.len(), &events[0]["type"], &events[1]["type"]),
+        (2, &json!("ADDED"), &json!("BOOKMARK"))
+    );
+    let end = &events[1]["object"];
+    assert_eq!(end["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    assert_eq!(end["kind"], "ConfigMap");
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}?watch=1&sendInitialEvents=true")).await.code, 422);
+}
+
+#[tokio::test]
+async fn revisions_beyond_both_ends_are_refused_and_bookmarks_keep_quiet_watches_within() {
+    let server = Fixture::new().await;
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+    let made = server.post(leases, json!({"metadata": {"name": "n"}})).await;
+    let since = made.body["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let query =
+        format!("resourceVersion={since}&fieldSelector=metadata.name%3Dother&allowWatchBookmarks=true");
+    let churn = async {
+        for n in 0..1100 {
+            let renewed = json!({"spec": {"holderIdentity": n.to_string()}});
+            assert_eq!(server.merge(&format!("{leases}/n"), renewed).await.code, 200);
+        }
+    };
+    let quiet = format!("{leases}?watch=1&timeoutSeconds=5&{query}");
+    let (told, ()) = futures::future::join(server.get(&quiet), churn).await;
+    let told = match told.body {
+        Value::String(lines) => serde_json::from_str(lines.lines().next().unwrap()).unwrap(),
+        one => one,
+    };
+    assert_eq!((&told["type"], &told["object"]["kind"]), (&json!("BOOKMARK"), &json!("Lease")));
+    let past = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion={since}")).await;
+    assert_eq!((past.code, &past.body["type"]), (200, &json!("ERROR")));
+    assert_eq!(
+        (&past.body["object"]["code"], &past.body["object"]["reason"]),
+        (&json!(410), &json!("Expired"))
+    );
+    let future = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion=99999999")).await;
+    assert_eq!(future.code, 504);
+    assert_eq!(future.body["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+}

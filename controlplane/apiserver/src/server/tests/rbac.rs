@@ -1,0 +1,212 @@
+//! Roles and bindings: what they allow, who may give them away, and those that every cluster has.
+
+use super::*;
+
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+const API: &str = "rbac.authorization.k8s.io";
+
+fn ann() -> User {
+    User::new("ann", &["dev"])
+}
+
+fn rule(verbs: &[&str], resources: &[&str]) -> Value {
+    json!({"verbs": verbs, "apiGroups": ["", API], "resources": resources})
+}
+
+impl Fixture {
+    /// A role (without a namespace a cluster role).
+    async fn role(&self, namespace: &str, name: &str, rules: Value) {
+        let path = at(namespace, "roles");
+        let made = self.post(&path, json!({"metadata": {"name": name}, "rules": rules})).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+
+    async fn bind(&self, namespace: &str, role: (&str, &str), user: &str) {
+        let made = self.post(&at(namespace, "rolebindings"), binding(role, user)).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+
+    async fn code(&self, user: User, path: &str) -> u16 {
+        self.get_as(user, path).await.code
+    }
+
+    async fn review(&self, user: User, plural: &str, spec: Value) -> Value {
+        let path = format!("/apis/authorization.k8s.io/v1/{plural}");
+        self.post_as(user, &path, json!({"spec": spec})).await.body["status"].clone()
+    }
+
+    async fn post_as(&self, user: User, path: &str, body: Value) -> Answer {
+        let request = Request::post(path).header("content-type", "application/json");
+        self.send(user, request.body(Full::new(body.to_string().into())).unwrap()).await
+    }
+}
+
+fn at(namespace: &str, plural: &str) -> String {
+    match namespace {
+        "" => format!("{RBAC}/cluster{plural}"),
+        namespace => format!("{RBAC}/namespaces/{namespace}/{plural}"),
+    }
+}
+
+fn binding((kind, role): (&str, &str), user: &str) -> Value {
+    json!({"metadata": {"name": format!("{role}-{user}").replace(':', "-")},
+        "roleRef": {"kind": kind, "name": role}, "subjects": [{"kind": "User", "name": user}]})
+}
+
+#[tokio::test]
+async fn a_user_may_what_is_bound_to_it_where_it_is_bound() {
+    let server = Fixture::new().await;
+    let pods = "/api/v1/namespaces/default/pods";
+    assert_eq!(server.code(ann(), pods).await, 403);
+    server.role("default", "reader", json!([rule(&["get", "list"], &["pods", "pods/log"])])).await;
+    server.bind("default", ("Role", "reader"), "ann").await;
+    assert_eq!(server.code(ann(), pods).await, 200);
+    assert_eq!(server.code(ann(), &format!("{pods}/p")).await, 404);
+    for path in ["/api/v1/pods", "/api/v1/namespaces/kube-system/pods", "/api/v1/namespaces/default/secrets"]
+    {
+        assert_eq!(server.code(ann(), path).await, 403, "{path}");
+    }
+    assert_eq!(server.code(ann(), &format!("{pods}/p/status")).await, 403);
+    assert_eq!(server.post_as(ann(), pods, pod("p")).await.code, 403);
+    // One object of a kind, in all namespaces.
+    let mut one = rule(&["get"], &["configmaps"]);
+    one["resourceNames"] = json!(["c"]);
+    server.role("", "one", json!([one, {"verbs": ["get"], "nonResourceURLs": ["/metrics"]}])).await;
+    server.bind("", ("ClusterRole", "one"), "ann").await;
+    assert_eq!(server.code(ann(), "/api/v1/namespaces/kube-system/configmaps/c").await, 404);
+    assert_eq!(server.code(ann(), "/api/v1/namespaces/kube-system/configmaps/d").await, 403);
+    assert_ne!(server.code(ann(), "/metrics").await, 403);
+    assert_eq!(server.code(User::new("ben", &[]), "/metrics").await, 403);
+    // What is taken away is gone at once.
+    let path = format!("{}/reader-ann", at("default", "rolebindings"));
+    assert_eq!(server.delete(&path, json!({})).await.code, 200);
+    assert_eq!(server.code(ann(), pods).await, 403);
+}
+
+#[tokio::test]
+async fn nobody_gives_away_what_it_does_not_have() {
+    let server = Fixture::new().await;
+    let manage = json!([rule(&["*"], &["roles", "rolebindings"]), rule(&["get"], &["pods"])]);
+    server.role("default", "manager", manage).await;
+    server.role("default", "secrets", json!([rule(&["get"], &["secrets"])])).await;
+    server.role("default", "pods", json!([rule(&["get"], &["pods"])])).await;
+    server.bind("default", ("Role", "manager"), "ann").await;
+    let (roles, bindings) = (at("default", "roles"), at("default", "rolebindings"));
+    // It may do everything with roles, `escalate` and `bind` among it; without these two it is bound by what it has.
+    let path = format!("{roles}/manager");
+    let plain = json!({"rules": [
+        rule(&["create", "get", "update", "patch"], &["roles", "rolebindings"]), rule(&["get"], &["pods"])]});
+    assert_eq!(server.merge(&path, plain).await.code, 200);
+    let role = |name: &str, resource: &str| json!({"metadata": {"name": name}, "rules": [rule(&["get"], &[resource])]});
+    assert_eq!(server.post_as(ann(), &roles, role("a", "pods")).await.code, 201);
+    let refused = server.post_as(ann(), &roles, role("b", "secrets")).await;
+    assert_eq!(refused.code, 403);
+    let message = refused.body["message"].as_str().unwrap();
+    assert!(
+        message.contains("user \"ann\" (groups=[\"dev\" \"system:authenticated\"]) is attempting to grant"),
+        "{message}"
+    );
+    assert!(message.contains("{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\"]}"), "{message}");
+    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "pods"), "ben")).await.code, 201);
+    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "secrets"), "ben")).await.code, 403);
+    assert_eq!(
+        server.post_as(ann(), &bindings, binding(("ClusterRole", "cluster-admin"), "ann")).await.code,
+        403
+    );
+    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "gone"), "ben")).await.code, 404);
+    assert_eq!(server.code(User::new("ben", &[]), "/api/v1/namespaces/default/pods/p").await, 404);
+    // A binding of what it may bind.
+    let mut bind = rule(&["bind"], &["roles"]);
+    bind["resourceNames"] = json!(["secrets"]);
+    server.role("default", "binder", json!([bind])).await;
+    server.bind("default", ("Role", "binder"), "ann").await;
+    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "secrets"), "ben")).await.code, 201);
+    // What changes nothing of the rights may be changed.
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    let request =
+        Request::patch(format!("{roles}/secrets")).header("content-type", "application/merge-patch+json");
+    let request = request.body(Full::new(labels.to_string().into())).unwrap();
+    assert_eq!(server.send(ann(), request).await.code, 200);
+}
+
+#[tokio::test]
+async fn reviews_tell_what_roles_say_of_any_verb() {
+    let server = Fixture::new().await;
+    server.role("default", "r", json!([rule(&["get", "dance"], &["pods"])])).await;
+    server.bind("default", ("Role", "r"), "ann").await;
+    let asks = async |verb: &str, namespace: &str| {
+        let attributes = json!({"verb": verb, "resource": "pods", "namespace": namespace});
+        let spec = json!({"resourceAttributes": attributes});
+        server.review(ann(), "selfsubjectaccessreviews", spec).await["allowed"] == true
+    };
+    assert!(asks("get", "default").await && asks("dance", "default").await);
+    assert!(!asks("sing", "default").await && !asks("get", "kube-system").await);
+    let rules = server.review(ann(), "selfsubjectrulesreviews", json!({"namespace": "default"})).await;
+    let resources = rules["resourceRules"].as_array().unwrap();
+    assert!(resources.contains(&rule(&["get", "dance"], &["pods"])), "{rules}");
+    assert!(rules["nonResourceRules"].to_string().contains("/healthz"));
+    assert_eq!(rules["incomplete"], false);
+}
+
+#[tokio::test]
+async fn in_anothers_name_only_with_the_right_to_it() {
+    let server = Fixture::new().await;
+    let as_ben = async |user: User, group: Option<&str>| {
+        let mut request = Request::get("/api/v1/namespaces/default/pods").header("impersonate-user", "ben");
+        if let Some(group) = group {
+            request = request.header("impersonate-group", group);
+        }
+        server.send(user, request.body(Full::default()).unwrap()).await
+    };
+    let refused = as_ben(ann(), None).await;
+    assert!(refused.body["message"].as_str().unwrap().contains("cannot impersonate resource \"users\""));
+    let mut one = rule(&["impersonate"], &["users"]);
+    one["resourceNames"] = json!(["ben"]);
+    server.role("", "ben", json!([one])).await;
+    server.bind("", ("ClusterRole", "ben"), "ann").await;
+    server.role("default", "r", json!([rule(&["list"], &["pods"])])).await;
+    server.bind("default", ("Role", "r"), "ben").await;
+    assert_eq!(as_ben(ann(), None).await.code, 200);
+    assert_eq!(as_ben(ann(), Some("system:masters")).await.code, 403);
+    assert_eq!(as_ben(admin(), Some("dev")).await.code, 200);
+    // Nothing of what is asked for is left out.
+    for (name, value) in [("impersonate-group", "dev"), ("impersonate-uid", "1")] {
+        let request = Request::get("/api/v1/namespaces/default/pods").header(name, value);
+        let answer = server.send(admin(), request.body(Full::default()).unwrap()).await;
+        assert_eq!(answer.code, 400, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_every_cluster_has_is_there_again_at_the_next_start() {
+    let server = Fixture::new().await;
+    let binding = format!("{}/kubeadm:kubelet-bootstrap", at("", "rolebindings"));
+    let discovery = format!("{}/system:discovery", at("", "roles"));
+    let monitoring = format!("{}/system:monitoring", at("", "roles"));
+    assert_eq!(
+        server.code(User::default(), "/api/v1/namespaces/kube-public/configmaps/cluster-info").await,
+        403
+    );
+    let anonymous = User { name: "system:anonymous".to_owned(), ..User::default() };
+    assert_eq!(server.code(anonymous, "/api/v1/namespaces/kube-public/configmaps/cluster-info").await, 404);
+    assert_eq!(server.delete(&binding, json!({})).await.code, 200);
+    let own = json!({"rules": [{"verbs": ["get"], "nonResourceURLs": ["/own"]}]});
+    assert_eq!(server.merge(&discovery, own.clone()).await.code, 200);
+    let left = json!({"metadata": {"annotations": {"rbac.authorization.kubernetes.io/autoupdate": "false"}},
+        "rules": own["rules"]});
+    assert_eq!(server.merge(&monitoring, left).await.code, 200);
+    let server = server.again().await;
+    assert_eq!(server.get(&binding).await.code, 200);
+    let rules = server.get(&discovery).await.body["rules"].to_string();
+    assert!(rules.contains("/own") && rules.contains("/openapi/*"), "{rules}");
+    let kept = server.get(&monitoring).await.body;
+    assert_eq!(kept["rules"], own["rules"]);
+    // A start with nothing to do writes nothing.
+    let before = server.get(&at("", "roles")).await.body["metadata"]["resourceVersion"].clone();
+    let server = server.again().await;
+    let list = server.get(&at("", "roles")).await.body;
+    let newest = list["items"].as_array().unwrap().iter();
+    let newest =
+        newest.map(|role| role["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap());
+    assert!(newest.max().unwrap() <= before.as_str().unwrap().parse().unwrap());
+}

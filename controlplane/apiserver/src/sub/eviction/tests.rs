@@ -1,0 +1,111 @@
+//! Pods and budgets as data; the way through the server is tested where the server is.
+
+use super::*;
+
+const NOW: &str = "2026-01-01T00:00:00Z";
+
+fn pod(phase: &str, ready: bool) -> Value {
+    let ready = if ready { "True" } else { "False" };
+    json!({"metadata": {"name": "p", "labels": {"app": "a"}}, "status": {"phase": phase,
+        "conditions": [{"type": "Ready", "status": ready}]}})
+}
+
+fn budget(allowed: i64) -> Value {
+    json!({"metadata": {"name": "b", "generation": 2}, "spec": {"selector": {"matchLabels": {"app": "a"}}},
+        "status": {"observedGeneration": 2, "disruptionsAllowed": allowed, "currentHealthy": 3, "desiredHealthy": 2,
+            "conditions": [{"type": "DisruptionAllowed", "status": "True", "reason": "SufficientPods"}]}})
+}
+
+fn look(pod: &Value, budgets: &[Value]) -> Result<Verdict> {
+    verdict(by_resource("policy", "v1", "poddisruptionbudgets").unwrap(), pod, budgets, NOW)
+}
+
+/// Code and, where there is one, the cause.
+fn error(pod: &Value, budgets: &[Value]) -> (u16, String) {
+    let error = look(pod, budgets).unwrap_err();
+    let cause = error.details["causes"][0]["message"].as_str();
+    (error.code, cause.unwrap_or(&error.message).to_owned())
+}
+
+#[test]
+fn only_pods_that_run_are_kept() {
+    let none = [budget(0)];
+    for phase in ["Succeeded", "Failed"] {
+        assert_eq!(look(&pod(phase, false), &none).unwrap(), Verdict::Delete);
+    }
+    assert_eq!(look(&pod("Pending", false), &none).unwrap(), Verdict::DeleteUnchanged(None));
+    let mut deleted = pod("Running", true);
+    deleted["metadata"]["deletionTimestamp"] = NOW.into();
+    assert_eq!(look(&deleted, &none).unwrap(), Verdict::Delete);
+    assert_eq!(look(&pod("Running", true), &[]).unwrap(), Verdict::Delete);
+}
+
+#[test]
+fn a_disruption_is_spent_once() {
+    let Verdict::Spend(left) = look(&pod("Running", true), &[budget(2)]).unwrap() else { panic!("spent") };
+    assert_eq!(left["status"]["disruptionsAllowed"], 1);
+    assert_eq!(left["status"]["disruptedPods"], json!({"p": NOW}));
+    assert_eq!(left["status"]["conditions"][0]["status"], "True");
+    let Verdict::Spend(left) = look(&pod("Running", true), &[left]).unwrap() else { panic!("spent") };
+    assert_eq!(left["status"]["conditions"][0]["reason"], "InsufficientPods");
+    let needs = "The disruption budget b needs 2 healthy pods and has 3 currently".to_owned();
+    assert_eq!(error(&pod("Running", true), &[left]), (429, needs));
+}
+
+#[test]
+fn what_is_not_counted_yet_allows_nothing() {
+    let mut old = budget(1);
+    old["metadata"]["generation"] = 3.into();
+    let (code, cause) = error(&pod("Running", true), &[old.clone()]);
+    assert!(code == 429 && cause.contains("still being processed"), "{cause}");
+    assert_eq!(look(&pod("Running", true), &[old]).unwrap_err().details["retryAfterSeconds"], 10);
+    let mut failed = budget(0);
+    failed["status"]["conditions"][0]["reason"] = "SyncFailed".into();
+    failed["status"]["conditions"][0]["message"] = "no controllers".into();
+    let (code, cause) = error(&pod("Running", true), &[failed]);
+    assert!(code == 429 && cause.ends_with("because it failed sync: no controllers"), "{cause}");
+    assert_eq!(error(&pod("Running", true), &[budget(-1)]).0, 403);
+}
+
+#[test]
+fn several_budgets_are_too_many() {
+    let failure = look(&pod("Running", true), &[budget(1), budget(1)]).unwrap_err();
+    let status = failure.status();
+    assert_eq!((status["code"].as_u64(), status.get("reason")), (Some(500), None));
+}
+
+#[test]
+fn a_pod_that_is_not_healthy_goes_when_the_others_suffice_or_always() {
+    let unready = pod("Running", false);
+    let unchanged = Verdict::DeleteUnchanged(Some("b".to_owned()));
+    assert_eq!(look(&unready, &[budget(0)]).unwrap(), unchanged);
+    let mut short = budget(0);
+    short["status"]["currentHealthy"] = 1.into();
+    assert_eq!(error(&unready, &[short.clone()]).0, 429);
+    short["spec"]["unhealthyPodEvictionPolicy"] = "IfHealthyBudget".into();
+    assert_eq!(error(&unready, &[short.clone()]).0, 429);
+    short["spec"]["unhealthyPodEvictionPolicy"] = "AlwaysAllow".into();
+    assert_eq!(look(&unready, &[short]).unwrap(), unchanged);
+    let mut none = budget(0);
+    none["status"]["desiredHealthy"] = 0.into();
+    assert_eq!(error(&unready, &[none]).0, 429);
+}
+
+#[test]
+fn a_budget_is_for_what_it_selects() {
+    let pod = pod("Running", true);
+    assert!(covers(&budget(0), &pod));
+    assert!(covers(&json!({"spec": {"selector": {}}}), &pod));
+    assert!(!covers(&json!({"spec": {}}), &pod));
+    assert!(!covers(&json!({"spec": {"selector": {"matchLabels": {"app": "b"}}}}), &pod));
+}
+
+#[test]
+fn a_pod_is_marked_once() {
+    let marked = targeted(&pod("Running", true), NOW);
+    assert_eq!(marked["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
+    assert_eq!(targeted(&marked, "later"), marked);
+    let mut stale = marked.clone();
+    stale["status"]["conditions"][1]["status"] = "False".into();
+    assert_eq!(targeted(&stale, NOW), marked);
+}

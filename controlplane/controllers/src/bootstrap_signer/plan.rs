@@ -1,0 +1,100 @@
+//! The tokens, and what is published → what should be.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use jiff::Timestamp;
+use ring::hmac;
+use serde_json::json;
+
+use crate::object::Secret;
+
+/// What is signed.
+pub(crate) const KUBECONFIG: &str = "kubeconfig";
+const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
+
+/// What should be published: the kubeconfig, and a signature for each token that is for signing and has not expired.
+pub(crate) fn wanted(
+    (server, authority): (&str, &str),
+    tokens: &[Arc<Secret>],
+    now: Timestamp,
+) -> BTreeMap<String, String> {
+    let content = kubeconfig(server, authority);
+    let mut data = BTreeMap::new();
+    for token in tokens {
+        if let Some((id, secret)) = signing(token, now) {
+            data.insert(format!("{SIGNATURE_PREFIX}{id}"), signature(&content, id, secret));
+        }
+    }
+    data.insert(KUBECONFIG.to_owned(), content);
+    data
+}
+
+/// Id and secret of a token that is for signing.
+fn signing(token: &Secret, now: Timestamp) -> Option<(&str, &str)> {
+    let lasts = match token.text("expiration") {
+        None => true,
+        Some(text) => text.parse::<Timestamp>().is_ok_and(|end| now < end),
+    };
+    let usable = lasts
+        && token.metadata.namespace.as_deref() == Some("kube-system")
+        && token.text("usage-bootstrap-signing") == Some("true");
+    usable.then_some((token.text("token-id")?, token.text("token-secret")?))
+}
+
+/// Where the cluster is and who vouches for it, but nobody's credentials.
+fn kubeconfig(server: &str, authority: &str) -> String {
+    let authority = BASE64_STANDARD.encode(authority);
+    format!(
+        "apiVersion: v1\nclusters:\n- cluster:\n    certificate-authority-data: {authority}\n    server: {server}\n  \
+         name: \"\"\ncontexts: null\ncurrent-context: \"\"\nkind: Config\npreferences: {{}}\nusers: null\n"
+    )
+}
+
+/// A JSON web signature (RFC 7515) without its payload, which stands beside it.
+fn signature(content: &str, id: &str, secret: &str) -> String {
+    let header = BASE64_URL_SAFE_NO_PAD.encode(json!({"alg": "HS256", "kid": id}).to_string());
+    let payload = BASE64_URL_SAFE_NO_PAD.encode(content);
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    let tag = hmac::sign(&key, format!("{header}.{payload}").as_bytes());
+    format!("{header}..{}", BASE64_URL_SAFE_NO_PAD.encode(tag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(change: impl FnOnce(&mut serde_json::Value)) -> Arc<Secret> {
+        let mut data = json!({"token-id": "abcdef", "token-secret": "0123456789abcdef",
+            "usage-bootstrap-signing": "true", "expiration": "2030-01-01T00:00:00Z"});
+        change(&mut data);
+        for value in data.as_object_mut().unwrap().values_mut() {
+            *value = BASE64_STANDARD.encode(value.as_str().unwrap()).into();
+        }
+        let metadata = json!({"name": "bootstrap-token-abcdef", "namespace": "kube-system"});
+        Arc::new(serde_json::from_value(json!({"metadata": metadata, "data": data})).unwrap())
+    }
+
+    fn keys(tokens: &[Arc<Secret>]) -> Vec<String> {
+        let now = "2029-01-01T00:00:00Z".parse().unwrap();
+        wanted(("https://192.0.2.1:6443", "pem"), tokens, now).into_keys().collect()
+    }
+
+    #[test]
+    fn each_token_that_is_for_it_signs() {
+        assert_eq!(keys(&[token(|_| {})]), ["jws-kubeconfig-abcdef", "kubeconfig"]);
+        assert_eq!(keys(&[token(|d| d["usage-bootstrap-signing"] = "false".into())]), ["kubeconfig"]);
+        assert_eq!(keys(&[token(|d| d["expiration"] = "2028-01-01T00:00:00Z".into())]), ["kubeconfig"]);
+    }
+
+    #[test]
+    fn a_signature_is_a_detached_hs256() {
+        // Made with `openssl dgst -sha256 -hmac 0123456789abcdef` over the two encoded parts.
+        let made = signature("content", "abcdef", "0123456789abcdef");
+        let (header, tag) = made.split_once("..").unwrap();
+        assert_eq!(BASE64_URL_SAFE_NO_PAD.decode(header).unwrap(), br#"{"alg":"HS256","kid":"abcdef"}"#);
+        assert_eq!(tag, "psz1NayrXM3IaFzKZGsb5n_mBl7MjtlsZ1xE8MRmF_4");
+    }
+}

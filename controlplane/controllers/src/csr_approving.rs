@@ -1,0 +1,5 @@
+//! Certificate signing requests of nodes are approved: of those that may have them, for what they are.
+
+mod claim;
+mod plan;
+pub(crate) mod run;

@@ -1,0 +1,48 @@
+//! A request → when it has to go.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::object::CertificateSigningRequest;
+
+/// Upstream's times: what is decided is kept for an hour, what nobody decides on for a day.
+const DECIDED: Duration = Duration::from_secs(3600);
+const PENDING: Duration = Duration::from_secs(24 * 3600);
+
+/// When the request has to go.
+pub(crate) fn end(request: &CertificateSigningRequest) -> Option<Timestamp> {
+    let verdicts = request
+        .status
+        .conditions
+        .iter()
+        .filter(|condition| ["Approved", "Denied", "Failed"].contains(&condition.type_.as_str()));
+    let decided =
+        verdicts.filter_map(|condition| condition.last_update_time.as_ref()).map(|time| time.0).min();
+    match decided {
+        Some(since) => since.checked_add(DECIDED).ok(),
+        None => request.metadata.creation_timestamp.as_ref()?.0.checked_add(PENDING).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn decided_requests_go_sooner() {
+        let request = |conditions| -> CertificateSigningRequest {
+            let metadata = json!({"name": "r", "creationTimestamp": "2026-01-01T00:00:00Z"});
+            serde_json::from_value(json!({"metadata": metadata, "status": {"conditions": conditions}}))
+                .unwrap()
+        };
+        let at = |request| end(&request).unwrap().to_string();
+        assert_eq!(at(request(json!([]))), "2026-01-02T00:00:00Z");
+        for type_ in ["Approved", "Denied", "Failed"] {
+            let condition =
+                json!({"type": type_, "status": "True", "lastUpdateTime": "2026-01-01T02:00:00Z"});
+            assert_eq!(at(request(json!([condition]))), "2026-01-01T03:00:00Z", "{type_}");
+        }
+    }
+}

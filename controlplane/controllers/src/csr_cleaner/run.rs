@@ -1,0 +1,38 @@
+//! Removes them when they are due.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::api::DeleteParams;
+
+use super::plan;
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Key, Object};
+use crate::queue::{Next, Queue, until};
+
+/// Has the queue told of every request.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.signing_requests.on_change(move |change| {
+        if let Some(request) = change.new {
+            own.add(request.key());
+        }
+    });
+}
+
+/// One look at one request.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
+    let Some(end) = plan::end(&request) else { return Ok(Next::Wait) };
+    if let Some(wait) = until(end, Timestamp::now()) {
+        return Ok(Next::After(wait));
+    }
+    let failed = |source| {
+        let object = format!("CertificateSigningRequest {key}");
+        Error::Request { verb: "delete", object, source }
+    };
+    let writer = context.writer(&context.caches.signing_requests);
+    writer.delete(&request, DeleteParams::default()).await.map_err(failed)?;
+    Ok(Next::Wait)
+}

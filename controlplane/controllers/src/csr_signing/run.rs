@@ -1,0 +1,72 @@
+//! Signs what is approved, or says why not.
+
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::Signer;
+use crate::certificate::{Asked, CLIENT, NODE_CLIENT, NODE_SERVING};
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{CertificateSigningRequest, Key, Object};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+/// Has the queue told of requests that are ready to be signed.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.signing_requests.on_change(move |change| {
+        if let Some(request) = change.new.filter(|request| is_ready(request)) {
+            own.add(request.key());
+        }
+    });
+}
+
+/// Approved, for one of our signers, and nothing has become of it yet.
+fn is_ready(request: &CertificateSigningRequest) -> bool {
+    [CLIENT, NODE_CLIENT, NODE_SERVING].contains(&request.spec.signer_name.as_str())
+        && request.condition("Approved").is_some()
+        && request.condition("Denied").is_none()
+        && request.condition("Failed").is_none()
+        && request.status.certificate.is_none()
+}
+
+/// One look at one request.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let request = context.caches.signing_requests.get(&key).filter(|request| is_ready(request));
+    let (Some(request), Some(signer)) = (request, &context.config.signer) else { return Ok(Next::Wait) };
+    let status = match certificate(signer, &request) {
+        Ok(pem) => json!({"certificate": BASE64_STANDARD.encode(pem)}),
+        Err(why) => failed(&request, &why),
+    };
+    let patch = json!({
+        "metadata": {"uid": request.uid(), "resourceVersion": request.metadata.resource_version},
+        "status": status,
+    });
+    context.writer(&context.caches.signing_requests).merge(&key, Part::Status, patch).await?;
+    Ok(Next::Wait)
+}
+
+fn certificate(signer: &Signer, request: &CertificateSigningRequest) -> Result<String, String> {
+    let spec = &request.spec;
+    let asked = Asked::read(&spec.request.0).ok_or("the request cannot be read")?;
+    if let Some(why) = asked.refusal(&spec.signer_name, &spec.usages) {
+        return Err(why);
+    }
+    let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
+    signer.sign(&spec.request.0, &spec.usages, (spec.expiration_seconds, now)).map_err(|error| {
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        format!("{error}: {cause}")
+    })
+}
+
+fn failed(request: &CertificateSigningRequest, why: &str) -> Value {
+    let mut conditions: Vec<Value> = request.status.conditions.iter().map(|known| json!(known)).collect();
+    conditions.push(
+        json!({"type": "Failed", "status": "True", "reason": "SignerValidationFailure", "message": why}),
+    );
+    json!({"conditions": conditions})
+}

@@ -1,0 +1,197 @@
+//! A budget, its pods and who controls them → its status.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::policy::v1::PodDisruptionBudgetStatus;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::core::{Selector, SelectorExt};
+
+use crate::object::{Object, Pod, PodDisruptionBudget};
+
+/// A pod whose eviction was granted and that is not deleted after this time will not be: upstream's.
+const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
+const CONDITION: &str = "DisruptionAllowed";
+
+/// Who says how many of a pod there should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Controller {
+    /// Nobody: the pod was made by hand.
+    Nobody,
+    /// This one, which wants so many.
+    Known { uid: String, scale: i32 },
+    /// One that is gone or of a kind without a scale.
+    Unknown,
+}
+
+/// What came of a look at a budget.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    pub(crate) status: PodDisruptionBudgetStatus,
+    /// When to look again even if nothing changes.
+    pub(crate) recheck: Option<Timestamp>,
+    /// Pods that were to be deleted and were not.
+    pub(crate) overdue: Vec<Arc<Pod>>,
+    /// Whether a share was asked for of pods that nobody controls.
+    pub(crate) unmanaged: bool,
+    /// Why the number is not known; then no disruption is allowed.
+    pub(crate) failure: Option<String>,
+}
+
+/// How many pods are meant, and how many of them have to be healthy.
+struct Expected {
+    pods: i32,
+    healthy: i32,
+    unmanaged: bool,
+}
+
+/// Whether the budget is for this pod.
+pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
+    let selector = budget.spec.selector.clone().and_then(|selector| Selector::try_from(selector).ok());
+    let labels = pod.metadata.labels.clone().unwrap_or_default();
+    selector.is_some_and(|selector| selector.selects_all() || selector.matches(&labels))
+}
+
+/// The status as it should be.
+pub(crate) fn verdict(
+    budget: &PodDisruptionBudget,
+    pods: &[(Arc<Pod>, Controller)],
+    now: Timestamp,
+) -> Verdict {
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let expected = match expected(budget, pods) {
+        Ok(expected) => expected,
+        Err(why) => return failed(budget, why, now),
+    };
+    let (disrupted, overdue) = disrupted(budget, pods, now);
+    let is_healthy =
+        |pod: &Pod| !pod.deleting() && !disrupted.contains_key(pod.name()) && pod.ready_since().is_some();
+    let healthy = count(pods.iter().filter(|(pod, _)| is_healthy(pod)).count());
+    // Without any pod nothing is allowed: the first ones may be there before this is counted again.
+    let allowed = if expected.pods > 0 { (healthy - expected.healthy).max(0) } else { 0 };
+    let recheck = disrupted.values().map(|time| time.0).min();
+    let generation = budget.metadata.generation;
+    let reason = if allowed > 0 { ("True", "SufficientPods") } else { ("False", "InsufficientPods") };
+    let condition = condition(reason, String::new(), generation);
+    Verdict {
+        status: PodDisruptionBudgetStatus {
+            conditions: Some(with(budget, condition, now)),
+            current_healthy: Some(healthy),
+            desired_healthy: Some(expected.healthy),
+            disrupted_pods: (!disrupted.is_empty()).then_some(disrupted),
+            disruptions_allowed: Some(allowed),
+            expected_pods: Some(expected.pods),
+            observed_generation: generation,
+        },
+        // A second more, since times are written in whole ones.
+        recheck: recheck
+            .and_then(|time| time.checked_add(DELETION_TIMEOUT + SignedDuration::from_secs(1)).ok()),
+        overdue,
+        unmanaged: expected.unmanaged,
+        failure: None,
+    }
+}
+
+/// Nothing is allowed while the number of pods is not known.
+fn failed(budget: &PodDisruptionBudget, why: String, now: Timestamp) -> Verdict {
+    let mut status = budget.status.clone();
+    status.disruptions_allowed = Some(0);
+    let condition = condition(("False", "SyncFailed"), why.clone(), status.observed_generation);
+    status.conditions = Some(with(budget, condition, now));
+    Verdict { status, recheck: None, overdue: Vec::new(), unmanaged: false, failure: Some(why) }
+}
+
+fn expected(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Result<Expected, String> {
+    let (least, most) = (&budget.spec.min_available, &budget.spec.max_unavailable);
+    if let Some(most) = most {
+        let (scale, unmanaged) = scale(pods)?;
+        let healthy = (scale - share(most, scale)?).max(0);
+        return Ok(Expected { pods: scale, healthy, unmanaged });
+    }
+    match least {
+        None => Ok(Expected { pods: 0, healthy: 0, unmanaged: false }),
+        Some(IntOrString::Int(least)) => {
+            Ok(Expected { pods: count(pods.len()), healthy: *least, unmanaged: false })
+        }
+        Some(part) => {
+            let (scale, unmanaged) = scale(pods)?;
+            Ok(Expected { pods: scale, healthy: share(part, scale)?, unmanaged })
+        }
+    }
+}
+
+/// How many pods all their controllers want together, and whether some pods have none.
+fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<(i32, bool), String> {
+    let (mut scales, mut unmanaged) = (BTreeMap::new(), false);
+    for (pod, controller) in pods {
+        match controller {
+            Controller::Nobody => unmanaged = true,
+            Controller::Known { uid, scale } => drop(scales.insert(uid.as_str(), *scale)),
+            Controller::Unknown => return Err(format!("found no controllers for pod {:?}", pod.name())),
+        }
+    }
+    Ok((scales.into_values().fold(0, i32::saturating_add), unmanaged))
+}
+
+/// A number, or so many hundredths of the whole, rounded up.
+fn share(part: &IntOrString, whole: i32) -> Result<i32, String> {
+    let text = match part {
+        IntOrString::Int(number) => return Ok(*number),
+        IntOrString::String(text) => text,
+    };
+    let percent = text.strip_suffix('%').and_then(|number| number.parse::<i32>().ok());
+    let percent = percent.ok_or_else(|| format!("{text:?} is not a percentage"))?;
+    Ok(whole.saturating_mul(percent).saturating_add(99) / 100)
+}
+
+/// The pods whose eviction was granted and that are yet to be deleted; apart from them those that should have been.
+fn disrupted(
+    budget: &PodDisruptionBudget,
+    pods: &[(Arc<Pod>, Controller)],
+    now: Timestamp,
+) -> (BTreeMap<String, Time>, Vec<Arc<Pod>>) {
+    let (mut waiting, mut overdue) = (BTreeMap::new(), Vec::new());
+    let known = budget.status.disrupted_pods.as_ref();
+    for (pod, _) in pods.iter().filter(|(pod, _)| !pod.deleting()) {
+        let Some(since) = known.and_then(|known| known.get(pod.name())) else { continue };
+        if now.duration_since(since.0) > DELETION_TIMEOUT {
+            overdue.push(pod.clone());
+        } else {
+            waiting.insert(pod.name().to_owned(), since.clone());
+        }
+    }
+    (waiting, overdue)
+}
+
+fn condition((status, reason): (&str, &str), message: String, generation: Option<i64>) -> Condition {
+    Condition {
+        last_transition_time: Time(Timestamp::UNIX_EPOCH),
+        message,
+        observed_generation: generation,
+        reason: reason.to_owned(),
+        status: status.to_owned(),
+        type_: CONDITION.to_owned(),
+    }
+}
+
+/// The budget's conditions with this one among them, dated when its status changes.
+fn with(budget: &PodDisruptionBudget, mut condition: Condition, now: Timestamp) -> Vec<Condition> {
+    let mut all = budget.status.conditions.clone().unwrap_or_default();
+    let known = all.iter_mut().find(|known| known.type_ == condition.type_);
+    let since = known.as_ref().filter(|known| known.status == condition.status);
+    condition.last_transition_time = since.map_or(Time(now), |known| known.last_transition_time.clone());
+    match known {
+        Some(known) => *known = condition,
+        None => all.push(condition),
+    }
+    all
+}
+
+fn count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests;

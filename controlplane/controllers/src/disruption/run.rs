@@ -1,0 +1,117 @@
+//! Writes the status.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::plan::{self, Controller, Verdict};
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Key, Object, Pod, PodDisruptionBudget, controller_of};
+use crate::queue::{Next, Queue, until};
+use crate::write::Part;
+use coracle_events::Kind;
+
+const COMPONENT: &str = "controllermanager";
+
+/// Has the queue told of budgets, and of pods that they are for.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.budgets.on_change(move |change| {
+        if let Some(budget) = change.new {
+            own.add(budget.key());
+        }
+    });
+    let (own, budgets) = (queue.clone(), context.caches.budgets.clone());
+    context.caches.pods.on_change(move |change| {
+        let Some(pod) = change.latest() else { return };
+        for budget in budgets.in_namespace(pod.namespace()) {
+            if [change.old, change.new].into_iter().flatten().any(|pod| plan::selects(&budget, pod)) {
+                own.add(budget.key());
+            }
+        }
+    });
+}
+
+/// One look at one budget.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(budget) = context.caches.budgets.get(&key) else { return Ok(Next::Wait) };
+    let pods = context.caches.pods.in_namespace(&key.namespace).into_iter();
+    let pods = pods.filter(|pod| plan::selects(&budget, pod));
+    let pods: Vec<_> = pods.map(|pod| (pod.clone(), controller(context, &pod))).collect();
+    let now = Timestamp::now();
+    let verdict = plan::verdict(&budget, &pods, now);
+    if verdict.status != budget.status {
+        tell(context, &budget, &verdict, pods.is_empty());
+        let patch = json!({
+            "metadata": {"uid": budget.uid(), "resourceVersion": budget.metadata.resource_version},
+            "status": status(&budget, &verdict),
+        });
+        context.writer(&context.caches.budgets).merge(&key, Part::Status, patch).await?;
+    }
+    let wait = verdict.recheck.and_then(|recheck| until(recheck, now));
+    Ok(wait.map_or(Next::Wait, Next::After))
+}
+
+/// Who wants how many of this pod: a replica set, or the deployment that it is of.
+fn controller(context: &Context, pod: &Pod) -> Controller {
+    let Some(owner) = controller_of(&pod.metadata) else { return Controller::Nobody };
+    let known =
+        |uid: &str, scale: Option<i32>| Controller::Known { uid: uid.to_owned(), scale: scale.unwrap_or(1) };
+    let deployment = |name: &str, uid: &str| {
+        let found = context.caches.deployments.get(&Key::new(pod.namespace(), name));
+        found.filter(|found| found.uid() == uid)
+    };
+    if !owner.api_version.starts_with("apps/") {
+        return Controller::Unknown;
+    }
+    if owner.kind == "Deployment" {
+        let found = deployment(&owner.name, &owner.uid);
+        return found.map_or(Controller::Unknown, |found| known(found.uid(), found.spec.replicas));
+    }
+    let set = context.caches.replica_sets.get(&Key::new(pod.namespace(), &owner.name));
+    let set = set.filter(|set| owner.kind == "ReplicaSet" && set.uid() == owner.uid);
+    let Some(set) = set else { return Controller::Unknown };
+    let above = controller_of(&set.metadata).filter(|above| above.kind == "Deployment");
+    match above.and_then(|above| deployment(&above.name, &above.uid)) {
+        Some(deployment) => known(deployment.uid(), deployment.spec.replicas),
+        None => known(set.uid(), set.spec.replicas),
+    }
+}
+
+/// The status as a merge patch: what is to vanish is named.
+fn status(budget: &PodDisruptionBudget, verdict: &Verdict) -> Value {
+    let mut status = json!(verdict.status);
+    let before = budget.status.disrupted_pods.iter().flatten();
+    let mut pods: Map<String, Value> = before.map(|(name, _)| (name.clone(), Value::Null)).collect();
+    match &verdict.status.disrupted_pods {
+        Some(waiting) => {
+            pods.extend(waiting.iter().map(|(name, since)| (name.clone(), json!(since))));
+            status["disruptedPods"] = pods.into();
+        }
+        None => status["disruptedPods"] = Value::Null,
+    }
+    status
+}
+
+/// Says what people should know.
+fn tell(context: &Context, budget: &PodDisruptionBudget, verdict: &Verdict, none: bool) {
+    let say = |kind, reason, message| context.record(budget, COMPONENT, (kind, reason), message);
+    if none {
+        say(Kind::Normal, "NoPods", "No matching pods found".to_owned());
+    }
+    if let Some(why) = &verdict.failure {
+        let message = format!("Failed to calculate the number of expected pods: {why}");
+        say(Kind::Warning, "CalculateExpectedPodCountFailed", message);
+    }
+    if verdict.unmanaged {
+        let message = "Pods selected by this PodDisruptionBudget have no controller, so that their expected number is \
+            not known. To account for them set .spec.minAvailable to an integer.";
+        say(Kind::Warning, "UnmanagedPods", message.to_owned());
+    }
+    for pod in &verdict.overdue {
+        let message = format!("Pod was expected by PDB {} to be deleted but it wasn't", budget.key());
+        context.record(&**pod, COMPONENT, (Kind::Warning, "NotDeleted"), message);
+    }
+}

@@ -1,0 +1,84 @@
+//! Deletes the pods that are due.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
+
+use super::plan::{self, Due};
+use crate::context::Context;
+use crate::error::{Error, is_not_found};
+use crate::object::{Key, Node, Object, Pod};
+use crate::queue::{Next, Queue, until};
+use coracle_events::{Kind, seconds};
+
+const COMPONENT: &str = "taint-eviction-controller";
+
+/// Has the queue told of nodes whose taints drive pods away, and of pods that are new or changed there.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.nodes.on_change(move |change| {
+        let Some(node) = change.new else { return };
+        let taints = |node: &Arc<Node>| plan::evicting(node.taints()).cloned().collect::<Vec<_>>();
+        if taints(node) != change.old.map(taints).unwrap_or_default() {
+            own.add(node.key());
+        }
+    });
+    let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
+    context.caches.pods.on_change(move |change| {
+        let node = change.new.and_then(|pod| pod.spec.node_name.as_deref());
+        let node = node.and_then(|node| nodes.get(&Key::new("", node)));
+        if let Some(node) = node.filter(|node| plan::evicting(node.taints()).next().is_some()) {
+            own.add(node.key());
+        }
+    });
+}
+
+/// One look at the pods of one node.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(node) = context.caches.nodes.get(&key) else { return Ok(Next::Wait) };
+    if plan::evicting(node.taints()).next().is_none() {
+        return Ok(Next::Wait);
+    }
+    let pods = context.caches.pods.all().into_iter();
+    let pods = pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name()) && !pod.deleting());
+    let (mut next, mut failed) = (None, None);
+    for pod in pods {
+        let now = Timestamp::now();
+        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, now) else { continue };
+        match until(end, now) {
+            Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
+            // One that cannot be deleted keeps no other.
+            None => failed = evict(context, &pod).await.err().or(failed),
+        }
+    }
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(next.map_or(Next::Wait, Next::After)),
+    }
+}
+
+async fn evict(context: &Context, pod: &Pod) -> Result<(), Error> {
+    let failed = |verb| {
+        let object = format!("Pod {}", pod.key());
+        move |source| Error::Request { verb, object, source }
+    };
+    let message = format!("Marking for deletion Pod {}", pod.key());
+    context.record(pod, COMPONENT, (Kind::Normal, "TaintManagerEviction"), message);
+    let condition = json!({
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "DeletionByTaintManager",
+        "message": "Taint manager: deleting due to NoExecute taint",
+        "lastTransitionTime": seconds(Timestamp::now()),
+    });
+    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"conditions": [condition]}});
+    let pods: Api<Pod> = Api::namespaced(context.client.clone(), pod.namespace());
+    match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await {
+        Err(error) if !is_not_found(&error) => return Err(failed("patch")(error)),
+        Ok(_) | Err(_) => {}
+    }
+    context.pods().delete(pod, DeleteParams::default()).await.map_err(failed("delete"))
+}

@@ -1,0 +1,3 @@
+//! Bootstrap tokens that have expired are removed.
+
+pub(crate) mod run;

@@ -1,0 +1,30 @@
+//! Role bindings: what is bound to whom.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::{AGE, Column, NAME, created, items, name, string, wide};
+
+pub(crate) const BINDING: &[Column] = &[
+    NAME,
+    string("Role", "The role that is bound."),
+    AGE,
+    wide(string("Users", "Users that have it.")),
+    wide(string("Groups", "Groups that have it.")),
+    wide(string("ServiceAccounts", "Service accounts that have it.")),
+];
+
+pub(crate) fn binding(object: &Value, now: Timestamp) -> Vec<Value> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let role = format!("{}/{}", text(&object["roleRef"]["kind"]), text(&object["roleRef"]["name"]));
+    let of_kind = |kind: &str| -> Value {
+        let found = items(&object["subjects"]).filter(|subject| subject["kind"] == kind);
+        let names = found.map(|subject| match subject["namespace"].as_str() {
+            Some(namespace) if kind == "ServiceAccount" => format!("{namespace}/{}", text(&subject["name"])),
+            _ => text(&subject["name"]),
+        });
+        names.collect::<Vec<_>>().join(", ").into()
+    };
+    let [users, groups, accounts] = ["User", "Group", "ServiceAccount"].map(of_kind);
+    vec![name(object), role.into(), created(object, now), users, groups, accounts]
+}

@@ -1,0 +1,268 @@
+//! Certificate signing requests: what may be asked for, and what approvers and signers may change of one.
+
+use base64::Engine;
+use serde_json::Value;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::pem::{Pem, parse_x509_pem};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::{Causes, Path, format, items, text};
+
+/// Uses of a key that a request may name, in upstream's order.
+const USAGES: &[&str] = &[
+    "signing",
+    "digital signature",
+    "content commitment",
+    "key encipherment",
+    "key agreement",
+    "data encipherment",
+    "cert sign",
+    "crl sign",
+    "encipher only",
+    "decipher only",
+    "any",
+    "server auth",
+    "client auth",
+    "code signing",
+    "email protection",
+    "s/mime",
+    "ipsec end system",
+    "ipsec tunnel",
+    "ipsec user",
+    "timestamping",
+    "ocsp signing",
+    "microsoft sgc",
+    "netscape sgc",
+];
+const LEAST_SECONDS: i64 = 600;
+
+pub(crate) fn signing_request(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, spec) = (Path::root("spec"), &object["spec"]);
+    if let Err(why) = request(&spec["request"]) {
+        causes.invalid(&path.field("request"), &spec["request"], why);
+    }
+    usages(causes, &path.field("usages"), &spec["usages"]);
+    signer(causes, &path.field("signerName"), &spec["signerName"]);
+    let seconds = &spec["expirationSeconds"];
+    if seconds.as_i64().is_some_and(|seconds| seconds < LEAST_SECONDS) {
+        let detail = "may not specify a duration less than 600 seconds (10 minutes)";
+        causes.invalid(&path.field("expirationSeconds"), seconds, detail);
+    }
+    status(causes, object, old);
+}
+
+/// Conditions and certificate, which each way of writing checks.
+pub(crate) fn status(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let path = Path::root("status");
+    conditions(causes, &path.field("conditions"), &object["status"]["conditions"]);
+    let certificate = &object["status"]["certificate"];
+    if !text(certificate).is_empty()
+        && let Err(why) = chain(certificate)
+    {
+        causes.invalid(&path.field("certificate"), certificate, why);
+    }
+    let Some(old) = old else { return };
+    let before = &old["status"]["certificate"];
+    if !text(before).is_empty() && before != certificate {
+        causes.forbidden(&path.field("certificate"), "updates may not modify existing certificate content");
+    }
+    for (_, condition) in items(&old["status"]["conditions"]) {
+        let kept = items(&object["status"]["conditions"]).any(|(_, now)| now["type"] == condition["type"]);
+        if !kept {
+            let detail =
+                format!("updates may not remove a condition of type \"{}\"", text(&condition["type"]));
+            causes.forbidden(&path.field("conditions"), &detail);
+        }
+    }
+}
+
+/// A request in PEM whose signature is made with the key that is to be certified.
+fn request(value: &Value) -> Result<(), &'static str> {
+    let pem = decode(value).ok_or("PEM block type must be CERTIFICATE REQUEST")?;
+    if pem.label != "CERTIFICATE REQUEST" {
+        return Err("PEM block type must be CERTIFICATE REQUEST");
+    }
+    let (_, request) = X509CertificationRequest::from_der(&pem.contents)
+        .map_err(|_malformed| "not a certificate request in DER")?;
+    request.verify_signature().map_err(|_wrong| "the signature is not that of the request's own key")
+}
+
+/// One certificate or a chain of them.
+fn chain(value: &Value) -> Result<(), &'static str> {
+    let bytes = base64::engine::general_purpose::STANDARD.decode(text(value));
+    let bytes = bytes.map_err(|_invalid| "must be valid base64")?;
+    let mut found = false;
+    for pem in Pem::iter_from_buffer(&bytes) {
+        let pem = pem.map_err(|_malformed| "must be valid PEM")?;
+        if pem.label != "CERTIFICATE" {
+            return Err("only CERTIFICATE PEM blocks are allowed");
+        }
+        X509Certificate::from_der(&pem.contents).map_err(|_malformed| "must contain valid certificates")?;
+        found = true;
+    }
+    if found { Ok(()) } else { Err("must contain at least one CERTIFICATE PEM block") }
+}
+
+fn decode(value: &Value) -> Option<Pem> {
+    let bytes = base64::engine::general_purpose::STANDARD.decode(text(value)).ok()?;
+    Some(parse_x509_pem(&bytes).ok()?.1)
+}
+
+fn usages(causes: &mut Causes, path: &Path, usages: &Value) {
+    let mut seen: Vec<&Value> = Vec::new();
+    for (index, usage) in items(usages) {
+        if !USAGES.contains(&text(usage)) {
+            causes.unsupported(&path.index(index), usage, USAGES);
+        } else if seen.contains(&usage) {
+            causes.duplicate(&path.index(index), usage);
+        }
+        seen.push(usage);
+    }
+    if seen.is_empty() {
+        causes.required(path, "usages is required");
+    }
+}
+
+/// `example.com/name`: the domain is whose signer it is.
+fn signer(causes: &mut Causes, path: &Path, value: &Value) {
+    let name = text(value);
+    if name.is_empty() {
+        return causes.required(path, "must be specified");
+    }
+    if name == "kubernetes.io/legacy-unknown" {
+        return causes.invalid(path, value, "the legacy signerName is not allowed via this API version");
+    }
+    let parts = name.split_once('/').filter(|(_, rest)| !rest.contains('/') && !rest.is_empty());
+    let Some((domain, rest)) = parts else {
+        let detail = "must be a fully qualified domain and path of the form 'example.com/signer-name'";
+        return causes.invalid(path, value, detail);
+    };
+    causes.format(path, domain, format::dns1123_subdomain(domain));
+    if !domain.contains('.') {
+        causes.invalid(
+            path,
+            &domain.into(),
+            "should be a domain with at least two segments separated by dots",
+        );
+    }
+    if !rest.split('.').all(|part| format::dns1123_label(&part.to_lowercase()).is_empty()) {
+        causes.invalid(path, &rest.into(), "must be a DNS-1123 subdomain");
+    }
+}
+
+fn conditions(causes: &mut Causes, path: &Path, list: &Value) {
+    let mut seen: Vec<&str> = Vec::new();
+    for (index, condition) in items(list) {
+        let (here, type_) = (path.index(index), text(&condition["type"]));
+        if type_.is_empty() {
+            causes.required(&here.field("type"), "");
+        }
+        let status = &condition["status"];
+        match type_ {
+            "Approved" | "Denied" | "Failed" => {
+                if text(status).is_empty() {
+                    causes.required(&here.field("status"), "");
+                } else if status != "True" {
+                    causes.unsupported(&here.field("status"), status, &["True"]);
+                }
+            }
+            _ => causes.one_of(&here.field("status"), status, &["True", "False", "Unknown"]),
+        }
+        if seen.contains(&type_) {
+            causes.duplicate(&here.field("type"), &type_.into());
+        }
+        let against = match type_ {
+            "Approved" => "Denied",
+            "Denied" => "Approved",
+            _ => "",
+        };
+        if !against.is_empty() && seen.contains(&against) {
+            causes.invalid(
+                &here.field("type"),
+                &type_.into(),
+                "Approved and Denied conditions are mutually exclusive",
+            );
+        }
+        seen.push(type_);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pem() -> String {
+        let params = rcgen::CertificateParams::default();
+        let request = params.serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        request.pem().unwrap()
+    }
+
+    fn encode(text: &str) -> String {
+        base64::engine::general_purpose::STANDARD.encode(text)
+    }
+
+    fn good() -> Value {
+        json!({"metadata": {"name": "r"}, "spec": {"request": encode(&pem()), "signerName": "example.com/a",
+            "usages": ["client auth"]}, "status": {}})
+    }
+
+    /// What is said about a good request after one change.
+    fn said(change: impl FnOnce(&mut Value)) -> String {
+        let (mut object, mut causes) = (good(), Causes::default());
+        change(&mut object);
+        signing_request(&mut causes, &object, None);
+        causes.into_list().iter().map(|cause| format!("{}: {}; ", cause.field, cause.message)).collect()
+    }
+
+    #[test]
+    fn each_wrong_field_is_named() {
+        assert_eq!(said(|_| {}), "");
+        assert!(said(|o| o["spec"]["request"] = encode("x").into()).contains("must be CERTIFICATE REQUEST"));
+        let broken = pem().replace("CERTIFICATE REQUEST", "CERTIFICATE");
+        assert!(
+            said(|o| o["spec"]["request"] = encode(&broken).into()).contains("must be CERTIFICATE REQUEST")
+        );
+        assert!(said(|o| o["spec"]["usages"] = json!([])).starts_with("spec.usages: Required value"));
+        assert!(
+            said(|o| o["spec"]["usages"] = json!(["fly"])).starts_with("spec.usages[0]: Unsupported value")
+        );
+        assert!(said(|o| o["spec"]["usages"] = json!(["any", "any"])).contains("usages[1]: Duplicate value"));
+        for name in ["plain", "a.b/c/d", "word/x", "kubernetes.io/legacy-unknown", "a.b/"] {
+            assert!(said(|o| o["spec"]["signerName"] = name.into()).starts_with("spec.signerName"), "{name}");
+        }
+        assert!(said(|o| o["spec"]["expirationSeconds"] = 599.into()).contains("600 seconds"));
+    }
+
+    #[test]
+    fn a_request_signed_by_another_key_is_refused() {
+        let mut der = parse_x509_pem(pem().as_bytes()).unwrap().1.contents;
+        let last = der.len() - 1;
+        der[last] ^= 1;
+        let body = base64::engine::general_purpose::STANDARD.encode(der);
+        let text =
+            format!("-----BEGIN CERTIFICATE REQUEST-----\n{body}\n-----END CERTIFICATE REQUEST-----\n");
+        assert!(said(|o| o["spec"]["request"] = encode(&text).into()).contains("signature"));
+    }
+
+    #[test]
+    fn verdicts_are_true_and_one() {
+        let condition = |type_: &str, status: &str| json!({"type": type_, "status": status});
+        let with = |list: Vec<Value>| said(|object| object["status"]["conditions"] = list.into());
+        assert_eq!(with(vec![condition("Approved", "True")]), "");
+        assert!(with(vec![condition("Approved", "False")]).contains("Unsupported value"));
+        let both = with(vec![condition("Approved", "True"), condition("Denied", "True")]);
+        assert!(both.contains("mutually exclusive"), "{both}");
+    }
+
+    #[test]
+    fn a_certificate_is_one_and_stays() {
+        assert!(said(|o| o["status"]["certificate"] = encode("x").into()).contains("CERTIFICATE PEM block"));
+        let mut old = good();
+        old["status"] = json!({"certificate": "a", "conditions": [{"type": "Approved", "status": "True"}]});
+        let mut causes = Causes::default();
+        status(&mut causes, &good(), Some(&old));
+        let fields: Vec<String> = causes.into_list().into_iter().map(|cause| cause.field).collect();
+        assert_eq!(fields, ["status.certificate", "status.conditions"]);
+    }
+}

@@ -1,0 +1,275 @@
+//! Pods and what they are made of.
+
+use super::*;
+
+#[test]
+fn pods_need_containers_names_and_images() {
+    let at = "/spec/containers";
+    check("Pod", at, json!([]), &["spec.containers: Required value"]);
+    check(
+        "Pod",
+        "/spec/containers/0/name",
+        json!("A"),
+        &["spec.containers[0].name: Invalid value: \"A\": a lowercase RFC 1123 label"],
+    );
+    check("Pod", "/spec/containers/0/image", json!(""), &["spec.containers[0].image: Required value"]);
+    check(
+        "Pod",
+        "/spec/containers/0/image",
+        json!(" a"),
+        &["spec.containers[0].image: Invalid value: \" a\": must not have leading or trailing whitespace"],
+    );
+    check(
+        "Pod",
+        "/spec/containers/1",
+        json!({"name": "a", "image": "y"}),
+        &["spec.containers[1].name: Duplicate value: \"a\""],
+    );
+    check(
+        "Pod",
+        "/spec/initContainers",
+        json!([{"name": "a", "image": "y"}]),
+        &["spec.initContainers[0].name: Duplicate value: \"a\""],
+    );
+    check(
+        "Pod",
+        "/spec/containers/0/imagePullPolicy",
+        json!("Sometimes"),
+        &[
+            "spec.containers[0].imagePullPolicy: Unsupported value: \"Sometimes\": supported values: \"Always\", \"IfNotPresent\", \"Never\"",
+        ],
+    );
+    check(
+        "Pod",
+        "/spec/restartPolicy",
+        json!("Maybe"),
+        &[
+            "spec.restartPolicy: Unsupported value: \"Maybe\": supported values: \"Always\", \"OnFailure\", \"Never\"",
+        ],
+    );
+    check(
+        "Pod",
+        "/spec/terminationGracePeriodSeconds",
+        json!(-1),
+        &["spec.terminationGracePeriodSeconds: Invalid value: -1: must be greater than or equal to 0"],
+    );
+    check(
+        "Pod",
+        "/spec/activeDeadlineSeconds",
+        json!(0),
+        &["spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive"],
+    );
+    check("Pod", "/spec/dnsPolicy", json!("None"), &["spec.dnsConfig: Required value"]);
+}
+
+#[test]
+fn ports_and_environment_are_checked() {
+    let c = "/spec/containers/0";
+    let port = |port: Value| json!([port]);
+    check(
+        "Pod",
+        &format!("{c}/ports"),
+        port(json!({"containerPort": 0})),
+        &["spec.containers[0].ports[0].containerPort: Required value"],
+    );
+    check(
+        "Pod",
+        &format!("{c}/ports"),
+        port(json!({"containerPort": 65536})),
+        &[
+            "spec.containers[0].ports[0].containerPort: Invalid value: 65536: must be between 1 and 65535, inclusive",
+        ],
+    );
+    check(
+        "Pod",
+        &format!("{c}/ports"),
+        port(json!({"containerPort": 1, "protocol": "X"})),
+        &["spec.containers[0].ports[0].protocol: Unsupported value: \"X\""],
+    );
+    let twice = json!([{"containerPort": 1, "hostPort": 5}, {"containerPort": 2, "hostPort": 5}]);
+    check(
+        "Pod",
+        &format!("{c}/ports"),
+        twice,
+        &["spec.containers[0].ports[1].hostPort: Duplicate value: \"TCP//5\""],
+    );
+    check(
+        "Pod",
+        &format!("{c}/env"),
+        json!([{"name": "A=B"}]),
+        &["spec.containers[0].env[0].name: Invalid value: \"A=B\": a valid environment"],
+    );
+    check(
+        "Pod",
+        &format!("{c}/env"),
+        json!([{"name": ""}]),
+        &["spec.containers[0].env[0].name: Required value"],
+    );
+    check(
+        "Pod",
+        &format!("{c}/env"),
+        json!([{"name": "A", "valueFrom": {}}]),
+        &["spec.containers[0].env[0].valueFrom: Invalid value: \"\": must specify one of"],
+    );
+}
+
+#[test]
+fn environment_sources_are_checked() {
+    let c = "/spec/containers/0";
+    let field = |path: &str| json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": path}}}]);
+    check("Pod", &format!("{c}/env"), field("status.podIP"), &[]);
+    check("Pod", &format!("{c}/env"), field("metadata.labels['a']"), &[]);
+    check(
+        "Pod",
+        &format!("{c}/env"),
+        field("spec.foo"),
+        &["spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: Unsupported value: \"spec.foo\""],
+    );
+    check(
+        "Pod",
+        &format!("{c}/envFrom"),
+        json!([{"configMapRef": {"name": ""}}]),
+        &["spec.containers[0].envFrom[0].configMapRef.name: Required value"],
+    );
+}
+
+#[test]
+fn volumes_have_one_source_and_mounts_name_them() {
+    check(
+        "Pod",
+        "/spec/containers/0/volumeMounts",
+        json!([{"name": "v", "mountPath": "/v"}]),
+        &["spec.containers[0].volumeMounts[0].name: Not found: \"v\""],
+    );
+    let two = json!([{"name": "v", "emptyDir": {}, "hostPath": {"path": "/"}}]);
+    check(
+        "Pod",
+        "/spec/volumes",
+        two,
+        &["spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type"],
+    );
+    check(
+        "Pod",
+        "/spec/volumes",
+        json!([{"name": "v"}, {"name": "v"}]),
+        &["spec.volumes[1].name: Duplicate value: \"v\""],
+    );
+    check(
+        "Pod",
+        "/spec/volumes",
+        json!([{"name": "v", "hostPath": {"path": "/a/../b"}}]),
+        &["spec.volumes[0].hostPath.path: Invalid value: \"/a/../b\": must not contain '..'"],
+    );
+    check(
+        "Pod",
+        "/spec/volumes",
+        json!([{"name": "v", "secret": {}}]),
+        &["spec.volumes[0].secret.secretName: Required value"],
+    );
+    let item = json!([{"name": "v", "configMap": {"name": "c", "defaultMode": 1000, "items": [{"key": "k", "path": "../x"}]}}]);
+    check(
+        "Pod",
+        "/spec/volumes",
+        item,
+        &[
+            "spec.volumes[0].configMap.defaultMode: Invalid value: 1000: must be a number between 0 and 0777 (octal), both inclusive",
+            "spec.volumes[0].configMap.items[0].path: Invalid value: \"../x\": must not contain '..'",
+        ],
+    );
+    let token = json!([{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "token", "expirationSeconds": 5}}]}}]);
+    check(
+        "Pod",
+        "/spec/volumes",
+        token,
+        &[
+            "spec.volumes[0].projected.sources[0].serviceAccountToken.expirationSeconds: Invalid value: 5: may not",
+        ],
+    );
+}
+
+#[test]
+fn requests_stay_below_limits() {
+    let at = "/spec/containers/0/resources";
+    let with = |requests: Value, limits: Value| json!({"requests": requests, "limits": limits});
+    check(
+        "Pod",
+        at,
+        with(json!({"cpu": "2"}), json!({"cpu": "1"})),
+        &[
+            "spec.containers[0].resources.requests: Invalid value: \"2\": must be less than or equal to cpu limit of 1",
+        ],
+    );
+    check(
+        "Pod",
+        at,
+        json!({"limits": {"cpu": "-1"}}),
+        &[
+            "spec.containers[0].resources.limits[cpu]: Invalid value: \"-1\": must be greater than or equal to 0",
+            "spec.containers[0].resources.requests[cpu]: Invalid",
+        ],
+    );
+    let foo = [
+        "spec.containers[0].resources.limits[foo]: Invalid value: \"foo\": must be a standard resource type",
+        "spec.containers[0].resources.limits[foo]: Invalid value: \"foo\": must be a standard resource for",
+        "spec.containers[0].resources.requests[foo]: Invalid",
+        "spec.containers[0].resources.requests[foo]: Invalid",
+    ];
+    check("Pod", at, json!({"limits": {"foo": "1"}}), &foo);
+    check(
+        "Pod",
+        at,
+        with(json!({"e.com/x": "1"}), json!({"e.com/x": "2"})),
+        &["spec.containers[0].resources.requests: Invalid value: \"1\": must be equal to e.com/x limit of 2"],
+    );
+}
+
+#[test]
+fn probes_tolerations_and_security_are_checked() {
+    let c = "/spec/containers/0";
+    check(
+        "Pod",
+        &format!("{c}/livenessProbe"),
+        json!({}),
+        &["spec.containers[0].livenessProbe: Required value: must specify a handler type"],
+    );
+    check(
+        "Pod",
+        &format!("{c}/livenessProbe"),
+        json!({"exec": {"command": ["a"]}, "tcpSocket": {"port": 1}}),
+        &["spec.containers[0].livenessProbe.tcpSocket: Forbidden: may not specify more than 1 handler type"],
+    );
+    check(
+        "Pod",
+        &format!("{c}/livenessProbe"),
+        json!({"tcpSocket": {"port": 1}, "successThreshold": 2}),
+        &["spec.containers[0].livenessProbe.successThreshold: Invalid value: 2: must be 1"],
+    );
+    check(
+        "Pod",
+        "/spec/tolerations",
+        json!([{"operator": "Equal"}]),
+        &[
+            "spec.tolerations[0].operator: Invalid value: \"Equal\": operator must be Exists when `key` is empty",
+        ],
+    );
+    check(
+        "Pod",
+        "/spec/tolerations",
+        json!([{"key": "a", "tolerationSeconds": 1, "effect": "NoSchedule"}]),
+        &["spec.tolerations[0].effect: Invalid value"],
+    );
+    check(
+        "Pod",
+        "/spec/securityContext/runAsUser",
+        json!(-1),
+        &["spec.securityContext.runAsUser: Invalid value: -1: must be between 0 and 2147483647, inclusive"],
+    );
+    check(
+        "Pod",
+        &format!("{c}/securityContext"),
+        json!({"privileged": true, "allowPrivilegeEscalation": false}),
+        &[
+            "spec.containers[0].securityContext: Invalid value: {\"allowPrivilegeEscalation\":false,\"privileged\":true}: cannot set",
+        ],
+    );
+}

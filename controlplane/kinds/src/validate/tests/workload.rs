@@ -1,0 +1,141 @@
+//! Workloads, services, and what pods read.
+
+use super::*;
+
+#[test]
+fn workloads_need_a_selector_that_fits() {
+    for name in ["Deployment", "ReplicaSet"] {
+        check(name, "/spec/selector", Value::Null, &["spec.selector: Required value"]);
+        check(
+            name,
+            "/spec/selector",
+            json!({}),
+            &["spec.selector: Invalid value: {}: empty selector is invalid for "],
+        );
+        check(
+            name,
+            "/spec/template/metadata/labels",
+            json!({"a": "c"}),
+            &[
+                "spec.template.metadata.labels: Invalid value: {\"a\":\"c\"}: `selector` does not match template `labels`",
+            ],
+        );
+        check(
+            name,
+            "/spec/replicas",
+            json!(-1),
+            &["spec.replicas: Invalid value: -1: must be greater than or equal to 0"],
+        );
+        check(
+            name,
+            "/spec/template/spec/restartPolicy",
+            json!("Never"),
+            &["spec.template.spec.restartPolicy: Unsupported value: \"Never\": supported values: \"Always\""],
+        );
+        check(
+            name,
+            "/spec/template/spec/containers/0/image",
+            json!(""),
+            &["spec.template.spec.containers[0].image: Required value"],
+        );
+    }
+}
+
+#[test]
+fn strategies_are_checked() {
+    check(
+        "Deployment",
+        "/spec/strategy",
+        json!({"type": "Recreate", "rollingUpdate": {}}),
+        &["spec.strategy.rollingUpdate: Forbidden: may not be specified when strategy `type` is 'Recreate'"],
+    );
+    check(
+        "Deployment",
+        "/spec/strategy",
+        json!({"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "0%"}}),
+        &[
+            "spec.strategy.rollingUpdate.maxUnavailable: Invalid value: \"0%\": may not be 0 when `maxSurge` is 0",
+        ],
+    );
+    check(
+        "Deployment",
+        "/spec/strategy",
+        json!({"rollingUpdate": {"maxSurge": "x"}}),
+        &["spec.strategy.rollingUpdate.maxSurge: Invalid value: \"x\": a valid percent string"],
+    );
+    check(
+        "Deployment",
+        "/spec/minReadySeconds",
+        json!(600),
+        &["spec.progressDeadlineSeconds: Invalid value: 600: must be greater than minReadySeconds"],
+    );
+}
+
+#[test]
+fn services_config_maps_and_secrets_are_checked() {
+    check("Service", "/spec/ports", json!([]), &["spec.ports: Required value"]);
+    check(
+        "Service",
+        "/spec/ports/0/nodePort",
+        json!(30000),
+        &["spec.ports[0].nodePort: Forbidden: may not be used when `type` is 'ClusterIP'"],
+    );
+    check(
+        "Service",
+        "/spec/ports/0/port",
+        json!(0),
+        &[
+            "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive",
+            "spec.ports[0].targetPort: Invalid",
+        ],
+    );
+    check(
+        "Service",
+        "/spec/type",
+        json!("X"),
+        &[
+            "spec.type: Unsupported value: \"X\": supported values: \"ClusterIP\", \"ExternalName\", \"LoadBalancer\", \"NodePort\"",
+        ],
+    );
+    check("Service", "/spec/clusterIP", json!("None"), &[]);
+}
+
+#[test]
+fn config_maps_secrets_and_others_are_checked() {
+    check(
+        "ConfigMap",
+        "/data",
+        json!({"a/b": ""}),
+        &["data[a/b]: Invalid value: \"a/b\": a valid config key must"],
+    );
+    check(
+        "ConfigMap",
+        "/data",
+        json!({"a": "x".repeat(1024 * 1024 + 1)}),
+        &[": Too long: may not be more than 1048576 bytes"],
+    );
+    check(
+        "Secret",
+        "/type",
+        json!("kubernetes.io/tls"),
+        &["data[tls.crt]: Required value", "data[tls.key]: Required value"],
+    );
+    check(
+        "Event",
+        "/involvedObject/namespace",
+        json!("m"),
+        &["involvedObject.namespace: Invalid value: \"m\": does not match event.namespace"],
+    );
+    check(
+        "Lease",
+        "/spec/leaseDurationSeconds",
+        json!(0),
+        &["spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0"],
+    );
+    check(
+        "Node",
+        "/spec/taints",
+        json!([{"key": "a", "effect": "X"}]),
+        &["spec.taints[0].effect: Unsupported value: \"X\""],
+    );
+}
