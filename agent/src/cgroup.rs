@@ -7,7 +7,8 @@
 //! <root>/kubepods/besteffort/pod<uid>  weight: the least that there is
 //! ```
 //! Containers sit one level below, made by the runtime. The tree is the kubelet's with its cgroupfs
-//! driver, so that tools which know a kubelet's node know ours.
+//! driver, so that tools which know a kubelet's node know ours. Where systemd makes cgroups, each of these is a slice:
+//! `kubepods-burstable-pod<uid>.slice`, the kubelet's names again.
 //!
 //! `cgroups-rs` finds the hierarchies and makes the directories (v1, hybrid and v2). Limits are
 //! written by [`mod@write`], not by its `apply`: that discards the errors of the memory controller,
@@ -26,6 +27,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use coracle_cri::CgroupDriver;
 use k8s_openapi::api::core::v1::Pod;
 
 pub use qos::{QosClass, qos_class};
@@ -69,6 +71,21 @@ pub enum CgroupError {
         #[source]
         source: io::Error,
     },
+    /// systemd did not make or remove a slice.
+    #[error("the slice {slice}")]
+    Slice {
+        /// Its name.
+        slice: String,
+        /// Why.
+        #[source]
+        source: coracle_systemd::Error,
+    },
+    /// systemd is to make the cgroups, and they are v1.
+    #[error("the cgroup driver systemd needs cgroup v2")]
+    SystemdVersion,
+    /// What was to be done was not.
+    #[error("the thread for cgroups ended")]
+    Interrupted(#[source] tokio::task::JoinError),
     /// The pod has no uid, so it has no cgroup.
     #[error("pod {0} has no uid")]
     NoUid(String),
@@ -83,13 +100,15 @@ pub struct CgroupParent(pub String);
 pub struct CgroupConfig {
     /// The cgroup that `kubepods` is made in, "/" as a rule.
     pub root: String,
+    /// Who makes them.
+    pub driver: CgroupDriver,
     /// Cores of the node, in thousandths: the weight of `kubepods`.
     pub cpu_millis: i64,
     /// Most processes of one pod, or no limit.
     pub pod_pids_limit: Option<i64>,
 }
 
-/// The pods' part of the cgroup tree. Its functions block for some file writes.
+/// The pods' part of the cgroup tree. Functions that are not async block for some file writes, or calls of systemd.
 #[derive(Clone, Debug)]
 pub struct Cgroups {
     shared: Arc<Shared>,
@@ -108,7 +127,7 @@ struct Shared {
 impl Cgroups {
     /// Finds the hierarchies, names what is missing, and makes the QoS classes.
     pub fn open(config: CgroupConfig) -> Result<Cgroups, CgroupError> {
-        let tree = Tree::open(&config.root)?;
+        let tree = Tree::open(&config.root, config.driver)?;
         let cgroups = Cgroups { shared: Arc::new(Shared { config, tree, burstable: Mutex::new(None) }) };
         cgroups.ensure_qos()?;
         Ok(cgroups)
@@ -155,12 +174,13 @@ impl Cgroups {
     }
 
     /// Makes the pod's cgroup and sets its limits; a pod whose limits changed gets the new ones.
-    pub fn ensure_pod(&self, pod: &Pod) -> Result<CgroupParent, CgroupError> {
+    pub async fn ensure_pod(&self, pod: &Pod) -> Result<CgroupParent, CgroupError> {
         let path = pod_path(pod)?;
         let mut wanted = limits::of_pod(pod);
         wanted.pids = self.shared.config.pod_pids_limit;
-        self.shared.tree.ensure(&path, &wanted)?;
-        Ok(CgroupParent(self.shared.tree.absolute(&path)))
+        let parent = CgroupParent(self.shared.tree.absolute(&path));
+        self.beside(move |tree| tree.ensure(&path, &wanted)).await?;
+        Ok(parent)
     }
 
     /// Removes the pod's cgroup and all below it, in whichever class it is; absent is success.
@@ -171,13 +191,13 @@ impl Cgroups {
         const TRIES: u32 = 8;
         let mut pause = std::time::Duration::from_millis(5);
         for _ in 1..TRIES {
-            if self.remove_once(uid).is_ok() {
+            if self.remove_once(uid).await.is_ok() {
                 return Ok(());
             }
             tokio::time::sleep(pause).await;
             pause *= 2;
         }
-        self.remove_once(uid)
+        self.remove_once(uid).await
     }
 
     /// The uids of all pods that have a cgroup, wanted or not.
@@ -193,9 +213,22 @@ impl Cgroups {
         self.shared.tree.remove("kubepods")
     }
 
-    fn remove_once(&self, uid: &str) -> Result<(), CgroupError> {
-        let removed = CLASSES.map(|class| self.shared.tree.remove(&format!("{class}/pod{uid}")));
-        removed.into_iter().collect()
+    async fn remove_once(&self, uid: &str) -> Result<(), CgroupError> {
+        let paths = CLASSES.map(|class| format!("{class}/pod{uid}"));
+        self.beside(move |tree| paths.map(|path| tree.remove(&path)).into_iter().collect()).await
+    }
+
+    /// Off the executor's threads what waits for systemd.
+    async fn beside(
+        &self,
+        call: impl FnOnce(&Tree) -> Result<(), CgroupError> + Send + 'static,
+    ) -> Result<(), CgroupError> {
+        if !self.shared.tree.is_systemds() {
+            return call(&self.shared.tree);
+        }
+        let shared = Arc::clone(&self.shared);
+        let done = tokio::task::spawn_blocking(move || call(&shared.tree)).await;
+        done.map_err(CgroupError::Interrupted)?
     }
 }
 

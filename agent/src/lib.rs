@@ -8,7 +8,10 @@
 //! [`runtime::Runtime`] and networks only through `coracle_cni`; stopping the agent stops no pod.
 
 pub mod cgroup;
+mod client;
+pub mod join;
 pub mod node;
+mod overlay;
 pub mod pod;
 pub mod runtime;
 pub mod server;
@@ -17,4 +20,5 @@ pub mod volume;
 
 mod run;
 
-pub use run::{AgentConfig, Error, run};
+pub use client::client;
+pub use run::{AgentConfig, Error, Identity, run};

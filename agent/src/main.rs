@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::settings::{ControlPlaneSettings, LogSettings, NodeSettings, Places, Settings};
+use crate::settings::{ControlPlaneSettings, LogSettings, NodeSettings, Places, RuntimeSettings, Settings};
 
 /// The whole Kubernetes node in one light binary, and a thin control plane beside it.
 #[derive(Parser)]
@@ -35,10 +35,12 @@ enum Role {
         plane: ControlPlaneSettings,
     },
     /// Run the node alone, for a control plane elsewhere.
+    ///
+    /// The first time with --join, which `coracle token create` on the control plane prints; from then on the machine
+    /// knows where it belongs.
     Agent {
-        /// How to reach the API server, and as whom.
-        #[arg(long, value_name = "FILE")]
-        kubeconfig: std::path::PathBuf,
+        #[command(flatten)]
+        way: role::agent::Way,
         #[command(flatten)]
         places: Places,
         #[command(flatten)]
@@ -55,10 +57,15 @@ enum Role {
         #[arg(long, value_name = "NAME")]
         issue_node: Option<String>,
     },
+    /// Make, show and remove the tokens by which further machines join the cluster.
+    #[cfg(feature = "controlplane")]
+    Token(role::token::Arguments),
     /// Serve the container runtime interface (CRI v1) alone, for crictl, critest or a kubelet.
-    Runtime(role::runtime::Arguments),
-    /// Import, list and remove container images.
+    Runtime(RuntimeSettings),
+    /// Pull, import, export, list and remove container images.
     Image(role::image::Arguments),
+    /// Be a network plugin (CNI) for any runtime, or install all of them in a directory.
+    Cni(role::cni::Arguments),
     /// Say what this machine lacks, by name, and what that costs.
     Check {
         #[command(flatten)]
@@ -79,15 +86,26 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let command = Command::parse();
-    // Before anything that starts a thread: the shim forks, and a fork of a threaded process may hang.
-    if let Role::Shim { dir } = command.role {
+    // Before anything that starts a thread: the shim forks, and a fork of a threaded process may hang. And
+    // before the rules of the whole command line are made: their memory would stay dirty in every shim.
+    if let Some(dir) = shim_dir() {
         return coracle_shim::main(coracle_shim::ShimArgs { dir });
     }
+    if let Some(plugin) = role::cni::called_as() {
+        return coracle_cni::plugin_main(plugin);
+    }
+    let command = Command::parse();
     match command.log.start().and_then(|()| run(command.role)) {
         Ok(code) => code,
         Err(error) => role::fail(&error),
     }
+}
+
+/// The directory of `shim --dir DIR`, which is how the runtime starts one.
+fn shim_dir() -> Option<std::path::PathBuf> {
+    let mut words = std::env::args_os().skip(1);
+    let is_shim = words.next()? == "shim" && words.next()? == "--dir";
+    words.next().filter(|_| is_shim).map(Into::into)
 }
 
 fn run(role: Role) -> anyhow::Result<ExitCode> {
@@ -97,16 +115,19 @@ fn run(role: Role) -> anyhow::Result<ExitCode> {
         Role::Up { places, node, plane } => {
             role::block_on(role::up::run(Settings::load(places, node, plane)?))
         }
-        Role::Agent { kubeconfig, places, node } => {
-            role::block_on(role::agent::run(Settings::load(places, node, none())?, kubeconfig))
+        Role::Agent { way, places, node } => {
+            role::block_on(role::agent::run(Settings::load(places, node, none())?, way))
         }
         #[cfg(feature = "controlplane")]
         Role::Controlplane { places, plane, issue_node } => {
             let settings = Settings::load(places, NodeSettings::default(), plane)?;
             role::block_on(role::controlplane::run(settings, issue_node))
         }
+        #[cfg(feature = "controlplane")]
+        Role::Token(arguments) => role::block_on(role::token::run(arguments)),
         Role::Runtime(arguments) => role::block_on(role::runtime::run(arguments)),
         Role::Image(arguments) => role::block_on(role::image::run(arguments)),
+        Role::Cni(arguments) => role::cni::run(&arguments),
         Role::Check { places, node } => role::check::run(&Settings::load(places, node, none())?.node()?),
         Role::Down(arguments) => role::block_on(role::down::run(arguments)),
         Role::Version => role::version(),

@@ -20,7 +20,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use coracle_cni::Network;
+use coracle_cni::{Network, Overlay, OverlayConfig, OverlayError};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -28,6 +28,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::cgroup::quantity::{milli, units};
+use crate::overlay::{OverlayAgent, State, one_of_each};
 
 /// What can be set about the node itself.
 #[derive(Clone, Debug)]
@@ -46,12 +47,18 @@ pub struct NodeConfig {
     pub kubelet_port: u16,
     /// How many pods it takes.
     pub max_pods: u32,
+    /// How long its lease lasts, in seconds.
+    pub lease_seconds: u16,
+    /// With less of that disk free, in percent, it is under disk pressure.
+    pub disk_free_percent: u8,
     /// Kept back from pods, by resource name.
     pub reserved: BTreeMap<String, String>,
     /// The file system whose size is the ephemeral storage.
     pub state_dir: PathBuf,
     /// Name and version of the runtime, `coracle://0.1.0`.
     pub runtime_version: String,
+    /// How pods of other nodes are reached; none: not by us.
+    pub overlay: Option<OverlayConfig>,
 }
 
 /// What the node is, found once at the start.
@@ -89,6 +96,9 @@ pub enum NodeError {
         /// What stands there.
         value: String,
     },
+    /// The overlay between nodes cannot be used.
+    #[error("cannot open the overlay between nodes")]
+    Overlay(#[source] OverlayError),
 }
 
 /// The node's part of the agent.
@@ -101,8 +111,12 @@ pub struct NodeAgent {
     images: watch::Sender<Vec<ContainerImage>>,
     /// Rung at each turn of the lease's timer.
     pulse: Arc<Notify>,
-    /// The ranges that the network has been given.
-    cidrs: tokio::sync::Mutex<Option<Vec<IpNetwork>>>,
+    /// The node's addresses now.
+    ips: watch::Sender<Vec<IpAddr>>,
+    /// The ranges that the network has been given; empty before.
+    ranges: watch::Sender<Vec<IpNetwork>>,
+    overlay: Option<Overlay>,
+    overlay_state: watch::Sender<State>,
 }
 
 // === impl NodeFacts ===
@@ -138,7 +152,9 @@ impl NodeAgent {
     /// When the kernel does not say, or a setting is no quantity.
     pub fn new(config: NodeConfig, client: kube::Client, network: Network) -> Result<NodeAgent, NodeError> {
         let facts = Arc::new(facts::find(&config)?);
+        let overlay = config.overlay.clone().map(Overlay::open).transpose().map_err(NodeError::Overlay)?;
         Ok(NodeAgent {
+            ips: watch::channel(facts.ips.clone()).0,
             config,
             facts,
             client,
@@ -146,7 +162,9 @@ impl NodeAgent {
             node: watch::channel(None).0,
             images: watch::channel(Vec::new()).0,
             pulse: Arc::default(),
-            cidrs: tokio::sync::Mutex::default(),
+            ranges: watch::channel(Vec::new()).0,
+            overlay,
+            overlay_state: watch::channel(State::default()).0,
         })
     }
 
@@ -160,33 +178,75 @@ impl NodeAgent {
         self.node.subscribe()
     }
 
+    /// The node's addresses, the primary one first, as they change.
+    pub fn ips(&self) -> watch::Receiver<Vec<IpAddr>> {
+        self.ips.subscribe()
+    }
+
     /// Where to put the images that are here; they go out with the next change of the status.
     pub fn images(&self) -> watch::Sender<Vec<ContainerImage>> {
         self.images.clone()
     }
 
     /// Keeps the node in the API until `shutdown`, whether or not the API can be reached.
-    pub async fn run(self, shutdown: CancellationToken) {
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        self.set_first_mtu().await;
+        let overlay = self.overlay_agent();
+        let overlay = async {
+            match overlay {
+                Some(overlay) => overlay.run().await,
+                None => std::future::pending().await,
+            }
+        };
         let lease = lease::keep(
             self.client.clone(),
-            self.config.name.clone(),
+            (self.config.name.clone(), self.config.lease_seconds),
             self.node.subscribe(),
             self.pulse.clone(),
         );
         tokio::select! {
-            // All three are dropped for good at the end: there is nothing to be lost.
+            // All are dropped for good at the end: there is nothing to be lost.
             () = shutdown.cancelled() => {}
             () = lease => {}
             () = register::keep(&self) => {}
+            () = overlay => {}
         }
+    }
+
+    /// The first pod must have it already.
+    async fn set_first_mtu(&mut self) {
+        let Some(overlay) = &mut self.overlay else { return };
+        let addresses = one_of_each(&self.ips.borrow());
+        match overlay.mtu(&addresses) {
+            Ok(mtu) => drop(self.network.set_mtu(mtu).await),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "the MTU of the way to other nodes is not known")
+            }
+        }
+    }
+
+    fn overlay_agent(&mut self) -> Option<OverlayAgent> {
+        Some(OverlayAgent {
+            name: self.config.name.clone(),
+            client: self.client.clone(),
+            overlay: self.overlay.take()?,
+            network: self.network.clone(),
+            ips: self.ips.clone(),
+            ips_are_set: !self.config.ips.is_empty(),
+            ranges: self.ranges.subscribe(),
+            state: self.overlay_state.clone(),
+            unmasqueraded: Vec::new(),
+        })
     }
 }
 
+pub(crate) use address::find as find_addresses;
 pub(crate) use facts::kib;
+pub(crate) use register::pod_cidrs;
 
 /// The addresses that a node without a setting for them reports: for its certificate, made before it.
 pub fn own_addresses() -> Vec<IpAddr> {
-    vec![address::find()]
+    address::find()
 }
 
 /// An error and all that caused it, in one line.

@@ -18,10 +18,14 @@ mod security;
 mod state;
 mod status;
 pub(crate) mod sync;
+mod user_ids;
 mod worker;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+use tokio::sync::watch;
 
 use crate::cgroup::{Cgroups, Machine};
 use crate::run::AgentConfig;
@@ -31,7 +35,10 @@ use crate::source::values::Values;
 use crate::volume::VolumeContext;
 
 pub(crate) use events::{Recorder, channel as events};
+pub use pull::ProviderError;
+pub(crate) use pull::Providers;
 pub(crate) use status::write::StatusWriter;
+pub(crate) use user_ids::UserIds;
 
 /// What all pods of the node share.
 pub(crate) struct Node {
@@ -45,12 +52,19 @@ pub(crate) struct Node {
     pub(crate) machine: Machine,
     /// Cores in thousandths, and bytes of memory, that pods may use.
     pub(crate) allocatable: (i64, i64),
-    /// Primary first.
-    pub(crate) host_ips: Vec<String>,
+    /// The node's addresses, the primary one first.
+    pub(crate) ips: watch::Receiver<Vec<IpAddr>>,
     pub(crate) remembered: Remembered,
+    /// Programs that know registries' credentials.
+    pub(crate) providers: Providers,
+    pub(crate) user_ids: UserIds,
 }
 
 impl Node {
+    fn host_ips(&self) -> Vec<String> {
+        self.ips.borrow().iter().map(ToString::to_string).collect()
+    }
+
     fn seccomp_dir(&self) -> PathBuf {
         self.config.state_dir.join("seccomp")
     }

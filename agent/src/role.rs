@@ -3,13 +3,17 @@
 
 pub(crate) mod agent;
 pub(crate) mod check;
+pub(crate) mod cni;
 mod control;
 #[cfg(feature = "controlplane")]
 pub(crate) mod controlplane;
 pub(crate) mod down;
 pub(crate) mod image;
 mod node;
+mod program_pages;
 pub(crate) mod runtime;
+#[cfg(feature = "controlplane")]
+pub(crate) mod token;
 #[cfg(feature = "controlplane")]
 pub(crate) mod up;
 
@@ -29,6 +33,7 @@ pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
+    runtime.spawn(program_pages::let_go_after_start());
     let result = runtime.block_on(role);
     // A blocking call that hangs (a stalled mount) must not keep the process from ending.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));

@@ -5,19 +5,22 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use coracle_cni::OverlayConfig;
+use coracle_cri::CgroupDriver;
 use coracle_proto::cri::VersionRequest;
 use k8s_openapi::api::core::v1::Taint;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::cgroup::quantity::milli;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
+use crate::join::Membership;
 use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts};
 use crate::pod;
 use crate::pod::sync::{Inputs, Pods};
 use crate::runtime::Runtime;
-use crate::server::{Backend, Server, ServerConfig, ServerError, Streams};
+use crate::server::{Backend, Certificate, Server, ServerConfig, ServerError, Streams};
 use crate::source;
 use crate::source::remembered::Remembered;
 use crate::source::values::Values;
@@ -36,6 +39,8 @@ pub struct AgentConfig {
     pub pod_log_dir: PathBuf,
     /// The cgroup under which `kubepods` is made; `/` is the host's root.
     pub cgroup_root: String,
+    /// Who makes cgroups.
+    pub cgroup_driver: CgroupDriver,
     /// Where the kubelet API listens.
     pub kubelet_listen: SocketAddr,
     /// The addresses that the node reports; the first is the primary one. Empty: found from the routes.
@@ -54,14 +59,29 @@ pub struct AgentConfig {
     pub node_labels: BTreeMap<String, String>,
     /// Taints to register the node with.
     pub node_taints: Vec<Taint>,
+    /// The node is given up when its lease is not renewed for so many seconds; it is renewed four times as often.
+    pub lease_seconds: u16,
+    /// With less of the state directory's disk free, in percent, the node is under disk pressure.
+    pub disk_free_percent: u8,
     /// Resources kept back from pods, by resource name (`cpu`, `memory`, `ephemeral-storage`).
     pub reserved: BTreeMap<String, String>,
-    /// Certificate and key of the kubelet API.
-    pub serving_cert: PathBuf,
-    /// The key of `serving_cert`.
-    pub serving_key: PathBuf,
+    /// What the kubelet API shows itself by.
+    pub identity: Identity,
     /// The CA whose client certificates may call the kubelet API.
     pub client_ca: PathBuf,
+    /// How pods of other nodes are reached; none: not by us.
+    pub overlay: Option<OverlayConfig>,
+    /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
+    pub credential_providers: Option<(PathBuf, PathBuf)>,
+}
+
+/// Whose certificates the node lives with.
+#[derive(Clone, Debug)]
+pub enum Identity {
+    /// Certificate and key that somebody else made.
+    Files(PathBuf, PathBuf),
+    /// Its own, renewed while the agent runs.
+    Joined(Arc<Membership>),
 }
 
 /// Why the agent could not start or had to stop.
@@ -76,6 +96,9 @@ pub enum Error {
     /// The directories for volumes could not be prepared.
     #[error("cannot prepare the volumes of pods")]
     Volumes(#[source] VolumeError),
+    /// The credential providers cannot be used.
+    #[error("cannot use the image credential providers")]
+    CredentialProviders(#[source] pod::ProviderError),
     /// The kubelet API cannot be served.
     #[error(transparent)]
     Server(ServerError),
@@ -100,9 +123,10 @@ pub async fn run<R: Runtime + Streams>(
     let facts = agent.facts();
     let node_object = agent.node();
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
+    let identity = config.identity.clone();
     let (recorder, events) = pod::events(client.clone(), &config.node_name);
     let shared: Arc<dyn Runtime> = Arc::<R>::clone(&runtime);
-    let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts), recorder)?);
+    let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts, agent.ips()), recorder)?);
     let pods = Pods::default();
     let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime };
     let (changes, received) = mpsc::channel(256);
@@ -111,6 +135,10 @@ pub async fn run<R: Runtime + Streams>(
     let name = node.config.node_name.clone();
     tracing::info!(node = name, "agent started");
     let mut parts = JoinSet::new();
+    if let Identity::Joined(membership) = identity {
+        let addresses = agent.ips();
+        parts.spawn(async move { membership.keep(addresses).await });
+    }
     parts.spawn(agent.run(shutdown.clone()));
     parts.spawn(server.run(backend, shutdown.clone()));
     parts.spawn(async move { statuses.run().await });
@@ -141,12 +169,13 @@ async fn watch_over(parts: &mut JoinSet<()>) {
 fn assemble(
     config: AgentConfig,
     client: &kube::Client,
-    (runtime, facts): (Arc<dyn Runtime>, &Arc<NodeFacts>),
+    (runtime, facts, ips): (Arc<dyn Runtime>, &Arc<NodeFacts>, watch::Receiver<Vec<IpAddr>>),
     recorder: pod::Recorder,
 ) -> Result<pod::Node, Error> {
     let values = Values::new(client.clone(), &config.state_dir.join("agent/values"));
     let cgroups = CgroupConfig {
         root: config.cgroup_root.clone(),
+        driver: config.cgroup_driver,
         cpu_millis: facts.cpu_millis(),
         pod_pids_limit: None,
     };
@@ -156,14 +185,20 @@ fn assemble(
     let volumes = VolumeContext::open(volumes, client.clone(), values.clone(), Arc::clone(facts));
     let machine =
         Machine { memory: facts.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() };
+    let providers = match &config.credential_providers {
+        Some((file, programs)) => pod::Providers::load(file, programs).map_err(Error::CredentialProviders)?,
+        None => pod::Providers::default(),
+    };
     Ok(pod::Node {
         runtime,
+        providers,
         values,
         recorder,
         statuses: pod::StatusWriter::new(client.clone()),
         machine,
         allocatable: (facts.allocatable.get("cpu").map_or(0, milli), facts.memory_allocatable()),
-        host_ips: facts.ips.iter().map(ToString::to_string).collect(),
+        ips,
+        user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
         remembered: Remembered::new(&config.state_dir.join("agent/pods")),
         volumes: volumes.map_err(Error::Volumes)?,
         cgroups,
@@ -174,8 +209,10 @@ fn assemble(
 fn server_config(config: &AgentConfig) -> ServerConfig {
     ServerConfig {
         listen: config.kubelet_listen,
-        cert: config.serving_cert.clone(),
-        key: config.serving_key.clone(),
+        certificate: match &config.identity {
+            Identity::Files(certificate, key) => Certificate::Files(certificate.clone(), key.clone()),
+            Identity::Joined(membership) => Certificate::Current(membership.serving()),
+        },
         client_ca: config.client_ca.clone(),
     }
 }
@@ -191,8 +228,11 @@ async fn node_config(config: &AgentConfig, runtime: &dyn Runtime) -> Result<Node
         register: config.register_node,
         kubelet_port: config.kubelet_listen.port(),
         max_pods: config.max_pods,
+        lease_seconds: config.lease_seconds,
+        disk_free_percent: config.disk_free_percent,
         reserved: config.reserved.clone(),
         state_dir: config.state_dir.clone(),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
+        overlay: config.overlay.clone(),
     })
 }

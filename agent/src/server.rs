@@ -26,6 +26,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Pod;
+use rustls::server::ResolvesServerCert;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -47,11 +48,18 @@ pub struct ServerConfig {
     /// Address and port, 10250 as a rule.
     pub listen: SocketAddr,
     /// Its own certificate.
-    pub cert: PathBuf,
-    /// The key of `cert`.
-    pub key: PathBuf,
+    pub certificate: Certificate,
     /// The CA whose client certificates are believed.
     pub client_ca: PathBuf,
+}
+
+/// What the node's API shows itself by.
+#[derive(Clone, Debug)]
+pub enum Certificate {
+    /// Files of a certificate and its key, read at the start.
+    Files(PathBuf, PathBuf),
+    /// Whatever is right at each handshake.
+    Current(Arc<dyn ResolvesServerCert>),
 }
 
 /// The pods of this node, as pod sync knows them.

@@ -1,13 +1,25 @@
 //! Flags and the configuration file: both have the same names, and a flag overrides the file.
 
+mod cgroup;
+mod cni;
+mod nri;
+mod overlay;
+mod runtime;
+
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use cni::Cni;
+use coracle_agent::Identity;
+use coracle_cri::{CgroupDriver, NriSettings};
 use ipnetwork::{IpNetwork, Ipv4Network};
 use serde::Deserialize;
+
+pub(crate) use runtime::{Runtime, RuntimeSettings};
 
 /// Where the configuration is looked for when no `--config` names one.
 const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
@@ -51,6 +63,7 @@ struct File {
     run_dir: Option<PathBuf>,
     node: NodeSettings,
     control_plane: ControlPlaneSettings,
+    runtime: RuntimeSettings,
 }
 
 /// Settings of a node. Every one is optional: the defaults make a working node.
@@ -63,6 +76,9 @@ pub(crate) struct NodeSettings {
     /// The cgroup that holds kubepods [default: /]
     #[arg(long, value_name = "PATH")]
     cgroup_root: Option<String>,
+    /// Who makes cgroups [default: cgroupfs]
+    #[arg(long, value_name = "DRIVER")]
+    cgroup_driver: Option<cgroup::Driver>,
     /// The node's name [default: the host's name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
@@ -72,24 +88,70 @@ pub(crate) struct NodeSettings {
     /// Where the kubelet API listens [default: 0.0.0.0:10250]
     #[arg(long, value_name = "ADDRESS")]
     kubelet_listen: Option<SocketAddr>,
+    /// Network configuration lists (CNI), empty = none; without one, the built-in bridge network
+    /// [default: /etc/cni/net.d]
+    #[arg(long, value_name = "DIR")]
+    cni_conf_dir: Option<String>,
+    /// Network plugins that are not built in (CNI), may be repeated [default: /opt/cni/bin]
+    #[arg(long, value_name = "DIR")]
+    cni_bin_dir: Vec<PathBuf>,
     /// The bridge that pods hang on [default: coracle0]
     #[arg(long, value_name = "NAME")]
     bridge: Option<String>,
     /// The nftables table that is ours [default: coracle]
     #[arg(long, value_name = "NAME")]
     nft_table: Option<String>,
-    /// MTU of bridge and pods [default: the kernel's]
+    /// Most bytes of a packet of pods [default: what the way to other nodes leaves]
     #[arg(long, value_name = "BYTES")]
     mtu: Option<u32>,
+    /// How pods of other nodes are reached [default: vxlan]
+    #[arg(long, value_name = "HOW")]
+    overlay: Option<overlay::Overlay>,
+    /// The overlay's interface; of others that it needs this is the head [default: coracle. and the VNI]
+    #[arg(long, value_name = "NAME")]
+    overlay_interface: Option<String>,
+    /// Number of the VXLAN [default: 1]
+    #[arg(long, value_name = "VNI")]
+    overlay_vni: Option<u32>,
+    /// UDP port of the VXLAN [default: 8472]
+    #[arg(long, value_name = "PORT")]
+    overlay_port: Option<u16>,
+    /// UDP port of the overlay without VXLAN [default: 8285]
+    #[arg(long, value_name = "PORT")]
+    overlay_udp_port: Option<u16>,
+    /// Whether nodes of one subnet route to each other without VXLAN [default: false]
+    #[arg(long, value_name = "BOOL")]
+    overlay_direct_routing: Option<bool>,
     /// Resolver configuration given to pods [default: /etc/resolv.conf]
     #[arg(long, value_name = "FILE")]
     resolv_conf: Option<PathBuf>,
     /// Pods that the node takes [default: 110]
     #[arg(long, value_name = "COUNT")]
     max_pods: Option<u32>,
+    /// Seconds without a word after which the node is given up; it says one four times as often [default: 40]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..))]
+    node_lease_seconds: Option<u16>,
+    /// Percent of the state directory's disk that are free, or the node takes no pods [default: 10]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    disk_free_percent: Option<u8>,
     /// Registry mirrors, a folder per host with a hosts.toml, as containerd has them
     #[arg(long, value_name = "DIR")]
     registry_config_dir: Option<PathBuf>,
+    /// Programs that know registries' credentials: the kubelet's CredentialProviderConfig
+    #[arg(long, value_name = "FILE")]
+    image_credential_provider_config: Option<PathBuf>,
+    /// The directory with these programs
+    #[arg(long, value_name = "DIR")]
+    image_credential_provider_bin_dir: Option<PathBuf>,
+    /// Where NRI plugins connect; empty = none may [default: /var/run/nri/nri.sock]
+    #[arg(long, value_name = "PATH")]
+    nri_socket: Option<PathBuf>,
+    /// NRI plugins that are started with the runtime; empty = none [default: /opt/nri/plugins]
+    #[arg(long, value_name = "DIR")]
+    nri_plugin_dir: Option<PathBuf>,
+    /// Configurations of those plugins [default: /etc/nri/conf.d]
+    #[arg(long, value_name = "DIR")]
+    nri_plugin_config_dir: Option<PathBuf>,
     /// Bytes of one container log file before it is rotated [default: 10485760]
     #[arg(long, value_name = "BYTES")]
     log_max_size: Option<u64>,
@@ -117,15 +179,24 @@ pub(crate) struct ControlPlaneSettings {
     /// The address that clients are told [default: found from the routes]
     #[arg(long, value_name = "IP")]
     advertise_address: Option<IpAddr>,
-    /// Range that nodes' pod ranges are cut from [default: 10.42.0.0/16]
-    #[arg(long, value_name = "CIDR")]
-    cluster_cidr: Option<IpNetwork>,
+    /// Ranges that nodes' pod ranges are cut from, one of each family [default: 10.42.0.0/16]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    cluster_cidr: Vec<IpNetwork>,
     /// Range of service addresses [default: 10.43.0.0/16]
     #[arg(long, value_name = "CIDR")]
     service_cidr: Option<Ipv4Network>,
     /// Static tokens: lines of token,user,uid,"group,group"
     #[arg(long, value_name = "FILE")]
     token_auth_file: Option<PathBuf>,
+    /// A further name or address by which clients reach the API server, may be repeated
+    #[arg(long, value_name = "NAME")]
+    tls_san: Vec<String>,
+    /// Seconds for which the certificates are valid that nodes ask for [default: 31536000]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    cluster_signing_seconds: Option<u32>,
+    /// Seconds after which a node that is not heard of is Unknown, and its pods are moved [default: 40]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    node_monitor_grace_seconds: Option<u32>,
 }
 
 /// Where a role keeps its things, all decided.
@@ -141,25 +212,31 @@ pub(crate) struct Node {
     pub(crate) dirs: Dirs,
     pub(crate) pod_log_dir: PathBuf,
     pub(crate) cgroup_root: String,
+    pub(crate) cgroup_driver: CgroupDriver,
     pub(crate) name: String,
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) kubelet_listen: SocketAddr,
+    pub(crate) cni: Cni,
     pub(crate) bridge: String,
     pub(crate) nft_table: String,
     pub(crate) mtu: Option<u32>,
+    pub(crate) overlay: Option<coracle_cni::OverlayConfig>,
     pub(crate) resolv_conf: PathBuf,
     pub(crate) max_pods: u32,
+    pub(crate) lease_seconds: u16,
+    pub(crate) disk_free_percent: u8,
     pub(crate) registry_config_dir: Option<PathBuf>,
+    pub(crate) credential_providers: Option<(PathBuf, PathBuf)>,
+    pub(crate) nri: NriSettings,
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
     pub(crate) credentials: Option<Credentials>,
 }
 
-/// Files that an agent on its own serves and verifies with.
+/// What an agent on its own serves and verifies with.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
-    pub(crate) certificate: PathBuf,
-    pub(crate) key: PathBuf,
+    pub(crate) identity: Identity,
     pub(crate) client_ca: PathBuf,
 }
 
@@ -169,9 +246,12 @@ pub(crate) struct ControlPlane {
     pub(crate) dirs: Dirs,
     pub(crate) listen: SocketAddr,
     pub(crate) advertise_address: Option<IpAddr>,
-    pub(crate) cluster_cidr: IpNetwork,
+    pub(crate) cluster_cidrs: Vec<IpNetwork>,
     pub(crate) service_cidr: Ipv4Network,
     pub(crate) token_auth_file: Option<PathBuf>,
+    pub(crate) tls_sans: Vec<String>,
+    pub(crate) signing_duration: Duration,
+    pub(crate) node_monitor_grace: Duration,
 }
 
 /// All settings of one start: flags over file over defaults.
@@ -206,11 +286,7 @@ impl Settings {
         node: NodeSettings,
         plane: ControlPlaneSettings,
     ) -> anyhow::Result<Self> {
-        let file = match &places.config {
-            Some(path) => File::read(path)?,
-            None if Path::new(DEFAULT_FILE).exists() => File::read(Path::new(DEFAULT_FILE))?,
-            None => File::default(),
-        };
+        let file = File::find(places.config.as_deref())?;
         let or = |flag: Option<PathBuf>, file, default: &str| flag.or(file).unwrap_or_else(|| default.into());
         Ok(Self {
             dirs: Dirs {
@@ -230,26 +306,52 @@ impl Settings {
         let node = self.node.clone();
         let credentials = match (node.tls_cert_file, node.tls_private_key_file, node.client_ca_file) {
             (Some(certificate), Some(key), Some(client_ca)) => {
-                Some(Credentials { certificate, key, client_ca })
+                Some(Credentials { identity: Identity::Files(certificate, key), client_ca })
             }
             (None, None, None) => None,
             _ => anyhow::bail!(
                 "tls-cert-file, tls-private-key-file and client-ca-file go together: set all or none"
             ),
         };
+        let providers = (node.image_credential_provider_config, node.image_credential_provider_bin_dir);
+        let credential_providers = match providers {
+            (Some(file), Some(programs)) => Some((file, programs)),
+            (None, None) => None,
+            _ => anyhow::bail!(
+                "image-credential-provider-config and image-credential-provider-bin-dir go together: set both or none"
+            ),
+        };
+        let name = node.node_name.map_or_else(host_name, Ok)?;
+        let asked = overlay::Asked {
+            overlay: node.overlay,
+            vni: node.overlay_vni,
+            port: node.overlay_port,
+            udp_port: node.overlay_udp_port,
+            direct_routing: node.overlay_direct_routing,
+        };
         Ok(Node {
+            overlay: overlay::decide(asked, (node.overlay_interface, &name), node.mtu)?,
+            credential_providers,
             dirs: self.dirs(),
             pod_log_dir: absolute(node.pod_log_dir.unwrap_or_else(|| "/var/log/pods".into()))?,
             cgroup_root: node.cgroup_root.unwrap_or_else(|| "/".into()),
-            name: node.node_name.map_or_else(host_name, Ok)?,
+            cgroup_driver: cgroup::decide(node.cgroup_driver),
+            name,
             ips: node.node_ip,
             kubelet_listen: node.kubelet_listen.unwrap_or_else(|| ([0, 0, 0, 0], 10250).into()),
+            cni: cni::decide(node.cni_conf_dir, node.cni_bin_dir),
             bridge: node.bridge.unwrap_or_else(|| "coracle0".into()),
             nft_table: node.nft_table.unwrap_or_else(|| "coracle".into()),
             mtu: node.mtu,
             resolv_conf: node.resolv_conf.unwrap_or_else(|| "/etc/resolv.conf".into()),
             max_pods: node.max_pods.unwrap_or(110),
+            lease_seconds: node.node_lease_seconds.unwrap_or(40),
+            disk_free_percent: node.disk_free_percent.unwrap_or(10),
             registry_config_dir: node.registry_config_dir,
+            nri: nri::decide(
+                (node.nri_socket, node.nri_plugin_dir, node.nri_plugin_config_dir),
+                &self.dirs.run,
+            ),
             log_max_size: node.log_max_size.unwrap_or(10 << 20),
             log_max_files: node.log_max_files.unwrap_or(5),
             credentials,
@@ -262,9 +364,12 @@ impl Settings {
             dirs: self.dirs(),
             listen: plane.listen.unwrap_or_else(|| ([0, 0, 0, 0], 6443).into()),
             advertise_address: plane.advertise_address,
-            cluster_cidr: plane.cluster_cidr.map_or_else(|| "10.42.0.0/16".parse(), Ok)?,
+            cluster_cidrs: cluster_cidrs(plane.cluster_cidr)?,
             service_cidr: plane.service_cidr.map_or_else(|| "10.43.0.0/16".parse(), Ok)?,
             token_auth_file: plane.token_auth_file,
+            tls_sans: plane.tls_san,
+            signing_duration: seconds(plane.cluster_signing_seconds.unwrap_or(365 * 24 * 3600)),
+            node_monitor_grace: seconds(plane.node_monitor_grace_seconds.unwrap_or(40)),
         })
     }
 }
@@ -274,15 +379,35 @@ impl NodeSettings {
         Self {
             pod_log_dir: self.pod_log_dir.or(file.pod_log_dir),
             cgroup_root: self.cgroup_root.or(file.cgroup_root),
+            cgroup_driver: self.cgroup_driver.or(file.cgroup_driver),
             node_name: self.node_name.or(file.node_name),
             node_ip: if self.node_ip.is_empty() { file.node_ip } else { self.node_ip },
             kubelet_listen: self.kubelet_listen.or(file.kubelet_listen),
+            cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
+            cni_bin_dir: if self.cni_bin_dir.is_empty() { file.cni_bin_dir } else { self.cni_bin_dir },
             bridge: self.bridge.or(file.bridge),
             nft_table: self.nft_table.or(file.nft_table),
             mtu: self.mtu.or(file.mtu),
+            overlay: self.overlay.or(file.overlay),
+            overlay_interface: self.overlay_interface.or(file.overlay_interface),
+            overlay_vni: self.overlay_vni.or(file.overlay_vni),
+            overlay_port: self.overlay_port.or(file.overlay_port),
+            overlay_udp_port: self.overlay_udp_port.or(file.overlay_udp_port),
+            overlay_direct_routing: self.overlay_direct_routing.or(file.overlay_direct_routing),
             resolv_conf: self.resolv_conf.or(file.resolv_conf),
             max_pods: self.max_pods.or(file.max_pods),
+            node_lease_seconds: self.node_lease_seconds.or(file.node_lease_seconds),
+            disk_free_percent: self.disk_free_percent.or(file.disk_free_percent),
             registry_config_dir: self.registry_config_dir.or(file.registry_config_dir),
+            image_credential_provider_config: self
+                .image_credential_provider_config
+                .or(file.image_credential_provider_config),
+            image_credential_provider_bin_dir: self
+                .image_credential_provider_bin_dir
+                .or(file.image_credential_provider_bin_dir),
+            nri_socket: self.nri_socket.or(file.nri_socket),
+            nri_plugin_dir: self.nri_plugin_dir.or(file.nri_plugin_dir),
+            nri_plugin_config_dir: self.nri_plugin_config_dir.or(file.nri_plugin_config_dir),
             log_max_size: self.log_max_size.or(file.log_max_size),
             log_max_files: self.log_max_files.or(file.log_max_files),
             tls_cert_file: self.tls_cert_file.or(file.tls_cert_file),
@@ -297,14 +422,26 @@ impl ControlPlaneSettings {
         Self {
             listen: self.listen.or(file.listen),
             advertise_address: self.advertise_address.or(file.advertise_address),
-            cluster_cidr: self.cluster_cidr.or(file.cluster_cidr),
+            cluster_cidr: if self.cluster_cidr.is_empty() { file.cluster_cidr } else { self.cluster_cidr },
             service_cidr: self.service_cidr.or(file.service_cidr),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
+            tls_san: if self.tls_san.is_empty() { file.tls_san } else { self.tls_san },
+            cluster_signing_seconds: self.cluster_signing_seconds.or(file.cluster_signing_seconds),
+            node_monitor_grace_seconds: self.node_monitor_grace_seconds.or(file.node_monitor_grace_seconds),
         }
     }
 }
 
 impl File {
+    /// The file that a flag names, or the default one if it is there.
+    fn find(named: Option<&Path>) -> anyhow::Result<Self> {
+        match named {
+            Some(path) => Self::read(path),
+            None if Path::new(DEFAULT_FILE).exists() => Self::read(Path::new(DEFAULT_FILE)),
+            None => Ok(Self::default()),
+        }
+    }
+
     fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -322,40 +459,22 @@ fn absolute(path: PathBuf) -> anyhow::Result<PathBuf> {
     std::path::absolute(&path).with_context(|| format!("{} is not a path", path.display()))
 }
 
+/// At most one range of each family, as a node's `podCIDRs` may hold.
+fn cluster_cidrs(asked: Vec<IpNetwork>) -> anyhow::Result<Vec<IpNetwork>> {
+    let of_v4 = asked.iter().filter(|cidr| cidr.is_ipv4()).count();
+    let twice = of_v4 > 1 || asked.len() - of_v4 > 1;
+    anyhow::ensure!(!twice, "cluster-cidr takes one range of each family, not {}", asked.len());
+    Ok(if asked.is_empty() { vec!["10.42.0.0/16".parse()?] } else { asked })
+}
+
+fn seconds(count: u32) -> Duration {
+    Duration::from_secs(count.into())
+}
+
 fn host_name() -> anyhow::Result<String> {
     let name = nix::unistd::gethostname().context("cannot read the host's name")?;
     Ok(name.to_string_lossy().to_lowercase())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(text: &str) -> Result<File, toml::de::Error> {
-        toml::from_str(text)
-    }
-
-    #[test]
-    fn a_flag_overrides_the_file_and_the_file_the_default() {
-        let from_file = file("[node]\nbridge = \"fromfile\"\nmax-pods = 7").unwrap().node;
-        let flags = NodeSettings { bridge: Some("fromflag".into()), ..NodeSettings::default() };
-        let dirs = Dirs { state: "/s".into(), run: "/r".into() };
-        let settings = Settings { dirs, node: flags.over(from_file), plane: ControlPlaneSettings::default() };
-        let node = settings.node().unwrap();
-        assert_eq!((node.bridge.as_str(), node.max_pods, node.cgroup_root.as_str()), ("fromflag", 7, "/"));
-    }
-
-    #[test]
-    fn an_unknown_key_is_an_error_that_names_it() {
-        let error = file("[node]\nbrigde = \"x\"").err().unwrap().to_string();
-        assert!(error.contains("brigde"), "{error}");
-    }
-
-    #[test]
-    fn half_a_set_of_credentials_is_refused() {
-        let node = NodeSettings { tls_cert_file: Some("/c".into()), ..NodeSettings::default() };
-        let dirs = Dirs { state: "/s".into(), run: "/r".into() };
-        let settings = Settings { dirs, node, plane: ControlPlaneSettings::default() };
-        assert!(settings.node().is_err());
-    }
-}
+mod tests;

@@ -346,6 +346,10 @@ async fn mount(
         let path = host_path::mount(host).map_err(failed)?;
         return Ok(Mounted { path, read_only: false });
     }
+    if volume.image.is_some() {
+        // The runtime mounts it, in each container for itself.
+        return Ok(Mounted { path: PathBuf::new(), read_only: true });
+    }
     let Some(projection) = payload::Projection::of(volume) else {
         return Err(VolumeError::Unsupported { volume: volume.name.clone(), kind: kind(volume) });
     };
@@ -363,7 +367,6 @@ fn kind(volume: &Volume) -> &'static str {
         (volume.persistent_volume_claim.is_some(), "persistentVolumeClaim"),
         (volume.csi.is_some(), "csi"),
         (volume.nfs.is_some(), "nfs"),
-        (volume.image.is_some(), "image"),
         (volume.ephemeral.is_some(), "ephemeral"),
         (volume.iscsi.is_some(), "iscsi"),
         (volume.fc.is_some(), "fc"),

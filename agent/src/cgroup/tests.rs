@@ -15,7 +15,12 @@ struct Scratch {
 impl Scratch {
     fn new(name: &str) -> Scratch {
         let root = format!("/coracle-test-{}-{name}", std::process::id());
-        let config = CgroupConfig { root: root.clone(), cpu_millis: 2000, pod_pids_limit: Some(100) };
+        let config = CgroupConfig {
+            root: root.clone(),
+            driver: CgroupDriver::Cgroupfs,
+            cpu_millis: 2000,
+            pod_pids_limit: Some(100),
+        };
         Scratch { cgroups: Cgroups::open(config).expect("root and a mounted cgroup hierarchy"), root }
     }
 
@@ -59,9 +64,9 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
         "u1",
         json!({"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "200m", "memory": "32Mi"}}),
     );
-    let parent = scratch.cgroups.ensure_pod(&pod).expect("ensure").0;
+    let parent = scratch.cgroups.ensure_pod(&pod).await.expect("ensure").0;
     assert_eq!(parent, format!("{}/kubepods/burstable/podu1", scratch.root));
-    assert_eq!(scratch.cgroups.ensure_pod(&pod).expect("again").0, parent);
+    assert_eq!(scratch.cgroups.ensure_pod(&pod).await.expect("again").0, parent);
     assert_eq!(scratch.read(&parent, "memory/memory.limit_in_bytes", "memory.max"), (32 << 20).to_string());
     assert_eq!(scratch.read(&parent, "cpu/cpu.cfs_quota_us", "cpu.max").split(' ').next(), Some("20000"));
     assert_eq!(scratch.read(&parent, "pids/pids.max", "pids.max"), "100");
@@ -90,7 +95,7 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
 async fn a_cgroup_that_a_dying_process_holds_is_removed_once_it_has_gone() {
     let scratch = Scratch::new("busy");
     let pod = pod("u2", json!({}));
-    scratch.cgroups.ensure_pod(&pod).expect("ensure");
+    scratch.cgroups.ensure_pod(&pod).await.expect("ensure");
     let mut child = Command::new("sleep").arg("0.1").spawn().expect("sleep");
     for dir in scratch.cgroups.shared.tree.directories("kubepods/besteffort/podu2") {
         fs::write(dir.join("cgroup.procs"), child.id().to_string()).expect("enter the cgroup");
@@ -101,9 +106,9 @@ async fn a_cgroup_that_a_dying_process_holds_is_removed_once_it_has_gone() {
     assert!(scratch.cgroups.pods().is_empty());
 }
 
-#[test]
-fn a_pod_without_uid_has_no_cgroup() {
+#[tokio::test]
+async fn a_pod_without_uid_has_no_cgroup() {
     let scratch = Scratch::new("nouid");
-    let error = scratch.cgroups.ensure_pod(&Pod::default()).expect_err("no uid");
+    let error = scratch.cgroups.ensure_pod(&Pod::default()).await.expect_err("no uid");
     assert!(matches!(error, CgroupError::NoUid(_)));
 }

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use cgroups_rs::fs::hierarchies::{V1, V2, is_cgroup2_unified_mode};
 use cgroups_rs::fs::{Cgroup, Hierarchy, Subsystem};
+use coracle_cri::CgroupDriver;
+use coracle_systemd::{Property, Systemd, property, unit};
 
 use super::CgroupError;
-use super::limits::Limits;
+use super::limits::{Limits, writes};
 
 /// What pods cannot be limited without.
 const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
@@ -17,6 +19,7 @@ const WANTED: [&str; 3] = ["cpu", "memory", "pids"];
 /// Where the cgroups of pods live in each hierarchy.
 #[derive(Debug)]
 pub(crate) struct Tree {
+    driver: CgroupDriver,
     version: Version,
     /// Below each mount, without slashes at its ends; empty for the mount itself.
     root: String,
@@ -33,7 +36,7 @@ enum Version {
 // === impl Tree ===
 
 impl Tree {
-    pub(crate) fn open(root: &str) -> Result<Tree, CgroupError> {
+    pub(crate) fn open(root: &str, driver: CgroupDriver) -> Result<Tree, CgroupError> {
         let version = if is_cgroup2_unified_mode() { Version::V2(V2::new()) } else { Version::V1(V1::new()) };
         let hierarchy = version.hierarchy();
         let v2 = matches!(version, Version::V2(_));
@@ -42,9 +45,12 @@ impl Tree {
             .iter()
             .map(|s| (s.controller_name(), mount_of(s, v2, hierarchy.as_ref())))
             .collect();
-        let tree = Tree { version, root: root.trim_matches('/').to_owned(), mounts };
+        let tree = Tree { driver, version, root: root.trim_matches('/').to_owned(), mounts };
         if tree.mounts.is_empty() {
             return Err(CgroupError::NoHierarchy);
+        }
+        if driver == CgroupDriver::Systemd && !v2 {
+            return Err(CgroupError::SystemdVersion);
         }
         for controller in WANTED.iter().filter(|name| !tree.mounts.contains_key(**name)) {
             tracing::warn!(
@@ -73,18 +79,42 @@ impl Tree {
         format!("/{}", self.below(path))
     }
 
+    /// Whether calls go to systemd, which takes longer than writing files.
+    pub(crate) fn is_systemds(&self) -> bool {
+        self.driver == CgroupDriver::Systemd
+    }
+
     /// Makes the cgroup in every hierarchy and sets its limits.
     pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
         let below = self.below(path);
-        let made = Cgroup::new(self.version.hierarchy(), &below);
-        made.map_err(|source| CgroupError::Create { path: self.absolute(path), source })?;
-        let dirs = self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(&below)));
-        super::write::limits(&dirs.collect(), limits, self.is_v2())
+        let dirs = self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(&below))).collect();
+        match self.driver {
+            CgroupDriver::Cgroupfs => {
+                let made = Cgroup::new(self.version.hierarchy(), &below);
+                made.map_err(|source| CgroupError::Create { path: self.absolute(path), source })?;
+            }
+            CgroupDriver::Systemd if super::write::holds(&dirs, limits) => return Ok(()),
+            CgroupDriver::Systemd => self.ensure_slice(path, limits)?,
+        }
+        super::write::limits(&dirs, limits, self.is_v2())
     }
 
-    /// The names of the cgroups directly in this one, in any hierarchy.
+    fn ensure_slice(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
+        let slice = self.slice(path);
+        let limits: Vec<Property> = writes(limits, true)
+            .iter()
+            .flat_map(|write| property::of_file(write.file, &write.value))
+            .collect();
+        let made = Systemd::connect().and_then(|mut systemd| systemd.ensure_slice(&slice, &limits));
+        made.map_err(|source| CgroupError::Slice { slice, source })
+    }
+
+    /// The names of the cgroups directly in this one, in any hierarchy, as [`Tree::ensure`] was given them.
     pub(crate) fn children(&self, path: &str) -> Vec<String> {
         let mut names: Vec<String> = self.directories(path).iter().flat_map(|dir| child_names(dir)).collect();
+        if self.is_systemds() {
+            names = names.iter().filter_map(|name| name_of_slice(name)).collect();
+        }
         names.sort();
         names.dedup();
         names
@@ -92,12 +122,27 @@ impl Tree {
 
     /// Removes the cgroup and all below it from every hierarchy, to the end; the first error is told.
     pub(crate) fn remove(&self, path: &str) -> Result<(), CgroupError> {
+        if self.is_systemds() && self.directories(path).iter().any(|dir| dir.exists()) {
+            let slice = self.slice(path);
+            let stopped = Systemd::connect().and_then(|mut systemd| systemd.stop(&slice));
+            stopped.map_err(|source| CgroupError::Slice { slice, source })?;
+        }
         let results: Vec<_> = self.directories(path).iter().map(|dir| remove_dir(dir)).collect();
         results.into_iter().collect()
     }
 
     fn below(&self, path: &str) -> String {
-        if self.root.is_empty() { path.to_owned() } else { format!("{}/{path}", self.root) }
+        match self.driver {
+            CgroupDriver::Systemd => unit::slice_path(&self.slice(path)).trim_start_matches('/').to_owned(),
+            CgroupDriver::Cgroupfs if self.root.is_empty() => path.to_owned(),
+            CgroupDriver::Cgroupfs => format!("{}/{path}", self.root),
+        }
+    }
+
+    /// The slice that the cgroup is with systemd; the root is one as well then, or nothing.
+    fn slice(&self, path: &str) -> String {
+        let root = self.root.trim_end_matches(".slice").split('-');
+        unit::slice_of(root.chain(path.split('/')).filter(|name| !name.is_empty()))
     }
 
     pub(super) fn directories(&self, path: &str) -> Vec<PathBuf> {
@@ -130,6 +175,11 @@ fn child_names(dir: &Path) -> Vec<String> {
     dirs.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
+/// The last of a slice's names, with the dashes that stand as underscores in it.
+fn name_of_slice(slice: &str) -> Option<String> {
+    Some(slice.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"))
+}
+
 /// rmdir from the leaves up: the files of a cgroup go with its directory.
 pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
     match fs::remove_dir(dir) {
@@ -145,5 +195,23 @@ pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
             Err(CgroupError::Remove { path: dir.to_owned(), source: error })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_slice_is_named_as_the_kubelet_names_it_and_found_again() {
+        let Ok(tree) = Tree::open("/", CgroupDriver::Cgroupfs) else { panic!("no hierarchy is mounted") };
+        let tree = Tree { driver: CgroupDriver::Systemd, ..tree };
+        let below = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1f_2.slice";
+        assert_eq!(tree.below("kubepods/burstable/pod1f-2"), below);
+        assert_eq!(tree.slice("kubepods"), "kubepods.slice");
+        assert_eq!(name_of_slice("kubepods-burstable-pod1f_2.slice").as_deref(), Some("pod1f-2"));
+        assert_eq!(name_of_slice("cri-coracle-1.scope"), None);
+        let tree = Tree { root: "edge-a.slice".into(), ..tree };
+        assert_eq!(tree.below("kubepods"), "edge.slice/edge-a.slice/edge-a-kubepods.slice");
     }
 }

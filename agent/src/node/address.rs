@@ -1,36 +1,20 @@
-//! Which address the node is known by. A machine without a default route is a normal one.
+//! Which addresses the node is known by. A machine without a default route is a normal one.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::Path;
 
-/// An address of an interface that is up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Local {
-    pub(crate) interface: String,
-    pub(crate) ip: IpAddr,
-    /// A bridge is more often a network of ours or of another runtime's than the way to the machine.
-    pub(crate) is_bridge: bool,
-}
+use coracle_cni::LocalAddress;
 
-/// The node's address as the machine's routes and interfaces say.
-pub(super) fn find() -> IpAddr {
+/// The node's addresses as the machine's routes and interfaces say: the primary one, and one of the other family
+/// if the same interface has it.
+pub(crate) fn find() -> Vec<IpAddr> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let routes = default_interfaces(&read("/proc/net/route"), &read("/proc/net/ipv6_route"));
-    choose(&routes, &locals())
-}
-
-fn locals() -> Vec<Local> {
-    let all = nix::ifaddrs::getifaddrs().into_iter().flatten();
-    let found = all.filter_map(|address| {
-        let storage = address.address?;
-        let v4 = storage.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-        let ip = v4.or_else(|| storage.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))?;
-        let is_bridge = Path::new("/sys/class/net").join(&address.interface_name).join("bridge").exists();
-        Some(Local { interface: address.interface_name, ip, is_bridge })
-    });
-    found.collect()
+    let locals = coracle_cni::local_addresses();
+    let locals =
+        locals.inspect_err(|error| tracing::warn!(error = super::chain(error), "no address is known"));
+    choose(&routes, &locals.unwrap_or_default())
 }
 
 /// The interfaces of default routes, IPv4's before IPv6's, better metrics first.
@@ -53,15 +37,18 @@ fn default_interfaces(v4: &str, v6: &str) -> Vec<String> {
     found.into_iter().map(|(_, _, interface)| interface).collect()
 }
 
-/// The default route's address, else the first that others could reach, else the loopback's.
-fn choose(routes: &[String], locals: &[Local]) -> IpAddr {
-    let usable: Vec<&Local> = locals.iter().filter(|local| is_usable(local.ip)).collect();
+/// The default route's addresses, else the first that others could reach, else the loopback's.
+fn choose(routes: &[String], locals: &[LocalAddress]) -> Vec<IpAddr> {
+    let usable: Vec<&LocalAddress> = locals.iter().filter(|local| is_usable(local.ip)).collect();
     let on = |interface: &String| {
         usable.iter().filter(move |l| l.interface == *interface).min_by_key(|l| l.ip.is_ipv6())
     };
     let routed = routes.iter().find_map(on);
-    let other = || usable.iter().filter(|local| !local.is_bridge).min_by_key(|local| local.ip.is_ipv6());
-    routed.or_else(other).map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |local| local.ip)
+    // A bridge is more often a network of ours or of another runtime's than the way to the machine.
+    let other = || usable.iter().filter(|local| !local.is_virtual).min_by_key(|local| local.ip.is_ipv6());
+    let Some(first) = routed.or_else(other) else { return vec![IpAddr::V4(Ipv4Addr::LOCALHOST)] };
+    let beside = |l: &&&LocalAddress| l.interface == first.interface && l.ip.is_ipv4() != first.ip.is_ipv4();
+    std::iter::once(first).chain(usable.iter().find(beside)).map(|local| local.ip).collect()
 }
 
 fn is_usable(ip: IpAddr) -> bool {
@@ -75,11 +62,11 @@ fn is_usable(ip: IpAddr) -> bool {
 mod tests {
     use super::*;
 
-    fn local(interface: &str, ip: &str) -> Local {
-        Local {
+    fn local(interface: &str, ip: &str) -> LocalAddress {
+        LocalAddress {
             interface: interface.to_owned(),
             ip: ip.parse().expect("address"),
-            is_bridge: interface.starts_with("br"),
+            is_virtual: interface.starts_with("br"),
         }
     }
 
@@ -93,13 +80,17 @@ mod tests {
             local("eth0", "192.0.2.1"),
             local("eth1", "192.0.2.2"),
         ];
-        let chosen = |routes: &[&str], locals: &[Local]| {
-            choose(&routes.iter().map(|r| (*r).to_owned()).collect::<Vec<_>>(), locals).to_string()
+        let chosen = |routes: &[&str], locals: &[LocalAddress]| {
+            choose(&routes.iter().map(|r| (*r).to_owned()).collect::<Vec<_>>(), locals)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(chosen(&["eth1"], &all), "192.0.2.2");
         assert_eq!(chosen(&["br0"], &all), "10.42.0.1");
-        assert_eq!(chosen(&["gone"], &all), "192.0.2.1");
-        assert_eq!(chosen(&[], &all), "192.0.2.1");
+        assert_eq!(chosen(&["gone"], &all), "192.0.2.1 2001:db8::1");
+        assert_eq!(chosen(&[], &all), "192.0.2.1 2001:db8::1");
         assert_eq!(chosen(&[], &all[..2]), "127.0.0.1");
         assert_eq!(chosen(&[], &[]), "127.0.0.1");
     }

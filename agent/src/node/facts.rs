@@ -19,7 +19,7 @@ pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let meminfo = read("/proc/meminfo")?;
     let capacity = capacity(config, &meminfo)?;
     let allocatable = allocatable(&capacity, &config.reserved)?;
-    let ips = if config.ips.is_empty() { vec![address::find()] } else { config.ips.clone() };
+    let ips = if config.ips.is_empty() { address::find() } else { config.ips.clone() };
     Ok(NodeFacts { name: config.name.clone(), ips, capacity, allocatable, info: info(config, &meminfo) })
 }
 
@@ -184,9 +184,12 @@ mod tests {
             register: true,
             kubelet_port: 10250,
             max_pods: 110,
+            lease_seconds: 40,
+            disk_free_percent: 10,
             reserved: BTreeMap::new(),
             state_dir: "/var/lib/coracle-is-not-there".into(),
             runtime_version: "coracle://0".to_owned(),
+            overlay: None,
         };
         let facts = find(&config).expect("facts");
         assert!(facts.cpu_millis() >= 1000 && facts.memory() > 1 << 20);

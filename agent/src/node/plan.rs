@@ -1,7 +1,9 @@
 //! What the Node object should say, and whether that is worth a write. Pure.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
+use coracle_cni::{End, PeerKind};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec,
@@ -11,12 +13,16 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
 use super::{NodeConfig, NodeFacts, facts};
+use crate::overlay::{self, State};
 
 /// What of the node changes while it runs.
 #[derive(Clone, Debug)]
 pub(super) struct Situation {
+    /// The node's addresses, the primary one first.
+    pub(super) ips: Vec<IpAddr>,
     /// Whether pods can have a network, and why not.
     pub(super) network: Result<(), String>,
+    pub(super) overlay: State,
     /// What the machine is short of.
     pub(super) pressure: Pressure,
     pub(super) images: Vec<ContainerImage>,
@@ -58,12 +64,26 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
     config.labels.clone().into_iter().chain(own).collect()
 }
 
-/// The merge patch that gives an adopted node the labels it lacks.
-pub(super) fn label_patch(config: &NodeConfig, seen: &Node) -> Option<Value> {
+/// The merge patch that gives the node the labels that it lacks, and the annotations that other nodes read.
+pub(super) fn metadata_patch(
+    config: &NodeConfig,
+    announced: Option<&(PeerKind, Vec<End>)>,
+    seen: &Node,
+) -> Option<Value> {
+    let mut patch = serde_json::Map::new();
     let held = seen.metadata.labels.clone().unwrap_or_default();
     let missing: BTreeMap<_, _> =
         labels(config).into_iter().filter(|(key, value)| held.get(key) != Some(value)).collect();
-    (!missing.is_empty()).then(|| json!({"metadata": {"labels": missing}}))
+    if !missing.is_empty() {
+        patch.insert("labels".to_owned(), json!(missing));
+    }
+    let held = seen.metadata.annotations.clone().unwrap_or_default();
+    let missing =
+        announced.map(|(kind, ends)| overlay::annotations((*kind, ends), &held)).unwrap_or_default();
+    if !missing.is_empty() {
+        patch.insert("annotations".to_owned(), json!(missing));
+    }
+    (!patch.is_empty()).then(|| json!({"metadata": patch}))
 }
 
 /// The strategic patch that brings the status up to date; nothing when only times would change.
@@ -113,7 +133,7 @@ fn put<T: PartialEq + serde::Serialize>(
 
 fn status(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, held: &NodeStatus) -> NodeStatus {
     let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
-    let internal = facts.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
+    let internal = situation.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
     let addresses = internal.chain([address("Hostname", config.name.clone())]).collect();
     NodeStatus {
         addresses: Some(addresses),
@@ -173,8 +193,23 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
         ("Ready", ready),
     ];
     all.into_iter()
+        .chain(overlay_conditions(&situation.overlay))
         .map(|(type_, (is, reason, message))| condition(type_, (is, reason, message), held, situation.now))
         .collect()
+}
+
+/// What a network provider tells (`NetworkUnavailable`), and what its own tests found.
+fn overlay_conditions(state: &State) -> Vec<(&'static str, (bool, &'static str, String))> {
+    let Some(reached) = &state.reached else { return Vec::new() };
+    let unavailable = match reached {
+        Ok(()) => (false, "OverlayIsUp", "pods of other nodes can be reached".to_owned()),
+        Err(reason) => (true, "OverlayFailed", reason.clone()),
+    };
+    let impaired = match &state.impaired[..] {
+        [] => (false, "NothingFound", "nothing is known to be wrong on the way to other nodes".to_owned()),
+        found => (true, "PeersNotReached", found.join("; ")),
+    };
+    vec![("NetworkUnavailable", unavailable), ("PodNetworkImpaired", impaired)]
 }
 
 fn condition(
@@ -215,9 +250,12 @@ mod tests {
             register: true,
             kubelet_port: 10250,
             max_pods: 110,
+            lease_seconds: 40,
+            disk_free_percent: 10,
             reserved: BTreeMap::new(),
             state_dir: "/".into(),
             runtime_version: "coracle://0".to_owned(),
+            overlay: None,
         }
     }
 
@@ -234,7 +272,9 @@ mod tests {
 
     fn situation(network: Result<(), String>, second: i64) -> Situation {
         Situation {
+            ips: vec!["192.0.2.1".parse().expect("address")],
             network,
+            overlay: State::default(),
             pressure: Pressure::default(),
             images: Vec::new(),
             now: Timestamp::from_second(second).expect("time"),
@@ -276,9 +316,9 @@ mod tests {
     #[test]
     fn changed_addresses_replace_the_old_ones() {
         let node = node(&config(), &facts(), &situation(Ok(()), 1));
-        let mut moved = facts();
+        let mut moved = situation(Ok(()), 1);
         moved.ips.push("2001:db8::1".parse().expect("address"));
-        let patch = status_patch(&config(), &moved, &situation(Ok(()), 1), &node).expect("a patch");
+        let patch = status_patch(&config(), &facts(), &moved, &node).expect("a patch");
         let addresses = &patch["status"]["addresses"];
         assert_eq!(addresses[0], json!({"$patch": "replace"}));
         assert_eq!(addresses.as_array().map(Vec::len), Some(4));
@@ -287,10 +327,10 @@ mod tests {
     #[test]
     fn an_adopted_node_gets_only_the_labels_it_lacks() {
         let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
-        assert_eq!(label_patch(&config(), &node), None);
+        assert_eq!(metadata_patch(&config(), None, &node), None);
         node.metadata.labels.as_mut().expect("labels").remove("kubernetes.io/os");
         assert_eq!(
-            label_patch(&config(), &node),
+            metadata_patch(&config(), None, &node),
             Some(json!({"metadata": {"labels": {"kubernetes.io/os": "linux"}}}))
         );
     }

@@ -38,7 +38,8 @@ pub(super) async fn keep(agent: &NodeAgent) {
     }
     let changes = watch_object(api.clone(), &agent.config.name).default_backoff();
     let mut changes = std::pin::pin!(changes);
-    let mut images = agent.images.subscribe();
+    let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
+    let mut overlay = agent.overlay_state.subscribe();
     loop {
         let result = tokio::select! {
             // The stream keeps its place, the others only wake: dropping any of them loses nothing.
@@ -50,6 +51,8 @@ pub(super) async fn keep(agent: &NodeAgent) {
             },
             () = agent.pulse.notified() => tell(agent, &api).await,
             _ = images.changed() => tell(agent, &api).await,
+            _ = ips.changed() => tell(agent, &api).await,
+            _ = overlay.changed() => tell(agent, &api).await,
         };
         if let Err(error) = result {
             // The next pulse of the lease's timer tries again.
@@ -83,22 +86,23 @@ async fn appear(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
 
 /// Takes in what the API says of the node, then tells it what it does not know.
 async fn seen(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result<(), kube::Error> {
-    let cidrs = cidrs(&node);
+    let cidrs = pod_cidrs(&node);
     if !cidrs.is_empty() {
         set_cidrs(agent, cidrs).await;
     }
-    let labels = plan::label_patch(&agent.config, &node);
     agent.node.send_replace(Some(Arc::new(node)));
-    if let Some(patch) = labels {
-        let node = api.patch(&agent.config.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
-        agent.node.send_replace(Some(Arc::new(node)));
-    }
     tell(agent, api).await
 }
 
 /// Writes the status, if it says something new.
 async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
-    let Some(node) = agent.node.borrow().clone() else { return Ok(()) };
+    let Some(mut node) = agent.node.borrow().clone() else { return Ok(()) };
+    let announced = agent.overlay_state.borrow().announced.clone();
+    if let Some(patch) = plan::metadata_patch(&agent.config, announced.as_ref(), &node) {
+        let patched = api.patch(&agent.config.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
+        node = Arc::new(patched);
+        agent.node.send_replace(Some(node.clone()));
+    }
     let Some(patch) = plan::status_patch(&agent.config, &agent.facts, &situation(agent), &node) else {
         return Ok(());
     };
@@ -113,7 +117,8 @@ async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
     }
 }
 
-fn cidrs(node: &Node) -> Vec<IpNetwork> {
+/// The ranges of a node's pods.
+pub(crate) fn pod_cidrs(node: &Node) -> Vec<IpNetwork> {
     let Some(spec) = &node.spec else { return Vec::new() };
     let many = spec.pod_cidrs.iter().flatten();
     let all: Vec<&String> =
@@ -126,8 +131,7 @@ fn cidrs(node: &Node) -> Vec<IpNetwork> {
 }
 
 async fn set_cidrs(agent: &NodeAgent, cidrs: Vec<IpNetwork>) {
-    let mut set = agent.cidrs.lock().await;
-    if set.as_ref() == Some(&cidrs) && agent.network.ready().is_ok() {
+    if *agent.ranges.borrow() == cidrs && agent.network.ready().is_ok() {
         return;
     }
     match agent.network.set_pod_cidrs(cidrs.clone()).await {
@@ -135,7 +139,7 @@ async fn set_cidrs(agent: &NodeAgent, cidrs: Vec<IpNetwork>) {
             if let Err(error) = record::write(&cidr_record(agent), &cidrs) {
                 tracing::warn!(%error, "cannot remember the pod address ranges");
             }
-            *set = Some(cidrs);
+            agent.ranges.send_replace(cidrs);
         }
         Err(error) => tracing::warn!(error = chain(&error), ?cidrs, "cannot set up the pod network"),
     }
@@ -147,20 +151,22 @@ fn cidr_record(agent: &NodeAgent) -> std::path::PathBuf {
 
 fn situation(agent: &NodeAgent) -> Situation {
     Situation {
+        ips: agent.ips.borrow().clone(),
         network: agent.network.ready().map_err(|reason| reason.to_string()),
-        pressure: pressure(&agent.config.state_dir),
+        overlay: agent.overlay_state.borrow().clone(),
+        pressure: pressure(&agent.config.state_dir, agent.config.disk_free_percent),
         images: agent.images.borrow().clone(),
         now: Timestamp::now(),
     }
 }
 
-/// The kubelet's default thresholds: 100 MiB of memory, a tenth of the disk, a twentieth of its inodes;
+/// The kubelet's default thresholds: 100 MiB of memory, a tenth of the disk (a setting), a twentieth of its inodes;
 /// and for processes a twentieth of what the kernel can number, where upstream has none.
-fn pressure(state_dir: &std::path::Path) -> Pressure {
+fn pressure(state_dir: &std::path::Path, disk_free_percent: u8) -> Pressure {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let available = facts::kib(&read("/proc/meminfo"), "MemAvailable");
     let disk = statvfs(state_dir).is_ok_and(|found| {
-        let short = found.blocks_available() * 10 < found.blocks();
+        let short = found.blocks_available() * 100 < found.blocks() * u64::from(disk_free_percent);
         short || (found.files() > 0 && found.files_available() * 20 < found.files())
     });
     let threads =

@@ -146,9 +146,12 @@ fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
         register: true,
         kubelet_port: 10250,
         max_pods: 110,
+        lease_seconds: 40,
+        disk_free_percent: 10,
         reserved: BTreeMap::new(),
         state_dir: dir.to_owned(),
         runtime_version: "coracle://0".to_owned(),
+        overlay: None,
     };
     NodeAgent::new(config, api.client(), network).expect("facts")
 }
@@ -156,6 +159,7 @@ fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
 async fn network(dir: &std::path::Path) -> Network {
     let config = NetworkConfig {
         conf_dir: None,
+        bin_dirs: Vec::new(),
         state_dir: dir.join("cni"),
         bridge: "coracletest0".to_owned(),
         table: "coracletest".to_owned(),

@@ -94,6 +94,9 @@ pub(crate) enum ApplyError {
     /// The runtime refused.
     #[error("{call} of {what}: {status}", status = status.message())]
     Runtime { call: &'static str, what: String, status: Box<tonic::Status> },
+    /// The pod's own ids.
+    #[error("user namespace of the pod")]
+    UserIds(#[source] super::user_ids::UserIdsError),
     /// The pod's cgroup.
     #[error("cgroup of the pod")]
     Cgroup(#[source] crate::cgroup::CgroupError),
@@ -177,6 +180,7 @@ impl Job {
             cgroup_parent: parent,
             cluster_domain: &config.cluster_domain,
             dns: resolved.config,
+            users: self.node.user_ids.of(&self.uid),
         };
         (sandbox::config(&self.pod, &spec, attempt, place), resolved.cluster_missing)
     }

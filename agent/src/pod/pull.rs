@@ -1,6 +1,7 @@
 //! Brings a container's image here by its pull policy, with the pull secrets of its pod. The image store lets
 //! only one pull of a reference run at a time; the others wait for it.
 
+mod provider;
 mod secret;
 
 use coracle_images::Reference;
@@ -13,6 +14,9 @@ use super::apply::Failed;
 use super::events::Level;
 use super::security::ImageUser;
 use super::state::Waiting;
+
+pub use provider::ProviderError;
+pub(crate) use provider::Providers;
 
 /// An image that is here.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use coracle_proto::cri;
 use coracle_proto::cri::security_profile::ProfileType;
-use k8s_openapi::api::core::v1::{Container, PodSpec, SeccompProfile, SecurityContext};
+use k8s_openapi::api::core::v1::{AppArmorProfile, Container, PodSpec, SeccompProfile, SecurityContext};
 
 const MASKED: [&str; 12] = [
     "/proc/asound",
@@ -43,7 +43,7 @@ pub(crate) enum SecurityError {
 }
 
 /// The namespaces that a pod shares with its node or among its containers.
-pub(crate) fn namespaces(spec: &PodSpec) -> cri::NamespaceOption {
+pub(crate) fn namespaces(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::NamespaceOption {
     let node_or =
         |host: Option<bool>, other| if host == Some(true) { cri::NamespaceMode::Node } else { other };
     let own_pid = match spec.share_process_namespace {
@@ -54,12 +54,21 @@ pub(crate) fn namespaces(spec: &PodSpec) -> cri::NamespaceOption {
         network: node_or(spec.host_network, cri::NamespaceMode::Pod).into(),
         pid: node_or(spec.host_pid, own_pid).into(),
         ipc: node_or(spec.host_ipc, cri::NamespaceMode::Pod).into(),
+        userns_options: users.map(|range| cri::UserNamespace {
+            mode: cri::NamespaceMode::Pod.into(),
+            uids: vec![range],
+            gids: vec![range],
+        }),
         ..cri::NamespaceOption::default()
     }
 }
 
 /// What the sandbox runs as.
-pub(crate) fn sandbox(spec: &PodSpec, seccomp_dir: &Path) -> cri::LinuxSandboxSecurityContext {
+pub(crate) fn sandbox(
+    spec: &PodSpec,
+    seccomp_dir: &Path,
+    users: Option<cri::IdMapping>,
+) -> cri::LinuxSandboxSecurityContext {
     let context = spec.security_context.clone().unwrap_or_default();
     let privileged = spec
         .init_containers
@@ -68,7 +77,7 @@ pub(crate) fn sandbox(spec: &PodSpec, seccomp_dir: &Path) -> cri::LinuxSandboxSe
         .chain(&spec.containers)
         .any(|c| c.security_context.as_ref().and_then(|s| s.privileged) == Some(true));
     cri::LinuxSandboxSecurityContext {
-        namespace_options: Some(namespaces(spec)),
+        namespace_options: Some(namespaces(spec, users)),
         run_as_user: context.run_as_user.map(|value| cri::Int64Value { value }),
         run_as_group: context.run_as_group.map(|value| cri::Int64Value { value }),
         supplemental_groups: groups(spec),
@@ -90,6 +99,7 @@ pub(crate) fn container(
     container: &Container,
     image: &ImageUser,
     seccomp_dir: &Path,
+    users: Option<cri::IdMapping>,
 ) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
     let own = container.security_context.clone().unwrap_or_default();
     let pods = spec.security_context.clone().unwrap_or_default();
@@ -107,7 +117,7 @@ pub(crate) fn container(
     Ok(cri::LinuxContainerSecurityContext {
         capabilities: Some(capabilities(&own)),
         privileged,
-        namespace_options: Some(namespaces(spec)),
+        namespace_options: Some(namespaces(spec, users)),
         selinux_options: own.se_linux_options.as_ref().or(pods.se_linux_options.as_ref()).map(selinux),
         run_as_user: uid.map(|value| cri::Int64Value { value }),
         run_as_username: if uid.is_none() { image.name.clone() } else { String::new() },
@@ -123,8 +133,21 @@ pub(crate) fn container(
         } else {
             seccomp(profile, seccomp_dir)
         }),
+        apparmor: own.app_armor_profile.as_ref().or(pods.app_armor_profile.as_ref()).map(apparmor),
         ..cri::LinuxContainerSecurityContext::default()
     })
+}
+
+/// By name, a profile that is loaded.
+fn apparmor(profile: &AppArmorProfile) -> cri::SecurityProfile {
+    match (profile.type_.as_str(), &profile.localhost_profile) {
+        ("RuntimeDefault", _) => plain(ProfileType::RuntimeDefault),
+        ("Localhost", name) => cri::SecurityProfile {
+            profile_type: ProfileType::Localhost.into(),
+            localhost_ref: name.clone().unwrap_or_default(),
+        },
+        _ => plain(ProfileType::Unconfined),
+    }
 }
 
 fn non_root(container: &Container, user: Option<i64>, image: &ImageUser) -> Result<(), SecurityError> {
@@ -201,7 +224,7 @@ mod tests {
         image: &ImageUser,
     ) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
-        container(&spec, &spec.containers[0], image, Path::new("/seccomp"))
+        container(&spec, &spec.containers[0], image, Path::new("/seccomp"), None)
     }
 
     #[test]
@@ -213,6 +236,31 @@ mod tests {
         assert_eq!(uid(context(spec.clone(), &image).unwrap()), Some(101));
         let named = context(spec, &ImageUser { uid: None, name: "www".into() }).unwrap();
         assert_eq!((named.run_as_user, named.run_as_username.as_str()), (None, "www"));
+    }
+
+    #[test]
+    fn a_containers_apparmor_profile_counts_before_its_pods() {
+        let profile = |pods: serde_json::Value, own: serde_json::Value| {
+            let spec = json!({"securityContext": {"appArmorProfile": pods},
+                "containers": [{"name": "c", "securityContext": {"appArmorProfile": own}}]});
+            context(spec, &ImageUser::default()).unwrap().apparmor
+        };
+        let default = json!({"type": "RuntimeDefault"});
+        let named = json!({"type": "Localhost", "localhostProfile": "mine"});
+        assert_eq!(profile(json!(null), json!(null)), None);
+        assert_eq!(profile(named.clone(), default.clone()), Some(plain(ProfileType::RuntimeDefault)));
+        assert_eq!(profile(default, named).unwrap().localhost_ref, "mine");
+        let unconfined = profile(json!({"type": "Unconfined"}), json!(null));
+        assert_eq!(unconfined, Some(plain(ProfileType::Unconfined)));
+    }
+
+    #[test]
+    fn a_pod_with_ids_of_its_own_asks_for_a_user_namespace() {
+        let spec: PodSpec = serde_json::from_value(json!({"hostUsers": false, "containers": []})).unwrap();
+        let range = cri::IdMapping { container_id: 0, host_id: 65536, length: 65536 };
+        let options = namespaces(&spec, Some(range)).userns_options.unwrap();
+        assert_eq!((options.mode(), options.uids.as_slice()), (cri::NamespaceMode::Pod, &[range][..]));
+        assert_eq!(namespaces(&spec, None).userns_options, None);
     }
 
     #[test]

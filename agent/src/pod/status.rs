@@ -5,6 +5,8 @@ mod container;
 mod phase;
 pub(crate) mod write;
 
+pub(crate) use condition::is_overruled;
+
 use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;

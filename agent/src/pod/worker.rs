@@ -258,7 +258,7 @@ impl Worker {
             seen: &self.seen,
             memory: &self.memory,
             last: self.told.as_ref(),
-            host_ips: &self.node.host_ips,
+            host_ips: &self.node.host_ips(),
             now,
             finished: !self.seen.alive() && self.over(wish, plan),
         };
@@ -267,7 +267,7 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
-        let known = self.told.as_ref().unwrap_or(&api);
+        let known = self.told.as_ref().filter(|told| !status::is_overruled(told, &api)).unwrap_or(&api);
         if *known == status {
             self.told = Some(status);
             return;

@@ -1,27 +1,90 @@
 //! `coracle agent`: the node alone, for a control plane elsewhere.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
+use clap::Args;
+use coracle_agent::Identity;
+use coracle_agent::join::{self, CaHash, Endpoint, Membership, Token};
+use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use crate::lock::Lock;
-use crate::settings::Settings;
+use crate::settings::{Credentials, Node, Settings};
+
+/// How the agent comes to its control plane.
+#[derive(Args)]
+pub(crate) struct Way {
+    /// How to reach the API server, and as whom, for a node whose certificates somebody else makes
+    #[arg(long, value_name = "FILE", conflicts_with = "join")]
+    kubeconfig: Option<PathBuf>,
+    /// Join the cluster with this API server
+    #[arg(long, value_name = "URL", requires = "secret", requires = "ca_hash")]
+    join: Option<Endpoint>,
+    /// The token to join with, id.secret
+    #[arg(long, value_name = "TOKEN", requires = "join", group = "secret")]
+    token: Option<Token>,
+    /// The file with that token, for machines on which others can see the command line
+    #[arg(long, value_name = "FILE", requires = "join", group = "secret")]
+    token_file: Option<PathBuf>,
+    /// The hash of the public key of the cluster's authority, sha256:…
+    #[arg(long, value_name = "HASH", requires = "join")]
+    ca_hash: Option<CaHash>,
+}
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) async fn run(settings: Settings, kubeconfig: PathBuf) -> anyhow::Result<()> {
+pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
     super::require_root()?;
     let node = settings.node()?;
-    let credentials = node.credentials.clone().context(
-        "an agent on its own needs --tls-cert-file, --tls-private-key-file and --client-ca-file; \
-         `coracle controlplane --issue-node NAME` writes them",
-    )?;
     let _lock = Lock::take(&node.dirs.run)?;
-    let file = Kubeconfig::read_from(&kubeconfig)
+    if let Some(kubeconfig) = way.kubeconfig {
+        let credentials = node.credentials.clone().context(
+            "an agent with a kubeconfig needs --tls-cert-file, --tls-private-key-file and --client-ca-file; \
+             `coracle controlplane --issue-node NAME` writes them",
+        )?;
+        let client = client(&kubeconfig).await?;
+        return super::node::run(node, credentials, client, super::until_signalled()?).await;
+    }
+    let membership = membership(&node, way).await?;
+    let client = membership.client();
+    let credentials =
+        Credentials { client_ca: membership.client_ca(), identity: Identity::Joined(Arc::new(membership)) };
+    super::node::run(node, credentials, client, super::until_signalled()?).await
+}
+
+async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
+    let (state, name) = (&node.dirs.state, node.name.as_str());
+    if let (Some(endpoint), Some(hash)) = (&way.join, &way.ca_hash) {
+        // After the first time the file may be gone, and the token over: a member needs neither.
+        if let Some(membership) = join::resume(state, name)? {
+            return Ok(membership.of(hash)?);
+        }
+        let token = token(way.token, way.token_file.as_deref())?;
+        return Ok(join::join(state, name, endpoint, (&token, hash)).await?);
+    }
+    join::resume(state, name)?.context(
+        "this machine has not joined a cluster: `coracle token create` where the control plane runs prints the command",
+    )
+}
+
+fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
+    match (given, file) {
+        (Some(token), _) => Ok(token),
+        (None, Some(path)) => {
+            let context = || format!("cannot read a token from {}", path.display());
+            let text = std::fs::read_to_string(path).with_context(context)?;
+            text.trim().parse().with_context(context)
+        }
+        (None, None) => anyhow::bail!("--join needs --token or --token-file"),
+    }
+}
+
+async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
+    let file = Kubeconfig::read_from(kubeconfig)
         .with_context(|| format!("cannot read the kubeconfig {}", kubeconfig.display()))?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("{} names no usable cluster and user", kubeconfig.display()))?;
-    let client = kube::Client::try_from(config).context("cannot make an API client")?;
-    super::node::run(node, credentials, client, super::until_signalled()?).await
+    coracle_agent::client(config).context("cannot make an API client")
 }

@@ -124,7 +124,12 @@ fn optional() -> Vec<Finding> {
     };
     let (resource, has_resource) =
         capability("capability CAP_SYS_RESOURCE", caps::Capability::CAP_SYS_RESOURCE);
-    vec![
+    let apparmor = exists("/sys/kernel/security/apparmor");
+    let parser = apparmor.is_ok().then(|| {
+        let cost = Cost::Loses("the default AppArmor profile, unless it is loaded otherwise");
+        finding("apparmor_parser", cost, exists("/sbin/apparmor_parser"))
+    });
+    let all = vec![
         finding(
             resource,
             Cost::Loses(
@@ -138,17 +143,14 @@ fn optional() -> Vec<Finding> {
             exists("/proc/sys/kernel/seccomp/actions_avail"),
         ),
         finding("user namespaces", Cost::Loses("hostUsers: false is refused"), exists("/proc/self/ns/user")),
-        finding(
-            "AppArmor",
-            Cost::Loses("AppArmor profiles of pods are refused"),
-            exists("/sys/kernel/security/apparmor"),
-        ),
+        finding("AppArmor", Cost::Loses("AppArmor profiles of pods are refused"), apparmor),
         finding(
             "vxlan or tun",
             Cost::Loses("pods of several nodes reach each other by routes only"),
             exists("/dev/net/tun"),
         ),
-    ]
+    ];
+    all.into_iter().chain(parser).collect()
 }
 
 /// Makes a whole pod network in a namespace of its own, which goes with the thread.
@@ -161,6 +163,7 @@ fn network() -> Result<(), String> {
             runtime.block_on(async {
                 let config = NetworkConfig {
                     conf_dir: None,
+                    bin_dirs: Vec::new(),
                     state_dir: dir.clone(),
                     bridge: "check0".into(),
                     table: "check".into(),

@@ -4,11 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use coracle_images::{Image, Images};
+use coracle_images::{Auth, Image, Images, ProgressFn, PullProgress};
 use coracle_proto::node::images_client::ImagesClient;
 use coracle_proto::node::images_server::{Images as Service, ImagesServer};
-use coracle_proto::node::{self, ImageList, ImportRequest, ListRequest, RemoveReply, RemoveRequest};
-use tokio_stream::wrappers::UnixListenerStream;
+use coracle_proto::node::{
+    self, ExportReply, ExportRequest, ImageList, ImportRequest, ListRequest, PullReply, PullRequest,
+    RemoveReply, RemoveRequest,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
@@ -47,9 +51,23 @@ pub(crate) fn shown(image: &Image) -> node::Image {
     node::Image { id: image.id.clone(), names: names.clone(), size: image.size, pinned: image.pinned }
 }
 
+/// How far a pull is, as the socket shows it.
+pub(crate) fn progress(told: &PullProgress) -> PullReply {
+    PullReply {
+        bytes_total: told.bytes_total,
+        bytes_done: told.bytes_done,
+        layers_total: told.layers_total as u64,
+        layers_done: told.layers_done as u64,
+        image: None,
+    }
+}
+
 struct Served {
     images: Images,
 }
+
+/// Steps of a pull that may wait for a slow reader; more are left out, for a later one says more.
+const STEPS: usize = 4;
 
 #[tonic::async_trait]
 impl Service for Served {
@@ -60,6 +78,35 @@ impl Service for Served {
         let images =
             imported.map_err(|e| Status::failed_precondition(chain(&e)))?.iter().map(shown).collect();
         Ok(Response::new(ImageList { images }))
+    }
+
+    async fn export(&self, request: Request<ExportRequest>) -> Result<Response<ExportReply>, Status> {
+        let ExportRequest { image, path } = request.into_inner();
+        let exported = self.images.export(&image, Path::new(&path)).await;
+        exported.map_err(|e| Status::failed_precondition(chain(&e)))?;
+        Ok(Response::new(ExportReply {}))
+    }
+
+    type PullStream = ReceiverStream<Result<PullReply, Status>>;
+
+    async fn pull(&self, request: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
+        let PullRequest { image, username, password } = request.into_inner();
+        let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
+        let (replies, stream) = mpsc::channel(STEPS);
+        let images = self.images.clone();
+        tokio::spawn(async move {
+            let steps = replies.clone();
+            let tell: ProgressFn = std::sync::Arc::new(move |told| {
+                let _left_out_or_gone = steps.try_send(Ok(progress(told)));
+            });
+            let pulled = tokio::select! {
+                pulled = images.pull(&image, auth, Some(tell)) => pulled,
+                () = replies.closed() => return,
+            };
+            let last = pulled.map(|image| PullReply { image: Some(shown(&image)), ..PullReply::default() });
+            let _gone = replies.send(last.map_err(|e| Status::failed_precondition(chain(&e)))).await;
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ImageList>, Status> {

@@ -31,9 +31,12 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
     config.listen = settings.listen;
     config.advertise = settings.advertise_address;
-    config.cluster_cidr = settings.cluster_cidr;
+    config.cluster_cidrs = settings.cluster_cidrs;
     config.service_cidr = settings.service_cidr;
     config.token_file = settings.token_auth_file;
+    config.serving_names = settings.tls_sans;
+    config.signing_duration = settings.signing_duration;
+    config.node_monitor_grace = settings.node_monitor_grace;
     let plane = coracle_controlplane::start(config, shutdown).await?;
     tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API answers");
     Ok(plane)

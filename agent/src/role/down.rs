@@ -4,8 +4,10 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::Args;
+use coracle_cri::CgroupDriver;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use coracle_systemd::{Systemd, unit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tonic::Request;
@@ -40,17 +42,18 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
             failures.push(format!("{what}: {error:#}"));
         }
     };
-    match node::open(&node).await {
+    match node::open(&node, None).await {
         Ok(parts) => {
             note("pods", remove_pods(&parts, &node.pod_log_dir).await);
             note("network", parts.network.remove().await.map_err(Into::into));
+            note("overlay", remove_overlay(&node));
         }
         Err(error) => note("runtime", Err(error)),
     }
     for dir in [&node.dirs.state, &node.dirs.run] {
         note("volumes", unmount_below(dir));
     }
-    note("cgroups", remove_cgroups(&node.cgroup_root));
+    note("cgroups", remove_cgroups(&node.cgroup_root, node.cgroup_driver));
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if arguments.purge {
@@ -73,6 +76,11 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     anyhow::bail!("process {pid} did not stop within 15 seconds")
+}
+
+fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
+    let Some(config) = node.overlay.clone() else { return Ok(()) };
+    Ok(coracle_cni::Overlay::open(config)?.remove()?)
 }
 
 /// Stops and removes every pod, with its logs.
@@ -99,8 +107,11 @@ async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Removes our cgroups from every hierarchy, and the root below which they were if it was made for us.
-fn remove_cgroups(root: &str) -> anyhow::Result<()> {
+fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let root = root.trim_matches('/');
+    if driver == CgroupDriver::Systemd {
+        return remove_slices(root);
+    }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     for line in mounts.lines().filter(|line| line.contains(" - cgroup")) {
         let Some(hierarchy) = line.split(' ').nth(4) else { continue };
@@ -112,6 +123,17 @@ fn remove_cgroups(root: &str) -> anyhow::Result<()> {
             // Not ours alone when something else is in it: then it stays.
             drop(std::fs::remove_dir(&root));
         }
+    }
+    Ok(())
+}
+
+/// Stops our slices, and all that is left in them.
+fn remove_slices(root: &str) -> anyhow::Result<()> {
+    let mut systemd = Systemd::connect()?;
+    let names: Vec<&str> =
+        root.trim_end_matches(".slice").split('-').filter(|name| !name.is_empty()).collect();
+    for group in ["kubepods", "coracle"] {
+        systemd.stop(&unit::slice_of(names.iter().copied().chain([group])))?;
     }
     Ok(())
 }

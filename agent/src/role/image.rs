@@ -1,13 +1,16 @@
-//! `coracle image`: import, list and remove images, through the node that runs here or, when none
+//! `coracle image`: pull, import, export, list and remove images, through the node that runs here or, when none
 //! does, in its store.
 
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use coracle_images::{Images, ImagesConfig};
+use coracle_images::{Auth, Images, ImagesConfig, ProgressFn};
 use coracle_proto::node::images_client::ImagesClient;
-use coracle_proto::node::{Image, ImportRequest, ListRequest, RemoveRequest};
+use coracle_proto::node::{
+    ExportRequest, Image, ImportRequest, ListRequest, PullReply, PullRequest, RemoveRequest,
+};
 
 use super::control;
 use crate::lock::Lock;
@@ -24,6 +27,14 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Pull an image from its registry, or from the mirrors in the node's settings
+    Pull {
+        /// As in a pod: `nginx`, `registry.example/team/app:1.2`, `name@sha256:…`
+        image: String,
+        /// User and password for the registry [default: the environment's CORACLE_REGISTRY_CREDS]
+        #[arg(long, value_name = "USER:PASSWORD")]
+        creds: Option<String>,
+    },
     /// Take images from an OCI archive, an OCI layout directory or a `docker save` archive
     Import {
         /// The archive or directory
@@ -31,6 +42,13 @@ enum Verb {
         /// The name to give the image; needed when the archive names none
         #[arg(long)]
         name: Option<String>,
+    },
+    /// Write an image to a file: an OCI archive that `import`, docker, podman and skopeo take
+    Export {
+        /// A name or id
+        image: String,
+        /// The file, replaced if it is there
+        path: PathBuf,
     },
     /// List the images that are here
     #[command(visible_alias = "ls")]
@@ -50,11 +68,19 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let dirs = settings.dirs();
     let mut store = match Lock::holder(&dirs.run) {
         Some(_) => Store::Running(control::images(&dirs.run).await?),
-        None => Store::Here(
-            Images::open(ImagesConfig::new(&dirs.state)).await.context("cannot open the image store")?,
-        ),
+        None => {
+            let mut config = ImagesConfig::new(&dirs.state);
+            config.registry_config_dir = settings.node()?.registry_config_dir;
+            Store::Here(Images::open(config).await.context("cannot open the image store")?)
+        }
     };
     match arguments.verb {
+        Verb::Pull { image, creds } => {
+            let creds = creds.or_else(|| std::env::var("CORACLE_REGISTRY_CREDS").ok());
+            let image = store.pull(&image, creds.as_deref()).await?;
+            super::print(&format!("{} {}\n", image.id, image.names.join(" ")))
+        }
+        Verb::Export { image, path } => store.export(&image, &std::path::absolute(path)?).await,
         Verb::Import { path, name } => {
             let path = std::path::absolute(path)?;
             for image in store.import(&path, name.as_deref()).await? {
@@ -91,6 +117,50 @@ impl Store {
         }
     }
 
+    async fn pull(&mut self, image: &str, creds: Option<&str>) -> anyhow::Result<Image> {
+        let context = || format!("cannot pull {image}");
+        let (username, password) = match creds {
+            Some(creds) => creds.split_once(':').context("--creds wants USER:PASSWORD")?,
+            None => ("", ""),
+        };
+        let (username, password) = (username.to_owned(), password.to_owned());
+        let pulled = match self {
+            Self::Running(client) => {
+                let request = PullRequest { image: image.to_owned(), username, password };
+                let mut replies =
+                    client.pull(request).await.map_err(said).with_context(context)?.into_inner();
+                loop {
+                    let reply = replies.message().await.map_err(said).with_context(context)?;
+                    let reply = reply.context("the node stopped").with_context(context)?;
+                    if let Some(image) = reply.image {
+                        break image;
+                    }
+                    show(&reply);
+                }
+            }
+            Self::Here(images) => {
+                let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
+                let tell: ProgressFn = std::sync::Arc::new(|told| show(&control::progress(told)));
+                control::shown(&images.pull(image, auth, Some(tell)).await.with_context(context)?)
+            }
+        };
+        show(&PullReply::default());
+        Ok(pulled)
+    }
+
+    async fn export(&mut self, image: &str, path: &Path) -> anyhow::Result<()> {
+        let context = || format!("cannot export {image}");
+        match self {
+            Self::Running(client) => {
+                let path = path.to_str().context("the path is not UTF-8")?.to_owned();
+                let request = ExportRequest { image: image.to_owned(), path };
+                client.export(request).await.map_err(said).with_context(context)?;
+            }
+            Self::Here(images) => images.export(image, path).await.with_context(context)?,
+        }
+        Ok(())
+    }
+
     async fn list(&mut self) -> anyhow::Result<Vec<Image>> {
         match self {
             Self::Running(client) => Ok(client.list(ListRequest {}).await.map_err(said)?.into_inner().images),
@@ -114,6 +184,26 @@ impl Store {
 /// What the node said, without gRPC's decoration.
 fn said(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{}", status.message())
+}
+
+/// One line on a terminal, always the same; an empty reply clears it.
+fn show(reply: &PullReply) {
+    let mut terminal = std::io::stderr();
+    if !terminal.is_terminal() {
+        return;
+    }
+    let line = match reply.bytes_total {
+        0 => String::new(),
+        total => format!(
+            "{} of {}, {} of {} layers",
+            size(reply.bytes_done),
+            size(total),
+            reply.layers_done,
+            reply.layers_total
+        ),
+    };
+    // A terminal that went away does not end the pull.
+    let _gone = write!(terminal, "\r{line}\x1b[K").and_then(|()| terminal.flush());
 }
 
 fn table(images: &[Image]) -> String {

@@ -1,6 +1,7 @@
 //! The node's parts put together: images, network, runtime, the CRI socket and the agent. Shared by
 //! `up` and `agent`.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -9,6 +10,7 @@ use coracle_agent::runtime::InProcess;
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::settings::{Credentials, Node};
@@ -20,26 +22,32 @@ pub(crate) struct Parts {
     pub(crate) runtime: Runtime,
 }
 
-/// Opens images, network and runtime: what runs here is found again.
-pub(crate) async fn open(node: &Node) -> anyhow::Result<Parts> {
+/// Opens images, network and runtime: what runs here is found again. Clients of the CRI socket are sent to
+/// `streams` for exec, attach and port-forward; the kubelet API needs no address for that.
+pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Result<Parts> {
     let mut images = ImagesConfig::new(&node.dirs.state);
     images.registry_config_dir.clone_from(&node.registry_config_dir);
     let images = Images::open(images).await.context("cannot open the image store")?;
     let network = Network::open(NetworkConfig {
-        conf_dir: None,
+        conf_dir: node.cni.conf_dir.clone(),
+        bin_dirs: node.cni.bin_dirs.clone(),
         state_dir: node.dirs.run.join("cni"),
         bridge: node.bridge.clone(),
         table: node.nft_table.clone(),
         mtu: node.mtu,
     });
     let network = network.await.context("cannot open the pod network")?;
+    let defaults = RuntimeConfig::default();
     let config = RuntimeConfig {
         root: node.dirs.state.clone(),
         state: node.dirs.run.clone(),
         cgroup_root: node.cgroup_root.clone(),
+        cgroup_driver: node.cgroup_driver,
         log_max_size: node.log_max_size,
+        nri: node.nri.clone(),
         log_max_files: node.log_max_files,
-        ..RuntimeConfig::default()
+        stream_url: streams.map_or(defaults.stream_url, |address| format!("http://{address}")),
+        ..defaults
     };
     let runtime =
         Runtime::open(config, images.clone(), network.clone()).await.context("cannot open the runtime")?;
@@ -53,7 +61,11 @@ pub(crate) async fn run(
     client: kube::Client,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let Parts { images, network, runtime } = open(&node).await?;
+    let streams = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
+    let streams = streams.context("cannot listen for streams on loopback")?;
+    let Parts { images, network, runtime } = open(&node, Some(streams.local_addr()?)).await?;
+    let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));
+    tokio::spawn(super::program_pages::let_go_at_rest(runtime.changes()));
     let socket = node.dirs.run.join("cri.sock");
     let listener = super::listen(&socket)?;
     let served = tokio::spawn(runtime.clone().serve(listener, shutdown.clone()));
@@ -72,6 +84,7 @@ pub(crate) async fn run(
     let result = agent.await.context("the agent stopped");
     shutdown.cancel();
     served.await?.context("the CRI service stopped")?;
+    streaming.await?;
     control.await??;
     super::remove_socket(&socket);
     result
@@ -84,8 +97,10 @@ fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig {
         run_dir: node.dirs.run.clone(),
         pod_log_dir: node.pod_log_dir.clone(),
         cgroup_root: node.cgroup_root.clone(),
+        cgroup_driver: node.cgroup_driver,
         kubelet_listen: node.kubelet_listen,
         node_ips: node.ips.clone(),
+        overlay: node.overlay.clone(),
         resolv_conf: node.resolv_conf.clone(),
         max_pods: node.max_pods,
         cluster_dns: Vec::new(),
@@ -93,9 +108,11 @@ fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig {
         register_node: true,
         node_labels: std::collections::BTreeMap::new(),
         node_taints: Vec::new(),
+        lease_seconds: node.lease_seconds,
+        disk_free_percent: node.disk_free_percent,
         reserved: std::collections::BTreeMap::new(),
-        serving_cert: credentials.certificate,
-        serving_key: credentials.key,
+        identity: credentials.identity,
         client_ca: credentials.client_ca,
+        credential_providers: node.credential_providers.clone(),
     }
 }

@@ -1,5 +1,7 @@
 //! `coracle up`: control plane and node in one process.
 
+use coracle_agent::Identity;
+
 use crate::lock::Lock;
 use crate::settings::{Credentials, Settings};
 
@@ -15,8 +17,7 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
     let identity = plane.node_identity(&node.name, &addresses)?;
     let credentials = Credentials {
-        certificate: identity.serving_cert,
-        key: identity.serving_key,
+        identity: Identity::Files(identity.serving_cert, identity.serving_key),
         client_ca: identity.client_ca,
     };
     let result = super::node::run(node, credentials, identity.client, shutdown).await;

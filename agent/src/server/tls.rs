@@ -9,7 +9,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::{ServerConfig, ServerError};
+use super::{Certificate, ServerConfig, ServerError};
 
 /// A caller without a certificate is let in as nobody, so that `/healthz` can answer.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
@@ -22,12 +22,17 @@ pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, Serv
         .allow_unauthenticated()
         .build();
     let clients = clients.map_err(|error| failed(&config.client_ca, error))?;
-    let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| failed(&config.key, error))?;
     let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = builder.map_err(|error| failed(&config.cert, error))?.with_client_cert_verifier(clients);
-    let mut tls = builder
-        .with_single_cert(certificates(&config.cert)?, key)
-        .map_err(|error| failed(&config.cert, error))?;
+    let builder =
+        builder.map_err(|error| failed(&config.client_ca, error))?.with_client_cert_verifier(clients);
+    let mut tls = match &config.certificate {
+        Certificate::Files(certificate, key) => {
+            let read = PrivateKeyDer::from_pem_file(key).map_err(|error| failed(key, error))?;
+            let chain = certificates(certificate)?;
+            builder.with_single_cert(chain, read).map_err(|error| failed(certificate, error))?
+        }
+        Certificate::Current(resolver) => builder.with_cert_resolver(resolver.clone()),
+    };
     // Streams upgrade their connection, which HTTP/2 has no way for here.
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(tls)

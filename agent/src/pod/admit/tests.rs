@@ -61,9 +61,9 @@ fn the_node_must_be_selected_and_tolerated() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name_or_told() {
-    let mut users = plain();
-    users["hostUsers"] = json!(false);
-    assert_eq!(decide(users, &[], json!({})), "UnsupportedField");
+    let mut claims = plain();
+    claims["resourceClaims"] = json!([{"name": "r"}]);
+    assert_eq!(decide(claims, &[], json!({})), "UnsupportedField");
     let grpc = json!({"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]});
     let verdict = unsupported::check(&pod(grpc)).unwrap_err();
     assert_eq!(

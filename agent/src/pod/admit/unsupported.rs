@@ -24,8 +24,7 @@ type PodField = (&'static str, Then, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Then, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Then, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 19] = [
-    ("spec.hostUsers=false", Then::Refuse, |s| s.host_users == Some(false)),
+const POD_FIELDS: [PodField; 17] = [
     ("spec.os.name=windows", Then::Refuse, |s| s.os.as_ref().is_some_and(|os| os.name != "linux")),
     ("spec.resourceClaims", Then::Refuse, |s| some(&s.resource_claims)),
     ("spec.runtimeClassName", Then::Refuse, |s| s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())),
@@ -41,15 +40,9 @@ const POD_FIELDS: [PodField; 19] = [
         let spread = s.topology_spread_constraints.iter().flatten();
         spread.into_iter().any(|c| c.when_unsatisfiable == "DoNotSchedule")
     }),
-    ("spec.securityContext.appArmorProfile", Then::Refuse, |s| {
-        s.security_context
-            .as_ref()
-            .and_then(|c| c.app_armor_profile.as_ref())
-            .is_some_and(|p| p.type_ == "Localhost")
-    }),
     ("spec.securityContext.appArmorProfile", Then::Tell, |s| {
         let profile = s.security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
-        profile.is_some_and(|p| p.type_ == "RuntimeDefault")
+        profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
     }),
     ("spec.securityContext.seLinuxOptions", Then::Tell, |s| {
         s.security_context.as_ref().is_some_and(|c| c.se_linux_options.is_some())
@@ -82,33 +75,22 @@ const VOLUME_FIELDS: [VolumeField; 3] = [
     ("items.user", Then::Refuse, item_users),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 21] = [
+const CONTAINER_FIELDS: [ContainerField; 18] = [
     ("volumeDevices", Then::Refuse, |c| some(&c.volume_devices)),
     ("resources.claims", Then::Refuse, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
     ("restartPolicyRules", Then::Refuse, |c| some(&c.restart_policy_rules)),
     ("securityContext.windowsOptions", Then::Refuse, |c| {
         c.security_context.as_ref().is_some_and(|s| s.windows_options.is_some())
     }),
-    ("securityContext.appArmorProfile", Then::Refuse, |c| {
-        let profile = c.security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
-        profile.is_some_and(|p| p.type_ == "Localhost")
-    }),
     ("securityContext.appArmorProfile", Then::Tell, |c| {
         let profile = c.security_context.as_ref().and_then(|s| s.app_armor_profile.as_ref());
-        profile.is_some_and(|p| p.type_ == "RuntimeDefault")
+        profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
     }),
     ("securityContext.seLinuxOptions", Then::Tell, |c| {
         c.security_context.as_ref().is_some_and(|s| s.se_linux_options.is_some())
     }),
     ("securityContext.seccompProfile", Then::Refuse, |c| {
         bad_seccomp(c.security_context.as_ref().and_then(|s| s.seccomp_profile.as_ref()))
-    }),
-    ("volumeMounts.recursiveReadOnly", Then::Refuse, |c| {
-        let mounts = c.volume_mounts.iter().flatten();
-        mounts.filter_map(|m| m.recursive_read_only.as_deref()).any(|r| r == "Enabled")
-    }),
-    ("volumeMounts.bindMountOptions", Then::Refuse, |c| {
-        c.volume_mounts.iter().flatten().any(|m| some(&m.bind_mount_options))
     }),
     ("env.valueFrom.fileKeyRef", Then::Refuse, |c| {
         c.env.iter().flatten().filter_map(|e| e.value_from.as_ref()).any(|v| v.file_key_ref.is_some())
@@ -174,6 +156,12 @@ fn used(pod: &Pod, then: Then) -> Vec<String> {
         fields.map(|(name, ..)| format!("volumes[{}].{name}", volume.name))
     });
     of_pod.chain(of_volumes).chain(of_containers).collect()
+}
+
+/// Where the kernel has none, a default profile is none, and a profile by name is refused by the runtime.
+fn has_apparmor() -> bool {
+    let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
+    enabled.is_ok_and(|text| text.trim() == "Y")
 }
 
 fn some<T>(list: &Option<Vec<T>>) -> bool {
@@ -276,25 +264,13 @@ mod tests {
         let get = json!({"httpGet": {"port": 1, "protocol": "HTTP/2"}});
         let key = |user| json!([{"key": "k", "path": "p", "user": user}]);
         for ((refused, told), name) in [
-            (of_pod("hostUsers", json!(false)), "spec.hostUsers=false"),
             (of_pod("runtimeClassName", json!("gvisor")), "spec.runtimeClassName"),
             (of_pod("resourceClaims", json!([{"name": "r"}])), "spec.resourceClaims"),
-            (
-                of_pod("securityContext", json!({"appArmorProfile": {"type": "Localhost"}})),
-                "spec.securityContext.appArmorProfile",
-            ),
             (of_container("volumeDevices", json!([{"devicePath": "/d", "name": "v"}])), "volumeDevices"),
             (of_container("livenessProbe", get.clone()), "livenessProbe.httpGet.protocol"),
             (of_container("readinessProbe", get.clone()), "readinessProbe.httpGet.protocol"),
             (of_container("startupProbe", json!({"grpc": {"port": 1}})), "startupProbe.grpc"),
             (of_container("lifecycle", json!({"preStop": get})), "lifecycle.httpGet.protocol"),
-            (
-                of_container(
-                    "volumeMounts",
-                    json!([{"name": "v", "mountPath": "/", "bindMountOptions": ["noexec"]}]),
-                ),
-                "volumeMounts.bindMountOptions",
-            ),
             (of_volume("configMap", json!({"name": "m", "defaultUser": 1})), "defaultUser"),
             (of_volume("secret", json!({"items": key(1)})), "items.user"),
             (of_volume("projected", json!({"sources": [{"secret": {"items": key(1)}}]})), "items.user"),
@@ -326,10 +302,6 @@ mod tests {
             ),
             (of_pod("ephemeralContainers", json!([{"name": "d"}])), "spec.ephemeralContainers"),
             (
-                of_container("securityContext", json!({"appArmorProfile": {"type": "RuntimeDefault"}})),
-                "securityContext.appArmorProfile",
-            ),
-            (
                 of_container("securityContext", json!({"seLinuxOptions": {"level": "s0"}})),
                 "securityContext.seLinuxOptions",
             ),
@@ -345,8 +317,16 @@ mod tests {
     }
 
     #[test]
+    fn a_default_profile_is_told_where_there_is_no_apparmor() {
+        let (refused, told) =
+            of_container("securityContext", json!({"appArmorProfile": {"type": "RuntimeDefault"}}));
+        assert_eq!((refused.len(), told.is_empty()), (0, has_apparmor()), "{told:?}");
+    }
+
+    #[test]
     fn what_is_honoured_is_not_mentioned() {
         let nothing = (Vec::new(), Vec::new());
+        assert_eq!(of_pod("hostUsers", json!(false)), nothing);
         assert_eq!(of_pod("securityContext", json!({"appArmorProfile": {"type": "Unconfined"}})), nothing);
         assert_eq!(
             of_volume("emptyDir", json!({"sizeLimit": "1Mi", "medium": "Memory", "mode": 448})),

@@ -34,6 +34,7 @@ impl Job {
         if !errors.is_empty() {
             return Err(errors);
         }
+        self.node.user_ids.take_back(&self.uid);
         self.node.remembered.forget(&self.uid);
         self.report(Report::Finished);
         Ok(())

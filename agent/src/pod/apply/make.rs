@@ -12,7 +12,7 @@ use crate::volume;
 impl Job {
     /// Makes what the pod needs of the node, or takes it over from an earlier agent.
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
-        self.node.cgroups.ensure_pod(&self.pod).map_err(|e| vec![ApplyError::Cgroup(e)])?;
+        self.node.cgroups.ensure_pod(&self.pod).await.map_err(|e| vec![ApplyError::Cgroup(e)])?;
         self.mount().await;
         Ok(())
     }
@@ -42,8 +42,11 @@ impl Job {
             let stopped = self.node.runtime.stop_pod_sandbox(request).await;
             stopped.map_err(|s| vec![self.runtime_error("StopPodSandbox", &old.id)(s)])?;
         }
-        let parent =
-            self.node.cgroups.ensure_pod(&self.pod).map_err(|error| vec![ApplyError::Cgroup(error)])?;
+        let parent = self.node.cgroups.ensure_pod(&self.pod).await;
+        let parent = parent.map_err(|error| vec![ApplyError::Cgroup(error)])?;
+        if self.pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false) {
+            self.node.user_ids.give(&self.uid).map_err(|error| vec![ApplyError::UserIds(error)])?;
+        }
         let (config, no_cluster_dns) = self.sandbox_config(attempt, &parent.0);
         if no_cluster_dns {
             self.tell_missing_dns();

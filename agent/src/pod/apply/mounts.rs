@@ -1,9 +1,10 @@
 //! A container's volume mounts.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use coracle_proto::cri;
-use k8s_openapi::api::core::v1::{Container, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
 use super::Job;
 use crate::pod::env::expand;
@@ -18,6 +19,17 @@ pub(super) enum MountError {
     SubPath { volume: String, container: String, reason: String },
     #[error("missing value for {0:?} in subPathExpr")]
     Expression(String),
+    #[error("volume {volume:?} requested recursive read-only mode, but {why}")]
+    Recursive { volume: String, why: &'static str },
+}
+
+/// What mounts depend on that only the runtime knows.
+#[derive(Debug, Default)]
+pub(super) struct OfRuntime {
+    /// Ids of the images that are volumes, by the volume's name.
+    pub(super) images: BTreeMap<String, String>,
+    /// Whether it can make a volume read-only with all that is mounted in it.
+    pub(super) recursive_read_only: bool,
 }
 
 impl Job {
@@ -25,9 +37,39 @@ impl Job {
         &self,
         container: &Container,
         env: &[(String, String)],
+        runtime: &OfRuntime,
     ) -> Result<Vec<cri::Mount>, MountError> {
         let mounts = container.volume_mounts.iter().flatten().enumerate();
-        mounts.map(|mount| self.volume_mount(container, mount, env)).collect()
+        mounts
+            .map(|mount| match runtime.images.get(&mount.1.name) {
+                Some(id) => self.image_mount(mount.1, id, env),
+                None => self.volume_mount(container, mount, env, runtime.recursive_read_only),
+            })
+            .collect()
+    }
+
+    /// An image is mounted by the runtime, and always read-only.
+    fn image_mount(
+        &self,
+        mount: &VolumeMount,
+        id: &str,
+        env: &[(String, String)],
+    ) -> Result<cri::Mount, MountError> {
+        let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let named = volumes.into_iter().find(|volume: &&Volume| volume.name == mount.name);
+        let reference = named.and_then(|volume| volume.image.as_ref()?.reference.clone());
+        Ok(cri::Mount {
+            container_path: absolute(&mount.mount_path),
+            readonly: true,
+            image: Some(cri::ImageSpec {
+                image: id.to_owned(),
+                user_specified_image: reference.unwrap_or_default(),
+                ..cri::ImageSpec::default()
+            }),
+            image_sub_path: sub_path_of(mount, env)?.unwrap_or_default(),
+            mount_options: mount.bind_mount_options.clone().unwrap_or_default(),
+            ..cri::Mount::default()
+        })
     }
 
     fn volume_mount(
@@ -35,6 +77,7 @@ impl Job {
         container: &Container,
         (index, mount): (usize, &VolumeMount),
         env: &[(String, String)],
+        recursive: bool,
     ) -> Result<cri::Mount, MountError> {
         let no_volume = || MountError::NoVolume(mount.name.clone());
         let volumes = self.volumes.as_ref().ok_or_else(no_volume)?;
@@ -61,6 +104,8 @@ impl Job {
             container_path: absolute(&mount.mount_path),
             host_path: path.to_string_lossy().into_owned(),
             readonly: mount.read_only == Some(true) || volumes.read_only(&mount.name),
+            recursive_read_only: recursive_read_only(mount, recursive)?,
+            mount_options: mount.bind_mount_options.clone().unwrap_or_default(),
             propagation: match mount.mount_propagation.as_deref() {
                 Some("HostToContainer") => cri::MountPropagation::PropagationHostToContainer.into(),
                 Some("Bidirectional") => cri::MountPropagation::PropagationBidirectional.into(),
@@ -68,6 +113,28 @@ impl Job {
             },
             ..cri::Mount::default()
         })
+    }
+}
+
+/// Whether all that is mounted in the volume is to be read-only too. The rules are those of
+/// `VolumeMount.recursiveReadOnly`.
+fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, MountError> {
+    let refuse = |why| Err(MountError::Recursive { volume: mount.name.clone(), why });
+    let mode = mount.recursive_read_only.as_deref().unwrap_or("Disabled");
+    if mode == "Disabled" {
+        return Ok(false);
+    }
+    if mount.read_only != Some(true) {
+        return refuse("it is not read-only");
+    }
+    if mount.mount_propagation.as_deref().is_some_and(|propagation| propagation != "None") {
+        return refuse("its mount propagation is not None");
+    }
+    match mode {
+        "Enabled" if !supported => refuse("the container runtime does not support it"),
+        "Enabled" => Ok(true),
+        "IfPossible" => Ok(supported),
+        _ => refuse("this node does not know the mode"),
     }
 }
 
@@ -85,4 +152,28 @@ fn sub_path_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<S
         return Ok(Some(expanded));
     }
     Ok(mount.sub_path.clone().filter(|sub| !sub.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recursive_read_only_is_enabled_where_it_can_be_and_refused_where_it_contradicts() {
+        let mount = |mode: &str, read_only: bool, propagation: Option<&str>| VolumeMount {
+            recursive_read_only: Some(mode.to_owned()),
+            read_only: Some(read_only),
+            mount_propagation: propagation.map(str::to_owned),
+            ..VolumeMount::default()
+        };
+        let mode = |mount: &VolumeMount, supported| recursive_read_only(mount, supported).ok();
+        assert_eq!(mode(&VolumeMount::default(), true), Some(false));
+        assert_eq!(mode(&mount("Disabled", false, None), true), Some(false));
+        assert_eq!(mode(&mount("Enabled", true, Some("None")), true), Some(true));
+        assert_eq!(mode(&mount("IfPossible", true, None), true), Some(true));
+        assert_eq!(mode(&mount("IfPossible", true, None), false), Some(false));
+        assert_eq!(mode(&mount("Enabled", true, None), false), None);
+        assert_eq!(mode(&mount("Enabled", false, None), true), None);
+        assert_eq!(mode(&mount("IfPossible", true, Some("HostToContainer")), true), None);
+    }
 }

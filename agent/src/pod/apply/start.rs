@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::Container;
 
+use super::mounts::OfRuntime;
 use super::{ApplyError, Failed, Job, Report};
 use crate::cgroup::container_resources;
 use crate::pod::config::{container as container_config, files, hostname};
@@ -115,11 +116,12 @@ impl Job {
         let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
+        let host_ips = self.node.host_ips();
         let target = hook::Target {
             runtime: &*self.node.runtime,
             container,
             id,
-            ip: self.seen.sandbox().and_then(|s| s.ips.first()).or(self.node.host_ips.first()),
+            ip: self.seen.sandbox().and_then(|s| s.ips.first()).or(host_ips.first()),
         };
         let run = hook::run(&target, handler, None);
         let Some(Err(error)) = self.interrupt.run_until_cancelled(run).await else { return Ok(()) };
@@ -143,10 +145,22 @@ impl Job {
     ) -> Result<cri::ContainerConfig, NotStarted> {
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
-        let security = security::container(shape.spec, container, &image.user, &self.node.seccomp_dir())
-            .map_err(NotStarted::config)?;
-        let mut mounts = self.volume_mounts(container, &env).map_err(NotStarted::config)?;
+        let users = self.node.user_ids.of(&self.uid);
+        let security =
+            security::container(shape.spec, container, &image.user, &self.node.seccomp_dir(), users)
+                .map_err(NotStarted::config)?;
+        let runtime = OfRuntime {
+            images: self.image_volumes(container).await?,
+            recursive_read_only: self.recursive_read_only(container).await?,
+        };
+        let mut mounts = self.volume_mounts(container, &env, &runtime).map_err(NotStarted::config)?;
         self.own_files(shape, container, attempt, &mut mounts).map_err(NotStarted::config)?;
+        if let Some(users) = users {
+            // Files on the node keep the ids that they would have without a user namespace.
+            for mount in &mut mounts {
+                (mount.uid_mappings, mount.gid_mappings) = (vec![users], vec![users]);
+            }
+        }
         let parts = container_config::Parts {
             attempt,
             image_id: image.id,
@@ -156,6 +170,42 @@ impl Job {
             security,
         };
         Ok(container_config::config(&self.pod, container, parts))
+    }
+
+    /// Brings the images here that are volumes of this container: their ids, by volume.
+    async fn image_volumes(&self, container: &Container) -> Result<BTreeMap<String, String>, NotStarted> {
+        let mut ids = BTreeMap::new();
+        let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        for (volume, image) in volumes.filter_map(|volume| Some((volume, volume.image.as_ref()?))) {
+            if !container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name) {
+                continue;
+            }
+            // What a container says of an image is what a volume says of one.
+            let wanted = Container {
+                name: container.name.clone(),
+                image: image.reference.clone(),
+                image_pull_policy: image.pull_policy.clone(),
+                ..Container::default()
+            };
+            let present = pull::ensure(&self.node, &self.pod, &wanted, None).await;
+            let missing =
+                |missing: pull::Missing| NotStarted { waiting: missing.waiting, failed: missing.failed };
+            ids.insert(volume.name.clone(), present.map_err(missing)?.id);
+        }
+        Ok(ids)
+    }
+
+    /// Whether the runtime makes volumes read-only to the bottom; asked only for who wants one.
+    async fn recursive_read_only(&self, container: &Container) -> Result<bool, NotStarted> {
+        let mut mounts = container.volume_mounts.iter().flatten();
+        if !mounts.any(|mount| mount.recursive_read_only.as_deref().is_some_and(|mode| mode != "Disabled")) {
+            return Ok(false);
+        }
+        let status = self.node.runtime.status(cri::StatusRequest { verbose: false }).await;
+        let status = status.map_err(|status| NotStarted::config(status.message()))?;
+        let handler = self.pod.spec.as_ref().and_then(|s| s.runtime_class_name.clone()).unwrap_or_default();
+        let known = status.runtime_handlers.into_iter().find(|known| known.name == handler);
+        Ok(known.and_then(|known| known.features).is_some_and(|has| has.recursive_read_only_mounts))
     }
 
     /// Looks up what the container's environment refers to.
@@ -180,8 +230,8 @@ impl Job {
             secrets: found_secrets,
             services,
             addresses: Addresses {
-                pod_ips: sandbox_ips.unwrap_or_else(|| self.node.host_ips.clone()),
-                host_ips: self.node.host_ips.clone(),
+                pod_ips: sandbox_ips.unwrap_or_else(|| self.node.host_ips()),
+                host_ips: self.node.host_ips(),
             },
             node: self.node.allocatable,
         })

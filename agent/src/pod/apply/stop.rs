@@ -98,11 +98,12 @@ impl Job {
         let Some(handler) = container.lifecycle.as_ref().and_then(|l| l.pre_stop.as_ref()) else {
             return false;
         };
+        let host_ips = self.node.host_ips();
         let target = hook::Target {
             runtime: &*self.node.runtime,
             container,
             id,
-            ip: self.seen.sandboxes.first().and_then(|s| s.ips.first()).or(self.node.host_ips.first()),
+            ip: self.seen.sandboxes.first().and_then(|s| s.ips.first()).or(host_ips.first()),
         };
         let limit = Duration::from_secs(grace.unsigned_abs());
         if let Err(error) = hook::run(&target, handler, Some(limit)).await {

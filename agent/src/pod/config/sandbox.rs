@@ -15,6 +15,8 @@ pub(crate) struct Place<'a> {
     pub(crate) cgroup_parent: &'a str,
     pub(crate) cluster_domain: &'a str,
     pub(crate) dns: cri::DnsConfig,
+    /// The ids of a pod with a user namespace.
+    pub(crate) users: Option<cri::IdMapping>,
 }
 
 /// The name of a pod's directory under the log directory.
@@ -51,7 +53,7 @@ pub(crate) fn config(pod: &Pod, spec: &PodSpec, attempt: u32, place: Place<'_>) 
         annotations: meta.annotations.iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect(),
         linux: Some(cri::LinuxPodSandboxConfig {
             cgroup_parent: place.cgroup_parent.to_owned(),
-            security_context: Some(security::sandbox(spec, place.seccomp_dir)),
+            security_context: Some(security::sandbox(spec, place.seccomp_dir, place.users)),
             sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
             ..cri::LinuxPodSandboxConfig::default()
         }),

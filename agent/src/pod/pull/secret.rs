@@ -17,9 +17,10 @@ struct DockerConfig {
     auths: BTreeMap<String, Entry>,
 }
 
-#[derive(Default, Deserialize)]
+/// Credentials for one registry, or for a part of it.
+#[derive(Clone, Default, Deserialize)]
 #[serde(default)]
-struct Entry {
+pub(super) struct Entry {
     auth: String,
     username: String,
     password: String,
@@ -46,6 +47,10 @@ pub(super) async fn credentials(node: &Node, pod: &Pod, reference: &Reference) -
         }
     }
     found.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
+    // The pod's own secrets come before what the node's programs know, as in the kubelet.
+    let mut provided = node.providers.credentials(reference).await;
+    provided.sort_by_key(|(length, _)| std::cmp::Reverse(*length));
+    found.extend(provided);
     found.into_iter().map(|(_, auth)| auth).collect()
 }
 
@@ -63,17 +68,27 @@ fn matching(secret: &Secret, reference: &Reference) -> Vec<(usize, AuthConfig)> 
         tracing::warn!(%error, secret = secret.metadata.name, "unreadable pull secret");
         BTreeMap::new()
     });
+    matched(entries, reference)
+}
+
+/// The entries that apply to an image, with the length of what they matched.
+pub(super) fn matched(entries: BTreeMap<String, Entry>, reference: &Reference) -> Vec<(usize, AuthConfig)> {
     entries
         .into_iter()
         .filter_map(|(key, entry)| {
             let key = location(&key);
-            applies(&key, reference.domain(), reference.path()).then(|| (key.len(), entry.auth_config(key)))
+            applies(&key, reference.domain(), reference.path()).then(|| (key.len(), entry.auth_config()))
         })
         .collect()
 }
 
 impl Entry {
-    fn auth_config(self, server_address: String) -> AuthConfig {
+    /// A user name and a password.
+    pub(super) fn login(username: String, password: String) -> Entry {
+        Entry { username, password, ..Entry::default() }
+    }
+
+    fn auth_config(self) -> AuthConfig {
         let decoded = base64::engine::general_purpose::STANDARD.decode(self.auth.trim()).ok();
         let pair = decoded.and_then(|bytes| String::from_utf8(bytes).ok());
         let (username, password) = match pair.as_deref().and_then(|p| p.split_once(':')) {
@@ -83,7 +98,8 @@ impl Entry {
         AuthConfig {
             username,
             password,
-            server_address,
+            // Not the key: it may be a pattern or have a path, where the runtime wants the registry's address.
+            server_address: String::new(),
             identity_token: self.identitytoken,
             registry_token: self.registrytoken,
             auth: String::new(),
@@ -92,29 +108,37 @@ impl Entry {
 }
 
 /// `https://host/v1/` and the like, reduced to `host[/path]`.
-fn location(key: &str) -> String {
+pub(super) fn location(key: &str) -> String {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let bare = bare.trim_end_matches('/');
     let bare = bare.strip_suffix("/v1").or_else(|| bare.strip_suffix("/v2")).unwrap_or(bare);
     bare.to_owned()
 }
 
-fn applies(key: &str, domain: &str, path: &str) -> bool {
+/// Whether a key is for an image: its host by patterns, part by part, its path as a beginning of the image's, which
+/// may end within a part (as in the kubelet).
+pub(super) fn applies(key: &str, domain: &str, path: &str) -> bool {
     let (host, prefix) = key.split_once('/').unwrap_or((key, ""));
     let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"];
     let same_host = host == domain
         || (hub.contains(&host) && hub.contains(&domain))
         || (host.matches('.').count() == domain.matches('.').count()
             && host.split('.').zip(domain.split('.')).all(|(pattern, part)| glob(pattern, part)));
-    same_host && (prefix.is_empty() || path == prefix || path.starts_with(&format!("{prefix}/")))
+    same_host && path.starts_with(prefix)
 }
 
-/// `*` stands for any run of characters within one part of a host name.
+/// `*` stands for any run of characters within one part of a host name, `?` for one character.
 fn glob(pattern: &str, text: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == text,
-        Some((before, after)) => {
-            text.len() >= before.len() + after.len() && text.starts_with(before) && text.ends_with(after)
+    let mut rest = pattern.chars();
+    match rest.next() {
+        None => text.is_empty(),
+        Some('*') => {
+            let ends = text.char_indices().map(|(at, _)| at).chain([text.len()]);
+            ends.into_iter().any(|at| glob(rest.as_str(), &text[at..]))
+        }
+        Some(first) => {
+            let mut text = text.chars();
+            text.next().is_some_and(|c| first == '?' || first == c) && glob(rest.as_str(), text.as_str())
         }
     }
 }
@@ -129,7 +153,10 @@ mod tests {
             ("https://index.docker.io/v1/", "docker.io", "library/nginx", true),
             ("r.example.com", "r.example.com", "a/b", true),
             ("r.example.com/a", "r.example.com", "a/b", true),
-            ("r.example.com/a", "r.example.com", "ab", false),
+            ("r.example.com/a", "r.example.com", "ab", true),
+            ("r.example.com/a", "r.example.com", "b/a", false),
+            ("app*.*.example.com", "app1.eu.example.com", "a", true),
+            ("app?.example.com", "app12.example.com", "a", false),
             ("*.example.com", "r.example.com", "a", true),
             ("*.example.com", "x.r.example.com", "a", false),
             ("127.0.0.1:5000", "127.0.0.1:5000", "nginx", true),
@@ -141,7 +168,7 @@ mod tests {
     #[test]
     fn an_encoded_pair_gives_user_and_password() {
         let entry = Entry { auth: "dTpwOnc=".to_owned(), ..Entry::default() };
-        let auth = entry.auth_config("r".to_owned());
+        let auth = entry.auth_config();
         assert_eq!((auth.username.as_str(), auth.password.as_str()), ("u", "p:w"));
     }
 }

@@ -59,6 +59,20 @@ fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {
     }
 }
 
+/// Whether somebody else has judged the pod since it was told about: the controller of nodes' lives says that the pods
+/// of a node that it does not hear are not ready, and the node, once it is heard again, says what they are.
+pub(crate) fn is_overruled(told: &PodStatus, api: &PodStatus) -> bool {
+    let of = |status: &PodStatus, type_: &str| {
+        status.conditions.iter().flatten().find(|c| c.type_ == type_).cloned()
+    };
+    OURS.iter().any(|type_| match (of(told, type_), of(api, type_)) {
+        (Some(told), Some(api)) => {
+            told.status != api.status && told.last_transition_time < api.last_transition_time
+        }
+        _ => false,
+    })
+}
+
 fn not_initialized(
     shape: &Shape<'_>,
     status: &PodStatus,
@@ -116,4 +130,26 @@ fn gates(facts: &Facts<'_>, shape: &Shape<'_>) -> Option<(&'static str, String)>
 
 fn named(statuses: Option<&[ContainerStatus]>, which: impl Fn(&ContainerStatus) -> bool) -> Vec<&str> {
     statuses.unwrap_or_default().iter().filter(|s| which(s)).map(|s| s.name.as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_later_judgement_of_somebody_else_overrules_and_an_echo_that_is_late_does_not() {
+        let status = |status: &str, second: i64| PodStatus {
+            conditions: Some(vec![PodCondition {
+                type_: "Ready".to_owned(),
+                status: status.to_owned(),
+                last_transition_time: Some(Time(Timestamp::from_second(second).unwrap())),
+                ..PodCondition::default()
+            }]),
+            ..PodStatus::default()
+        };
+        assert!(is_overruled(&status("True", 5), &status("False", 6)));
+        assert!(!is_overruled(&status("True", 5), &status("False", 4)));
+        assert!(!is_overruled(&status("True", 5), &status("True", 6)));
+        assert!(!is_overruled(&status("True", 5), &PodStatus::default()));
+    }
 }

@@ -38,7 +38,12 @@ impl Probes {
             if !wanted(container) || self.tasks.contains_key(&current.id) {
                 continue;
             }
-            let ip = sandbox.ips.first().or(node.host_ips.first()).cloned().unwrap_or_default();
+            let ip = sandbox
+                .ips
+                .first()
+                .cloned()
+                .or_else(|| node.host_ips().into_iter().next())
+                .unwrap_or_default();
             let watched = Watched {
                 node: Arc::clone(node),
                 pod: Arc::clone(wish.pod()),

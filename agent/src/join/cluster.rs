@@ -1,0 +1,154 @@
+//! Where the cluster is, and whether it is the one that is meant.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::config::Kubeconfig;
+use kube::{Api, Client, Config};
+use ring::hmac;
+
+use super::request::Failure;
+use super::{CaHash, JoinError, Token};
+
+/// How long a connection may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The API's URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint(http::Uri);
+
+impl FromStr for Endpoint {
+    type Err = JoinError;
+
+    fn from_str(text: &str) -> Result<Self, JoinError> {
+        let wrong = || JoinError::Setting(format!("{text} is not of the form https://HOST:PORT"));
+        let uri: http::Uri = text.trim_end_matches('/').parse().map_err(|_malformed| wrong())?;
+        let plain = uri.path_and_query().is_none_or(|path| matches!(path.as_str(), "" | "/"));
+        let right =
+            uri.scheme_str() == Some("https") && uri.host().is_some_and(|host| !host.is_empty()) && plain;
+        if right { Ok(Self(uri)) } else { Err(wrong()) }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.to_string().trim_end_matches('/'))
+    }
+}
+
+impl Endpoint {
+    /// How to connect, as nobody and trusting nobody yet.
+    pub(super) fn config(&self) -> Config {
+        let mut config = Config::new(self.0.clone());
+        config.connect_timeout = Some(PATIENCE);
+        // Else the machine's own authorities were loaded, which an appliance may not have.
+        config.root_cert = Some(Vec::new());
+        config
+    }
+
+    pub(super) fn unreachable(&self, error: &dyn std::error::Error) -> JoinError {
+        JoinError::Unreachable { server: self.to_string(), reason: crate::node::chain(error) }
+    }
+}
+
+/// The authority of the cluster at this address, PEM: the one with the hash. The first answer may come from anybody,
+/// and is believed in nothing but what the hash and the token vouch for.
+pub(super) async fn authority(
+    endpoint: &Endpoint,
+    token: &Token,
+    hash: &CaHash,
+) -> Result<String, JoinError> {
+    let mut config = endpoint.config();
+    config.accept_invalid_certs = true;
+    tracing::info!(server = %endpoint, "asking for the cluster's authority, to be checked by its hash");
+    let client = Client::try_from(config).map_err(|error| endpoint.unreachable(&error))?;
+    let asked = Api::<ConfigMap>::namespaced(client, "kube-public");
+    let answer = tokio::time::timeout(PATIENCE, asked.get("cluster-info")).await.map_err(|_elapsed| {
+        let reason = format!("no answer within {} s", PATIENCE.as_secs());
+        JoinError::Unreachable { server: endpoint.to_string(), reason }
+    })?;
+    let info = answer.map_err(|error| match error {
+        kube::Error::Api(status) => JoinError::ClusterInfo(status.message.clone()),
+        error => endpoint.unreachable(&error),
+    })?;
+    let data = info.data.unwrap_or_default();
+    let read = |key: &str| data.get(key).map(String::as_str);
+    let Some(kubeconfig) = read("kubeconfig") else {
+        return Err(JoinError::ClusterInfo("cluster-info has no kubeconfig".to_owned()));
+    };
+    let authority = authority_in(kubeconfig)?;
+    let found = CaHash::of(&authority)?;
+    if found != *hash {
+        return Err(JoinError::OtherAuthority { server: endpoint.to_string(), wanted: hash.clone(), found });
+    }
+    let id = token.id.clone();
+    match read(&format!("jws-kubeconfig-{id}")) {
+        None => Err(JoinError::UnknownToken { id }),
+        Some(signature) if !is_signed(kubeconfig, signature, token) => Err(JoinError::WrongSecret { id }),
+        Some(_) => Ok(authority),
+    }
+}
+
+/// Whether a node of this name lives: then its name is taken, and so would be its pods.
+pub(super) async fn has_ready_node(client: &Client, name: &str) -> Result<bool, Failure> {
+    let found = Api::<Node>::all(client.clone()).get_opt(name).await;
+    let node = found.map_err(|error| Failure::Api(Box::new(error)))?;
+    let conditions = node.and_then(|node| node.status?.conditions).unwrap_or_default();
+    Ok(conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"))
+}
+
+fn authority_in(kubeconfig: &str) -> Result<String, JoinError> {
+    let wrong = |why: &str| JoinError::ClusterInfo(why.to_owned());
+    let parsed =
+        Kubeconfig::from_yaml(kubeconfig).map_err(|_malformed| wrong("its kubeconfig is not one"))?;
+    let data = parsed.clusters.into_iter().find_map(|named| named.cluster?.certificate_authority_data);
+    let pem =
+        data.and_then(|data| BASE64_STANDARD.decode(data).ok()).and_then(|pem| String::from_utf8(pem).ok());
+    pem.ok_or_else(|| wrong("its kubeconfig names no authority"))
+}
+
+/// A detached JSON web signature (RFC 7515), HS256.
+fn is_signed(content: &str, signature: &str, token: &Token) -> bool {
+    let verified = || {
+        let (header, tag) = signature.split_once("..")?;
+        let read: serde_json::Value =
+            serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(header).ok()?).ok()?;
+        (read["alg"] == "HS256" && read["kid"] == token.id.as_str()).then_some(())?;
+        let key = hmac::Key::new(hmac::HMAC_SHA256, token.secret.as_bytes());
+        let signed = format!("{header}.{}", BASE64_URL_SAFE_NO_PAD.encode(content));
+        hmac::verify(&key, signed.as_bytes(), &BASE64_URL_SAFE_NO_PAD.decode(tag).ok()?).ok()
+    };
+    verified().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_a_host_reached_by_tls() {
+        for right in ["https://192.0.2.1:6443", "https://[2001:db8::1]:6443/", "https://cluster.example"] {
+            assert_eq!(right.parse::<Endpoint>().unwrap().to_string(), right.trim_end_matches('/'));
+        }
+        for wrong in ["", "192.0.2.1:6443", "http://192.0.2.1:6443", "https://", "https://a/b", "https://a?b"]
+        {
+            assert!(wrong.parse::<Endpoint>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_signature_holds_for_its_content_and_its_token() {
+        let signature =
+            "eyJhbGciOiJIUzI1NiIsImtpZCI6ImFiY2RlZiJ9..psz1NayrXM3IaFzKZGsb5n_mBl7MjtlsZ1xE8MRmF_4";
+        let token: Token = "abcdef.0123456789abcdef".parse().unwrap();
+        assert!(is_signed("content", signature, &token));
+        assert!(!is_signed("other", signature, &token));
+        assert!(!is_signed("content", signature, &"abcdef.0123456789abcdee".parse().unwrap()));
+        assert!(!is_signed("content", signature, &"abcdeg.0123456789abcdef".parse().unwrap()));
+        assert!(!is_signed("content", "nonsense", &token));
+    }
+}

@@ -1,0 +1,203 @@
+//! What a joined machine keeps, under `join/` of its state directory: whole or not there, readable by root alone.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use kube::config::Kubeconfig;
+
+use super::request::Identity;
+use super::{Endpoint, JoinError};
+
+/// The directory.
+pub(super) struct Files {
+    dir: PathBuf,
+}
+
+impl Files {
+    pub(super) fn new(state_dir: &Path) -> Self {
+        Self { dir: state_dir.join("join") }
+    }
+
+    /// The authority's certificate.
+    pub(super) fn authority_path(&self) -> PathBuf {
+        self.dir.join("ca.crt")
+    }
+
+    pub(super) fn authority(&self) -> Result<String, JoinError> {
+        let path = self.authority_path();
+        fs::read_to_string(&path).map_err(|error| unusable(&path, &error))
+    }
+
+    pub(super) fn write_authority(&self, pem: &str) -> Result<(), JoinError> {
+        write(&self.authority_path(), pem)
+    }
+
+    pub(super) fn client(&self) -> Result<Identity, JoinError> {
+        let path = self.dir.join("client.pem");
+        read(&path)?.ok_or_else(|| unusable(&path, &"it is not there"))
+    }
+
+    pub(super) fn write_client(&self, identity: &Identity) -> Result<(), JoinError> {
+        write_identity(&self.dir.join("client.pem"), identity)
+    }
+
+    /// The serving certificate; nothing when there is none yet. One that cannot be used is asked for again.
+    pub(super) fn serving(&self) -> Result<Option<Identity>, JoinError> {
+        let path = self.dir.join("serving.pem");
+        match read(&path) {
+            Err(JoinError::Certificate(reason)) => {
+                tracing::warn!(path = %path.display(), reason, "setting an unusable certificate aside");
+                drop(fs::rename(&path, path.with_extension("bad")));
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    pub(super) fn write_serving(&self, identity: &Identity) -> Result<(), JoinError> {
+        write_identity(&self.dir.join("serving.pem"), identity)
+    }
+
+    /// Where the cluster is and which node of it this machine is; nothing when it has not joined.
+    pub(super) fn kubeconfig(&self) -> Result<Option<(Endpoint, String)>, JoinError> {
+        let path = self.dir.join("kubeconfig");
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(|error| unusable(&path, &error))?,
+        };
+        let parsed = Kubeconfig::from_yaml(&text).map_err(|error| unusable(&path, &error))?;
+        let server = parsed.clusters.into_iter().find_map(|named| named.cluster?.server);
+        let node = parsed
+            .auth_infos
+            .into_iter()
+            .find_map(|named| Some(named.name.strip_prefix("system:node:")?.to_owned()));
+        let (Some(server), Some(node)) = (server, node) else {
+            return Err(unusable(&path, &"it names no cluster or no node"));
+        };
+        Ok(Some((server.parse()?, node)))
+    }
+
+    /// For this program and for people; it leads to the certificate, which is renewed.
+    pub(super) fn write_kubeconfig(
+        &self,
+        endpoint: &Endpoint,
+        authority: &str,
+        node: &str,
+    ) -> Result<(), JoinError> {
+        let (authority, client) = (BASE64_STANDARD.encode(authority), self.dir.join("client.pem"));
+        let (user, client) = (format!("system:node:{node}"), client.display());
+        let text = format!(
+            "apiVersion: v1
+kind: Config
+clusters:
+- name: coracle
+  cluster:
+    server: {endpoint}
+    certificate-authority-data: {authority}
+users:
+- name: {user}
+  user:
+    client-certificate: {client}
+    client-key: {client}
+contexts:
+- name: {user}@coracle
+  context:
+    cluster: coracle
+    user: {user}
+current-context: {user}@coracle
+"
+        );
+        write(&self.dir.join("kubeconfig"), &text)
+    }
+}
+
+fn unusable(path: &Path, reason: &dyn std::fmt::Display) -> JoinError {
+    JoinError::File { path: path.to_owned(), reason: reason.to_string() }
+}
+
+const KEY: &str = "-----BEGIN PRIVATE KEY-----";
+
+/// Certificate and key in one file, so that neither is ever without the other.
+fn write_identity(path: &Path, identity: &Identity) -> Result<(), JoinError> {
+    write(path, &format!("{}\n{}", identity.certificate.trim_end(), identity.key))
+}
+
+fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(|error| unusable(path, &error))?,
+    };
+    let at =
+        text.find(KEY).ok_or_else(|| JoinError::Certificate(format!("{} holds no key", path.display())))?;
+    let (certificate, key) = text.split_at(at);
+    Identity::new(certificate.to_owned(), key.to_owned()).map(Some)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), JoinError> {
+    replace(path, text).map_err(|error| unusable(path, &error))
+}
+
+/// Temporary name, sync, rename, sync of the directory.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    fs::create_dir_all(dir)?;
+    let temporary = path.with_extension("tmp");
+    // A leftover may have another mode: start from nothing.
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&temporary, path)?;
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn identity() -> Identity {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = rcgen::CertificateParams::default().self_signed(&key).unwrap();
+        Identity::new(certificate.pem(), key.serialize_pem()).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_for_root_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path());
+        assert!(files.kubeconfig().unwrap().is_none() && files.serving().unwrap().is_none());
+        let identity = identity();
+        files.write_client(&identity).unwrap();
+        assert!(files.kubeconfig().unwrap().is_none(), "the kubeconfig makes the machine joined");
+        let endpoint: Endpoint = "https://192.0.2.1:6443".parse().unwrap();
+        files.write_kubeconfig(&endpoint, "pem", "a").unwrap();
+        assert_eq!(files.kubeconfig().unwrap(), Some((endpoint, "a".to_owned())));
+        assert_eq!(files.client().unwrap().key, identity.key);
+        for name in ["client.pem", "kubeconfig"] {
+            let mode = fs::metadata(dir.path().join("join").join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_torn_serving_certificate_is_set_aside_and_a_torn_client_certificate_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path());
+        fs::create_dir_all(&files.dir).unwrap();
+        for name in ["serving.pem", "client.pem"] {
+            fs::write(files.dir.join(name), format!("torn\n{KEY}\n")).unwrap();
+        }
+        assert!(files.serving().unwrap().is_none());
+        assert!(files.dir.join("serving.bad").exists());
+        assert!(files.client().is_err());
+    }
+}

@@ -1,0 +1,305 @@
+//! The task that owns the overlay.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use coracle_cni::{Local, Network, Overlay, OverlayError, Passes, Peer, Way};
+use futures::StreamExt;
+use ipnetwork::IpNetwork;
+use k8s_openapi::api::core::v1::Node;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch_all};
+use kube::{Api, ResourceExt};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::verdict::Verdicts;
+use super::{State, annotation, one_of_each};
+use crate::node::{chain, find_addresses};
+
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+/// A peer that came learns of us at the same time.
+const BEFORE_TEST: Duration = Duration::from_millis(300);
+
+/// The overlay with all that it follows from.
+pub(crate) struct OverlayAgent {
+    pub(crate) name: String,
+    pub(crate) client: kube::Client,
+    pub(crate) overlay: Overlay,
+    pub(crate) network: Network,
+    /// The node's addresses; kept true here unless they were set.
+    pub(crate) ips: watch::Sender<Vec<IpAddr>>,
+    pub(crate) ips_are_set: bool,
+    /// The node's own ranges, empty until it has some.
+    pub(crate) ranges: watch::Receiver<Vec<IpNetwork>>,
+    pub(crate) state: watch::Sender<State>,
+    /// What the network was told of others' ranges.
+    pub(crate) unmasqueraded: Vec<IpNetwork>,
+}
+
+/// The other nodes as the API tells them.
+#[derive(Default)]
+struct Nodes {
+    /// False until all were listed once.
+    complete: bool,
+    known: BTreeMap<String, Result<Peer, String>>,
+    listed: BTreeMap<String, Result<Peer, String>>,
+    /// Peers that came or changed and were not tested since.
+    changed: BTreeSet<String>,
+}
+
+/// The overlay's test of itself: which peers wait for one, from when on, and the one that runs.
+#[derive(Default)]
+struct Tests {
+    verdicts: Verdicts,
+    waiting: BTreeSet<String>,
+    at: Option<Instant>,
+    running: Option<JoinHandle<Vec<(Way, Passes)>>>,
+}
+
+/// What wakes the task.
+enum Wake {
+    Node(Box<Result<Event<Node>, watcher::Error>>),
+    /// Our ranges, or the kernel's tables, or it is time to try again.
+    Apply,
+    Test,
+    Tested(Vec<(Way, Passes)>),
+    End,
+}
+
+impl OverlayAgent {
+    /// Keeps pods of other nodes reachable, for ever.
+    pub(crate) async fn run(mut self) {
+        let events = watch_all(Api::<Node>::all(self.client.clone()), watcher::Config::default());
+        let mut events = events.default_backoff().boxed();
+        let (mut nodes, mut tests, mut retry) = (Nodes::default(), Tests::default(), None::<Duration>);
+        self.look_at_addresses();
+        loop {
+            let wake = tokio::select! {
+                // The stream and the receivers keep their place; the overlay remembers that it was told.
+                event = events.next() => event.map_or(Wake::End, |event| Wake::Node(Box::new(event))),
+                changed = self.ranges.changed() => changed.map_or(Wake::End, |()| Wake::Apply),
+                () = self.overlay.news() => {
+                    self.look_at_addresses();
+                    Wake::Apply
+                }
+                () = until(retry.map(|pause| Instant::now() + pause)) => Wake::Apply,
+                () = until(tests.at) => Wake::Test,
+                results = ended(&mut tests.running) => Wake::Tested(results),
+            };
+            let apply = match wake {
+                Wake::Node(event) => nodes.take(&self.name, *event),
+                Wake::Apply => true,
+                Wake::Test => {
+                    tests.start(self.overlay.ways());
+                    false
+                }
+                Wake::Tested(results) => self.learn(&mut tests, results),
+                Wake::End => return,
+            };
+            if apply && nodes.complete {
+                retry = self.apply_or_tell(&mut nodes, &mut tests, retry).await;
+            }
+        }
+    }
+
+    /// Applies; when to try again if that failed.
+    async fn apply_or_tell(
+        &mut self,
+        nodes: &mut Nodes,
+        tests: &mut Tests,
+        retry: Option<Duration>,
+    ) -> Option<Duration> {
+        let Err(error) = self.apply(nodes, tests).await else { return None };
+        if retry.is_none() {
+            tracing::warn!(error = chain(&error), "pods of other nodes may not be reached");
+        }
+        self.tell(|state| state.reached = Some(Err(chain(&error))));
+        Some(retry.map_or(FIRST_RETRY, |pause| (pause * 2).min(LAST_RETRY)))
+    }
+
+    async fn apply(&mut self, nodes: &mut Nodes, tests: &mut Tests) -> Result<(), OverlayError> {
+        let cidrs = self.ranges.borrow_and_update().clone();
+        if cidrs.is_empty() {
+            return Ok(());
+        }
+        let addresses = one_of_each(&self.ips.borrow());
+        let peers: BTreeMap<String, Peer> =
+            nodes.known.iter().filter_map(|(name, peer)| Some((name.clone(), peer.clone().ok()?))).collect();
+        let applied = self.overlay.apply(&Local { cidrs, addresses }, &peers, &tests.verdicts.narrow())?;
+        if applied.changes > 0 {
+            tracing::debug!(
+                changes = applied.changes,
+                peers = peers.len(),
+                "the overlay was brought up to date"
+            );
+        }
+        if applied.moved {
+            tests.verdicts.forget();
+            tests.want(peers.keys().cloned());
+        }
+        let changed = std::mem::take(&mut nodes.changed);
+        changed.iter().for_each(|name| tests.verdicts.forget_peer(name));
+        tests.want(changed.into_iter());
+        if let Err(error) = self.network.set_mtu(applied.mtu).await {
+            tracing::warn!(error = chain(&error), "not every pod has the MTU of the way to other nodes");
+        }
+        self.unmasquerade(peers.values().flat_map(|peer| peer.cidrs.iter().copied()).collect()).await;
+        let wrong = nodes.known.iter().filter_map(|(name, peer)| Some((name, peer.as_ref().err()?)));
+        let refused = applied.refused.iter().map(|(name, why)| (name, why));
+        let mut impaired: Vec<String> =
+            wrong.chain(refused).map(|(name, why)| format!("{name}: {why}")).collect();
+        impaired.extend(tests.verdicts.sentences());
+        impaired.sort();
+        impaired.dedup();
+        self.tell(|state| (state.reached, state.impaired) = (Some(Ok(())), impaired));
+        Ok(())
+    }
+
+    /// Has packets to pods of other nodes keep their source.
+    async fn unmasquerade(&mut self, ranges: Vec<IpNetwork>) {
+        let ranges = coracle_cni::merged(ranges);
+        if self.unmasqueraded == ranges {
+            return;
+        }
+        match self.network.set_unmasqueraded(ranges.clone()).await {
+            Ok(()) => self.unmasqueraded = ranges,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "packets to pods of other nodes may be masqueraded");
+            }
+        }
+    }
+
+    /// Takes in what a test found; true when the tables, or what is told, must follow.
+    fn learn(&self, tests: &mut Tests, results: Vec<(Way, Passes)>) -> bool {
+        let before = (tests.verdicts.narrow(), tests.verdicts.sentences());
+        if let Some(on) = tests.verdicts.learn(results) {
+            tracing::warn!(on, "switching the overlay's checksum offload");
+            if let Err(error) = self.overlay.set_offload(on) {
+                tracing::warn!(error = chain(&error), "the checksum offload stays as it is");
+            }
+        }
+        if let Some((peers, pause)) = tests.verdicts.again() {
+            tests.waiting.extend(peers);
+            tests.at = Some(tests.at.map_or(Instant::now() + pause, |at| at.min(Instant::now() + pause)));
+        }
+        before != (tests.verdicts.narrow(), tests.verdicts.sentences())
+    }
+
+    /// Finds the node's addresses again, and tells others of them.
+    fn look_at_addresses(&mut self) {
+        if !self.ips_are_set {
+            let found = find_addresses();
+            self.ips.send_if_modified(|ips| {
+                let moved = *ips != found;
+                if moved {
+                    tracing::info!(?found, "the node's addresses changed");
+                    *ips = found;
+                }
+                moved
+            });
+        }
+        let announced = self.overlay.announced(&one_of_each(&self.ips.borrow()));
+        self.tell(|state| state.announced = Some(announced));
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut State)) {
+        self.state.send_if_modified(|state| {
+            let before = state.clone();
+            change(state);
+            *state != before
+        });
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The results of the test that runs, once. Cancel safe: it is taken away when it has ended.
+async fn ended(running: &mut Option<JoinHandle<Vec<(Way, Passes)>>>) -> Vec<(Way, Passes)> {
+    let Some(test) = running else { return std::future::pending().await };
+    let results = test.await;
+    *running = None;
+    results.unwrap_or_default()
+}
+
+// === impl Tests ===
+
+impl Tests {
+    /// Has these peers tested, a moment later.
+    fn want(&mut self, peers: impl Iterator<Item = String>) {
+        let before = self.waiting.len();
+        self.waiting.extend(peers);
+        if self.waiting.len() > before {
+            self.at = Some(Instant::now() + BEFORE_TEST);
+        }
+    }
+
+    /// Starts the test of the peers that wait for it, unless one runs: then that one's end is waited for.
+    fn start(&mut self, ways: &[Way]) {
+        self.at = None;
+        if self.running.is_some() {
+            self.at = Some(Instant::now() + BEFORE_TEST);
+            return;
+        }
+        let waiting = std::mem::take(&mut self.waiting);
+        let ways: Vec<Way> = ways.iter().filter(|way| waiting.contains(&way.peer)).cloned().collect();
+        if ways.is_empty() {
+            return;
+        }
+        self.running = Some(tokio::task::spawn_blocking(move || {
+            let passes = coracle_cni::examine(&ways);
+            let passes =
+                passes.inspect_err(|error| tracing::debug!(%error, "cannot test the way to other nodes"));
+            ways.into_iter().zip(passes.unwrap_or_default()).collect()
+        }));
+    }
+}
+
+// === impl Nodes ===
+
+impl Nodes {
+    /// Takes an event in; true when the peers are others now.
+    fn take(&mut self, own: &str, event: Result<Event<Node>, watcher::Error>) -> bool {
+        let of = |node: &Node| annotation::peer(node).filter(|_| node.name_any() != own);
+        match event {
+            Ok(Event::Init) => self.listed.clear(),
+            Ok(Event::InitApply(node)) => {
+                self.listed.extend(of(&node).map(|peer| (node.name_any(), peer)));
+            }
+            Ok(Event::InitDone) => {
+                let listed = std::mem::take(&mut self.listed);
+                let others = listed.iter().filter(|(name, peer)| self.known.get(*name) != Some(peer));
+                self.changed.extend(others.map(|(name, _)| name.clone()));
+                let changed = !std::mem::replace(&mut self.complete, true) || listed != self.known;
+                self.known = listed;
+                return changed;
+            }
+            Ok(Event::Apply(node)) => {
+                let (name, now) = (node.name_any(), of(&node));
+                let changed = self.known.get(&name) != now.as_ref();
+                if changed {
+                    self.changed.insert(name.clone());
+                }
+                match now {
+                    Some(peer) => self.known.insert(name, peer),
+                    None => self.known.remove(&name),
+                };
+                return changed;
+            }
+            Ok(Event::Delete(node)) => {
+                self.changed.insert(node.name_any());
+                return self.known.remove(&node.name_any()).is_some();
+            }
+            Err(error) => tracing::debug!(error = chain(&error), "the watch on nodes broke"),
+        }
+        false
+    }
+}

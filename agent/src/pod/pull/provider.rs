@@ -1,0 +1,258 @@
+//! Credentials from programs of the node's owner: the kubelet's credential provider plugins.
+//!
+//! A `CredentialProviderConfig` (kubelet.config.k8s.io) says which program serves which images. The program gets a
+//! `CredentialProviderRequest` on standard input and answers with a `CredentialProviderResponse`, which is kept for
+//! as long as it says. A program that fails costs the pull nothing but its credentials.
+
+mod call;
+mod duration;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use coracle_images::Reference;
+use coracle_proto::cri::AuthConfig;
+use nix::unistd::{AccessFlags, access};
+use serde::Deserialize;
+
+use super::secret::{Entry, location, matched};
+
+const CONFIG_VERSIONS: [&str; 3] =
+    ["kubelet.config.k8s.io/v1", "kubelet.config.k8s.io/v1beta1", "kubelet.config.k8s.io/v1alpha1"];
+const PROTOCOL_VERSIONS: [&str; 3] = [
+    "credentialprovider.kubelet.k8s.io/v1",
+    "credentialprovider.kubelet.k8s.io/v1beta1",
+    "credentialprovider.kubelet.k8s.io/v1alpha1",
+];
+
+/// A program may say "for ever" in many ways, some of them beyond what a clock can count to.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Why the configuration of credential providers cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProviderError {
+    /// The file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is no configuration of credential providers.
+    #[error("cannot understand {}", path.display())]
+    Parse {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_yaml_ng::Error,
+    },
+    /// A provider is configured wrongly.
+    #[error("credential provider {name:?}: {what}")]
+    Provider {
+        /// Which.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The file is of another kind or version.
+    #[error("{} is not a CredentialProviderConfig of kubelet.config.k8s.io/v1, v1beta1 or v1alpha1", path.display())]
+    Kind {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Config {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    providers: Vec<Settings>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Settings {
+    name: String,
+    #[serde(default)]
+    match_images: Vec<String>,
+    default_cache_duration: Option<String>,
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    env: Vec<Variable>,
+    token_attributes: Option<serde_yaml_ng::Value>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variable {
+    name: String,
+    #[serde(default)]
+    value: String,
+}
+
+/// The node's credential providers.
+#[derive(Default)]
+pub(crate) struct Providers(Vec<Provider>);
+
+struct Provider {
+    settings: Settings,
+    program: PathBuf,
+    default_cache: Duration,
+    kept: Mutex<HashMap<Key, Kept>>,
+    /// One call at a time: who comes second finds what the first was given.
+    calling: tokio::sync::Mutex<()>,
+}
+
+/// What an answer is good for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Image(String),
+    Registry(String),
+    Global,
+}
+
+type Entries = BTreeMap<String, Entry>;
+
+struct Kept {
+    until: Instant,
+    entries: Entries,
+}
+
+// === impl Providers ===
+
+impl Providers {
+    /// Reads the configuration and finds its programs.
+    pub(crate) fn load(file: &Path, programs: &Path) -> Result<Providers, ProviderError> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|source| ProviderError::Read { path: file.to_owned(), source })?;
+        let config: Config = serde_yaml_ng::from_str(&text)
+            .map_err(|source| ProviderError::Parse { path: file.to_owned(), source })?;
+        if config.kind != "CredentialProviderConfig"
+            || !CONFIG_VERSIONS.contains(&config.api_version.as_str())
+        {
+            return Err(ProviderError::Kind { path: file.to_owned() });
+        }
+        let mut names = HashSet::new();
+        let mut providers = Vec::new();
+        for settings in config.providers {
+            let name = settings.name.clone();
+            let wrong = |what: String| ProviderError::Provider { name: name.clone(), what };
+            if !names.insert(name.clone()) {
+                return Err(wrong("is there twice".to_owned()));
+            }
+            providers.push(Provider::new(settings, programs).map_err(wrong)?);
+        }
+        Ok(Providers(providers))
+    }
+
+    /// Credentials for an image from all providers that serve it, with the length of what matched.
+    pub(super) async fn credentials(&self, reference: &Reference) -> Vec<(usize, AuthConfig)> {
+        let mut found = Vec::new();
+        for provider in &self.0 {
+            if !provider.serves(reference) {
+                continue;
+            }
+            match provider.entries(&reference.repository()).await {
+                Ok(entries) => found.extend(matched(entries, reference)),
+                Err(error) => {
+                    tracing::warn!(provider = provider.settings.name, %error, "no credentials from a provider");
+                }
+            }
+        }
+        found
+    }
+}
+
+impl std::fmt::Debug for Providers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|provider| &provider.settings.name)).finish()
+    }
+}
+
+// === impl Provider ===
+
+impl Provider {
+    fn new(settings: Settings, programs: &Path) -> Result<Provider, String> {
+        let name = &settings.name;
+        if name.is_empty()
+            || name == "."
+            || name == ".."
+            || name.contains(|c: char| c == '/' || c.is_whitespace())
+        {
+            return Err("the name must be that of a program".to_owned());
+        }
+        if settings.match_images.is_empty() {
+            return Err("matchImages is empty".to_owned());
+        }
+        if !PROTOCOL_VERSIONS.contains(&settings.api_version.as_str()) {
+            return Err(format!("apiVersion {:?} is not served", settings.api_version));
+        }
+        if settings.token_attributes.is_some() {
+            return Err("tokenAttributes are not served: providers get no service account tokens".to_owned());
+        }
+        let written = settings.default_cache_duration.as_deref().ok_or("defaultCacheDuration is missing")?;
+        let default_cache = duration::parse(written)
+            .ok_or_else(|| format!("defaultCacheDuration {written:?} is no duration"))?;
+        let program = programs.join(name);
+        access(&program, AccessFlags::X_OK)
+            .map_err(|error| format!("{} cannot be executed: {error}", program.display()))?;
+        let (kept, calling) = (Mutex::default(), tokio::sync::Mutex::default());
+        Ok(Provider { settings, program, default_cache, kept, calling })
+    }
+
+    fn serves(&self, reference: &Reference) -> bool {
+        let patterns = self.settings.match_images.iter();
+        patterns
+            .map(|p| location(p))
+            .any(|p| super::secret::applies(&p, reference.domain(), reference.path()))
+    }
+
+    /// What the program says for an image, asked now or not long ago.
+    async fn entries(&self, image: &str) -> Result<Entries, call::CallError> {
+        if let Some(entries) = self.kept(image, Instant::now()) {
+            return Ok(entries);
+        }
+        let _turn = self.calling.lock().await;
+        if let Some(entries) = self.kept(image, Instant::now()) {
+            return Ok(entries);
+        }
+        let answer = call::call(&self.settings, &self.program, image).await?;
+        let lasts = answer.cache.unwrap_or(self.default_cache);
+        if !lasts.is_zero() {
+            let key = match answer.key {
+                call::KeyType::Image => Key::Image(image.to_owned()),
+                call::KeyType::Registry => Key::Registry(registry(image).to_owned()),
+                call::KeyType::Global => Key::Global,
+            };
+            let kept = Kept { until: Instant::now() + lasts.min(LONGEST), entries: answer.entries.clone() };
+            self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(key, kept);
+        }
+        Ok(answer.entries)
+    }
+
+    fn kept(&self, image: &str, now: Instant) -> Option<Entries> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|_, kept| kept.until > now);
+        let keys = [Key::Image(image.to_owned()), Key::Registry(registry(image).to_owned()), Key::Global];
+        keys.iter().find_map(|key| kept.get(key)).map(|kept| kept.entries.clone())
+    }
+}
+
+fn registry(image: &str) -> &str {
+    image.split('/').next().unwrap_or(image)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! Providers that are shell scripts, really run.
+
+use std::path::Path;
+
+use coracle_images::Reference;
+use tempfile::TempDir;
+
+use super::{ProviderError, Providers};
+
+/// A provider that answers as told, and counts its calls in `calls`.
+fn place(answer: &str) -> TempDir {
+    let place = tempfile::tempdir().unwrap();
+    let script = format!(
+        "#!/bin/sh\ncat >>{0}/calls\necho >>{0}/calls\ncat <<END\n{answer}\nEND\n",
+        place.path().display()
+    );
+    program(place.path(), &script);
+    place
+}
+
+/// Writes the helper by a process of its own: while another test's thread forks, a descriptor of ours
+/// that is open for writing would make the program "busy".
+fn program(place: &Path, script: &str) {
+    let written = std::process::Command::new("sh")
+        .args(["-c", r#"printf %s "$1" >helper && chmod 755 helper"#, "sh", script])
+        .current_dir(place)
+        .status();
+    assert!(written.unwrap().success());
+}
+
+fn load(place: &Path, provider: &str) -> Result<Providers, ProviderError> {
+    let file = place.join("config.yaml");
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n- name: helper\n{provider}"
+    );
+    std::fs::write(&file, text).unwrap();
+    Providers::load(&file, place)
+}
+
+const PLAIN: &str = "  apiVersion: credentialprovider.kubelet.k8s.io/v1
+  matchImages: ['*.example.com', 'r.example.org/team']
+  defaultCacheDuration: 10m
+  env: [{name: WHO, value: me}]
+";
+
+fn answer(key: &str, lasts: &str) -> String {
+    format!(
+        r#"{{"apiVersion":"credentialprovider.kubelet.k8s.io/v1","kind":"CredentialProviderResponse","cacheKeyType":"{key}",{lasts}"auth":{{"*.example.com":{{"username":"$WHO","password":"p"}},"other.example":{{"username":"no","password":"no"}}}}}}"#
+    )
+}
+
+fn calls(place: &Path) -> Vec<String> {
+    std::fs::read_to_string(place.join("calls")).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+async fn users(providers: &Providers, image: &str) -> Vec<String> {
+    let found = providers.credentials(&Reference::parse(image).unwrap()).await;
+    found.into_iter().map(|(_, auth)| auth.username).collect()
+}
+
+#[tokio::test]
+async fn a_provider_is_asked_for_the_images_that_it_serves_and_its_answer_kept() {
+    // For each kind of key: how many calls four pulls cost.
+    for (key, lasts, expected) in [
+        ("Image", "", 3),
+        ("Registry", "", 2),
+        ("Global", "", 1),
+        ("Global", r#""cacheDuration":"0s","#, 4),
+        ("Image", r#""cacheDuration":"1h","#, 3),
+    ] {
+        let place = place(&answer(key, lasts));
+        let providers = load(place.path(), PLAIN).unwrap();
+        for image in ["a.example.com/x:1", "a.example.com/x:2", "a.example.com/y", "b.example.com/x"] {
+            assert_eq!(users(&providers, image).await, ["me"], "{key} {image}");
+        }
+        let calls = calls(place.path());
+        assert_eq!(calls.len(), expected, "{key} {lasts} {calls:?}");
+        let request: serde_json::Value = serde_json::from_str(&calls[0]).unwrap();
+        assert_eq!(request["image"], "a.example.com/x");
+        assert_eq!(request["kind"], "CredentialProviderRequest");
+        assert!(
+            users(&providers, "nginx").await.is_empty()
+                && users(&providers, "r.example.org/other").await.is_empty()
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_provider_that_fails_gives_nothing_and_harms_nothing() {
+    for bad in [
+        "",
+        "no json",
+        r#"{"kind":"Other"}"#,
+        &answer("Sometimes", ""),
+        &answer("Image", r#""cacheDuration":"x","#),
+    ] {
+        let place = place(bad);
+        let providers = load(place.path(), PLAIN).unwrap();
+        assert!(users(&providers, "a.example.com/x").await.is_empty(), "{bad}");
+    }
+    let place = place("");
+    program(place.path(), "#!/bin/sh\necho sorry >&2\nexit 3\n");
+    let providers = load(place.path(), PLAIN).unwrap();
+    let error = providers.0[0].entries("a.example.com/x").await.err().unwrap().to_string();
+    assert!(error.contains("sorry") && error.contains('3'), "{error}");
+}
+
+#[test]
+fn wrong_configurations_are_refused_by_name() {
+    let place = place("");
+    for (provider, part) in [
+        ("  matchImages: ['a']\n  defaultCacheDuration: 1m\n", "apiVersion"),
+        ("  apiVersion: credentialprovider.kubelet.k8s.io/v1\n  defaultCacheDuration: 1m\n", "matchImages"),
+        (
+            "  apiVersion: credentialprovider.kubelet.k8s.io/v1\n  matchImages: ['a']\n",
+            "defaultCacheDuration",
+        ),
+        (&format!("{PLAIN}  tokenAttributes: {{}}\n"), "tokenAttributes"),
+        (&format!("{PLAIN}- name: helper\n{PLAIN}"), "twice"),
+        (&format!("{PLAIN}- name: ../helper\n{PLAIN}"), "name"),
+        (&format!("{PLAIN}- name: absent\n{PLAIN}"), "absent"),
+        (&format!("{PLAIN}  unknown: 1\n"), "understand"),
+    ] {
+        let error = load(place.path(), provider).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let file = place.path().join("other.yaml");
+    std::fs::write(&file, "apiVersion: v1\nkind: ConfigMap\n").unwrap();
+    assert!(matches!(Providers::load(&file, place.path()), Err(ProviderError::Kind { .. })));
+}

@@ -1,0 +1,160 @@
+//! Which ids of the node a pod with a user namespace has (`hostUsers: false`).
+//!
+//! As a kubelet does it: blocks of 65536 ids, users and groups alike, from the second block on (the first
+//! is the node's own), recorded in the pod's directory before they are used. Two pods never share a
+//! block, so that whoever escapes from one is nobody to all others.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use coracle_proto::cri;
+use serde::{Deserialize, Serialize};
+
+/// Ids of one pod, as many as 16-bit ids there are.
+const BLOCK: u32 = 1 << 16;
+/// The name of the record in a pod's directory, which is a kubelet's.
+const FILE: &str = "userns";
+
+/// Why a pod cannot have ids of its own.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UserIdsError {
+    #[error("no block of {BLOCK} ids is free for the pod's user namespace")]
+    Exhausted,
+    #[error("cannot record the pod's ids in {path}")]
+    Record {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The blocks that are given away.
+#[derive(Debug)]
+pub(crate) struct UserIds {
+    pods_dir: PathBuf,
+    /// First ids, by pod. Never one twice.
+    taken: Mutex<HashMap<String, u32>>,
+}
+
+/// What a kubelet writes, in its words.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    uid_mappings: Vec<Range>,
+    gid_mappings: Vec<Range>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Range {
+    host_id: u32,
+    container_id: u32,
+    length: u32,
+}
+
+// === impl UserIds ===
+
+impl UserIds {
+    /// Takes up what earlier agents gave away. A record that says nothing sensible keeps no block; its
+    /// pod gets another one with its next sandbox.
+    pub(crate) fn open(pods_dir: &Path) -> Self {
+        let entries = std::fs::read_dir(pods_dir).into_iter().flatten().flatten();
+        let taken = entries.filter_map(|entry| {
+            let text = std::fs::read(entry.path().join(FILE)).ok()?;
+            Some((entry.file_name().into_string().ok()?, first_id(&text)?))
+        });
+        Self { pods_dir: pods_dir.to_owned(), taken: Mutex::new(taken.collect()) }
+    }
+
+    /// The pod's block: what it has, or the lowest that is free, recorded.
+    pub(crate) fn give(&self, uid: &str) -> Result<(), UserIdsError> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.contains_key(uid) {
+            return Ok(());
+        }
+        let free = |first: &u32| !taken.values().any(|other| other == first);
+        let first = (1..u32::MAX / BLOCK).map(|block| block * BLOCK).find(free);
+        let first = first.ok_or(UserIdsError::Exhausted)?;
+        let dir = self.pods_dir.join(uid);
+        let path = dir.join(FILE);
+        record(&dir, first).map_err(|source| UserIdsError::Record { path, source })?;
+        taken.insert(uid.to_owned(), first);
+        Ok(())
+    }
+
+    /// The mapping of a pod that has a block.
+    pub(crate) fn of(&self, uid: &str) -> Option<cri::IdMapping> {
+        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.get(uid).map(|first| cri::IdMapping { container_id: 0, host_id: *first, length: BLOCK })
+    }
+
+    /// Frees the block of a pod of which nothing is left; its record goes with its directory.
+    pub(crate) fn take_back(&self, uid: &str) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
+    }
+}
+
+/// Written beside and renamed, so that a reader sees all of it or nothing.
+fn record(dir: &Path, first: u32) -> io::Result<()> {
+    let ranges = vec![Range { host_id: first, container_id: 0, length: BLOCK }];
+    let record = Record { uid_mappings: ranges.clone(), gid_mappings: ranges };
+    let text = serde_json::to_vec(&record)?;
+    std::fs::create_dir_all(dir)?;
+    let new = dir.join(format!("{FILE}.new"));
+    let mut file = std::fs::File::create(&new)?;
+    io::Write::write_all(&mut file, &text)?;
+    // After a power cut the pod's volumes hold files of these ids.
+    file.sync_all()?;
+    std::fs::rename(new, dir.join(FILE))?;
+    std::fs::File::open(dir)?.sync_all()
+}
+
+fn first_id(text: &[u8]) -> Option<u32> {
+    let record: Record = serde_json::from_slice(text).ok()?;
+    let [range] = record.uid_mappings.as_slice() else { return None };
+    let sensible = range.container_id == 0
+        && range.length == BLOCK
+        && range.host_id >= BLOCK
+        && range.host_id.is_multiple_of(BLOCK);
+    sensible.then_some(range.host_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_given_once_recorded_and_given_again() {
+        let dir = std::env::temp_dir().join(format!("coracle-user-ids-{}", std::process::id()));
+        let ids = UserIds::open(&dir);
+        let first = |ids: &UserIds, uid: &str| ids.of(uid).map(|mapping| mapping.host_id);
+        for uid in ["a", "b", "a"] {
+            ids.give(uid).unwrap();
+        }
+        assert_eq!((first(&ids, "a"), first(&ids, "b")), (Some(65536), Some(131_072)));
+        assert_eq!(ids.of("c"), None);
+        // An agent that comes later knows them.
+        let again = UserIds::open(&dir);
+        again.give("c").unwrap();
+        assert_eq!((first(&again, "b"), first(&again, "c")), (Some(131_072), Some(196_608)));
+        std::fs::remove_dir_all(dir.join("a")).unwrap();
+        again.take_back("a");
+        again.give("d").unwrap();
+        assert_eq!(first(&again, "d"), Some(65536));
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_record_that_makes_no_sense_is_no_block() {
+        let range = |host: u32, length: u32| {
+            let range = format!(r#"[{{"hostId":{host},"containerId":0,"length":{length}}}]"#);
+            format!(r#"{{"uidMappings":{range},"gidMappings":{range}}}"#)
+        };
+        assert_eq!(first_id(range(131_072, 65536).as_bytes()), Some(131_072));
+        for wrong in [range(0, 65536), range(65537, 65536), range(65536, 1), "{".to_owned()] {
+            assert_eq!(first_id(wrong.as_bytes()), None, "{wrong}");
+        }
+    }
+}

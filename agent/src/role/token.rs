@@ -1,0 +1,262 @@
+//! `coracle token`: the tokens by which further machines join.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use coracle_agent::join::{CaHash, Token};
+use futures::StreamExt;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::watcher::watch_object;
+use kube::{Api, Client};
+use rand::RngExt;
+use serde_json::json;
+
+use crate::settings::{ControlPlaneSettings, NodeSettings, Places, Settings};
+
+const NAMESPACE: &str = "kube-system";
+const TYPE: &str = "bootstrap.kubernetes.io/token";
+/// The group by which kubeadm, too, lets machines ask for a node's certificate.
+const GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
+/// Marks a token as good for one machine; kubeadm's have no such mark.
+const SINGLE: &str = "usage-single-node";
+/// Where the control plane writes which machine that is.
+const USED_BY: &str = "used-by-node";
+const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+/// The signature by which a machine knows the cluster takes the controllers milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Flags of `coracle token`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    places: Places,
+    /// Whom to ask, and as whom [default: admin.kubeconfig in the state directory]
+    #[arg(long, value_name = "FILE", global = true)]
+    kubeconfig: Option<PathBuf>,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Make a token, and print the command that makes the next machine a node of this cluster.
+    Create {
+        /// How long it may be used: 90s, 30m, 24h, or 0 for ever
+        #[arg(long, value_name = "TIME", default_value = "24h", value_parser = span)]
+        ttl: Duration,
+        /// Let as many machines join by it as come; by default it is good for one
+        #[arg(long)]
+        reusable: bool,
+    },
+    /// Show the tokens without their secrets.
+    List,
+    /// Remove a token, by its id (the part before the dot) or the whole of it.
+    Delete {
+        #[arg(value_name = "ID")]
+        token: String,
+    },
+}
+
+/// How many machines may join by a token.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Uses {
+    Once,
+    Many,
+}
+
+/// Runs the verb.
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let Arguments { places, kubeconfig, verb } = arguments;
+    let settings = Settings::load(places, NodeSettings::default(), ControlPlaneSettings::default())?;
+    let path = kubeconfig.unwrap_or_else(|| settings.dirs().state.join("admin.kubeconfig"));
+    let client = client(&path).await?;
+    match verb {
+        Verb::Create { ttl, reusable } => create(&client, ttl, Uses::of(reusable)).await,
+        Verb::List => list(&client).await,
+        Verb::Delete { token } => delete(&client, &token).await,
+    }
+}
+
+async fn client(path: &Path) -> anyhow::Result<Client> {
+    let file = Kubeconfig::read_from(path)
+        .with_context(|| format!("cannot read {}; does the control plane run here?", path.display()))?;
+    let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
+    let config = config.with_context(|| format!("{} names no usable cluster and user", path.display()))?;
+    Client::try_from(config).context("cannot make an API client")
+}
+
+async fn create(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<()> {
+    let token = Token { id: letters(6), secret: letters(16) };
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let secret = secret(&token, (ttl, uses), Timestamp::now())?;
+    secrets.create(&PostParams::default(), &secret).await.context("cannot make the token")?;
+    let published = tokio::time::timeout(PATIENCE, published(client, &token)).await;
+    let (server, authority) =
+        published.context("the cluster does not publish itself in kube-public/cluster-info")??;
+    let hash = CaHash::of(&authority)?;
+    let (id, secret) = (&token.id, &token.secret);
+    super::print(&format!("coracle agent --join {server} --token {id}.{secret} --ca-hash {hash}\n"))
+}
+
+impl Uses {
+    fn of(reusable: bool) -> Self {
+        if reusable { Self::Many } else { Self::Once }
+    }
+}
+
+fn letters(count: usize) -> String {
+    let mut random = rand::rng();
+    (0..count).map(|_| char::from(LETTERS[random.random_range(0..LETTERS.len())])).collect()
+}
+
+fn secret(token: &Token, (ttl, uses): (Duration, Uses), now: Timestamp) -> anyhow::Result<Secret> {
+    let mut data = json!({
+        "token-id": token.id,
+        "token-secret": token.secret,
+        "usage-bootstrap-authentication": "true",
+        "usage-bootstrap-signing": "true",
+        "auth-extra-groups": GROUP,
+    });
+    if uses == Uses::Once {
+        data[SINGLE] = "true".into();
+    }
+    if !ttl.is_zero() {
+        let end = now.checked_add(ttl).context("--ttl reaches beyond the calendar")?;
+        data["expiration"] = end.strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into();
+    }
+    let metadata = json!({"name": format!("bootstrap-token-{}", token.id), "namespace": NAMESPACE});
+    Ok(serde_json::from_value(json!({"metadata": metadata, "type": TYPE, "stringData": data}))?)
+}
+
+/// The cluster's address and authority, once they are signed with the token.
+async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, String)> {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
+    let mut changes = std::pin::pin!(watch_object(api, "cluster-info"));
+    while let Some(change) = changes.next().await {
+        let Some(info) = change.context("cannot read kube-public/cluster-info")? else { continue };
+        let data = info.data.unwrap_or_default();
+        if !data.contains_key(&format!("jws-kubeconfig-{}", token.id)) {
+            continue;
+        }
+        let text = data.get("kubeconfig").context("kube-public/cluster-info holds no kubeconfig")?;
+        let parsed = Kubeconfig::from_yaml(text).context("kube-public/cluster-info holds no kubeconfig")?;
+        let cluster =
+            parsed.clusters.into_iter().find_map(|named| named.cluster).context("it names no cluster")?;
+        let authority = cluster.certificate_authority_data.context("it names no authority")?;
+        let authority = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, authority)?;
+        return Ok((cluster.server.context("it names no server")?, String::from_utf8(authority)?));
+    }
+    anyhow::bail!("the watch on kube-public/cluster-info ended")
+}
+
+async fn list(client: &Client) -> anyhow::Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let params = ListParams::default().fields(&format!("type={TYPE}"));
+    let found = secrets.list(&params).await.context("cannot list the tokens")?;
+    let mut table = format!("{:<8} {:<10} {:<22} {:<24} {}\n", "ID", "LEFT", "EXPIRES", "USAGES", "MACHINES");
+    for secret in found {
+        table.push_str(&row(&secret, Timestamp::now()));
+    }
+    super::print(&table)
+}
+
+fn row(secret: &Secret, now: Timestamp) -> String {
+    let data = secret.data.clone().unwrap_or_default();
+    let text = |key: &str| data.get(key).map(|bytes| String::from_utf8_lossy(&bytes.0).into_owned());
+    let expires = text("expiration").unwrap_or_else(|| "never".to_owned());
+    let left = match expires.parse::<Timestamp>() {
+        Ok(end) if end > now => left(end.duration_since(now).as_secs()),
+        Ok(_) => "over".to_owned(),
+        Err(_never) => "for ever".to_owned(),
+    };
+    let usages = ["authentication", "signing"].map(|usage| {
+        let used = text(&format!("usage-bootstrap-{usage}")).is_some_and(|used| used == "true");
+        if used { usage } else { "" }
+    });
+    let usages: Vec<&str> = usages.into_iter().filter(|usage| !usage.is_empty()).collect();
+    let machines = match (text(SINGLE).as_deref(), text(USED_BY)) {
+        (Some("true"), Some(node)) => format!("used by {node}"),
+        (Some("true"), None) => "one".to_owned(),
+        _ => "any".to_owned(),
+    };
+    let (id, usages) = (text("token-id").unwrap_or_default(), usages.join(","));
+    format!("{id:<8} {left:<10} {expires:<22} {usages:<24} {machines}\n")
+}
+
+fn left(seconds: i64) -> String {
+    match seconds {
+        ..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        7200..172_800 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86400),
+    }
+}
+
+async fn delete(client: &Client, token: &str) -> anyhow::Result<()> {
+    let id = token.split('.').next().unwrap_or_default();
+    let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
+    let deleted = secrets.delete(&format!("bootstrap-token-{id}"), &DeleteParams::default()).await;
+    deleted.with_context(|| format!("cannot remove the token {id}"))?;
+    super::print(&format!("token {id} removed\n"))
+}
+
+/// `90s`, `30m`, `1h30m`, `24h`, and `0` for ever.
+fn span(text: &str) -> Result<Duration, String> {
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let read = text.parse::<jiff::SignedDuration>().ok().and_then(|span| Duration::try_from(span).ok());
+    let read = read.filter(|span| !span.is_zero());
+    read.ok_or_else(|| format!("{text:?} is not a time such as 90s, 30m, 24h or 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_a_number_with_a_unit() {
+        for (text, seconds) in [("0", 0), ("90s", 90), ("30m", 1800), ("24h", 86400), ("1h30m", 5400)] {
+            assert_eq!(span(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for wrong in ["", "h", "24", "-1h", "0h", "soon"] {
+            assert!(span(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_a_secret_that_expires() {
+        let token = Token { id: letters(6), secret: letters(16) };
+        let now = "2026-01-01T00:00:00Z".parse().unwrap();
+        let made = secret(&token, (Duration::from_secs(3600), Uses::Once), now).unwrap();
+        let data = made.string_data.unwrap();
+        assert_eq!((data["expiration"].as_str(), data[SINGLE].as_str()), ("2026-01-01T01:00:00Z", "true"));
+        let endless = secret(&token, (Duration::ZERO, Uses::Many), now).unwrap().string_data.unwrap();
+        assert_eq!(made.metadata.name, Some(format!("bootstrap-token-{}", token.id)));
+        assert!(!endless.contains_key("expiration") && !endless.contains_key(SINGLE));
+        assert!(format!("{}.{}", token.id, token.secret).parse::<Token>().is_ok());
+    }
+
+    #[test]
+    fn a_row_shows_no_secret() {
+        let mut secret: Secret = serde_json::from_value(json!({"metadata": {}, "data": {
+            "token-id": "YWJjZGVm", "token-secret": "c2VjcmV0", "usage-bootstrap-signing": "dHJ1ZQ==",
+            "expiration": "MjAyNi0wMS0wMVQwMTowMDowMFo="}}))
+        .unwrap();
+        let shown = |secret: &Secret| row(secret, "2026-01-01T00:30:00Z".parse().unwrap());
+        let start = "abcdef   30m        2026-01-01T01:00:00Z   signing                 ";
+        assert_eq!(shown(&secret), format!("{start} any\n"));
+        let mut put = |key: &str, text: &str| {
+            let bytes = k8s_openapi::ByteString(text.as_bytes().to_vec());
+            secret.data.get_or_insert_default().insert(key.to_owned(), bytes);
+            shown(&secret)
+        };
+        assert_eq!(put(SINGLE, "true"), format!("{start} one\n"));
+        assert_eq!(put(USED_BY, "node-1"), format!("{start} used by node-1\n"));
+    }
+}
