@@ -13,9 +13,10 @@ use coracle_proto::cri::image_service_client::ImageServiceClient;
 use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
 use coracle_proto::cri::{
     ContainerConfig, ContainerMetadata, CreateContainerRequest, ExecSyncRequest, ImageSpec,
-    ImageStatusRequest, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PullImageRequest,
-    RemoveContainerRequest, RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest,
-    StopContainerRequest, StopPodSandboxRequest,
+    ImageStatusRequest, LinuxContainerConfig, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
+    PodSandboxConfig, PodSandboxMetadata, PullImageRequest, RemoveContainerRequest, RemoveImageRequest,
+    RemovePodSandboxRequest, RunPodSandboxRequest, SecurityProfile, StartContainerRequest,
+    StopContainerRequest, StopPodSandboxRequest, security_profile,
 };
 use serde_json::json;
 use tokio::sync::Semaphore;
@@ -24,9 +25,11 @@ use tonic::transport::{Channel, Endpoint};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Operations in the order in which a pod meets them; `STARTED` is the sum of the first three.
+/// Operations in the order in which a pod meets them; `STARTED` is the sum of the first three, `ENDED` of
+/// the last four.
 const STARTED: &str = "Run+Create+Start";
-const OPERATIONS: [&str; 9] = [
+const ENDED: &str = "Stop+Remove";
+const OPERATIONS: [&str; 10] = [
     "RunPodSandbox",
     "CreateContainer",
     "StartContainer",
@@ -36,6 +39,7 @@ const OPERATIONS: [&str; 9] = [
     "RemoveContainer",
     "StopPodSandbox",
     "RemovePodSandbox",
+    ENDED,
 ];
 
 /// Measures a CRI runtime: a pod of one container at a time, then several at once.
@@ -45,23 +49,32 @@ struct Arguments {
     #[arg(long, value_name = "unix://PATH")]
     endpoint: String,
     /// What the containers run; pulled first when it is not there. Its default command must stay alive.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", default_value = "docker.io/library/nginx:latest")]
     image: String,
-    /// Pods measured one at a time, and again as many at once.
+    /// Pods measured one at a time.
     #[arg(long, default_value_t = 20)]
     count: usize,
+    /// Pods started and stopped several at a time; as many as one at a time when it is not given.
+    #[arg(long, value_name = "PODS")]
+    many: Option<usize>,
     /// How many pods are being started at once; 0 leaves that part out.
     #[arg(long, default_value_t = 4)]
     parallel: usize,
+    /// Instead of pods, measure the pull of these images together, `parallel` at a time; they are removed again.
+    #[arg(long, value_name = "NAME")]
+    pull: Vec<String>,
     /// Instead of measuring, start this many pods, say so, and hold them until standard input ends.
     #[arg(long, value_name = "PODS")]
     hold: Option<usize>,
     /// The pods' cgroup; the runtime's own choice when it is not given.
     #[arg(long, value_name = "PATH", default_value = "")]
     cgroup_parent: String,
+    /// Containers have the runtime's default seccomp profile, as the restricted pod security standard demands.
+    #[arg(long)]
+    seccomp: bool,
     /// Where containers log.
-    #[arg(long, value_name = "DIR", default_value = "")]
-    log_dir: PathBuf,
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
     /// Given by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
@@ -94,6 +107,15 @@ impl Samples {
         }
         report.into()
     }
+}
+
+fn with_seccomp() -> LinuxContainerConfig {
+    let seccomp = SecurityProfile {
+        profile_type: security_profile::ProfileType::RuntimeDefault.into(),
+        ..Default::default()
+    };
+    let security = LinuxContainerSecurityContext { seccomp: Some(seccomp), ..Default::default() };
+    LinuxContainerConfig { security_context: Some(security), ..Default::default() }
 }
 
 fn milliseconds(duration: Duration) -> f64 {
@@ -143,10 +165,9 @@ impl Runtime {
         PodSandboxConfig {
             metadata: Some(metadata),
             hostname: name.to_owned(),
-            log_directory: if logs.as_os_str().is_empty() {
-                String::new()
-            } else {
-                logs.join(name).to_string_lossy().into_owned()
+            log_directory: match logs {
+                None => String::new(),
+                Some(logs) => logs.join(name).to_string_lossy().into_owned(),
             },
             linux: Some(linux),
             ..Default::default()
@@ -154,11 +175,12 @@ impl Runtime {
     }
 
     fn container_config(&self) -> ContainerConfig {
-        let logs = !self.arguments.log_dir.as_os_str().is_empty();
+        let logs = self.arguments.log_dir.is_some();
         ContainerConfig {
             metadata: Some(ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
             image: Some(self.image()),
             log_path: if logs { "main.log".to_owned() } else { String::new() },
+            linux: self.arguments.seccomp.then(with_seccomp),
             ..Default::default()
         }
     }
@@ -207,7 +229,8 @@ impl Runtime {
     /// Without a grace period, so that only the runtime is measured and not what the image does at its end.
     async fn stop(&mut self, pod: Pod, samples: &mut Samples) -> Result<(), Error> {
         let Pod { sandbox, container } = pod;
-        let step = Instant::now();
+        let begin = Instant::now();
+        let step = begin;
         let stop = StopContainerRequest { container_id: container.clone(), timeout: 0 };
         self.runtime.stop_container(stop).await?;
         samples.add("StopContainer", step);
@@ -223,6 +246,7 @@ impl Runtime {
         let step = Instant::now();
         self.runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await?;
         samples.add("RemovePodSandbox", step);
+        samples.add(ENDED, begin);
         Ok(())
     }
 
@@ -272,18 +296,55 @@ impl Runtime {
     }
 
     async fn measure(&mut self) -> Result<serde_json::Value, Error> {
-        let (count, parallel) = (self.arguments.count, self.arguments.parallel);
+        let (many, parallel) = (self.arguments.many.unwrap_or(self.arguments.count), self.arguments.parallel);
         let mut report = json!({ "operations": self.one_at_a_time().await?.report() });
-        if parallel > 0 && count > 0 {
-            let per_second = |begin: Instant| count as f64 / begin.elapsed().as_secs_f64();
+        if parallel > 0 && many > 0 {
+            let per_second = |begin: Instant| many as f64 / begin.elapsed().as_secs_f64();
             let begin = Instant::now();
-            let pods = self.start_many(count, parallel).await?;
+            let pods = self.start_many(many, parallel).await?;
             report["started_per_second"] = per_second(begin).into();
             let begin = Instant::now();
             self.stop_many(pods, parallel).await?;
             report["removed_per_second"] = per_second(begin).into();
         }
         Ok(report)
+    }
+
+    /// How long it takes until all images are there, in milliseconds, and then until none is.
+    async fn pull_all(&self) -> Result<serde_json::Value, Error> {
+        let begin = Instant::now();
+        self.for_images(|mut runtime, image| async move {
+            let request = PullImageRequest { image: Some(image), ..Default::default() };
+            runtime.images.pull_image(request).await.map(drop)
+        })
+        .await?;
+        let pulled = begin.elapsed();
+        let begin = Instant::now();
+        self.for_images(|mut runtime, image| async move {
+            runtime.images.remove_image(RemoveImageRequest { image: Some(image) }).await.map(drop)
+        })
+        .await?;
+        Ok(json!({ "pulled": milliseconds(pulled), "removed": milliseconds(begin.elapsed()) }))
+    }
+
+    async fn for_images<F>(&self, act: impl Fn(Self, ImageSpec) -> F) -> Result<(), Error>
+    where
+        F: Future<Output = Result<(), tonic::Status>> + Send + 'static,
+    {
+        let permits = Arc::new(Semaphore::new(self.arguments.parallel.max(1)));
+        let mut tasks = JoinSet::new();
+        for name in &self.arguments.pull {
+            let permits = permits.clone();
+            let acting = act(self.clone(), ImageSpec { image: name.clone(), ..Default::default() });
+            tasks.spawn(async move {
+                let _permit = permits.acquire().await?;
+                Ok::<_, Error>(acting.await?)
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok(())
     }
 
     /// Says `held` on standard output when `count` pods run; whoever reads it looks at them meanwhile.
@@ -298,6 +359,11 @@ impl Runtime {
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let mut runtime = Runtime::connect(Arguments::parse()).await?;
+    if !runtime.arguments.pull.is_empty() {
+        let report = runtime.pull_all().await?;
+        writeln!(std::io::stdout(), "{report}")?;
+        return Ok(());
+    }
     runtime.pull().await?;
     if let Some(count) = runtime.arguments.hold {
         return runtime.hold(count).await;

@@ -1,21 +1,21 @@
 //! A cluster on a test's machine, driven with the real kubectl.
 
 use std::fs;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
 
-use crate::{Machine, eventually};
+use crate::{Kubectl, Machine, eventually};
 
 /// What `coracle up` runs, and how to talk to it.
 pub struct Cluster {
     process: Option<Child>,
     flags: Vec<String>,
     places: Vec<String>,
-    kubeconfig: PathBuf,
+    kubectl: Kubectl,
     log: PathBuf,
     cgroup: String,
 }
@@ -39,12 +39,14 @@ impl Cluster {
             ("--cgroup-root", format!("/{}", machine.name())),
             ("--registry-config-dir", text(mirrors.to_owned())),
             ("--node-name", "node-1".to_owned()),
+            // Whoever tests may have little disk left.
+            ("--disk-free-percent", "1".to_owned()),
         ];
         let mut cluster = Self {
             process: None,
             flags: flags.into_iter().flat_map(|(k, v)| [k.to_owned(), v]).collect(),
             places,
-            kubeconfig: machine.path("state/admin.kubeconfig"),
+            kubectl: Kubectl::new(machine.path("state/admin.kubeconfig")),
             log: machine.path("coracle.log"),
             cgroup: machine.name().to_owned(),
         };
@@ -96,58 +98,6 @@ impl Cluster {
         self.process.as_ref().map_or(0, Child::id)
     }
 
-    /// Runs kubectl; its standard output.
-    ///
-    /// # Panics
-    /// When it fails.
-    pub fn kubectl(&self, arguments: &[&str]) -> String {
-        let output = self.try_kubectl(arguments);
-        assert!(
-            output.status.success(),
-            "kubectl {arguments:?}: {}{}",
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Runs kubectl 1.37, whatever comes of it.
-    #[must_use]
-    pub fn try_kubectl(&self, arguments: &[&str]) -> Output {
-        self.kubectl_of("1.37", arguments, "")
-    }
-
-    /// Runs kubectl of a minor version with something on its standard input.
-    #[must_use]
-    pub fn kubectl_of(&self, version: &str, arguments: &[&str], input: &str) -> Output {
-        use std::io::Write;
-        let mut child = Command::new(Machine::kubectl(version))
-            .env("KUBECONFIG", &self.kubeconfig)
-            .env("HOME", self.kubeconfig.parent().unwrap())
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).ok();
-        child.wait_with_output().unwrap()
-    }
-
-    /// `kubectl apply -f -`, which must succeed.
-    pub fn apply(&self, manifest: &str) {
-        let output = self.kubectl_of("1.37", &["apply", "-f", "-"], manifest);
-        assert!(output.status.success(), "apply: {}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    /// `kubectl get … -o json`.
-    #[must_use]
-    pub fn get(&self, arguments: &[&str]) -> Value {
-        let mut all = vec!["get", "-o", "json"];
-        all.extend(arguments);
-        serde_json::from_str(&self.kubectl(&all)).unwrap()
-    }
-
     /// What the log says so far.
     #[must_use]
     pub fn log(&self) -> String {
@@ -169,6 +119,14 @@ impl Cluster {
     fn run_down(&self, more: &[&str]) -> Output {
         let mut command = Command::new(Machine::coracle());
         command.arg("down").args(&self.places).args(&self.flags).args(more).output().unwrap()
+    }
+}
+
+impl Deref for Cluster {
+    type Target = Kubectl;
+
+    fn deref(&self) -> &Kubectl {
+        &self.kubectl
     }
 }
 

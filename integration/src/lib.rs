@@ -1,5 +1,5 @@
 //! Fixtures for tests that run the built binary as a user would: a machine of its own (a network
-//! namespace, directories, a cgroup), a registry, a cluster, the real kubectl.
+//! namespace, directories, a cgroup), a registry, a cluster, a runtime alone, the real kubectl and crictl.
 //!
 //! Links nothing of what it tests. Whatever a test starts ends with it, also when it fails.
 #![allow(
@@ -10,12 +10,22 @@
     reason = "fixtures of tests panic and wait like tests"
 )]
 
+mod cgroup;
 mod cluster;
+mod cri;
+mod host;
+mod kubectl;
 mod machine;
+mod nodes;
 mod trace;
 
+pub use cgroup::end_cgroup;
 pub use cluster::Cluster;
+pub use cri::Cri;
+pub use host::{Host, inside};
+pub use kubectl::Kubectl;
 pub use machine::{Machine, on_a_machine};
+pub use nodes::{Agent, Nodes};
 pub use trace::Trace;
 
 use std::time::{Duration, Instant};

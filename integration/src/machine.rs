@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sched::{CloneFlags, unshare};
 
-use crate::eventually;
+use crate::{end_cgroup, eventually};
 
 /// The address of the machine's uplink.
 const ADDRESS: &str = "198.51.100.10";
@@ -77,8 +77,17 @@ impl Machine {
     /// The real kubectl of a minor version.
     #[must_use]
     pub fn kubectl(version: &str) -> PathBuf {
-        let path = repository().join(format!("target/tools/kubectl-{version}"));
-        assert!(path.exists(), "{} is not there: run scripts/kubectl {version}", path.display());
+        Self::tool(&format!("kubectl-{version}"), &format!("scripts/kubectl {version}"))
+    }
+
+    /// A published program that a script of ours has put into target/tools.
+    ///
+    /// # Panics
+    /// When it is not there.
+    #[must_use]
+    pub fn tool(name: &str, script: &str) -> PathBuf {
+        let path = repository().join("target/tools").join(name);
+        assert!(path.exists(), "{} is not there: run {script}", path.display());
         path
     }
 
@@ -88,14 +97,24 @@ impl Machine {
     /// # Panics
     /// When it does not start.
     pub fn start_registry(&mut self) -> PathBuf {
+        self.start_registry_at("127.0.0.1")
+    }
+
+    /// The same for machines that reach this one by an address.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn start_registry_at(&mut self, address: &str) -> PathBuf {
         let (data, mirrors) = (self.path("registry"), self.path("mirrors"));
         fs::create_dir_all(mirrors.join("docker.io")).unwrap();
-        let hosts = "server = \"https://registry-1.docker.io\"\n[host.\"http://127.0.0.1:5005\"]\n\
-                     capabilities = [\"pull\", \"resolve\"]\n";
+        let hosts = format!(
+            "server = \"https://registry-1.docker.io\"\n[host.\"http://{address}:5005\"]\n\
+             capabilities = [\"pull\", \"resolve\"]\n"
+        );
         fs::write(mirrors.join("docker.io/hosts.toml"), hosts).unwrap();
         let config = format!(
             "version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
-             http: {{addr: 127.0.0.1:5005}}\n",
+             http: {{addr: '{address}:5005'}}\n",
             data.display()
         );
         fs::write(self.path("registry.yml"), config).unwrap();
@@ -109,10 +128,10 @@ impl Machine {
             .spawn()
             .unwrap();
         self.registry = Some(server);
-        eventually("the registry", 10, || std::net::TcpStream::connect("127.0.0.1:5005").ok());
+        eventually("the registry", 10, || std::net::TcpStream::connect((address, 5005)).ok());
         for image in ["nginx", "busybox"] {
             let from = format!("oci:{}:latest", repository().join("target/images").join(image).display());
-            let to = format!("docker://127.0.0.1:5005/library/{image}:latest");
+            let to = format!("docker://{address}:5005/library/{image}:latest");
             run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, &to]);
         }
         mirrors
@@ -130,6 +149,8 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.stop_registry();
+        // Pods outlive what runs them, also what a failed test has not ended.
+        end_cgroup(&self.name);
     }
 }
 

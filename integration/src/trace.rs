@@ -15,6 +15,12 @@ impl Trace {
     /// Looks now.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
+        Self::with(machine, &[])
+    }
+
+    /// Looks now, also at what is in more of the machine's directories.
+    #[must_use]
+    pub fn with(machine: &Machine, dirs: &[&str]) -> Self {
         let ours = machine.path("");
         let ours = ours.to_str().unwrap().trim_end_matches('/');
         let mut found = BTreeSet::new();
@@ -30,7 +36,7 @@ impl Trace {
             cgroups(&hierarchy.path().join(machine.name()), &mut found);
         }
         cgroups(&Path::new("/sys/fs/cgroup").join(machine.name()), &mut found);
-        for dir in ["run", "state/pods", "state/containers", "logs"] {
+        for dir in ["run", "state/pods", "state/containers", "logs"].iter().chain(dirs) {
             files(&machine.path(dir), &mut found);
         }
         Self(found)

@@ -115,6 +115,34 @@ fn limits_users_and_capabilities_are_in_force() {
 }
 
 #[test]
+fn a_pod_may_have_users_of_its_own_and_images_as_volumes() {
+    with_cluster(|_, cluster| {
+        cluster.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]);
+        run(
+            cluster,
+            r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"terminationGracePeriodSeconds":0,
+            "hostUsers":false,"containers":[{"name":"c","image":"busybox","command":["sleep","100000"],
+              "volumeMounts":[{"name":"data","mountPath":"/data"},{"name":"settings","mountPath":"/settings"},
+                {"name":"whole","mountPath":"/whole","readOnly":true,"recursiveReadOnly":"Enabled"},
+                {"name":"nginx","mountPath":"/nginx"}]}],
+            "volumes":[{"name":"data","emptyDir":{}},{"name":"settings","configMap":{"name":"settings"}},
+              {"name":"whole","emptyDir":{}},{"name":"nginx","image":{"reference":"nginx","pullPolicy":"IfNotPresent"}}]}}"#,
+            "p",
+        );
+        let read = |command: &str| cluster.kubectl(&["exec", "p", "--", "sh", "-c", command]);
+        let map = read("cat /proc/self/uid_map");
+        assert_eq!(map.split_whitespace().collect::<Vec<_>>(), ["0", "65536", "65536"]);
+        assert_eq!(read("id -u; cat /settings/colour; echo x > /data/x; stat -c %u /data/x"), "0\nblue0\n");
+        assert_eq!(read("touch /whole/x 2>/dev/null || echo no; ls /nginx | grep -w etc"), "no\netc\n");
+        let two = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"q"},"spec":{"terminationGracePeriodSeconds":0,
+            "hostUsers":false,"containers":[{"name":"c","image":"busybox","command":["sleep","100000"]}]}}"#;
+        run(cluster, two, "q");
+        let map = cluster.kubectl(&["exec", "q", "--", "cat", "/proc/self/uid_map"]);
+        assert_eq!(map.split_whitespace().collect::<Vec<_>>(), ["0", "131072", "65536"]);
+    });
+}
+
+#[test]
 fn host_ports_and_the_host_network_reach_the_pod() {
     with_cluster(|_, cluster| {
         run(

@@ -51,7 +51,7 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
         let plane_words =
             words(&format!("controlplane --state-dir {dir}/plane --run-dir {dir}/run --issue-node node-1"));
         let node = format!(
-            "--state-dir {dir}/state --run-dir {dir}/run --pod-log-dir {dir}/logs --cgroup-root /{}",
+            "--state-dir {dir}/state --run-dir {dir}/run --pod-log-dir {dir}/logs --cgroup-root /{} --disk-free-percent 1",
             machine.name()
         );
         let mut plane = Role::start(machine, "plane.log", &plane_words);
@@ -119,6 +119,12 @@ fn images_are_imported_listed_and_removed_without_a_node() {
             said(&coracle(&all))
         };
         assert!(image(&["list"]).contains("docker.io/library/busybox:latest"));
+        // What was exported is the same image when it comes back.
+        let (listed, archive) = (image(&["list"]), format!("{}/busybox.tar", places[0]));
+        image(&["export", "busybox", &archive]);
+        image(&["rm", "docker.io/library/busybox:latest"]);
+        image(&["import", &archive]);
+        assert_eq!(image(&["list"]).split_whitespace().nth(4), listed.split_whitespace().nth(4));
         image(&["rm", "docker.io/library/busybox:latest"]);
         assert!(!image(&["list"]).contains("busybox"));
         image(&["rm", "docker.io/library/busybox:latest"]);
@@ -131,7 +137,7 @@ fn images_are_imported_listed_and_removed_without_a_node() {
 
 #[test]
 fn every_role_has_help_and_the_machine_is_checked_by_name() {
-    for role in ["up", "agent", "controlplane", "runtime", "image", "check", "down", "version"] {
+    for role in ["up", "agent", "controlplane", "token", "runtime", "image", "check", "down", "version"] {
         let help = said(&coracle(&[role, "--help"]));
         assert!(help.contains("Usage: coracle"), "{help}");
     }

@@ -34,14 +34,28 @@ fn crates_depend_only_downwards() {
     let allowed: &[(&str, &[&str])] = &[
         ("coracle-proto", &[]),
         ("coracle-cni", &[]),
-        ("coracle-images", &[]),
-        ("coracle-shim", &["coracle-proto"]),
-        ("coracle-cri", &["coracle-proto", "coracle-cni", "coracle-images"]),
+        ("coracle-fault", &[]),
+        ("coracle-images", &["coracle-fault"]),
+        ("coracle-systemd", &[]),
+        ("coracle-shim", &["coracle-fault", "coracle-proto", "coracle-systemd"]),
+        ("coracle-nri", &["coracle-proto"]),
+        (
+            "coracle-cri",
+            &[
+                "coracle-proto",
+                "coracle-cni",
+                "coracle-fault",
+                "coracle-images",
+                "coracle-nri",
+                "coracle-systemd",
+            ],
+        ),
         ("coracle-store", &[]),
         ("coracle-kinds", &[]),
         ("coracle-apiserver", &["coracle-store", "coracle-kinds"]),
-        ("coracle-scheduler", &[]),
-        ("coracle-controllers", &[]),
+        ("coracle-events", &[]),
+        ("coracle-scheduler", &["coracle-events"]),
+        ("coracle-controllers", &["coracle-events"]),
         (
             "coracle-controlplane",
             &[
@@ -60,6 +74,7 @@ fn crates_depend_only_downwards() {
                 "coracle-cri",
                 "coracle-images",
                 "coracle-shim",
+                "coracle-systemd",
                 "coracle-controlplane",
             ],
         ),
@@ -78,7 +93,16 @@ fn crates_depend_only_downwards() {
 fn dangerous_libraries_stay_where_they_belong() {
     let only: &[(&str, &[&str])] = &[
         ("libcontainer", &["coracle-shim"]),
-        ("kube", &["coracle-agent", "coracle-controllers", "coracle-scheduler", "coracle-controlplane"]),
+        (
+            "kube",
+            &[
+                "coracle-agent",
+                "coracle-events",
+                "coracle-controllers",
+                "coracle-scheduler",
+                "coracle-controlplane",
+            ],
+        ),
         ("fjall", &["coracle-store"]),
         ("rtnetlink", &["coracle-cni"]),
         ("anyhow", &["coracle-agent"]),

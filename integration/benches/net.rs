@@ -1,0 +1,191 @@
+//! Packets between pods of two nodes: through the wiring that agents made, beside the same wiring made by hand with
+//! `ip`, in turn, on the same bridge. `scripts/bench-net` runs it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    reason = "a bench panics, waits and prints"
+)]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use coracle_integration::{Host, Nodes, eventually, inside, on_a_machine};
+
+const ROUNDS: usize = 11;
+const STREAM: Duration = Duration::from_millis(700);
+const ASKS: u32 = 4000;
+
+/// Two processes in network namespaces, and the address of the second.
+struct Pair {
+    from: u32,
+    to: u32,
+    ip: IpAddr,
+}
+
+/// Bytes a second of one TCP stream.
+fn throughput(pair: &Pair) -> f64 {
+    let listener = inside(pair.to, || TcpListener::bind((pair.ip, 0)).unwrap());
+    let to = SocketAddr::new(pair.ip, listener.local_addr().unwrap().port());
+    let mut sender = inside(pair.from, || TcpStream::connect(to).unwrap());
+    let (mut receiver, _) = listener.accept().unwrap();
+    let sending = std::thread::spawn(move || {
+        let (buffer, end) = (vec![0; 1 << 17], Instant::now() + STREAM);
+        while Instant::now() < end {
+            sender.write_all(&buffer).unwrap();
+        }
+    });
+    let (mut buffer, mut bytes, start) = (vec![0; 1 << 17], 0, Instant::now());
+    while let Ok(length @ 1..) = receiver.read(&mut buffer) {
+        bytes += length;
+    }
+    sending.join().unwrap();
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    let bytes = bytes as f64;
+    bytes / start.elapsed().as_secs_f64()
+}
+
+/// Seconds from a small datagram to its answer.
+fn latency(pair: &Pair) -> f64 {
+    let answering = inside(pair.to, || UdpSocket::bind((pair.ip, 0)).unwrap());
+    let to = SocketAddr::new(pair.ip, answering.local_addr().unwrap().port());
+    let asking =
+        inside(pair.from, || UdpSocket::bind((if to.is_ipv4() { "0.0.0.0" } else { "::" }, 0)).unwrap());
+    let thread = std::thread::spawn(move || {
+        let mut buffer = [0; 64];
+        while let Ok((length @ 1.., from)) = answering.recv_from(&mut buffer) {
+            answering.send_to(&buffer[..length], from).unwrap();
+        }
+    });
+    let (mut buffer, start) = ([0; 64], Instant::now());
+    for _ in 0..ASKS {
+        asking.send_to(b"how far is it?", to).unwrap();
+        asking.recv(&mut buffer).unwrap();
+    }
+    let time = start.elapsed().as_secs_f64() / f64::from(ASKS);
+    asking.send_to(b"", to).unwrap();
+    thread.join().unwrap();
+    time
+}
+
+/// What agents make: bridge, veth and addresses of one pod, and VXLAN to the other node, by hand.
+struct HandMade {
+    hosts: [Host; 2],
+    pods: [std::process::Child; 2],
+}
+
+impl HandMade {
+    fn new() -> Self {
+        let hosts = [Host::new(31), Host::new(32)];
+        let pods = [0, 1].map(|n: usize| {
+            let (host, own, other) = (&hosts[n], n + 1, 2 - n);
+            let ip = |line: &str| drop(host.run("ip", &line.split(' ').collect::<Vec<_>>()));
+            let mut pod = host.command("unshare");
+            let pod = pod.args(["--net", "cat"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+            let of_host = std::fs::read_link(format!("/proc/{}/ns/net", host.pid())).unwrap();
+            eventually("the pod's namespace", 5, || {
+                let of_pod = std::fs::read_link(format!("/proc/{}/ns/net", pod.id())).ok()?;
+                let made = std::fs::read_to_string(format!("/proc/{}/comm", pod.id())).ok()?.trim() == "cat";
+                (made && of_pod != of_host).then_some(())
+            });
+            host.run("sysctl", &["-qw", "net.ipv4.ip_forward=1"]);
+            ip(&format!(
+                "link add vx0 type vxlan id 9 dstport 8479 nolearning local 192.0.2.{} dev eth0",
+                30 + own
+            ));
+            ip(&format!("link set vx0 mtu 1430 up address 02:00:00:00:09:0{own}"));
+            ip(&format!("addr add 10.9.{own}.0/32 dev vx0"));
+            ip("link add br0 type bridge");
+            ip(&format!("addr add 10.9.{own}.1/24 dev br0"));
+            ip("link set br0 mtu 1430 up");
+            ip(&format!("link add pod0 mtu 1430 type veth peer name eth0 mtu 1430 netns {}", pod.id()));
+            ip("link set pod0 master br0 up");
+            let remote = format!("02:00:00:00:09:0{other}");
+            let to = format!("192.0.2.{}", 30 + other);
+            host.run("bridge", &["fdb", "add", &remote, "dev", "vx0", "dst", &to, "self", "permanent"]);
+            ip(&format!("neigh add 10.9.{other}.0 lladdr {remote} dev vx0 nud permanent"));
+            ip(&format!("route add 10.9.{other}.0/24 via 10.9.{other}.0 dev vx0 onlink"));
+            let inner = |line: &str| {
+                let net = format!("--net=/proc/{}/ns/net", pod.id());
+                let words: Vec<&str> = [net.as_str(), "ip"].into_iter().chain(line.split(' ')).collect();
+                host.run("nsenter", &words);
+            };
+            inner(&format!("addr add 10.9.{own}.2/24 dev eth0"));
+            inner("link set eth0 up");
+            inner("link set lo up");
+            inner(&format!("route add default via 10.9.{own}.1"));
+            pod
+        });
+        Self { hosts, pods }
+    }
+
+    fn pair(&self) -> Pair {
+        assert_ne!(self.hosts[0].pid(), self.hosts[1].pid());
+        Pair { from: self.pods[0].id(), to: self.pods[1].id(), ip: "10.9.2.2".parse().unwrap() }
+    }
+}
+
+impl Drop for HandMade {
+    fn drop(&mut self) {
+        for pod in &mut self.pods {
+            pod.kill().ok();
+            pod.wait().ok();
+        }
+    }
+}
+
+fn pods(nodes: &Nodes) -> Pair {
+    nodes.kubectl(&["create", "deployment", "nginx", "--image=nginx", "--replicas=2"]);
+    nodes.kubectl(&["rollout", "status", "deployment/nginx", "--timeout=60s"]);
+    let list = nodes.get(&["pods"]);
+    let ends: Vec<(u32, IpAddr)> = list["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pod| {
+            let uid = pod["metadata"]["uid"].as_str().unwrap();
+            let process = nodes.agents().iter().find_map(|agent| agent.process_of(uid)).unwrap();
+            (process, pod["status"]["podIP"].as_str().unwrap().parse().unwrap())
+        })
+        .collect();
+    assert_ne!(list["items"][0]["spec"]["nodeName"], list["items"][1]["spec"]["nodeName"]);
+    Pair { from: ends[0].0, to: ends[1].0, ip: ends[1].1 }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    on_a_machine(|machine| {
+        let nodes = Nodes::up(machine, "10.42.0.0/16,fd42::/48", 2);
+        let (ours, hand) = (pods(&nodes), HandMade::new());
+        let theirs = hand.pair();
+        let (mut streams, mut asks) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for round in 0..ROUNDS {
+            // In turn, and each as often first.
+            for which in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+                let pair = if which == 0 { &ours } else { &theirs };
+                streams[which].push(throughput(pair));
+                asks[which].push(latency(pair));
+            }
+        }
+        let ([our_stream, their_stream], [our_ask, their_ask]) = (streams.map(median), asks.map(median));
+        println!("| pod to pod across VXLAN, p50 of {ROUNDS} | coracle | by hand | ratio |");
+        println!("|---|---|---|---|");
+        let (gbit, ratio) = (8e-9, our_stream / their_stream);
+        println!(
+            "| one TCP stream | {:.2} Gbit/s | {:.2} Gbit/s | {ratio:.3} |",
+            our_stream * gbit,
+            their_stream * gbit
+        );
+        let ratio = their_ask / our_ask;
+        println!(
+            "| small datagram and answer | {:.1} µs | {:.1} µs | {ratio:.3} |",
+            our_ask * 1e6,
+            their_ask * 1e6
+        );
+    });
+}

@@ -1,0 +1,4 @@
+//! An NRI plugin's frames.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_nri::ttrpc::fuzz(data));

@@ -1,0 +1,52 @@
+//! A test's cgroup, in whichever hierarchies there are: ended with all that is in it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Kills every process below the cgroup of that name and removes it. Absent is ended; the root is never meant.
+pub fn end_cgroup(name: &str) {
+    let name = name.trim_matches('/');
+    if name.is_empty() || name.split('/').any(|part| part == "..") {
+        return;
+    }
+    // One may fork while another is killed, and what was killed leaves a moment later.
+    for _ in 0..100 {
+        let groups = below(name);
+        if groups.is_empty() {
+            return;
+        }
+        groups.iter().for_each(|group| kill_all(group));
+        // The deepest first.
+        groups.iter().rev().for_each(|group| drop(fs::remove_dir(group)));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// All groups of that name and below, parents before children.
+fn below(name: &str) -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut groups: Vec<PathBuf> = hierarchies
+        .chain([root.to_owned()])
+        .map(|root| root.join(name))
+        .filter(|group| group.is_dir())
+        .collect();
+    let mut at = 0;
+    while let Some(group) = groups.get(at).cloned() {
+        let children = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
+        groups.extend(children.filter(|path| path.is_dir()));
+        at += 1;
+    }
+    groups
+}
+
+fn kill_all(group: &Path) {
+    let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    for pid in text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 1) {
+        let _gone = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}

@@ -1,0 +1,500 @@
+//! Our network plugins as executables, beside the reference's (Debian's containernetworking-plugins) on the same
+//! inputs; with every field wrong in turn; killed at random; and the reference's run by our runtime.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    reason = "a test panics, waits, and says what it left"
+)]
+
+#[path = "cni/containerd.rs"]
+mod containerd;
+#[path = "cni/plugins.rs"]
+mod plugins;
+#[path = "cni/portmap.rs"]
+mod portmap;
+#[path = "cni/vlan.rs"]
+mod vlan;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coracle_integration::{Cri, Machine, eventually, on_a_machine};
+use nix::sched::{CloneFlags, unshare};
+use plugins::{Plugins, Sandbox, normalized, run};
+use serde_json::{Value, json};
+
+/// A network with addresses below `dir`, in the version.
+fn network(version: &str, dir: &Path, plugin: &Value, ipam: &Value) -> Value {
+    let mut conf = json!({"cniVersion": version, "name": "net", "type": "bridge", "bridge": "br0"});
+    conf.as_object_mut().unwrap().extend(plugin.as_object().unwrap().clone());
+    conf["ipam"] = json!({"type": "host-local", "dataDir": dir});
+    conf["ipam"].as_object_mut().unwrap().extend(ipam.as_object().unwrap().clone());
+    conf
+}
+
+/// What one implementation makes of an input: result, sandbox, host, files, and what is left after DEL.
+fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec<(&'static str, Value)> {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        run("ip", &["link", "set", "lo", "up"]);
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("resolv.conf"), "nameserver 10.0.0.53\nsearch a.b\noptions ndots:2\n")
+            .unwrap();
+        let mut ipam = ipam;
+        if ipam.get("resolvConf").is_some() {
+            ipam["resolvConf"] = json!(dir.path().join("resolv.conf"));
+        }
+        let plugins = Plugins::of(of, dir.path());
+        let sandbox = Sandbox::new();
+        let conf = plugins.marked(network(&version, &dir.path().join("addresses"), &plugin, &ipam));
+        let mut seen = Vec::new();
+        let result = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap();
+        seen.push(("result", normalized(&result, &sandbox)));
+        let json_of = |text: String| serde_json::from_str::<Value>(&text).unwrap();
+        for (what, command) in [
+            ("addresses", &["ip", "-j", "addr", "show", "eth0"][..]),
+            ("routes", &["ip", "-j", "-4", "route"]),
+            ("routes6", &["ip", "-j", "-6", "route", "show", "default"]),
+        ] {
+            seen.push((what, plugins::essence(&json_of(sandbox.run(command)))));
+        }
+        seen.push(("host", plugins::essence(&json_of(run("ip", &["-j", "addr", "show"])))));
+        seen.push(("VLANs", plugins::vlans(&json_of(run("bridge", &["-j", "vlan", "show"])))));
+        let port = json_of(run("ip", &["-j", "-d", "link", "show", "master", "br0"]));
+        let data = &port[0]["linkinfo"]["info_slave_data"];
+        seen.push(("port", json!([data["hairpin"], data["isolated"], port[0]["mtu"]])));
+        seen.push(("files", plugins::files(&dir.path().join("addresses/net"))));
+        let mut check = conf.clone();
+        check["prevResult"] = result;
+        if version != "0.3.1" {
+            plugins.call(("bridge", "CHECK", "c1"), &sandbox, &check).unwrap();
+        }
+        plugins.call(("bridge", "DEL", "c1"), &sandbox, &check).unwrap();
+        plugins.call(("bridge", "DEL", "c1"), &sandbox, &check).unwrap();
+        seen.push(("files after", plugins::files(&dir.path().join("addresses/net"))));
+        seen.push(("links after", json!(run("ip", &["-o", "link"]).lines().count())));
+        seen
+    });
+    thread.join().unwrap()
+}
+
+#[test]
+fn results_and_kernel_are_those_of_the_reference_field_by_field() {
+    let gateway = json!({"isGateway": true, "ipMasq": true});
+    let default = json!({"isDefaultGateway": true, "hairpinMode": true, "mtu": 1400});
+    let one = json!({"subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.0.2.0/24", "gw": "10.1.2.9"}]});
+    let other = json!({"subnet": "10.1.2.0/24", "routes": [{"dst": "192.0.2.0/24", "gw": "10.1.2.9"}]});
+    let dual = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd01::/64"}]]});
+    let six = json!({"ranges": [[{"subnet": "fd01::/64", "rangeStart": "fd01::100", "gateway": "fd01::9"}]],
+        "routes": [{"dst": "::/0"}]});
+    let sets = json!({"ranges": [[{"subnet": "10.1.2.0/24", "rangeStart": "10.1.2.20", "rangeEnd": "10.1.2.30",
+        "gateway": "10.1.2.254"}, {"subnet": "10.1.3.0/24"}]]});
+    for (plugin, ipam) in [
+        (&gateway, &one),
+        (&default, &other),
+        (&default, &dual),
+        (&gateway, &six),
+        (&gateway, &sets),
+        (&json!({}), &sets),
+        (&json!({"dns": {"nameservers": ["192.0.2.53"], "domain": "x.y"}, "promiscMode": true}), &sets),
+    ] {
+        for version in ["0.3.1", "0.4.0", "1.0.0"] {
+            let of = |of| outcome(of, version.to_owned(), plugin.clone(), ipam.clone());
+            for (ours, theirs) in of("coracle").into_iter().zip(of("reference")) {
+                assert_eq!(ours, theirs, "{version} {plugin} {ipam}");
+            }
+        }
+    }
+}
+
+#[test]
+fn host_local_alone_answers_as_the_reference_does() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("resolv.conf"), "nameserver 10.0.0.53\nsearch a.b\noptions ndots:2\n").unwrap();
+    let sandbox = Sandbox::none();
+    let of = |of| {
+        let plugins = Plugins::of(of, dir.path());
+        let addresses = dir.path().join(of).join("addresses");
+        let ipam = json!({"ranges": [[{"subnet": "10.1.2.0/29"}], [{"subnet": "fd01::/126"}]]});
+        let mut conf = network("1.0.0", &addresses, &json!({}), &ipam);
+        conf["ipam"]["resolvConf"] = json!(dir.path().join("resolv.conf"));
+        let mut seen = Vec::new();
+        for (command, id) in [
+            ("ADD", "a"),
+            ("ADD", "b"),
+            ("DEL", "a"),
+            ("DEL", "absent"),
+            ("ADD", "c"),
+            ("ADD", "d"),
+            ("ADD", "e"),
+        ] {
+            let answer = plugins.call(("host-local", command, id), &sandbox, &conf);
+            seen.push(answer.map_err(|_refusal| format!("{command} {id} is refused")));
+            seen.push(Ok(plugins::files(&addresses.join("net"))));
+        }
+        conf["args"] = json!({"cni": {"ips": ["10.1.2.99"]}});
+        seen.push(
+            plugins
+                .call(("host-local", "ADD", "f"), &sandbox, &conf)
+                .map_err(|_refusal| "refused".to_owned()),
+        );
+        seen
+    };
+    assert_eq!(of("coracle"), of("reference"));
+}
+
+#[test]
+fn each_takes_over_what_the_other_made() {
+    on_a_machine(|machine| {
+        let [ours, theirs] = ["coracle", "reference"].map(|of| Plugins::of(of, &machine.path("")));
+        let ipam = json!({"subnet": "10.1.2.0/24"});
+        let conf = network("1.0.0", &machine.path("addresses"), &json!({"isGateway": true}), &ipam);
+        let links = || run("ip", &["-o", "link"]).lines().count();
+        let before = links();
+        for (first, second) in [(&ours, &theirs), (&theirs, &ours)] {
+            let (a, b) = (Sandbox::new(), Sandbox::new());
+            let made = first.call(("bridge", "ADD", "a"), &a, &first.marked(conf.clone())).unwrap();
+            let more = second.call(("bridge", "ADD", "b"), &b, &second.marked(conf.clone())).unwrap();
+            assert_ne!(made["ips"][0]["address"], more["ips"][0]["address"]);
+            for (id, sandbox, result, other) in [("a", &a, made, second), ("b", &b, more, first)] {
+                let mut conf = other.marked(conf.clone());
+                conf["prevResult"] = result;
+                other.call(("bridge", "CHECK", id), sandbox, &conf).unwrap();
+                other.call(("bridge", "DEL", id), sandbox, &conf).unwrap();
+            }
+            assert_eq!(links(), before + 1, "the bridge");
+        }
+    });
+}
+
+/// A configuration that works; each test of a wrong field changes one.
+fn working(machine: &Machine) -> Value {
+    network(
+        "1.0.0",
+        &machine.path("addresses"),
+        &json!({"isGateway": true, "ipMasq": true}),
+        &json!({"subnet": "10.1.2.0/24"}),
+    )
+}
+
+#[test]
+fn every_wrong_field_gets_its_error_and_nothing_stays() {
+    on_a_machine(|machine| {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let sandbox = Sandbox::new();
+        let links = run("ip", &["-o", "link"]);
+        for (field, wrong, code) in [
+            ("cniVersion", json!("0.2.0"), 1),
+            ("cniVersion", json!(1), 1),
+            ("name", json!("../n"), 7),
+            ("bridge", json!("a/b"), 7),
+            ("bridge", json!("much-too-long-a-name"), 7),
+            ("isGateway", json!("yes"), 7),
+            ("isDefaultGateway", json!(1), 7),
+            ("forceAddress", json!("x"), 7),
+            ("ipMasq", json!([]), 7),
+            ("ipMasqBackend", json!("ebpf"), 7),
+            ("mtu", json!(1), 7),
+            ("hairpinMode", json!(3), 7),
+            ("promiscMode", json!("x"), 7),
+            ("vlan", json!(4095), 7),
+            ("vlanTrunk", json!([{"id": 0}]), 7),
+            ("macspoofchk", json!("x"), 7),
+            ("enabledad", json!("x"), 7),
+            ("preserveDefaultVlan", json!("x"), 7),
+            ("disableContainerInterface", json!(true), 7),
+            ("portIsolation", json!(7), 7),
+            ("dns", json!(7), 7),
+            ("isGatway", json!(true), 2),
+            ("ipam", json!({"type": "absent"}), 100),
+            ("ipam.subnet", json!("10.1.2.0/33"), 7),
+            ("ipam.subnet", json!("10.1.2.3/24"), 7),
+            ("ipam.subnet", json!("10.1.2.0/31"), 7),
+            ("ipam.rangeStart", json!("10.9.9.9"), 7),
+            ("ipam.rangeEnd", json!("::1"), 7),
+            ("ipam.gateway", json!("::1"), 7),
+            ("ipam.ranges", json!([[{"subnet": "10.1.0.0/16"}]]), 7),
+            ("ipam.routes", json!([{"dst": "nowhere"}]), 7),
+            ("ipam.resolvConf", json!("/absent"), 5),
+            ("ipam.colour", json!(1), 2),
+            ("args", json!({"cni": {"ips": ["10.1.2.1"]}}), 7),
+            ("args", json!({"cni": {"mac": "ff:ff:ff:ff:ff:ff"}}), 7),
+            ("runtimeConfig", json!({"ips": ["10.7.7.7"]}), 7),
+            ("runtimeConfig", json!({"mac": 7}), 7),
+            ("prevResult", json!({"cniVersion": "9.9.9"}), 1),
+        ] {
+            let mut conf = plugins.marked(working(machine));
+            match field.split_once('.') {
+                Some((outer, inner)) => conf[outer][inner] = wrong.clone(),
+                None => conf[field] = wrong.clone(),
+            }
+            let command = if field == "prevResult" { "CHECK" } else { "ADD" };
+            let error = plugins.call(("bridge", command, "c1"), &sandbox, &conf).unwrap_err();
+            assert_eq!(error["code"], code, "{field}: {wrong}: {error}");
+            assert!(!error["msg"].as_str().unwrap().is_empty());
+            assert_eq!(run("ip", &["-o", "link"]), links, "{field}: {wrong}");
+            assert_eq!(run("nft", &["list", "ruleset"]), "", "{field}: {wrong}");
+            assert_eq!(plugins::addresses(&machine.path("addresses/net")), [""; 0], "{field}: {wrong}");
+            assert!(!sandbox.run(&["ip", "link"]).contains("eth0"), "{field}: {wrong}");
+        }
+    });
+}
+
+#[test]
+fn wrong_fields_of_the_other_plugins_are_named_too() {
+    on_a_machine(|machine| {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let sandbox = Sandbox::new();
+        let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.1.2.3/24"}]});
+        for (kind, fields, code) in [
+            ("portmap", json!({"backend": "x"}), 7),
+            ("portmap", json!({"snat": "x"}), 7),
+            ("portmap", json!({"markMasqBit": 32}), 7),
+            ("portmap", json!({"externalSetMarkChain": "x"}), 2),
+            ("portmap", json!({"conditionsV4": ["x"]}), 2),
+            ("portmap", json!({"runtimeConfig": {"portMappings": [{"hostPort": 0, "containerPort": 1}]}}), 7),
+            (
+                "portmap",
+                json!({"runtimeConfig": {"portMappings": [{"hostPort": 99999, "containerPort": 1}]}}),
+                7,
+            ),
+            (
+                "portmap",
+                json!({"runtimeConfig": {"portMappings": [{"hostPort": 1, "containerPort": 1, "protocol": "icmp"}]}}),
+                7,
+            ),
+            ("bandwidth", json!({"ingressRate": 1000}), 7),
+            ("bandwidth", json!({"egressBurst": 1000}), 7),
+            ("bandwidth", json!({"ingressRate": -1}), 7),
+            ("bandwidth", json!({"rate": 1}), 2),
+            ("tuning", json!({"sysctl": {"kernel.hostname": "x"}}), 7),
+            ("tuning", json!({"mac": "x"}), 7),
+            ("tuning", json!({"mtu": 3}), 7),
+            ("tuning", json!({"colour": 3}), 2),
+            ("firewall", json!({"backend": "firewalld"}), 7),
+            ("firewall", json!({"firewalldZone": "x"}), 2),
+            ("firewall", json!({"ingressPolicy": "isolated"}), 7),
+            ("firewall", json!({"iptablesAdminChainName": "x"}), 2),
+            ("loopback", json!({"colour": 1}), 2),
+            ("portmap", json!({"prevResult": null}), 7),
+        ] {
+            let mut conf =
+                json!({"cniVersion": "1.0.0", "name": "net", "type": kind, "prevResult": previous});
+            conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            let error = plugins.call((kind, "ADD", "c1"), &sandbox, &plugins.marked(conf)).unwrap_err();
+            assert_eq!(error["code"], code, "{kind} {fields}: {error}");
+            assert_eq!(run("nft", &["list", "ruleset"]), "", "{kind} {fields}");
+        }
+    });
+}
+
+#[test]
+fn a_foreign_interface_of_the_bridges_name_is_left_alone() {
+    on_a_machine(|machine| {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let sandbox = Sandbox::new();
+        let conf = plugins.marked(working(machine));
+        run("ip", &["link", "add", "br0", "type", "veth", "peer", "name", "br1"]);
+        let error = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap_err();
+        assert_eq!(error["msg"], "an interface named br0 exists and is not a bridge");
+        run("ip", &["link", "del", "br0"]);
+        // Somebody's bridge, with somebody's address and somebody's port.
+        run("ip", &["link", "add", "br0", "type", "bridge"]);
+        run("ip", &["addr", "add", "192.0.2.1/24", "dev", "br0"]);
+        let before = run("ip", &["-o", "link"]).lines().count();
+        let error = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap_err();
+        assert_eq!(error["msg"], "bridge: br0 has the address 192.0.2.1/24, not 10.1.2.1/24");
+        assert_eq!(run("ip", &["-o", "link"]).lines().count(), before);
+        assert_eq!(plugins::addresses(&machine.path("addresses/net")), [""; 0]);
+        assert!(run("ip", &["addr", "show", "br0"]).contains("192.0.2.1/24"));
+        let mut forced = conf.clone();
+        forced["forceAddress"] = json!(true);
+        plugins.call(("bridge", "ADD", "c1"), &sandbox, &forced).unwrap();
+        let now = run("ip", &["addr", "show", "br0"]);
+        assert!(now.contains("10.1.2.1/24") && !now.contains("192.0.2.1"), "{now}");
+        plugins.call(("bridge", "DEL", "c1"), &sandbox, &forced).unwrap();
+    });
+}
+
+#[test]
+fn a_chain_of_executables_serves_a_port_and_leaves_nothing() {
+    on_a_machine(|machine| {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let sandbox = Sandbox::new();
+        let conf = plugins.marked(working(machine));
+        let result = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap();
+        let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": ""}]);
+        let mut ported = plugins
+            .marked(json!({"cniVersion": "1.0.0", "name": "net", "type": "portmap", "snat": true,
+            "runtimeConfig": {"portMappings": ports}, "prevResult": result}));
+        assert_eq!(plugins.call(("portmap", "ADD", "c1"), &sandbox, &ported).unwrap(), result);
+        plugins.call(("portmap", "CHECK", "c1"), &sandbox, &ported).unwrap();
+        let listing = run("nft", &["list", "ruleset"]);
+        assert!(
+            listing.contains("tcp . 8080 : 10.1.2.2 . 80") && listing.contains("masquerade"),
+            "{listing}"
+        );
+        let error = plugins.call(("portmap", "ADD", "c2"), &sandbox, &ported).unwrap_err();
+        assert_eq!(error["msg"], "host port 8080/tcp is taken by sandbox c1");
+        run("nft", &["flush", "ruleset"]);
+        assert_eq!(plugins.call(("portmap", "CHECK", "c1"), &sandbox, &ported).unwrap_err()["code"], 101);
+        // The next change brings all back.
+        ported["runtimeConfig"]["portMappings"][0]["hostPort"] = json!(8081);
+        plugins.call(("portmap", "ADD", "c2"), &sandbox, &ported).unwrap();
+        let listing = run("nft", &["list", "ruleset"]);
+        assert!(listing.contains("8080") && listing.contains("8081"), "{listing}");
+        // GC frees what is not valid any more.
+        let mut gc = ported.clone();
+        gc["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "eth0"}]);
+        plugins.call(("portmap", "GC", ""), &Sandbox::none(), &gc).unwrap();
+        assert!(!run("nft", &["list", "ruleset"]).contains("8081"));
+        let mut gc = conf.clone();
+        gc["cni.dev/valid-attachments"] = json!([]);
+        plugins.call(("bridge", "GC", ""), &Sandbox::none(), &gc).unwrap();
+        plugins.call(("portmap", "DEL", "c1"), &sandbox, &ported).unwrap();
+        assert_eq!(plugins::addresses(&machine.path("addresses/net")), [""; 0]);
+        assert_eq!(run("nft", &["list", "ruleset"]), "");
+        for kind in ["bridge", "host-local", "loopback", "portmap", "bandwidth", "tuning", "firewall"] {
+            let answer = plugins
+                .call((kind, "VERSION", ""), &Sandbox::none(), &json!({"cniVersion": "1.1.0"}))
+                .unwrap();
+            assert!(answer["supportedVersions"].as_array().unwrap().contains(&json!("1.1.0")), "{kind}");
+        }
+        plugins.call(("bridge", "STATUS", ""), &Sandbox::none(), &conf).unwrap();
+    });
+}
+
+/// 10,000 operations by eight hands at once, of which every tenth is killed somewhere on its way.
+#[test]
+fn no_address_is_given_twice_and_none_leaks_whoever_is_killed() {
+    const HANDS: u64 = 8;
+    const OPERATIONS: usize = 10_000 / HANDS as usize;
+    let dir = tempfile::tempdir().unwrap();
+    let plugins = Arc::new(Plugins::of("coracle", dir.path()));
+    let addresses = dir.path().join("addresses");
+    let conf = Arc::new(network("1.0.0", &addresses, &json!({}), &json!({"subnet": "10.1.2.0/26"})));
+    let given: Arc<Mutex<HashMap<String, String>>> = Arc::default();
+    let hands = (0..HANDS).map(|hand| {
+        let (plugins, conf, given) = (Arc::clone(&plugins), Arc::clone(&conf), Arc::clone(&given));
+        std::thread::spawn(move || work(hand, OPERATIONS, &plugins, &conf, &given))
+    });
+    let full: usize = hands.collect::<Vec<_>>().into_iter().map(|hand| hand.join().unwrap()).sum();
+    assert!(full < 5_000, "most of the time there was room");
+    assert!(given.lock().unwrap().is_empty());
+    assert_eq!(plugins::addresses(&addresses.join("net")), [""; 0], "nothing leaked");
+}
+
+/// One hand: adds and deletes at random, with up to eight of its own; how often the range was full.
+fn work(
+    hand: u64,
+    operations: usize,
+    plugins: &Plugins,
+    conf: &Value,
+    given: &Mutex<HashMap<String, String>>,
+) -> usize {
+    let none = Sandbox::none();
+    let (mut random, mut mine, mut full) = (hand * 7919 + 1, Vec::<(String, Option<String>)>::new(), 0);
+    let mut dice = |sides: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % sides
+    };
+    for number in 0..operations {
+        let kill = (dice(10) == 0).then(|| Duration::from_micros(dice(6_000)));
+        if mine.len() < 8 && (mine.is_empty() || dice(2) == 0) {
+            let id = format!("h{hand}n{number}");
+            match plugins.call_or_kill(("host-local", "ADD", &id), (&none, conf), kill) {
+                Some(Ok(answer)) => {
+                    let address = answer["ips"][0]["address"].as_str().unwrap().to_owned();
+                    let other = given.lock().unwrap().insert(address.clone(), id.clone());
+                    assert_eq!(other, None, "{address} was given to {id}, too");
+                    mine.push((id, Some(address)));
+                }
+                Some(Err(error)) => {
+                    assert_eq!(error["code"], 11, "{error}");
+                    full += 1;
+                }
+                // Killed: whoever asked does not know, and asks for the DEL.
+                None => mine.push((id, None)),
+            }
+        } else {
+            let (id, address) = mine.swap_remove(usize::try_from(dice(mine.len() as u64)).unwrap());
+            if let Some(address) = &address {
+                given.lock().unwrap().remove(address);
+            }
+            // A DEL that was killed is asked for again.
+            if plugins.call_or_kill(("host-local", "DEL", &id), (&none, conf), kill).is_none() {
+                mine.push((id, None));
+            }
+        }
+    }
+    for (id, address) in mine {
+        given.lock().unwrap().remove(&address.unwrap_or_default());
+        plugins.call(("host-local", "DEL", &id), &none, conf).unwrap();
+    }
+    full
+}
+
+#[test]
+fn installing_makes_links_and_spares_what_is_not_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    let install = |more: &[&str]| {
+        let mut command = std::process::Command::new(Machine::coracle());
+        command.args(["cni", "install"]).arg(dir.path().join("bin")).args(more).output().unwrap()
+    };
+    assert!(install(&[]).status.success() && install(&[]).status.success());
+    assert_eq!(fs::read_dir(dir.path().join("bin")).unwrap().count(), 7);
+    fs::remove_file(dir.path().join("bin/portmap")).unwrap();
+    fs::write(dir.path().join("bin/portmap"), "another's").unwrap();
+    let refused = install(&[]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("portmap is there already"));
+    assert!(install(&["--force"]).status.success());
+    assert!(dir.path().join("bin/portmap").is_symlink());
+}
+
+#[test]
+fn our_runtime_runs_a_third_party_list_and_tells_the_truth_of_it() {
+    on_a_machine(|machine| {
+        let conf = machine.path("net.d");
+        fs::create_dir_all(&conf).unwrap();
+        let list = json!({"cniVersion": "1.0.0", "name": "third", "plugins": [
+            {"type": "ptp", "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
+                "subnet": "10.66.0.0/24"}},
+            {"type": "portmap", "capabilities": {"portMappings": true}}]});
+        let (conf, bin) = (conf.to_str().unwrap(), "/usr/lib/cni");
+        let cri = Cri::runtime_with(
+            machine,
+            &machine.path("none"),
+            &["--cni-conf-dir", conf, "--cni-bin-dir", bin],
+        );
+        let ready = || {
+            let info = cri.json(&["info"]);
+            let conditions = info["status"]["conditions"].as_array().unwrap().clone();
+            let network = conditions.into_iter().find(|c| c["type"] == "NetworkReady").unwrap();
+            (network["status"] == true, network["message"].as_str().unwrap_or_default().to_owned())
+        };
+        assert!(ready().0, "the default network");
+        fs::write(format!("{conf}/10.conflist"), r#"{"cniVersion":"1.0.0","name":"n","type":"absent"}"#)
+            .unwrap();
+        eventually("the bad list", 5, || Some(ready()).filter(|r| !r.0 && r.1.contains("no plugin absent")));
+        fs::write(format!("{conf}/10.conflist"), list.to_string()).unwrap();
+        eventually("the good list", 5, || Some(ready()).filter(|r| r.0));
+        let pod = json!({"metadata": {"name": "web", "namespace": "default", "uid": "1"}, "linux": {},
+            "port_mappings": [{"protocol": 0, "container_port": 80, "host_port": 8080}]});
+        fs::write(machine.path("pod.json"), pod.to_string()).unwrap();
+        let id = cri.crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
+        assert_eq!(cri.json(&["inspectp", &id])["status"]["network"]["ip"], "10.66.0.2");
+        assert!(run("nft", &["list", "ruleset"]).contains("tcp . 8080 : 10.66.0.2 . 80"));
+        assert!(run("ip", &["route"]).contains("10.66.0.2 dev veth"));
+        cri.crictl(&["stopp", &id]);
+        assert_eq!(plugins::addresses(&machine.path("addresses/third")), [""; 0]);
+        assert!(!run("nft", &["list", "ruleset"]).contains("8080"));
+        cri.crictl(&["rmp", &id]);
+        cri.down();
+    });
+}

@@ -1,0 +1,213 @@
+//! Our plugins as another runtime runs them: Debian's containerd, in places of its own.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use coracle_integration::{Machine, eventually, on_a_machine};
+use serde_json::{Value, json};
+
+use crate::plugins::{addresses, run};
+
+/// The node's port that leads to the pod's port 80, at the address that every test machine has.
+const HOST_PORT: u16 = 8080;
+const NODE: &str = "198.51.100.10";
+const OK: &str = "HTTP/1.1 200 OK";
+
+/// containerd, alone with its shims in namespaces of mounts and processes: what it leaves goes with them.
+struct Containerd {
+    /// unshare, which is the parent of the first process inside.
+    process: Child,
+    socket: String,
+    log: PathBuf,
+}
+
+// === impl Containerd ===
+
+impl Containerd {
+    /// Serves with our plugins for the network `web`, and has the images of the machine's registry.
+    fn start(machine: &mut Machine) -> Self {
+        let mirrors = machine.start_registry();
+        sandbox_image(machine);
+        let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+        run(Machine::coracle().to_str().unwrap(), &["cni", "install", &path("bin")]);
+        for dir in ["net.d", "run", "var"] {
+            fs::create_dir(machine.path(dir)).unwrap();
+        }
+        fs::write(machine.path("net.d/10-web.conflist"), list(machine).to_string()).unwrap();
+        let (socket, log) = (path("containerd.sock"), machine.path("containerd.log"));
+        let config = format!(
+            "version = 2\nroot = '{}'\nstate = '/run/containerd.state'\n[grpc]\n  address = '{socket}'\n\
+             [plugins.'io.containerd.grpc.v1.cri']\n  restrict_oom_score_adj = true\n  \
+             sandbox_image = 'docker.io/library/pause:latest'\n\
+             [plugins.'io.containerd.grpc.v1.cri'.cni]\n  bin_dir = '{}'\n  conf_dir = '{}'\n\
+             [plugins.'io.containerd.grpc.v1.cri'.registry]\n  config_path = '{}'\n",
+            path("root"),
+            path("bin"),
+            path("net.d"),
+            mirrors.display()
+        );
+        fs::write(machine.path("containerd.toml"), config).unwrap();
+        // The places that no setting moves: its shims' sockets, named network namespaces, the library's cache.
+        let inside = format!(
+            "mount -t tmpfs tmpfs /run && mount --bind {} /var/lib && {{ containerd --config {} & read -r end; }}",
+            path("var"),
+            path("containerd.toml")
+        );
+        let out = fs::File::create(&log).unwrap();
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &inside]);
+        // The first process inside ends, and all others with it, when its standard input does: also when the test
+        // was killed.
+        command.stdin(Stdio::piped()).stdout(out.try_clone().unwrap()).stderr(out);
+        let containerd = Self { process: command.spawn().expect("scripts/packages containerd"), socket, log };
+        eventually("containerd's network", 30, || {
+            let info = containerd.try_crictl(&["info"]).stdout;
+            let info: Value = serde_json::from_slice(&info).ok()?;
+            let conditions = info["status"]["conditions"].as_array()?.clone();
+            conditions.iter().any(|c| c["type"] == "NetworkReady" && c["status"] == true).then_some(())
+        });
+        containerd
+    }
+
+    fn try_crictl(&self, arguments: &[&str]) -> Output {
+        let endpoint = format!("unix://{}", self.socket);
+        let mut command = Command::new(Machine::tool("crictl", "scripts/critest tools"));
+        command.args(["--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]).args(arguments);
+        command.stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn crictl(&self, arguments: &[&str]) -> String {
+        let output = self.try_crictl(arguments);
+        assert!(output.status.success(), "crictl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Runs a program among what containerd mounted; its output.
+    fn inside(&self, arguments: &[&str]) -> String {
+        let mounts = eventually("the first process inside", 10, || {
+            let children = format!("/proc/{0}/task/{0}/children", self.process.id());
+            let child = fs::read_to_string(children).ok()?;
+            child.split_whitespace().next().map(|pid| format!("--mount=/proc/{pid}/ns/mnt"))
+        });
+        run("nsenter", &[&[mounts.as_str(), "--"], arguments].concat())
+    }
+
+    /// A pod with the host port, made of these files.
+    fn pod(&self, machine: &Machine, name: &str) -> Result<String, String> {
+        let pod = json!({"metadata": {"name": name, "namespace": "default", "uid": name},
+            "log_directory": machine.path("logs"), "linux": {"cgroup_parent": format!("/{}", machine.name())},
+            "port_mappings": [{"protocol": 0, "container_port": 80, "host_port": HOST_PORT}]});
+        fs::write(machine.path("pod.json"), pod.to_string()).unwrap();
+        let output = self.try_crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+        if std::thread::panicking() {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            eprintln!("--- the errors in containerd's log:");
+            log.lines().filter(|line| line.contains("level=error")).for_each(|line| eprintln!("{line}"));
+        }
+    }
+}
+
+/// What holds a pod of containerd's: a program that only sleeps.
+fn sandbox_image(machine: &Machine) {
+    let (root, layout) = (machine.path("pause"), machine.path("pause.oci"));
+    let repository = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    fs::create_dir_all(root.join("bin")).unwrap();
+    let busybox = repository.join("target/busybox");
+    fs::copy(busybox, root.join("bin/sleep")).expect("run scripts/busybox");
+    let script = repository.join("scripts/oci-layout");
+    let [root, layout] = [&root, &layout].map(|path| path.to_str().unwrap());
+    run(script.to_str().unwrap(), &[root, layout, "--cmd", "/bin/sleep", "1000000"]);
+    let (from, to) = (format!("oci:{layout}:latest"), "docker://127.0.0.1:5005/library/pause:latest");
+    run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, to]);
+}
+
+fn list(machine: &Machine) -> Value {
+    let places = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
+    json!({"cniVersion": "1.0.0", "name": "web", "plugins": [
+        {"type": "bridge", "bridge": "web0", "isGateway": true, "ipMasq": true, "coracle": places,
+         "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
+                  "ranges": [[{"subnet": "10.77.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": places}]})
+}
+
+/// The first line of what the host port answers at an address of the node.
+fn page(address: &str) -> Option<String> {
+    let mut stream = TcpStream::connect((address, HOST_PORT)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.write_all(b"GET /etc/hostname HTTP/1.0\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.lines().next().map(str::to_owned)
+}
+
+#[test]
+fn containerd_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
+    on_a_machine(|machine| {
+        let containerd = Containerd::start(machine);
+        let links = || run("ip", &["-o", "link"]).lines().count();
+        let before = links();
+        let id = containerd.pod(machine, "web").unwrap();
+
+        // Inside, by the kernel: the address, the way out, and the namespace that containerd named.
+        let named = containerd.inside(&["ip", "netns", "list"]);
+        let netns = named.split_whitespace().next().unwrap().to_owned();
+        assert!(netns.starts_with("cni-"), "{named}");
+        let ip = |what: &[&str]| -> Value {
+            let all = [&["ip", "netns", "exec", &netns, "ip", "-j"], what].concat();
+            serde_json::from_str(&containerd.inside(&all)).unwrap()
+        };
+        let link = &ip(&["addr", "show", "eth0"])[0];
+        assert_eq!((&link["addr_info"][0]["local"], &link["operstate"]), (&json!("10.77.0.2"), &json!("UP")));
+        let routes = ip(&["route", "show", "default"]);
+        assert_eq!((&routes[0]["gateway"], &routes[0]["dev"]), (&json!("10.77.0.1"), &json!("eth0")));
+        assert!(ip(&["addr", "show", "lo"]).to_string().contains("127.0.0.1"), "loopback is our plugin, too");
+        let told: Value = serde_json::from_str(&containerd.crictl(&["inspectp", &id])).unwrap();
+        assert_eq!(told["status"]["network"]["ip"], "10.77.0.2");
+        let file = fs::read_to_string(machine.path("addresses/web/10.77.0.2")).unwrap();
+        assert!(file.contains(&id), "{file}");
+        assert_eq!(links(), before + 2, "the bridge and the pod's end");
+
+        // The host port answers, at the node's address and at its loopback.
+        containerd.crictl(&["pull", "docker.io/library/busybox:latest"]);
+        let container = json!({"metadata": {"name": "c"}, "image": {"image": "docker.io/library/busybox:latest"},
+            "command": ["httpd", "-f", "-p", "80", "-h", "/"], "log_path": "c.log", "linux": {}});
+        fs::write(machine.path("container.json"), container.to_string()).unwrap();
+        let files =
+            ["container.json", "pod.json"].map(|name| machine.path(name).to_str().unwrap().to_owned());
+        let made = containerd.crictl(&["create", &id, &files[0], &files[1]]);
+        containerd.crictl(&["start", &made]);
+        for address in [NODE, "127.0.0.1"] {
+            let first = eventually("the host port", 20, || page(address));
+            assert_eq!(first, OK, "{address}");
+        }
+
+        // Our refusal reaches who asked, and what was refused leaves no more than what was removed.
+        let refusal = containerd.pod(machine, "late").unwrap_err();
+        assert!(refusal.contains(&format!("host port 8080/tcp is taken by sandbox {id}")), "{refusal}");
+        assert_eq!(addresses(&machine.path("addresses/web")), ["10.77.0.2"]);
+        assert_eq!(page(NODE).unwrap(), OK);
+        containerd.crictl(&["stopp", &id]);
+        assert_eq!(page(NODE), None);
+        assert_eq!(addresses(&machine.path("addresses/web")), [""; 0]);
+        assert_eq!(links(), before + 1, "the bridge stays");
+        assert_eq!(run("nft", &["list", "ruleset"]), "");
+        let claims = fs::read_dir(machine.path("plugins/firewall")).unwrap().flatten();
+        let claims: Vec<_> = claims.map(|entry| entry.file_name()).filter(|name| name != "lock").collect();
+        assert!(claims.is_empty(), "{claims:?}");
+        containerd.crictl(&["rmp", &id]);
+        assert_eq!(containerd.inside(&["ip", "netns", "list"]), "");
+    });
+}

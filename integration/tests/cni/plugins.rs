@@ -1,0 +1,198 @@
+//! Plugins as a runtime runs them, sandboxes for them, and what can be compared of what they did.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use coracle_integration::Machine;
+use serde_json::{Value, json};
+
+/// The plugins of one implementation.
+pub(crate) struct Plugins {
+    dir: PathBuf,
+    /// What our own keep apart from those of other tests.
+    places: Option<Value>,
+}
+
+/// A process in a network namespace of its own, which stands for a sandbox.
+pub(crate) struct Sandbox(Option<Child>);
+
+impl Plugins {
+    /// `coracle`, installed below `dir`, or `reference`.
+    pub(crate) fn of(implementation: &str, dir: &Path) -> Self {
+        if implementation == "reference" {
+            let dir = PathBuf::from("/usr/lib/cni");
+            assert!(dir.join("bridge").exists(), "run scripts/packages containernetworking-plugins");
+            return Self { dir, places: None };
+        }
+        let bin = dir.join("bin");
+        run(Machine::coracle().to_str().unwrap(), &["cni", "install", bin.to_str().unwrap()]);
+        Self { dir: bin, places: Some(json!({"table": "cni-test", "stateDir": dir.join("plugins")})) }
+    }
+
+    /// The configuration, with what keeps this test's plugins apart.
+    pub(crate) fn marked(&self, mut conf: Value) -> Value {
+        if let Some(places) = &self.places {
+            conf["coracle"] = places.clone();
+        }
+        conf
+    }
+
+    /// Runs a plugin, by its type, for a command about a container, to its end: its answer, null when it has none, or its error object.
+    pub(crate) fn call(
+        &self,
+        what: (&str, &str, &str),
+        sandbox: &Sandbox,
+        conf: &Value,
+    ) -> Result<Value, Value> {
+        self.call_or_kill(what, (sandbox, conf), None).unwrap()
+    }
+
+    /// As [`call`](Self::call), or kills it after a time; then none, unless it was faster.
+    pub(crate) fn call_or_kill(
+        &self,
+        (kind, command, id): (&str, &str, &str),
+        (sandbox, conf): (&Sandbox, &Value),
+        kill: Option<Duration>,
+    ) -> Option<Result<Value, Value>> {
+        let mut child = Command::new(self.dir.join(kind))
+            .env_clear()
+            .envs([("PATH", std::env::var("PATH").unwrap()), ("CNI_COMMAND", command.to_owned())])
+            .envs([("CNI_CONTAINERID", id), ("CNI_IFNAME", "eth0"), ("CNI_ARGS", "IgnoreUnknown=1;A=b")])
+            .env("CNI_NETNS", sandbox.netns())
+            .env("CNI_PATH", &self.dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).ok();
+        if let Some(after) = kill {
+            std::thread::sleep(after);
+            child.kill().ok();
+        }
+        let output = child.wait_with_output().unwrap();
+        output.status.code()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let answer = match output.stdout.trim_ascii() {
+            b"" => Value::Null,
+            text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("{kind} {command}: {e}: {said}")),
+        };
+        Some(if output.status.success() { Ok(answer) } else { Err(answer) })
+    }
+}
+
+impl Sandbox {
+    pub(crate) fn new() -> Self {
+        let mut child =
+            Command::new("unshare").args(["--net", "sleep", "1000"]).stdin(Stdio::null()).spawn().unwrap();
+        let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let path = format!("/proc/{}/ns/net", child.id());
+        while fs::read_link(&path).is_ok_and(|ns| ns == own) {
+            assert!(child.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Self(Some(child))
+    }
+
+    /// For what is of no sandbox, or does not look at it.
+    pub(crate) fn none() -> Self {
+        Self(None)
+    }
+
+    fn netns(&self) -> String {
+        self.0.as_ref().map_or("/proc/self/ns/net".into(), |child| format!("/proc/{}/ns/net", child.id()))
+    }
+
+    /// A process inside.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
+    }
+
+    /// Runs a program inside.
+    pub(crate) fn run(&self, arguments: &[&str]) -> String {
+        let netns = format!("--net={}", self.netns());
+        run("nsenter", &[&[netns.as_str()], arguments].concat())
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            child.kill().ok();
+            child.wait().ok();
+        }
+    }
+}
+
+/// Runs a program to its end; its output.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A result without what each implementation chooses for itself: hardware addresses, the name of the host's end
+/// and the order in which equal things are listed.
+pub(crate) fn normalized(result: &Value, sandbox: &Sandbox) -> Value {
+    let mut result = result.clone();
+    for interface in result["interfaces"].as_array_mut().unwrap() {
+        let mac = interface["mac"].as_str().unwrap();
+        assert_eq!(mac.len(), 17, "{mac}");
+        interface["mac"] = json!("some");
+        if interface["name"].as_str().unwrap().starts_with("veth") {
+            interface["name"] = json!("veth");
+        }
+        if let Some(path) = interface.get("sandbox") {
+            assert_eq!(*path, json!(sandbox.netns()));
+            interface["sandbox"] = json!("sandbox");
+        }
+    }
+    result
+}
+
+/// Of what `ip -j` lists: addresses and routes, sorted, without what time and chance decide.
+pub(crate) fn essence(listing: &Value) -> Value {
+    let mut lines = Vec::new();
+    for entry in listing.as_array().unwrap() {
+        if entry.get("dst").is_some() {
+            let [dst, gateway, dev, scope] = ["dst", "gateway", "dev", "scope"].map(|key| entry[key].clone());
+            lines.push(json!([dst, gateway, dev, scope]).to_string());
+        }
+        for address in entry["addr_info"].as_array().into_iter().flatten().filter(|a| a["scope"] != "link") {
+            lines.push(json!([address["local"], address["prefixlen"], address["scope"]]).to_string());
+        }
+        if entry.get("mtu").is_some() {
+            lines.push(format!("mtu {}", entry["mtu"]));
+        }
+    }
+    lines.sort();
+    json!(lines)
+}
+
+/// Of what `bridge -j vlan` lists: the VLANs of each port, sorted, without its name.
+pub(crate) fn vlans(listing: &Value) -> Value {
+    let mut ports: Vec<String> =
+        listing.as_array().unwrap().iter().map(|port| port["vlans"].to_string()).collect();
+    ports.sort();
+    json!(ports)
+}
+
+/// The names and contents of the files in a directory.
+pub(crate) fn files(dir: &Path) -> Value {
+    let mut files = serde_json::Map::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        files.insert(name, json!(fs::read_to_string(entry.path()).unwrap()));
+    }
+    files.into()
+}
+
+/// The addresses that are held in a directory of host-local's.
+pub(crate) fn addresses(dir: &Path) -> Vec<String> {
+    let files = files(dir);
+    let names = files.as_object().unwrap().keys().filter(|name| name.parse::<std::net::IpAddr>().is_ok());
+    names.cloned().collect()
+}

@@ -1,0 +1,101 @@
+//! Conditions of host ports, and who senders are taken for, by connections.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use coracle_integration::{inside, on_a_machine};
+use serde_json::{Value, json};
+
+use crate::plugins::{Plugins, Sandbox, run};
+use crate::working;
+
+/// The machine's addresses on its uplink and on the bridge.
+const UPLINK: &str = "198.51.100.10:8080";
+const BRIDGE: &str = "10.1.2.1:8080";
+
+/// portmap's configuration for one port, behind the bridge's result.
+fn ported(result: &Value, protocol: &str, fields: &Value) -> Value {
+    let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": protocol}]);
+    let mut conf = json!({"cniVersion": "1.0.0", "name": "net", "type": "portmap", "prevResult": result,
+        "runtimeConfig": {"portMappings": ports}});
+    conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    conf
+}
+
+/// Serves on port 80 of the sandbox for as long as the test runs.
+fn serve(sandbox: &Sandbox) {
+    let listener = inside(sandbox.pid(), || TcpListener::bind("0.0.0.0:80")).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            stream.write_all(b"served").ok();
+        }
+    });
+}
+
+fn is_served(address: &str) -> bool {
+    let address: SocketAddr = address.parse().unwrap();
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) else { return false };
+    let mut text = String::new();
+    stream.read_to_string(&mut text).is_ok() && text == "served"
+}
+
+#[test]
+fn a_port_with_conditions_is_open_to_those_alone_of_whom_they_hold() {
+    on_a_machine(|machine| {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let (server, client) = (Sandbox::new(), Sandbox::new());
+        let mut conf = plugins.marked(working(machine));
+        conf["isDefaultGateway"] = json!(true);
+        let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
+        plugins.call(("bridge", "ADD", "c2"), &client, &conf).unwrap();
+        serve(&server);
+        // From the machine to its uplink and to the bridge, and from another sandbox to the bridge.
+        for (conditions, open) in [
+            (json!([]), [true, true, true]),
+            (json!(["!", "-d", "198.51.100.0/24"]), [false, true, true]),
+            (json!(["ip saddr 10.1.2.0/24"]), [false, true, true]),
+            (json!(["ip", "saddr", "!=", "10.1.2.0/24"]), [true, false, false]),
+            (json!(["-i", "br0"]), [false, false, true]),
+            (json!(["iifname != br*"]), [true, true, false]),
+            (json!(["-i", "br+", "-s", "10.1.2.99"]), [false, false, false]),
+        ] {
+            let fields =
+                json!({"conditionsV4": conditions, "conditionsV6": ["! -d fc00::/7"], "markMasqBit": 7});
+            let conf = plugins.marked(ported(&result, "tcp", &fields));
+            plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
+            plugins.call(("portmap", "CHECK", "c1"), &server, &conf).unwrap();
+            let found = [is_served(UPLINK), is_served(BRIDGE), inside(client.pid(), || is_served(BRIDGE))];
+            assert_eq!(found, open, "{conditions}: {}", run("nft", &["list", "ruleset"]));
+            plugins.call(("portmap", "DEL", "c1"), &server, &conf).unwrap();
+            assert!(!is_served(UPLINK) && !run("nft", &["list", "ruleset"]).contains("8080"));
+        }
+    });
+}
+
+#[test]
+fn without_snat_a_sender_stays_who_it_is() {
+    on_a_machine(|machine| {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let (server, client) = (Sandbox::new(), Sandbox::new());
+        let conf = plugins.marked(working(machine));
+        let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
+        let other = plugins.call(("bridge", "ADD", "c2"), &client, &conf).unwrap();
+        let socket = inside(server.pid(), || UdpSocket::bind("0.0.0.0:80")).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let sender = || {
+            inside(client.pid(), || UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"who", BRIDGE).unwrap());
+            let mut buffer = [0; 8];
+            socket.recv_from(&mut buffer).unwrap().1.ip().to_string()
+        };
+        // A neighbour's port, whose rules are not the server's.
+        let neighbour = plugins.marked(ported(&other, "tcp", &json!({"snat": true})));
+        plugins.call(("portmap", "ADD", "c2"), &client, &neighbour).unwrap();
+        for (snat, seen) in [(true, "10.1.2.1"), (false, "10.1.2.3"), (true, "10.1.2.1")] {
+            let conf = plugins.marked(ported(&result, "udp", &json!({"snat": snat})));
+            plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
+            assert_eq!(sender(), seen, "snat {snat}: {}", run("nft", &["list", "ruleset"]));
+            plugins.call(("portmap", "DEL", "c1"), &server, &conf).unwrap();
+        }
+    });
+}

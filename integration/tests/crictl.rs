@@ -1,0 +1,278 @@
+//! The published crictl as somebody who debugs a node uses it: a pod's whole life, streams, logs, figures.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use coracle_integration::{Cri, Machine, Trace, eventually, on_a_machine};
+
+const BUSYBOX: &str = "docker.io/library/busybox:latest";
+const NGINX: &str = "docker.io/library/nginx:latest";
+
+/// A crictl that goes on by itself, and ends with the test.
+struct Running(Child);
+
+impl Running {
+    fn start(cri: &Cri, arguments: &[&str], output: Stdio) -> Self {
+        let mut command = cri.command();
+        command.args(arguments).stdin(Stdio::piped()).stdout(output).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
+    fn lines(&mut self) -> impl Iterator<Item = String> {
+        BufReader::new(self.0.stdout.take().unwrap()).lines().map_while(Result::ok)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Writes the configurations of a pod and of containers in it; the path of one by its name.
+fn configs(machine: &Machine) -> impl Fn(&str) -> String {
+    let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+    let logs = path("logs");
+    let pod = format!(
+        r#"{{"metadata": {{"name": "web", "namespace": "default", "uid": "1"}}, "hostname": "web",
+            "log_directory": "{logs}", "labels": {{"app": "web"}}, "linux": {{}}}}"#
+    );
+    let shell = format!(
+        r#"{{"metadata": {{"name": "shell"}}, "image": {{"image": "{BUSYBOX}"}}, "log_path": "shell.log",
+            "command": ["sh", "-c", "echo one; echo two >&2; while read word; do echo heard $word; done; exec sleep 1000"],
+            "stdin": true, "labels": {{"app": "web"}},
+            "linux": {{"resources": {{"memory_limit_in_bytes": 67108864, "cpu_shares": 512}}}}}}"#
+    );
+    let nginx = format!(
+        r#"{{"metadata": {{"name": "nginx"}}, "image": {{"image": "{NGINX}"}}, "log_path": "nginx.log", "linux": {{}}}}"#
+    );
+    for (name, text) in [("pod.json", pod), ("shell.json", shell), ("nginx.json", nginx)] {
+        fs::write(path(name), text).unwrap();
+    }
+    move |name| format!("{}/{name}.json", logs.trim_end_matches("/logs"))
+}
+
+/// A machine with a runtime and its images' registry; at the end nothing is left.
+fn on_a_runtime(test: impl FnOnce(&Machine, &Cri) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let before = Trace::of(machine);
+        let cri = Cri::runtime(machine, &mirrors);
+        test(machine, &cri);
+        cri.down();
+        fs::remove_dir_all(machine.path("logs")).ok();
+        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+    });
+}
+
+/// Pulls, runs the pod, creates and starts one container: ids of pod and container.
+fn start(cri: &Cri, path: impl Fn(&str) -> String, image: &str, container: &str) -> (String, String) {
+    cri.crictl(&["pull", image]);
+    let pod = cri.crictl(&["runp", &path("pod")]);
+    let id = cri.crictl(&["create", &pod, &path(container), &path("pod")]);
+    assert_eq!(cri.json(&["inspect", &id])["status"]["state"], "CONTAINER_CREATED");
+    assert_eq!(cri.crictl(&["start", &id]), id);
+    (pod, id)
+}
+
+fn limits_change_and_figures_come(cri: &Cri, pod: &str, id: &str) {
+    let status = cri.json(&["inspect", id]);
+    assert_eq!(status["status"]["resources"]["linux"]["memoryLimitInBytes"], "67108864");
+    cri.crictl(&["update", "--memory", "134217728", id]);
+    let status = cri.json(&["inspect", id]);
+    assert_eq!(status["status"]["resources"]["linux"]["memoryLimitInBytes"], "134217728");
+    let metrics = cri.json(&["metricsp"]);
+    assert_eq!(metrics["podMetrics"][0]["podSandboxId"], pod);
+    assert!(metrics["podMetrics"][0]["containerMetrics"][0]["metrics"].as_array().unwrap().len() > 30);
+}
+
+#[test]
+fn a_pod_lives_and_ends() {
+    on_a_runtime(|machine, cri| {
+        assert!(cri.crictl(&["version"]).contains("RuntimeName:  coracle"));
+        let info = cri.json(&["info"]);
+        let conditions = info["status"]["conditions"].as_array().unwrap();
+        assert!(conditions.len() >= 2 && conditions.iter().all(|c| c["status"] == true), "{info}");
+        assert!(cri.crictl(&["runtime-config"]).contains("CGROUPFS"));
+        let mut events = Running::start(cri, &["events"], Stdio::piped());
+        let (pod, id) = start(cri, configs(machine), BUSYBOX, "shell");
+
+        let image = cri.json(&["inspecti", BUSYBOX]);
+        assert_eq!(image["status"]["repoTags"][0], BUSYBOX);
+        assert_eq!(cri.crictl(&["images", "-q"]), image["status"]["id"].as_str().unwrap());
+        let used = cri.json(&["imagefsinfo"]);
+        let bytes = used["status"]["imageFilesystems"][0]["usedBytes"]["value"].as_str().unwrap();
+        assert!(bytes.parse::<u64>().unwrap() > 500_000, "{used}");
+        assert_eq!(
+            cri.crictl(&["pods", "-q", "--name", "web", "--state", "ready", "--label", "app=web"]),
+            pod
+        );
+        assert_eq!(cri.crictl(&["pods", "-q", "--label", "app=other"]), "");
+        assert!(
+            cri.json(&["inspectp", &pod])["status"]["network"]["ip"].as_str().unwrap().starts_with("10.88.")
+        );
+        assert_eq!(cri.crictl(&["ps", "-q", "--state", "running", "--pod", &pod]), id);
+
+        for words in [["stats", "--id", &id], ["statsp", "--id", &pod]] {
+            let figures = cri.json(&[words.as_slice(), &["-o", "json"]].concat());
+            let of = &figures["stats"][0];
+            let of = if of["linux"].is_null() { of } else { &of["linux"] };
+            let used = of["cpu"]["usageCoreNanoSeconds"]["value"].as_str().unwrap();
+            assert!(used.parse::<u64>().unwrap() > 0, "{figures}");
+        }
+        limits_change_and_figures_come(cri, &pod, &id);
+        assert_eq!(cri.crictl(&["stop", "-t", "1", &id]), id);
+        let ended = cri.json(&["inspect", &id]);
+        assert_eq!(ended["status"]["state"], "CONTAINER_EXITED");
+        assert_eq!(ended["status"]["exitCode"], 143);
+        assert_eq!(cri.crictl(&["ps", "-q"]), "");
+        assert_eq!(cri.crictl(&["rm", &id]), id);
+        cri.crictl(&["stopp", &pod]);
+        assert_eq!(cri.crictl(&["pods", "-q", "--state", "notready"]), pod);
+        cri.crictl(&["rmp", &pod]);
+        assert_eq!(cri.crictl(&["pods", "-q"]), "");
+        cri.crictl(&["rmi", BUSYBOX]);
+        assert_eq!(cri.crictl(&["images", "-q"]), "");
+
+        let mut of_container = Vec::new();
+        let mut mine = false;
+        for line in events.lines() {
+            if line.starts_with("  \"containerId\":") {
+                mine = line.contains(&id);
+            } else if let Some(kind) = line.strip_prefix("  \"containerEventType\":").filter(|_| mine) {
+                of_container.push(kind.trim().trim_matches(['"', ',']).to_owned());
+                if kind.contains("DELETED") {
+                    break;
+                }
+            }
+        }
+        let kinds =
+            ["CREATED", "STARTED", "STOPPED", "DELETED"].map(|kind| format!("CONTAINER_{kind}_EVENT"));
+        assert_eq!(of_container, kinds);
+    });
+}
+
+fn exec<'a>(transport: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    [&["exec", "--transport", transport], more].concat()
+}
+
+#[test]
+fn commands_run_and_logs_are_read() {
+    on_a_runtime(|machine, cri| {
+        let (_, id) = start(cri, configs(machine), BUSYBOX, "shell");
+        for transport in ["spdy", "websocket"] {
+            assert_eq!(cri.crictl(&exec(transport, &[&id, "hostname"])), "web");
+            assert_eq!(
+                cri.crictl_with(&exec(transport, &["-i", &id, "tr", "a-z", "A-Z"]), "loud\n"),
+                "LOUD\n"
+            );
+            let failed = cri.try_crictl(&exec(transport, &[&id, "sh", "-c", "echo why >&2; exit 3"]));
+            let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+            assert!(said.contains("why") && said.contains("exit code 3"), "{said}");
+        }
+        assert_eq!(cri.crictl(&["exec", "-s", &id, "echo", "at once"]), "at once");
+        let late = cri.try_crictl(&["exec", "-s", "--timeout", "1", &id, "sleep", "100"]);
+        assert!(String::from_utf8_lossy(&late.stderr).contains("timed out"));
+        assert!(!cri.crictl(&["exec", &id, "ps"]).contains("sleep 100\n"));
+
+        // A terminal, as `script` makes one for crictl.
+        let crictl = format!("{:?} exec -i -t {id} sh -c 'tty; stty size'", cri.command()).replace('"', "");
+        let inner = format!("stty rows 33 cols 99; {crictl}");
+        let output = Command::new("script").args(["-qec", &inner, "/dev/null"]).stdin(Stdio::null()).output();
+        let screen = String::from_utf8_lossy(&output.unwrap().stdout).into_owned();
+        assert!(screen.contains("/dev/pts/0") && screen.contains("33 99"), "{screen}");
+
+        assert_eq!(cri.crictl(&["logs", &id]), "one");
+        let both = cri.try_crictl(&["logs", "--tail", "1", "--since", "1h", &id]);
+        assert_eq!((both.stdout.as_slice(), both.stderr.as_slice()), (b"".as_slice(), b"two\n".as_slice()));
+        let mut follow = Running::start(cri, &["logs", "-f", &id], Stdio::piped());
+        let mut lines = follow.lines();
+        assert_eq!(lines.next().as_deref(), Some("one"));
+        let mut attached = Running::start(cri, &["attach", "-i", &id], Stdio::piped());
+        attached.0.stdin.as_mut().unwrap().write_all(b"you\n").unwrap();
+        assert_eq!(attached.lines().next().as_deref(), Some("heard you"));
+        assert_eq!(lines.next().as_deref(), Some("heard you"));
+    });
+}
+
+fn page(port: u16) -> Option<String> {
+    let mut connection = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    connection.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    connection.write_all(b"GET / HTTP/1.0\r\nHost: web\r\n\r\n").ok()?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).ok()?;
+    Some(answer)
+}
+
+#[test]
+fn ports_are_forwarded_and_everything_is_removed_by_force() {
+    on_a_runtime(|machine, cri| {
+        let path = configs(machine);
+        let (pod, _) = start(cri, &path, NGINX, "nginx");
+        for (transport, port) in [("spdy", 18080), ("websocket", 18081)] {
+            let ports = format!("{port}:80");
+            let words = ["port-forward", "--transport", transport, &pod, &ports];
+            let _forward = Running::start(cri, &words, Stdio::null());
+            let answer = eventually("the page", 10, || page(port).filter(|answer| !answer.is_empty()));
+            assert!(answer.contains("Welcome to nginx!"), "{answer}");
+            let began = Instant::now();
+            for _ in 0..20 {
+                assert!(page(port).unwrap().contains("Welcome to nginx!"));
+            }
+            assert!(began.elapsed() < Duration::from_secs(10));
+        }
+        cri.crictl(&["rmp", "-f", &pod]);
+        // Pod and container in one command, then everything by force.
+        let id = cri.crictl(&["run", &path("shell"), &path("pod")]);
+        assert_eq!(cri.crictl(&["ps", "-q"]), id);
+        cri.crictl(&["rmp", "-f", "-a"]);
+        assert_eq!(cri.crictl(&["ps", "-a", "-q"]), "");
+        cri.crictl(&["rmi", "--prune"]);
+        assert_eq!(cri.crictl(&["images", "-q"]), "");
+    });
+}
+
+#[test]
+fn what_is_not_there_is_told() {
+    on_a_runtime(|machine, cri| {
+        let path = configs(machine);
+        let said = |arguments: &[&str]| {
+            let output = cri.try_crictl(arguments);
+            assert!(!output.status.success(), "{arguments:?}");
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        };
+        assert!(said(&["pull", "docker.io/library/absent:1"]).contains("docker.io/library/absent:1"));
+        for verb in ["inspect", "inspectp", "start", "logs"] {
+            assert!(said(&[verb, "0123456789ab"]).contains("0123456789ab"), "{verb}");
+        }
+        let pod = cri.crictl(&["runp", &path("pod")]);
+        assert!(said(&["create", &pod, &path("shell"), &path("pod")]).contains(BUSYBOX));
+        assert!(said(&["runp", &path("pod")]).contains("web"));
+        assert_eq!(cri.crictl(&["pods", "-q"]), pod);
+    });
+}
+
+/// The program's pages that a process has mapped, in kB.
+fn mapped(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+#[test]
+fn a_runtime_at_rest_lets_go_of_its_program() {
+    on_a_runtime(|machine, cri| {
+        let at_rest = |what: &str, busy: u64| {
+            eventually(what, 20, || (mapped(cri.pid()) < busy / 2).then_some(()));
+        };
+        at_rest("the pages of the start to go", mapped(cri.pid()));
+        let (pod, _id) = start(cri, configs(machine), BUSYBOX, "shell");
+        at_rest("the pages of what made the pod to go", mapped(cri.pid()));
+        cri.crictl(&["rmp", "-f", &pod]);
+    });
+}

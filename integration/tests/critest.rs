@@ -1,0 +1,147 @@
+//! The published critest, unmodified, against the runtime alone and inside an agent; what comes of it must be what
+//! the README's conformance table says, to the spec.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use coracle_integration::Machine;
+use serde_json::Value;
+
+/// How many specs of a group passed, failed and were skipped by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Outcome {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+type Groups = BTreeMap<String, Outcome>;
+
+fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Runs all of critest; ginkgo's report, a list of specs.
+fn critest(role: &str) -> Vec<Value> {
+    let directory = tempfile::tempdir().unwrap();
+    let report = directory.path().join("report.json");
+    let output = Command::new(repository().join("scripts/critest"))
+        .args(["run", role])
+        .env("CORACLE", Machine::coracle())
+        .env("REPORT", &report)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let text = std::fs::read(&report)
+        .unwrap_or_else(|_| panic!("no report: {}{}", said(&output.stdout), said(&output.stderr)));
+    let mut suites: Value = serde_json::from_slice(&text).unwrap();
+    let Value::Array(specs) = suites[0]["SpecReports"].take() else { panic!("no specs in the report") };
+    // What a filter left out (the benchmarks) is "skipped" too, but says no reason.
+    let ran = |spec: &Value| {
+        spec["LeafNodeType"] == "It" && (spec["State"] != "skipped" || !spec["Failure"].is_null())
+    };
+    specs.into_iter().filter(ran).collect()
+}
+
+fn texts(spec: &Value) -> Vec<&str> {
+    spec["ContainerHierarchyTexts"].as_array().unwrap().iter().filter_map(Value::as_str).collect()
+}
+
+/// The group that the table lists a spec in: the outermost text without its tags, for the security context with
+/// the next one.
+fn group(spec: &Value) -> String {
+    let plain = |text: &str| {
+        let words = text.split_whitespace().filter(|word| !word.starts_with('['));
+        words.collect::<Vec<_>>().join(" ")
+    };
+    match texts(spec).as_slice() {
+        [first, second, ..] if plain(first) == "Security Context" => {
+            format!("{}: {}", plain(first), plain(second))
+        }
+        [first, ..] => plain(first),
+        [] => String::new(),
+    }
+}
+
+fn groups(specs: &[Value]) -> Groups {
+    let mut groups = Groups::new();
+    for spec in specs {
+        let outcome = groups.entry(group(spec)).or_default();
+        match spec["State"].as_str().unwrap() {
+            "passed" => outcome.passed += 1,
+            "skipped" => outcome.skipped += 1,
+            _ => outcome.failed += 1,
+        }
+    }
+    groups
+}
+
+/// The README's table: group, specs, pass, fail, skip, why.
+fn table(readme: &str) -> Groups {
+    let section =
+        readme.split("\n## ").find(|s| s.starts_with("Conformance\n")).expect("a section Conformance");
+    let mut groups = Groups::new();
+    for line in section.lines().filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [name, specs, passed, failed, skipped, why] = cells.as_slice() else {
+            panic!("not six cells: {line}")
+        };
+        let Ok(specs) = specs.parse::<usize>() else { continue };
+        let number = |cell: &str| cell.parse::<usize>().unwrap_or_else(|_| panic!("no number: {line}"));
+        let outcome = Outcome { passed: number(passed), failed: number(failed), skipped: number(skipped) };
+        assert_eq!(specs, outcome.passed + outcome.failed + outcome.skipped, "does not add up: {line}");
+        let complete = outcome.passed == specs || *name == "total";
+        assert!(complete || !why.is_empty(), "gives no reason: {line}");
+        groups.insert((*name).to_owned(), outcome);
+    }
+    let total = groups.remove("total").expect("a row for the total");
+    let sum = groups.values().fold(Outcome::default(), |a, b| Outcome {
+        passed: a.passed + b.passed,
+        failed: a.failed + b.failed,
+        skipped: a.skipped + b.skipped,
+    });
+    assert_eq!(total, sum, "the total is not the sum");
+    groups
+}
+
+/// What did not pass, each spec with its message.
+fn account(specs: &[Value]) -> String {
+    let mut text = String::new();
+    for spec in specs.iter().filter(|spec| spec["State"] != "passed") {
+        let message: String =
+            spec["Failure"]["Message"].as_str().unwrap_or_default().chars().take(400).collect();
+        let state = spec["State"].as_str().unwrap();
+        let leaf = spec["LeafNodeText"].as_str().unwrap();
+        writeln!(text, "{state}: {} > {leaf}: {message}", texts(spec).join(" > ")).unwrap();
+    }
+    text
+}
+
+fn conforms_as_the_readme_says(role: &str) {
+    let expected = table(&std::fs::read_to_string(repository().join("README.md")).unwrap());
+    let specs = critest(role);
+    let found = groups(&specs);
+    let mut differences = String::new();
+    let names: std::collections::BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+    for name in names {
+        let (says, is) = (expected.get(name), found.get(name));
+        if says != is {
+            writeln!(differences, "{name}: the README says {says:?}, critest {is:?}").unwrap();
+        }
+    }
+    assert!(differences.is_empty(), "against coracle {role}:\n{differences}\n{}", account(&specs));
+}
+
+#[test]
+fn the_runtime_alone_conforms_as_the_readme_says() {
+    conforms_as_the_readme_says("runtime");
+}
+
+#[test]
+fn the_runtime_inside_an_agent_conforms_as_the_readme_says() {
+    conforms_as_the_readme_says("agent");
+}

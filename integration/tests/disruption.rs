@@ -1,0 +1,185 @@
+//! Budgets of disruptions, by kubectl: what they keep, how `drain` waits for them, and how it goes on; and a node that
+//! is out of service.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+use std::process::Output;
+use std::thread;
+use std::time::Duration;
+
+use coracle_integration::{Nodes, eventually, on_a_machine};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const CIDRS: &str = "10.42.0.0/16";
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn deployment(replicas: usize) -> String {
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
+        "replicas": replicas, "selector": {"matchLabels": {"app": "d"}},
+        "template": {"metadata": {"labels": {"app": "d"}}, "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{"name": "c", "image": "busybox", "command": ["sleep", "100000"]}]}},
+    }})
+    .to_string()
+}
+
+/// Pods that are not on their way out, by node (empty for those that wait for one); only the Ready ones if asked.
+fn pods(nodes: &Nodes, ready: bool) -> Vec<(String, String)> {
+    let list = nodes.get(&["pods"]);
+    let is_ready = |pod: &Value| {
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+    };
+    let live = list["items"].as_array().unwrap().iter();
+    let live = live.filter(|pod| pod["metadata"]["deletionTimestamp"].is_null() && (!ready || is_ready(pod)));
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut found: Vec<_> =
+        live.map(|pod| (text(&pod["spec"]["nodeName"]), text(&pod["metadata"]["name"]))).collect();
+    found.sort();
+    found
+}
+
+/// The nodes of the pods that are Ready.
+fn ready_on(nodes: &Nodes) -> Vec<String> {
+    pods(nodes, true).into_iter().map(|(node, _)| node).collect()
+}
+
+/// Waits until the status of the budget has these numbers: healthy, desired, expected, allowed.
+fn counted(nodes: &Nodes, numbers: [i64; 4]) {
+    let fields = ["currentHealthy", "desiredHealthy", "expectedPods", "disruptionsAllowed"];
+    eventually(&format!("the budget to count {numbers:?}"), 30, || {
+        let status = nodes.get(&["pdb", "b"])["status"].clone();
+        (fields.map(|field| status[field].as_i64().unwrap()) == numbers).then_some(())
+    });
+}
+
+#[test]
+fn kubectl_drains_as_far_as_budgets_allow() {
+    on_a_machine(|machine| {
+        let nodes = Nodes::up(machine, CIDRS, 2);
+        nodes.apply(&deployment(2));
+        eventually("a pod on each node", 60, || (ready_on(&nodes) == ["node-1", "node-2"]).then_some(()));
+        nodes.kubectl(&["create", "pdb", "b", "--selector=app=d", "--min-available=2"]);
+        counted(&nodes, [2, 2, 2, 0]);
+        let table = nodes.kubectl(&["get", "pdb"]);
+        let words: Vec<&str> = table.split_whitespace().collect();
+        assert_eq!(
+            words[..8],
+            ["NAME", "MIN", "AVAILABLE", "MAX", "UNAVAILABLE", "ALLOWED", "DISRUPTIONS", "AGE"]
+        );
+        assert_eq!(words[8..12], ["b", "2", "N/A", "0"]);
+        let before = pods(&nodes, false);
+        let refused = nodes.try_kubectl(&["drain", "node-2", "--timeout=3s"]);
+        assert!(!refused.status.success());
+        let says = "Cannot evict pod as it would violate the pod's disruption budget";
+        assert!(said(&refused).contains(says), "{}", said(&refused));
+        assert_eq!(pods(&nodes, false), before);
+        // As shares, and of a budget whose generation the eviction waits for.
+        let share = json!({"spec": {"minAvailable": null, "maxUnavailable": "50%"}}).to_string();
+        nodes.kubectl(&["patch", "pdb", "b", "--type=merge", "-p", &share]);
+        nodes.kubectl(&["drain", "node-2", "--timeout=60s"]);
+        eventually("both pods on node-1", 60, || (ready_on(&nodes) == ["node-1", "node-1"]).then_some(()));
+        counted(&nodes, [2, 1, 2, 1]);
+        drain_waits(&nodes);
+    });
+}
+
+/// With nowhere to go, one of two pods waits for a node, so that the other stays, until there is one.
+fn drain_waits(nodes: &Nodes) {
+    thread::scope(|scope| {
+        let draining = scope.spawn(|| nodes.try_kubectl(&["drain", "node-1", "--timeout=90s"]));
+        eventually("one pod to be evicted", 30, || {
+            let found: Vec<String> = pods(nodes, false).into_iter().map(|(node, _)| node).collect();
+            (found == ["", "node-1"]).then_some(())
+        });
+        counted(nodes, [1, 1, 2, 0]);
+        // drain asks again after five seconds.
+        thread::sleep(Duration::from_secs(6));
+        assert!(!draining.is_finished());
+        assert_eq!(ready_on(nodes), ["node-1"]);
+        nodes.kubectl(&["uncordon", "node-2"]);
+        let output = draining.join().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("(will retry after 5s)"), "{}", said(&output));
+    });
+    eventually("both pods on node-2", 60, || (ready_on(nodes) == ["node-2", "node-2"]).then_some(()));
+    // What was spent has been seen.
+    eventually("no eviction to be waited for", 10, || {
+        nodes.get(&["pdb", "b"])["status"]["disruptedPods"].is_null().then_some(())
+    });
+    nodes.kubectl(&["delete", "pdb", "b"]);
+}
+
+#[test]
+fn a_node_out_of_service_gives_up_its_pods() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "4"]);
+        let command = nodes.token(&["create", "--reusable"]);
+        for number in [1, 2] {
+            nodes.join(number, &command, &["--node-lease-seconds", "4"]);
+        }
+        nodes.wait_ready();
+        nodes.apply(&deployment(2));
+        eventually("a pod on each node", 60, || (ready_on(&nodes) == ["node-1", "node-2"]).then_some(()));
+        let lost = pods(&nodes, true)[1].1.clone();
+        let uid = nodes.get(&["pod", &lost])["metadata"]["uid"].as_str().unwrap().to_owned();
+        nodes.agent("node-2").end(Signal::SIGKILL);
+        nodes.kubectl(&["delete", "pod", &lost, "--wait=false"]);
+        let taint = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute";
+        nodes.kubectl(&["taint", "node", "node-2", taint]);
+        // While it is Ready it may still end them itself.
+        assert!(nodes.try_kubectl(&["get", "pod", &lost]).status.success());
+        eventually("its pod to be gone", 20, || {
+            (!nodes.try_kubectl(&["get", "pod", &lost]).status.success()).then_some(())
+        });
+        let ready = |nodes: &Nodes| {
+            let conditions =
+                nodes.get(&["node", "node-2"])["status"]["conditions"].as_array().cloned().unwrap();
+            conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
+        };
+        assert!(!ready(&nodes));
+        eventually("another in its place", 60, || (ready_on(&nodes) == ["node-1", "node-1"]).then_some(()));
+        nodes.agent("node-2").start();
+        eventually("the node to end what it still had", 30, || {
+            nodes.agent("node-2").process_of(&uid).is_none().then_some(())
+        });
+    });
+}
+
+#[test]
+fn a_mark_that_nothing_followed_is_taken_back() {
+    on_a_machine(|machine| {
+        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {
+            "containers": [{"name": "c", "image": "busybox"}]}});
+        eventually("the namespace's service account", 10, || {
+            nodes.try_kubectl(&["get", "serviceaccount", "default"]).status.success().then_some(())
+        });
+        nodes.apply(&pod.to_string());
+        let mark = |since: &str| {
+            let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+                "lastTransitionTime": since});
+            let patch = json!({"status": {"conditions": [condition]}}).to_string();
+            nodes.kubectl(&["patch", "pod", "p", "--subresource=status", "-p", &patch]);
+        };
+        let status = || {
+            let conditions = nodes.get(&["pod", "p"])["status"]["conditions"].clone();
+            let mark = conditions.as_array().unwrap().iter().find(|one| one["type"] == "DisruptionTarget");
+            mark.map(|mark| mark["status"].as_str().unwrap().to_owned())
+        };
+        // It may still come, then it is late.
+        mark("2100-01-01T00:00:00Z");
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!(status().as_deref(), Some("True"));
+        mark("2026-01-01T00:00:00Z");
+        eventually("the mark to be taken back", 10, || (status().as_deref() == Some("False")).then_some(()));
+    });
+}

@@ -1,0 +1,488 @@
+//! Machines join the cluster by one command, live by certificates of their own, and stay within their rights; those
+//! that fall silent are given up, and taken back as they are.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    reason = "a test panics, waits, and tells what it measured"
+)]
+
+use std::fs;
+use std::process::Output;
+use std::time::Instant;
+
+use coracle_integration::{Nodes, eventually, on_a_machine};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const CIDRS: &str = "10.42.0.0/16";
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The status of a condition of a node.
+fn condition(nodes: &Nodes, node: &str, type_: &str) -> String {
+    let node = nodes.get(&["node", node]);
+    let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let found = conditions.iter().find(|condition| condition["type"] == type_);
+    found.map_or_else(String::new, |found| found["status"].as_str().unwrap().to_owned())
+}
+
+/// The taints of a node as `key:effect`, without the domain.
+fn taints(nodes: &Nodes, node: &str) -> Vec<String> {
+    let node = nodes.get(&["node", node]);
+    let list = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
+    let mut found: Vec<String> = list
+        .iter()
+        .map(|taint| {
+            let key = taint["key"].as_str().unwrap().rsplit('/').next().unwrap();
+            format!("{key}:{}", taint["effect"].as_str().unwrap())
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Names of pods that are Ready and not on their way out, with the node that they are on.
+fn ready_pods(nodes: &Nodes) -> Vec<(String, String)> {
+    let list = nodes.get(&["pods"]);
+    let ready = |pod: &&Value| {
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        pod["metadata"]["deletionTimestamp"].is_null()
+            && conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let pods = list["items"].as_array().unwrap().iter().filter(ready);
+    pods.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
+}
+
+/// Pods that leave a lost node after a second.
+fn deployment(replicas: usize) -> String {
+    let tolerations = ["not-ready", "unreachable"].map(|key| {
+        json!({"key": format!("node.kubernetes.io/{key}"), "operator": "Exists", "effect": "NoExecute",
+            "tolerationSeconds": 1})
+    });
+    json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
+        "replicas": replicas, "selector": {"matchLabels": {"app": "d"}},
+        "template": {"metadata": {"labels": {"app": "d"}}, "spec": {
+            "terminationGracePeriodSeconds": 1, "tolerations": tolerations,
+            "containers": [{"name": "c", "image": "busybox", "command": ["sh", "-c", "echo hello; sleep 100000"]}]}},
+    }})
+    .to_string()
+}
+
+/// The deployment, with a pod that is Ready on each of two nodes.
+fn a_pod_on_each(nodes: &Nodes) -> Vec<(String, String)> {
+    nodes.apply(&deployment(2));
+    eventually("pods on both nodes", 60, || {
+        let pods = ready_pods(nodes);
+        (pods.len() == 2 && pods[0].1 != pods[1].1).then_some(pods)
+    })
+}
+
+#[test]
+fn a_machine_joins_by_one_command_and_comes_back_without_it() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let command = nodes.token(&["create", "--ttl", "1h", "--reusable"]);
+        assert!(command.starts_with("coracle agent --join https://192.0.2.2:6443 --token "), "{command}");
+        let id = command.split_whitespace().nth(5).unwrap().split('.').next().unwrap().to_owned();
+        let list = nodes.token(&["list"]);
+        assert!(list.contains(&id) && list.contains("59m") && !list.contains(&command), "{list}");
+        let began = Instant::now();
+        nodes.join(1, &command, &[]);
+        nodes.wait_ready();
+        eprintln!("from the command to Ready: {:?}", began.elapsed());
+        let requests = nodes.get(&["csr"]);
+        let signers: Vec<&str> = requests["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|r| r["spec"]["signerName"].as_str().unwrap())
+            .collect();
+        assert!(signers.contains(&"kubernetes.io/kube-apiserver-client-kubelet"), "{signers:?}");
+        // Such a token is for as many machines as come while it lives.
+        nodes.join(2, &command, &[]);
+        nodes.wait_ready();
+        let pods = a_pod_on_each(&nodes);
+        for (name, node) in &pods {
+            // Through the node's own API, whose certificate came from the cluster.
+            eventually(&format!("the log of {name} on {node}"), 20, || {
+                let output = nodes.try_kubectl(&["logs", name]);
+                (output.stdout == b"hello\n").then_some(())
+            });
+        }
+        nodes.token(&["delete", &id]);
+        assert!(!nodes.token(&["list"]).contains(&id));
+        nodes.agent("node-1").end(Signal::SIGKILL);
+        nodes.agent("node-1").start();
+        nodes.kubectl(&["scale", "deployment", "d", "--replicas=4"]);
+        eventually("pods on the node that came back", 60, || {
+            let on = ready_pods(&nodes).iter().filter(|(_, node)| node == "node-1").count();
+            (on == 2).then_some(())
+        });
+        let names: Vec<String> = ready_pods(&nodes).into_iter().map(|(name, _)| name).collect();
+        assert!(pods.iter().all(|(name, _)| names.contains(name)), "the first pods ran on: {names:?}");
+    });
+}
+
+#[test]
+fn what_must_not_join_is_told_why_and_leaves_nothing() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let good = nodes.token(&["create"]);
+        nodes.join(1, &good, &[]);
+        nodes.wait_ready();
+        let good = words(&good)[2..].join(" ");
+        let (token, hash) = (words(&good)[3].clone(), words(&good)[5].clone());
+        let short = words(&nodes.token(&["create", "--ttl", "1s"]))[5].clone();
+        eventually("the short token's end", 10, || {
+            let list = nodes.token(&["list"]);
+            (!list.contains(&short[..6])).then_some(())
+        });
+        let deleted = words(&nodes.token(&["create"]))[5].clone();
+        nodes.token(&["delete", &deleted]);
+        let before = nodes.get(&["csr"])["items"].as_array().unwrap().len();
+        let other_secret = format!("{}.{}", &token[..6], "0123456789abcdef");
+        let other_hash = format!("sha256:{}", "00".repeat(32));
+        for (arguments, says) in [
+            (good.replace(&token, &other_secret), "is wrong"),
+            (good.replace(&token, "aaaaaa.0123456789abcdef"), "does not know the token aaaaaa"),
+            (good.replace(&token, &short), "does not know the token"),
+            (good.replace(&token, &deleted), "does not know the token"),
+            (good.replace(&token, "nonsense"), "not of the form id.secret"),
+            (good.replace(&hash, &other_hash), "is not the cluster that is meant"),
+            (good.replace(&hash, "sha256:12"), "not of the form sha256:"),
+            (good.replace("https://", "http://"), "not of the form https://HOST:PORT"),
+            (good.replace(":6443", ":6444"), "cannot reach the control plane"),
+            (format!("{good} --node-name node-1"), "node-1 is there already, and Ready"),
+            (String::new(), "has not joined a cluster"),
+        ] {
+            let (output, left) = nodes.try_agent(9, &words(&arguments));
+            let errors = said(&output);
+            assert!(!output.status.success() && errors.contains(says), "{arguments}: {errors}");
+            assert_eq!(left, Vec::<String>::new(), "{arguments}");
+        }
+        assert_eq!(nodes.get(&["csr"])["items"].as_array().unwrap().len(), before, "no request was left");
+        assert_eq!(nodes.get(&["nodes"])["items"].as_array().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn a_token_makes_one_machine_a_node_again_and_again() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "4"]);
+        let command = nodes.token(&["create"]);
+        let id = words(&command)[5][..6].to_owned();
+        let machines = |nodes: &Nodes| {
+            let list = nodes.token(&["list"]);
+            list.lines().find(|line| line.starts_with(&id)).unwrap().trim_end().to_owned()
+        };
+        assert!(machines(&nodes).ends_with(" one"), "{}", machines(&nodes));
+        nodes.join(1, &command, &["--node-lease-seconds", "4"]);
+        nodes.wait_ready();
+        assert!(machines(&nodes).ends_with(" used by node-1"), "{}", machines(&nodes));
+        let requests = |nodes: &Nodes| nodes.get(&["csr"])["items"].as_array().unwrap().len();
+        let before = requests(&nodes);
+        let (output, left) = nodes.try_agent(2, &words(&command)[2..]);
+        let says = format!(
+            "token {id} is good for one machine, and node node-1 has used it; `coracle token create`"
+        );
+        assert!(!output.status.success() && said(&output).contains(&says), "{}", said(&output));
+        assert_eq!(left, Vec::<String>::new());
+        assert_eq!((requests(&nodes), nodes.get(&["nodes"])["items"].as_array().unwrap().len()), (before, 1));
+        // The machine itself has lost all it had, and comes again.
+        nodes.agent("node-1").end(Signal::SIGKILL);
+        fs::remove_dir_all(nodes.agent("node-1").path("state")).unwrap();
+        eventually("the node to be Unknown", 15, || {
+            (condition(&nodes, "node-1", "Ready") == "Unknown").then_some(())
+        });
+        nodes.agent("node-1").join(&command);
+        nodes.wait_ready();
+    });
+}
+
+#[test]
+fn of_two_machines_with_one_token_one_joins() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let command = nodes.token(&["create"]);
+        for number in [1, 2] {
+            nodes.join(number, &command, &[]);
+        }
+        let (first, late) = eventually("one to be told of the other", 20, || {
+            let told = |agent: &str, of: &str| {
+                let says = format!("is good for one machine, and node {of} has used it");
+                let all = nodes.agents().iter();
+                all.filter(|known| known.name() == agent).any(|known| known.log().contains(&says))
+            };
+            [("node-1", "node-2"), ("node-2", "node-1")].into_iter().find(|(first, late)| told(late, first))
+        });
+        assert!(!nodes.agent(late).path("state/join").exists());
+        nodes.remove(late);
+        nodes.wait_ready();
+        let all = nodes.get(&["nodes"]);
+        assert_eq!(all["items"].as_array().map(Vec::len), Some(1), "{first} alone: {all}");
+    });
+}
+
+/// What node-1 tries with kubectl, POD being one of node-2's, and what it is told.
+const FORBIDDEN: &[(&str, &str)] = &[
+    ("get secret foreign", "cannot get resource \"secrets\""),
+    ("get secrets -A", "cannot list resource \"secrets\""),
+    ("get pod POD", "cannot get resource \"pods\""),
+    ("patch pod POD --subresource=status --type=merge -p {\"status\":{\"phase\":\"Failed\"}}", "forbidden"),
+    ("delete pod POD", "can only touch pods with spec.nodeName set to itself"),
+    ("label node node-2 a=b", "is not allowed to modify node \"node-2\""),
+    (
+        "patch node node-2 --subresource=status -p {\"status\":{\"phase\":\"x\"}}",
+        "is not allowed to modify node \"node-2\"",
+    ),
+    ("label node node-1 node-role.kubernetes.io/x=", "is not allowed to modify labels"),
+    ("taint node node-1 a=b:NoSchedule", "is not allowed to modify taints"),
+    ("delete node node-1", "cannot delete resource \"nodes\""),
+    ("create -f -", "can only create a node CSR with CN=system:node:node-1"),
+    ("create token default", "node requested token not bound to a pod"),
+];
+
+#[test]
+fn a_joined_node_stays_what_it_is_and_within_its_rights() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let command = nodes.token(&["create", "--reusable"]);
+        nodes.join(1, &command, &[]);
+        nodes.join(2, &command, &[]);
+        nodes.wait_ready();
+        nodes.kubectl(&["create", "secret", "generic", "foreign", "--from-literal=a=b"]);
+        let pods = a_pod_on_each(&nodes);
+        let of = |node: &str| pods.iter().find(|(_, on)| on == node).unwrap().0.clone();
+        let (own, foreign) = (of("node-1"), of("node-2"));
+        let kubeconfig = nodes.agent("node-1").path("state/join/kubeconfig");
+        let kubeconfig = kubeconfig.to_str().unwrap().to_owned();
+        let as_node = |line: &str, input: &str| {
+            let all: Vec<&str> = ["--kubeconfig", &kubeconfig].into_iter().chain(line.split(' ')).collect();
+            nodes.kubectl_of("1.37", &all, input)
+        };
+        for line in ["get node node-1", "get node node-2", &format!("get pod {own}")] {
+            assert!(as_node(line, "").status.success(), "{line}");
+        }
+        let request = signing_request("system:node:node-2");
+        for (line, says) in FORBIDDEN {
+            let output = as_node(&line.replace("POD", &foreign), &request);
+            let refused = !output.status.success() && said(&output).contains(says);
+            assert!(refused, "{line}: {}", said(&output));
+        }
+        assert_eq!(nodes.get(&["pod", &foreign])["status"]["phase"], "Running");
+        assert!(!nodes.get(&["csr"]).to_string().contains("foreign-request"));
+        stays_what_it_is(&mut nodes, &command);
+    });
+}
+
+/// The machine is this node of this cluster, whatever it is told.
+fn stays_what_it_is(nodes: &mut Nodes, command: &str) {
+    nodes.agent("node-1").end(Signal::SIGTERM);
+    let output = nodes.agent("node-1").run_once(&["--node-name", "other"]);
+    assert!(said(&output).contains("has joined already, as node node-1, not as other"), "{}", said(&output));
+    let other = command.replace(command.trim().rsplit(':').next().unwrap(), &"00".repeat(32));
+    let arguments = words(&other)[2..].to_vec();
+    let output = nodes.agent("node-1").run_once(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(said(&output).contains("has joined already, the cluster with sha256:"), "{}", said(&output));
+}
+
+#[test]
+fn a_join_that_is_killed_is_taken_up_by_the_same_command() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--tls-san", "cluster.example"]);
+        let named = |name: &str| {
+            nodes.try_kubectl(&["--tls-server-name", name, "get", "--raw", "/readyz"]).status.success()
+        };
+        assert!(named("cluster.example") && !named("other.example"));
+        // The token is in a file, which later starts do without.
+        let command = nodes.token(&["create", "--reusable"]);
+        let (file, token) = (machine.path("token"), words(&command)[5].clone());
+        fs::write(&file, format!("{token}\n")).unwrap();
+        let command =
+            command.replace(&format!("--token {token}"), &format!("--token-file {}", file.display()));
+        for (number, delay) in [(1, 60), (2, 120), (3, 180), (4, 240), (5, 300), (6, 400)] {
+            let node = format!("node-{number}");
+            nodes.join(number, &command, &[]);
+            std::thread::sleep(std::time::Duration::from_millis(delay));
+            nodes.agent(&node).end(Signal::SIGKILL);
+            nodes.agent(&node).join(&command);
+            nodes.wait_ready();
+            nodes.remove(&node);
+        }
+        fs::remove_file(&file).unwrap();
+        let output = nodes.try_agent(7, &words(&command)[2..]).0;
+        assert!(said(&output).contains("cannot read a token from"), "{}", said(&output));
+    });
+}
+
+fn signing_request(user: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let subject = format!("/O=system:nodes/CN={user}");
+    let made = std::process::Command::new("openssl")
+        .args([
+            "req",
+            "-new",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-subj",
+            &subject,
+        ])
+        .args(["-keyout", &path("key"), "-out", &path("csr")])
+        .output()
+        .unwrap();
+    assert!(made.status.success());
+    let output = std::process::Command::new("base64").arg("-w0").arg(path("csr")).output().unwrap();
+    json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+        "metadata": {"name": "foreign-request"}, "spec": {
+            "request": String::from_utf8(output.stdout).unwrap(),
+            "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+            "usages": ["digital signature", "client auth"]}})
+    .to_string()
+}
+
+#[test]
+fn certificates_are_renewed_while_the_node_runs() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--cluster-signing-seconds", "20"]);
+        let command = nodes.token(&["create"]);
+        nodes.join(1, &command, &["--node-lease-seconds", "4"]);
+        nodes.wait_ready();
+        let files = ["client.pem", "serving.pem"]
+            .map(|name| nodes.agent("node-1").path(&format!("state/join/{name}")));
+        let first = eventually("the serving certificate", 20, || {
+            let read: Result<Vec<String>, _> = files.iter().map(fs::read_to_string).collect();
+            read.ok()
+        });
+        let renewed = |old: &[String]| {
+            let now: Vec<String> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+            now.iter().zip(old).all(|(now, old)| now != old).then_some(now)
+        };
+        let second = eventually("both certificates to be renewed", 30, || renewed(&first));
+        eventually("both certificates to be renewed again", 30, || renewed(&second));
+        // The first ones are over by now: what works does so with the new ones.
+        nodes.apply(&deployment(1));
+        let pod = eventually("the pod", 60, || ready_pods(&nodes).pop()).0;
+        eventually("its log", 20, || (nodes.try_kubectl(&["logs", &pod]).stdout == b"hello\n").then_some(()));
+        assert_eq!(condition(&nodes, "node-1", "Ready"), "True");
+        // Its certificate may be renewed, but not after its end.
+        nodes.agent("node-1").end(Signal::SIGTERM);
+        std::thread::sleep(std::time::Duration::from_secs(21));
+        let output = nodes.agent("node-1").run_once(&[]);
+        assert!(said(&output).contains("the certificate of node node-1 has expired"), "{}", said(&output));
+    });
+}
+
+#[test]
+fn a_node_that_falls_silent_is_given_up_and_taken_back() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "4"]);
+        let command = nodes.token(&["create", "--reusable"]);
+        for number in [1, 2] {
+            nodes.join(number, &command, &["--node-lease-seconds", "4"]);
+        }
+        nodes.wait_ready();
+        for node in ["node-1", "node-2"] {
+            eventually("no taint", 10, || taints(&nodes, node).is_empty().then_some(()));
+        }
+        let pods = a_pod_on_each(&nodes);
+        let lost = pods.iter().find(|(_, node)| node == "node-2").unwrap().0.clone();
+        nodes.agent("node-2").end(Signal::SIGKILL);
+        eventually("the node to be Unknown", 15, || {
+            (condition(&nodes, "node-2", "Ready") == "Unknown").then_some(())
+        });
+        eventually("its taints", 10, || {
+            (taints(&nodes, "node-2") == ["unreachable:NoExecute", "unreachable:NoSchedule"]).then_some(())
+        });
+        eventually("its pod elsewhere", 30, || {
+            let pods = ready_pods(&nodes);
+            (pods.len() == 2 && pods.iter().all(|(_, node)| node == "node-1")).then_some(())
+        });
+        let pod = nodes.get(&["pod", &lost]);
+        assert!(pod["metadata"]["deletionTimestamp"].is_string(), "{pod}");
+        let conditions = pod["status"]["conditions"].as_array().unwrap();
+        assert!(conditions.iter().any(|c| c["reason"] == "DeletionByTaintManager"), "{pod}");
+        assert!(conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "False"), "{pod}");
+        nodes.agent("node-2").start();
+        eventually("the node to be Ready", 20, || {
+            (condition(&nodes, "node-2", "Ready") == "True").then_some(())
+        });
+        eventually("no taint", 10, || taints(&nodes, "node-2").is_empty().then_some(()));
+        eventually("the evicted pod to be gone", 20, || {
+            (!nodes.try_kubectl(&["get", "pod", &lost]).status.success()).then_some(())
+        });
+        frozen_together(&mut nodes);
+    });
+}
+
+/// A frozen node is silent too; and when all are, nobody is evicted, for it may be us who are deaf.
+fn frozen_together(nodes: &mut Nodes) {
+    let before = ready_pods(nodes);
+    for node in ["node-1", "node-2"] {
+        nodes.agent(node).freeze();
+    }
+    for node in ["node-1", "node-2"] {
+        eventually("the node to be Unknown", 15, || {
+            (condition(nodes, node, "Ready") == "Unknown").then_some(())
+        });
+    }
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let deleted = nodes.get(&["pods"]);
+    let deleted = deleted["items"].as_array().unwrap().iter();
+    assert_eq!(deleted.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string()).count(), 0);
+    for node in ["node-1", "node-2"] {
+        nodes.agent(node).thaw();
+    }
+    eventually("both nodes as they were", 30, || {
+        let ready = ["node-1", "node-2"].iter().all(|node| taints(nodes, node).is_empty());
+        (ready && ready_pods(nodes) == before).then_some(())
+    });
+}
+
+#[test]
+fn kubectl_cordons_drains_taints_and_deletes_nodes() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let command = nodes.token(&["create", "--reusable"]);
+        nodes.join(1, &command, &[]);
+        nodes.join(2, &command, &[]);
+        nodes.wait_ready();
+        nodes.apply(&deployment(2));
+        let all_on = |node: &str| {
+            eventually(&format!("all pods on {node}"), 60, || {
+                let pods = ready_pods(&nodes);
+                (pods.len() == 2 && pods.iter().all(|(_, on)| on == node)).then_some(())
+            });
+        };
+        eventually("the pods", 60, || (ready_pods(&nodes).len() == 2).then_some(()));
+        nodes.kubectl(&["drain", "node-2", "--timeout=60s"]);
+        all_on("node-1");
+        assert_eq!(taints(&nodes, "node-2"), ["unschedulable:NoSchedule"]);
+        nodes.kubectl(&["uncordon", "node-2"]);
+        eventually("no taint", 10, || taints(&nodes, "node-2").is_empty().then_some(()));
+        nodes.kubectl(&["taint", "node", "node-1", "gone=1:NoExecute"]);
+        all_on("node-2");
+        nodes.kubectl(&["taint", "node", "node-1", "gone-"]);
+        let uid = |nodes: &Nodes| nodes.get(&["node", "node-1"])["metadata"]["uid"].clone();
+        let first = uid(&nodes);
+        nodes.agent("node-1").end(Signal::SIGTERM);
+        nodes.kubectl(&["delete", "node", "node-1"]);
+        assert!(!nodes.try_kubectl(&["get", "node", "node-1"]).status.success());
+        // Its certificate is still good: it registers anew.
+        nodes.agent("node-1").start();
+        nodes.wait_ready();
+        assert_ne!(uid(&nodes), first);
+    });
+}

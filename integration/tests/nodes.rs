@@ -1,0 +1,212 @@
+//! Three machines and a control plane on a fourth: pods of all reach each other, whatever happens to nodes, links
+//! and addresses. Judged by the kernel's tables and by packets of the test's own.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+mod nodes {
+    pub(crate) mod capture;
+    pub(crate) mod pods;
+    mod wire;
+
+    use super::CIDRS;
+}
+
+use coracle_integration::{Nodes, eventually, on_a_machine};
+use nix::sys::signal::Signal;
+use nodes::pods::{Pod, all_reach_all, reaches, reaches_within, with_nginx};
+use serde_json::Value;
+
+const CIDRS: &str = "10.42.0.0/16,fd42::/48";
+/// What an uplink of 1500 bytes leaves behind outer IPv6, UDP, VXLAN and Ethernet headers.
+const MTU: usize = 1430;
+
+/// The forwarding entries, neighbours and routes that lead to other nodes, as the kernel of that node has them.
+fn tables(nodes: &Nodes, name: &str) -> (Vec<String>, Vec<String>, Vec<String>) {
+    let host = nodes.agents().iter().find(|agent| agent.name() == name).unwrap().host();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let sorted = |mut all: Vec<String>| {
+        all.sort();
+        all
+    };
+    let fdb: Value =
+        serde_json::from_str(&host.run("bridge", &["-j", "fdb", "show", "dev", "coracle.1"])).unwrap();
+    let forwards = fdb.as_array().unwrap().iter().map(|e| text(&e["dst"])).collect();
+    let neighbours = host.ip(&["neigh", "show", "dev", "coracle.1", "nud", "permanent"]);
+    let neighbours = neighbours.as_array().unwrap().iter().map(|e| text(&e["dst"])).collect();
+    let routes = host.ip(&["route", "show", "proto", "67"]);
+    let routes = routes.as_array().unwrap().iter().map(|e| text(&e["dst"])).collect();
+    (sorted(forwards), sorted(neighbours), sorted(routes))
+}
+
+fn condition(nodes: &Nodes, node: &str, kind: &str) -> String {
+    let path = format!("jsonpath={{.status.conditions[?(@.type==\"{kind}\")].status}}");
+    nodes.kubectl(&["get", "node", node, "-o", &path])
+}
+
+/// How many peers every node's kernel knows.
+fn all_know(nodes: &Nodes, peers: usize) {
+    for agent in nodes.agents() {
+        eventually(&format!("{} to know {peers} peers", agent.name()), 20, || {
+            let (forwards, neighbours, routes) = tables(nodes, agent.name());
+            ((forwards.len(), neighbours.len(), routes.len()) == (peers, peers, peers)).then_some(())
+        });
+    }
+}
+
+#[test]
+fn pods_of_three_nodes_reach_each_other_and_the_kernel_knows_what_it_must() {
+    on_a_machine(|machine| {
+        let nodes = Nodes::up(machine, CIDRS, 3);
+        let pods = with_nginx(&nodes, 3);
+        all_know(&nodes, 2);
+        all_reach_all(&nodes, &pods, MTU);
+        for agent in nodes.agents() {
+            assert_eq!(condition(&nodes, agent.name(), "NetworkUnavailable"), "False");
+            let others: Vec<_> = nodes.agents().iter().filter(|other| other.name() != agent.name()).collect();
+            let (forwards, ..) = tables(&nodes, agent.name());
+            let mut expected: Vec<String> = others.iter().map(|other| other.host().address()).collect();
+            expected.sort();
+            assert_eq!(forwards, expected);
+            let link = &agent.host().ip(&["link", "show", "coracle.1"])[0];
+            let data = &link["linkinfo"]["info_data"];
+            assert_eq!(
+                (&data["id"], &data["port"], &data["learning"]),
+                (&1.into(), &8472.into(), &false.into())
+            );
+            assert_eq!(data["local"], Value::String(agent.host().address()));
+            let node = nodes.get(&["node", agent.name()]);
+            let annotation = |name: &str| {
+                node["metadata"]["annotations"][format!("flannel.alpha.coreos.com/{name}")].clone()
+            };
+            assert_eq!(annotation("public-ip"), Value::String(agent.host().address()));
+            assert_eq!(annotation("backend-type"), "vxlan");
+            let told: Value = serde_json::from_str(annotation("backend-data").as_str().unwrap()).unwrap();
+            assert_eq!((&told["VNI"], &told["VtepMAC"]), (&1.into(), &link["address"]));
+        }
+        // A pod of another node sees the pod's own address, and so does one behind the host's port of nobody.
+        let (from, to) = (&pods[0], &pods[1]);
+        for (ip, own) in to.ips.iter().zip(&from.ips) {
+            assert_eq!(&nodes::pods::seen_from(&nodes, from, to, ip), own);
+        }
+    });
+}
+
+#[test]
+fn nodes_and_the_control_plane_come_and_go_and_pods_do_not_notice() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::up(machine, CIDRS, 3);
+        let pods = with_nginx(&nodes, 3);
+        all_know(&nodes, 2);
+        all_reach_all(&nodes, &pods, MTU);
+
+        // Frozen, killed, and back: the kernel carries the packets.
+        nodes.agent("node-1").freeze();
+        all_reach_all(&nodes, &pods, MTU);
+        nodes.agent("node-1").thaw();
+        nodes.agent("node-2").end(Signal::SIGKILL);
+        all_reach_all(&nodes, &pods, MTU);
+        let before = tables(&nodes, "node-2");
+        nodes.agent("node-2").start();
+        nodes.wait_ready();
+        assert_eq!(tables(&nodes, "node-2"), before);
+
+        // The control plane away: what somebody breaks is repaired all the same, and an agent that starts knows
+        // nobody and cuts nobody off.
+        nodes.stop_plane();
+        nodes.agent("node-3").host().run("ip", &["route", "flush", "proto", "67"]);
+        eventually("the routes to be repaired", 10, || (tables(&nodes, "node-3").2.len() == 2).then_some(()));
+        nodes.agent("node-1").end(Signal::SIGTERM);
+        nodes.agent("node-1").start();
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        all_reach_all(&nodes, &pods, MTU);
+        nodes.start_plane();
+        nodes.wait_ready();
+
+        // Cut off and back.
+        nodes.agent("node-3").host().cut();
+        let at = |pods: &[Pod], node: &str| pods.iter().find(|pod| pod.node == node).unwrap().clone();
+        let (cut, patience) = (at(&pods, "node-3"), std::time::Duration::from_millis(1500));
+        assert!(!reaches_within(patience, &nodes, (&at(&pods, "node-1"), &cut.ips[0]), 100));
+        assert!(reaches(&nodes, &at(&pods, "node-1"), &at(&pods, "node-2").ips[0], 100));
+        nodes.agent("node-3").host().join();
+        all_reach_all(&nodes, &pods, MTU);
+
+        // One more, and one less.
+        nodes.add(4, &[]);
+        nodes.wait_ready();
+        all_know(&nodes, 3);
+        nodes.remove("node-4");
+        nodes.kubectl(&["delete", "node", "node-4"]);
+        all_know(&nodes, 2);
+        all_reach_all(&nodes, &pods, MTU);
+    });
+}
+
+#[test]
+fn a_nodes_address_may_change() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::up(machine, CIDRS, 2);
+        let pods = with_nginx(&nodes, 2);
+        all_know(&nodes, 1);
+        all_reach_all(&nodes, &pods, MTU);
+        nodes.agent("node-2").host().set_address(77);
+        // The connections from the old address have to be given up first.
+        eventually("the new address to be known", 60, || {
+            let (forwards, ..) = tables(&nodes, "node-1");
+            (forwards == ["192.0.2.77"]).then_some(())
+        });
+        let link = &nodes.agent("node-2").host().ip(&["link", "show", "coracle.1"])[0];
+        assert_eq!(link["linkinfo"]["info_data"]["local"], "192.0.2.77");
+        all_reach_all(&nodes, &pods, MTU);
+        let node = nodes.get(&["node", "node-2"]);
+        assert_eq!(node["status"]["addresses"][0]["address"], "192.0.2.77");
+    });
+}
+
+#[test]
+fn a_narrow_link_is_found_told_and_what_passes_is_used() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::up(machine, CIDRS, 2);
+        for agent in nodes.agents() {
+            eventually("a sound network", 20, || {
+                (condition(&nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+            });
+        }
+        // Before: through such a link no long request to the API server passes either.
+        let pods = with_nginx(&nodes, 2);
+        all_reach_all(&nodes, &pods, MTU);
+        // A link that lets less pass than its ends know of, found at the next event of theirs.
+        nodes.agent("node-2").host().narrow(1400);
+        for agent in nodes.agents() {
+            agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
+        }
+        for agent in nodes.agents() {
+            let mtu = eventually("the narrow link to be found", 30, || {
+                let routes = agent.host().ip(&["route", "show", "proto", "67"]);
+                routes[0]["metrics"][0]["mtu"].as_u64()
+            });
+            // The narrower family's; a bridge lets four bytes more pass, for a VLAN's tag.
+            assert!((1320..=1334).contains(&mtu), "{mtu}");
+        }
+        eventually("the narrow link to be told", 30, || {
+            (condition(&nodes, "node-1", "PodNetworkImpaired") == "True").then_some(())
+        });
+        let said = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
+        assert!(said.contains("node-2: of packets of 1430 bytes"), "{said}");
+        // Full packets of pods are told so by the node, and then pass in pieces.
+        all_reach_all(&nodes, &pods, MTU);
+        nodes.agent("node-2").host().narrow(1500);
+        for agent in nodes.agents() {
+            agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "1000"]);
+        }
+        for agent in nodes.agents() {
+            eventually("a sound network again", 60, || {
+                (condition(&nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+            });
+        }
+    });
+}

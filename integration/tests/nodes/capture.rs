@@ -1,0 +1,146 @@
+//! Frames as a port of the bridge between the nodes carries them, and what is in them.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::net::if_::if_nametoindex;
+use nix::sys::socket::{
+    AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+/// A socket that sees every frame of its namespace, of which those of one interface are kept.
+pub(crate) struct Capture {
+    socket: OwnedFd,
+    interface: usize,
+}
+
+/// A frame of Ethernet.
+pub(crate) struct Frame<'a> {
+    pub(crate) to: String,
+    pub(crate) from: String,
+    kind: u16,
+    payload: &'a [u8],
+}
+
+/// A packet of either IP.
+#[derive(Debug)]
+pub(crate) struct Packet<'a> {
+    pub(crate) from: IpAddr,
+    pub(crate) to: IpAddr,
+    /// With its headers, as they say it.
+    pub(crate) length: usize,
+    protocol: u8,
+    payload: &'a [u8],
+}
+
+/// A datagram of UDP.
+pub(crate) struct Datagram<'a> {
+    pub(crate) to_port: u16,
+    pub(crate) payload: &'a [u8],
+}
+
+// === impl Capture ===
+
+impl Capture {
+    /// Of an interface in the calling thread's namespace.
+    pub(crate) fn on(interface: &str) -> Self {
+        let socket =
+            socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll);
+        let socket = socket.unwrap();
+        setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).unwrap();
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(200)).unwrap();
+        Self { socket, interface: usize::try_from(if_nametoindex(interface).unwrap()).unwrap() }
+    }
+
+    /// The frames that pass, in both directions, while `work` is done.
+    pub(crate) fn during(&self, work: impl FnOnce()) -> Vec<Vec<u8>> {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let (mut frames, mut buffer) = (Vec::new(), vec![0; 1 << 17]);
+                loop {
+                    match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), &mut buffer) {
+                        Ok((length, from)) if from.is_some_and(|from| from.ifindex() == self.interface) => {
+                            frames.push(buffer[..length].to_vec());
+                        }
+                        Ok(_) => {}
+                        Err(error) => {
+                            assert_eq!(std::io::Error::from(error).kind(), ErrorKind::WouldBlock);
+                            if done.load(Ordering::Relaxed) {
+                                return frames;
+                            }
+                        }
+                    }
+                }
+            });
+            let worked = catch_unwind(AssertUnwindSafe(work));
+            // Also when it panicked: the scope waits for the reader.
+            done.store(true, Ordering::Relaxed);
+            worked.unwrap_or_else(|panic| resume_unwind(panic));
+            reader.join().unwrap()
+        })
+    }
+}
+
+// === impl Frame ===
+
+impl<'a> Frame<'a> {
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        let mac = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":");
+        Self {
+            to: mac(&bytes[..6]),
+            from: mac(&bytes[6..12]),
+            kind: u16::from_be_bytes([bytes[12], bytes[13]]),
+            payload: &bytes[14..],
+        }
+    }
+
+    /// What it carries, if that is IP.
+    pub(crate) fn packet(&self) -> Option<Packet<'a>> {
+        match self.kind {
+            0x0800 | 0x86dd => Some(Packet::of(self.payload)),
+            _ => None,
+        }
+    }
+}
+
+// === impl Packet ===
+
+impl<'a> Packet<'a> {
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        let number = |at: usize| usize::from(u16::from_be_bytes([bytes[at], bytes[at + 1]]));
+        if bytes[0] >> 4 == 4 {
+            let v4 = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&bytes[at..at + 4]).unwrap()).into();
+            let (header, length) = (usize::from(bytes[0] & 15) * 4, number(2));
+            let payload = &bytes[header..length];
+            return Self { from: v4(12), to: v4(16), length, protocol: bytes[9], payload };
+        }
+        let v6 = |at: usize| Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[at..at + 16]).unwrap()).into();
+        let length = 40 + number(4);
+        Self { from: v6(8), to: v6(24), length, protocol: bytes[6], payload: &bytes[40..length] }
+    }
+
+    /// What it carries, if that is UDP and begins in it.
+    pub(crate) fn datagram(&self) -> Option<Datagram<'a>> {
+        let payload = self.payload;
+        (self.protocol == 17).then(|| Datagram {
+            to_port: u16::from_be_bytes([payload[2], payload[3]]),
+            payload: &payload[8..],
+        })
+    }
+}
+
+// === impl Datagram ===
+
+impl<'a> Datagram<'a> {
+    /// The network's number and the frame inside, by VXLAN's header (RFC 7348, section 5).
+    pub(crate) fn vxlan(&self) -> (u32, Frame<'a>) {
+        let header = &self.payload[..8];
+        assert_eq!((&header[..4], header[7]), (&[8, 0, 0, 0][..], 0), "the flags of a VXLAN with a number");
+        (u32::from_be_bytes([0, header[4], header[5], header[6]]), Frame::of(&self.payload[8..]))
+    }
+}

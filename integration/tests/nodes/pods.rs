@@ -1,0 +1,198 @@
+//! Pods, and packets between them: sent and answered by the test itself, in the pods' own network namespaces.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use coracle_integration::{Nodes, eventually, inside};
+use serde_json::Value;
+
+/// A pod that is Ready, as the API tells it.
+#[derive(Clone, Debug)]
+pub(crate) struct Pod {
+    pub(crate) node: String,
+    pub(crate) ips: Vec<String>,
+    uid: String,
+}
+
+fn ready_pods(nodes: &Nodes) -> Vec<Pod> {
+    let list = nodes.get(&["pods"]);
+    let ready = |pod: &&Value| {
+        let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        pod["metadata"]["deletionTimestamp"].is_null()
+            && conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
+    };
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let pods = list["items"].as_array().unwrap().iter().filter(ready).map(|pod| Pod {
+        node: text(&pod["spec"]["nodeName"]),
+        ips: pod["status"]["podIPs"].as_array().unwrap().iter().map(|ip| text(&ip["ip"])).collect(),
+        uid: text(&pod["metadata"]["uid"]),
+    });
+    pods.collect()
+}
+
+/// The nginx deployment with so many pods, which must be spread over all nodes.
+pub(crate) fn with_nginx(nodes: &Nodes, count: usize) -> Vec<Pod> {
+    nodes.kubectl(&["create", "deployment", "nginx", "--image=nginx", &format!("--replicas={count}")]);
+    let pods = eventually("the pods", 60, || {
+        let pods = ready_pods(nodes);
+        (pods.len() == count).then_some(pods)
+    });
+    let on: BTreeSet<&str> = pods.iter().map(|pod| pod.node.as_str()).collect();
+    assert_eq!(on.len(), count.min(nodes.agents().len()), "the pods are spread over the nodes: {on:?}");
+    assert!(pods.iter().all(|pod| pod.ips.len() == 2), "an address of each family: {pods:?}");
+    pods
+}
+
+/// A process in the pod's network namespace.
+fn process(nodes: &Nodes, pod: &Pod) -> u32 {
+    let found = nodes.agents().iter().find_map(|agent| agent.process_of(&pod.uid));
+    found.unwrap_or_else(|| panic!("no process of {pod:?}"))
+}
+
+/// A socket that the pod answers everything on, until the thread that has it is told.
+fn answer(nodes: &Nodes, pod: &Pod, ip: &str) -> UdpSocket {
+    inside(process(nodes, pod), || UdpSocket::bind((ip, 7)).unwrap())
+}
+
+/// Whether a datagram of that many bytes, headers included, comes back from the pod with that address: sent by
+/// `from`, a process in some network namespace.
+fn echoes(from: u32, to: &str, bytes: usize) -> bool {
+    let to: IpAddr = to.parse().unwrap();
+    let (any, headers) = if to.is_ipv4() { ("0.0.0.0", 28) } else { ("::", 48) };
+    inside(from, || {
+        let socket = UdpSocket::bind((any, 0)).unwrap();
+        socket.connect(SocketAddr::new(to, 7)).unwrap();
+        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let (packet, mut answer) = (vec![7; bytes - headers], vec![0; 65536]);
+        socket.send(&packet).is_ok() && socket.recv(&mut answer).is_ok_and(|length| length == packet.len())
+    })
+}
+
+/// Whether the pod with that address answers the other pod within ten seconds: a neighbour may have to be asked for
+/// more than once, a second apart, and a node that finds its uplink changed tests its ways anew.
+pub(crate) fn reaches(nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
+    reaches_within(Duration::from_secs(10), nodes, (from, to), bytes)
+}
+
+/// Whether it does so at all within a time.
+pub(crate) fn reaches_within(
+    patience: Duration,
+    nodes: &Nodes,
+    (from, to): (&Pod, &str),
+    bytes: usize,
+) -> bool {
+    let pods = ready_pods(nodes);
+    let there = pods.iter().find(|pod| pod.ips.iter().any(|ip| ip == to)).unwrap();
+    let _answering = Answering::start(nodes, std::slice::from_ref(there));
+    let from = process(nodes, from);
+    let end = Instant::now() + patience;
+    while !echoes(from, to, bytes) {
+        if Instant::now() > end {
+            return false;
+        }
+        // One that could not even be sent is told at once.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    true
+}
+
+/// Threads that send back what comes to the pods, by UDP and TCP, while this value is there.
+struct Answering {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Answering {
+    fn start(nodes: &Nodes, pods: &[Pod]) -> Self {
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut threads = Vec::new();
+        for pod in pods {
+            for ip in &pod.ips {
+                let socket = answer(nodes, pod, ip);
+                socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+                let stopped = stop.clone();
+                threads.push(std::thread::spawn(move || {
+                    let mut buffer = vec![0; 65536];
+                    while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                        if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                            socket.send_to(&buffer[..length], from).ok();
+                        }
+                    }
+                }));
+            }
+        }
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// Every pod, and every node, reaches every pod, by small packets, by packets that fill `mtu`, and by a stream that
+/// the kernel is left to cut into packets.
+pub(crate) fn all_reach_all(nodes: &Nodes, pods: &[Pod], mtu: usize) {
+    let answering = Answering::start(nodes, pods);
+    let from_pods = pods.iter().map(|pod| (format!("the pod of {}", pod.node), process(nodes, pod)));
+    let from_nodes = nodes.agents().iter().map(|agent| (agent.name().to_owned(), agent.host().pid()));
+    for (name, from) in from_pods.chain(from_nodes) {
+        for (to, ip) in pods.iter().flat_map(|pod| pod.ips.iter().map(move |ip| (pod, ip))) {
+            for bytes in [64, mtu] {
+                let end = Instant::now() + Duration::from_secs(10);
+                while !echoes(from, ip, bytes) {
+                    assert!(
+                        Instant::now() < end,
+                        "{name} does not reach {ip} on {} by {bytes} bytes",
+                        to.node
+                    );
+                }
+            }
+        }
+    }
+    drop(answering);
+    for (from, to) in pods.iter().zip(pods.iter().cycle().skip(1)) {
+        for ip in &to.ips {
+            stream(nodes, from, to, ip);
+        }
+    }
+}
+
+/// A megabyte from one pod to another, whole.
+pub(crate) fn stream(nodes: &Nodes, from: &Pod, to: &Pod, ip: &str) {
+    const LENGTH: usize = 1 << 20;
+    let listener = inside(process(nodes, to), || TcpListener::bind((ip, 8)).unwrap());
+    let sent = std::thread::spawn({
+        let (from, ip) = (process(nodes, from), ip.to_owned());
+        move || {
+            let mut stream = inside(from, || {
+                let to = SocketAddr::new(ip.parse().unwrap(), 8);
+                TcpStream::connect_timeout(&to, Duration::from_secs(10)).unwrap()
+            });
+            stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+            stream.write_all(&vec![7; LENGTH]).unwrap();
+        }
+    });
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap_or_else(|e| panic!("{ip}: {e} after {} bytes", got.len()));
+    assert_eq!(got.len(), LENGTH, "{} to {ip}", from.node);
+    sent.join().unwrap();
+}
+
+/// Which address one pod sees when the other calls it at `ip`.
+pub(crate) fn seen_from(nodes: &Nodes, from: &Pod, to: &Pod, ip: &str) -> String {
+    let socket = inside(process(nodes, to), || UdpSocket::bind((ip, 9)).unwrap());
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    inside(process(nodes, from), || {
+        let any = if ip.contains(':') { "::" } else { "0.0.0.0" };
+        UdpSocket::bind((any, 0)).unwrap().send_to(b"who", (ip, 9)).unwrap();
+    });
+    let mut buffer = [0; 16];
+    socket.recv_from(&mut buffer).unwrap().1.ip().to_string()
+}

@@ -1,0 +1,191 @@
+//! What leaves a node: the bridge between the nodes is listened to while pods talk.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use coracle_integration::{Host, Nodes, on_a_machine};
+
+use super::CIDRS;
+use super::capture::{Capture, Frame, Packet};
+use super::pods::{Pod, reaches, stream, with_nginx};
+
+/// Two nodes, a pod on each, and every frame between them while these talked in both directions: by small packets,
+/// by packets of the length of the pods' links, and by a stream.
+struct Talk {
+    nodes: Nodes,
+    pods: Vec<Pod>,
+    frames: Vec<Vec<u8>>,
+}
+
+/// Addresses and length of a packet between pods.
+type Seen = BTreeSet<(IpAddr, IpAddr, usize)>;
+
+// === impl Talk ===
+
+impl Talk {
+    fn by(machine: &mut coracle_integration::Machine, overlay: &str) -> Self {
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        for number in [1, 2] {
+            nodes.add(number, &["--overlay", overlay]);
+        }
+        nodes.wait_ready();
+        let pods = with_nginx(&nodes, 2);
+        let mtu = mtu(&nodes);
+        for agent in nodes.agents() {
+            // What is captured is then cut into packets already.
+            agent.host().run("ip", &["link", "set", "eth0", "gso_max_segs", "1"]);
+        }
+        let capture = Capture::on(&nodes.agents()[0].host().port());
+        let frames = capture.during(|| {
+            for (from, to) in [(&pods[0], &pods[1]), (&pods[1], &pods[0])] {
+                for ip in &to.ips {
+                    assert!(reaches(&nodes, from, ip, 64), "{} to {ip}", from.node);
+                    assert!(reaches(&nodes, from, ip, mtu), "{} to {ip}: {mtu} bytes", from.node);
+                    stream(&nodes, from, to, ip);
+                }
+            }
+        });
+        Self { nodes, pods, frames }
+    }
+
+    fn hosts(&self) -> [&Host; 2] {
+        [0, 1].map(|at| self.nodes.agents()[at].host())
+    }
+
+    fn is_of_pods(&self, packet: &Packet<'_>) -> bool {
+        let own = |ip: IpAddr| self.pods.iter().any(|pod| pod.ips.contains(&ip.to_string()));
+        own(packet.from) && own(packet.to)
+    }
+
+    /// That packets are outside from one host to the other, in their own family.
+    fn assert_outside(&self, outer: &Packet<'_>, inner: &Packet<'_>) {
+        let hosts = self.hosts().map(|host| match inner.from {
+            IpAddr::V4(_) => host.address().parse::<IpAddr>().unwrap(),
+            IpAddr::V6(_) => host.address_v6().parse::<IpAddr>().unwrap(),
+        });
+        let first_sends = self.nodes.agents()[0].name() == self.pod_of(inner.from).node;
+        let wanted = if first_sends { (hosts[0], hosts[1]) } else { (hosts[1], hosts[0]) };
+        assert_eq!((outer.from, outer.to), wanted, "{inner:?}");
+    }
+
+    fn pod_of(&self, ip: IpAddr) -> &Pod {
+        self.pods.iter().find(|pod| pod.ips.contains(&ip.to_string())).unwrap()
+    }
+
+    /// That no frame is longer than the link lets through, that packets of pods went in no other form than `seen`,
+    /// and that small and full ones were among them, there and back.
+    fn judge(&self, naked: bool, seen: &Seen) {
+        let hosts = self.hosts().map(|host| [host.address(), host.address_v6()]).concat();
+        // Not what the control plane sends, whose uplink leaves it to others to cut.
+        let between = |packet: &Packet<'_>| {
+            self.is_of_pods(packet)
+                || [packet.from, packet.to].iter().all(|ip| hosts.contains(&ip.to_string()))
+        };
+        let is_between = |frame: &&Vec<u8>| Frame::of(frame).packet().is_some_and(|packet| between(&packet));
+        let longest = self.frames.iter().filter(is_between).map(|frame| frame.len() - 14).max();
+        assert_eq!(longest, Some(1500), "full packets fill the link");
+        let mut packets = self.frames.iter().filter_map(|frame| Frame::of(frame).packet());
+        assert_eq!(packets.any(|packet| self.is_of_pods(&packet)), naked);
+        for (from, to) in [(0, 1), (1, 0)] {
+            for (from, to) in self.pods[from].ips.iter().zip(&self.pods[to].ips) {
+                for length in [64, mtu(&self.nodes)] {
+                    let packet = (from.parse().unwrap(), to.parse().unwrap(), length);
+                    assert!(seen.contains(&packet), "{packet:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Of the pods' links.
+fn mtu(nodes: &Nodes) -> usize {
+    let link = &nodes.agents()[0].host().ip(&["link", "show", "coracle0"])[0];
+    usize::try_from(link["mtu"].as_u64().unwrap()).unwrap()
+}
+
+fn key(packet: &Packet<'_>) -> (IpAddr, IpAddr, usize) {
+    (packet.from, packet.to, packet.length)
+}
+
+fn hardware_address(host: &Host, link: &str) -> String {
+    host.ip(&["link", "show", link])[0]["address"].as_str().unwrap().to_owned()
+}
+
+/// The VXLAN device for a family of outer addresses.
+fn device(host: &Host, v4: bool) -> String {
+    let devices = host.ip(&["link", "show", "type", "vxlan"]).as_array().unwrap().clone();
+    let local = if v4 { "local" } else { "local6" };
+    let found = devices.iter().find(|device| !device["linkinfo"]["info_data"][local].is_null());
+    found.unwrap()["ifname"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn packets_of_pods_leave_in_vxlan_and_fit_the_link() {
+    on_a_machine(|machine| {
+        let talk = Talk::by(machine, "vxlan");
+        let devices = |v4| talk.hosts().map(|host| hardware_address(host, &device(host, v4)));
+        let (of_v4, of_v6) = (devices(true), devices(false));
+        let mut seen = Seen::new();
+        for frame in &talk.frames {
+            let Some(outer) = Frame::of(frame).packet() else { continue };
+            let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8472) else {
+                continue;
+            };
+            let (vni, inside) = datagram.vxlan();
+            assert_eq!(vni, 1);
+            let Some(inner) = inside.packet().filter(|inner| talk.is_of_pods(inner)) else { continue };
+            talk.assert_outside(&outer, &inner);
+            let mut ends = [inside.from.clone(), inside.to.clone()];
+            if talk.pod_of(inner.from).node != talk.nodes.agents()[0].name() {
+                ends.reverse();
+            }
+            assert_eq!(ends, if inner.from.is_ipv4() { of_v4.clone() } else { of_v6.clone() }, "{inner:?}");
+            seen.insert(key(&inner));
+        }
+        talk.judge(false, &seen);
+    });
+}
+
+#[test]
+fn packets_of_pods_leave_by_routes_as_they_are() {
+    on_a_machine(|machine| {
+        let talk = Talk::by(machine, "host-gw");
+        let uplinks = talk.hosts().map(|host| hardware_address(host, "eth0"));
+        let mut seen = Seen::new();
+        for frame in &talk.frames {
+            let frame = Frame::of(frame);
+            let Some(packet) = frame.packet() else { continue };
+            let wrapped = packet.datagram().is_some_and(|datagram| [8472, 8285].contains(&datagram.to_port));
+            assert!(!wrapped, "{packet:?}");
+            if talk.is_of_pods(&packet) {
+                let mut ends = [frame.from.clone(), frame.to.clone()];
+                if talk.pod_of(packet.from).node != talk.nodes.agents()[0].name() {
+                    ends.reverse();
+                }
+                assert_eq!(ends, uplinks, "{packet:?}");
+                seen.insert(key(&packet));
+            }
+        }
+        talk.judge(true, &seen);
+    });
+}
+
+#[test]
+fn packets_of_pods_leave_in_udp_and_fit_the_link() {
+    on_a_machine(|machine| {
+        let talk = Talk::by(machine, "udp");
+        let mut seen = Seen::new();
+        for frame in &talk.frames {
+            let Some(outer) = Frame::of(frame).packet() else { continue };
+            let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8285) else {
+                continue;
+            };
+            let inner = Packet::of(datagram.payload);
+            if talk.is_of_pods(&inner) {
+                talk.assert_outside(&outer, &inner);
+                seen.insert(key(&inner));
+            }
+        }
+        talk.judge(false, &seen);
+    });
+}

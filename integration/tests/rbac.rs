@@ -1,0 +1,121 @@
+//! Roles by kubectl: made, bound, asked about, and used by a service account with its token.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+use std::fs;
+
+use coracle_integration::{Nodes, eventually, on_a_machine};
+
+const CIDRS: &str = "10.42.0.0/16";
+
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
+/// What `kubectl auth can-i` says to this user.
+fn can(nodes: &Nodes, user: &str, what: &str) -> bool {
+    let mut all = vec!["auth", "can-i"];
+    all.extend(words(what));
+    let user = format!("--as={user}");
+    all.push(&user);
+    let output = nodes.try_kubectl(&all);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(["yes\n", "no\n"].contains(&said.as_str()), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    said == "yes\n"
+}
+
+const ACCOUNT: &str = "system:serviceaccount:default:robot";
+
+#[test]
+fn a_service_account_may_what_its_roles_say() {
+    on_a_machine(|machine| {
+        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        for line in [
+            "create serviceaccount robot",
+            "create role reader --verb=get,list,watch --resource=pods,pods/log",
+            "create rolebinding reader --role=reader --serviceaccount=default:robot",
+            "create clusterrole scaler --verb=patch --resource=deployments/scale --resource-name=web",
+            "create clusterrolebinding scaler --clusterrole=scaler --user=ann --group=dev",
+        ] {
+            nodes.kubectl(&words(line));
+        }
+        for (user, what, expect) in [
+            (ACCOUNT, "list pods", true),
+            (ACCOUNT, "get pods/log", true),
+            (ACCOUNT, "list pods -n kube-system", false),
+            (ACCOUNT, "list pods -A", false),
+            (ACCOUNT, "delete pods", false),
+            (ACCOUNT, "get /healthz", true),
+            (ACCOUNT, "get /metrics", false),
+            ("ann", "patch deployments/web --subresource=scale", true),
+            ("ann", "patch deployments/other --subresource=scale", false),
+            ("ben", "get pods", false),
+        ] {
+            assert_eq!(can(&nodes, user, what), expect, "{user}: {what}");
+        }
+        let listed = nodes.kubectl(&["auth", "can-i", "--list", &format!("--as={ACCOUNT}")]);
+        assert!(listed.contains("pods/log") && listed.contains("selfsubjectaccessreviews"), "{listed}");
+        let table = nodes.kubectl(&["get", "rolebinding", "reader", "-o", "wide"]);
+        assert!(table.contains("Role/reader") && table.contains("default/robot"), "{table}");
+        assert!(nodes.kubectl(&["describe", "clusterrole", "cluster-admin"]).contains("*.*"));
+        let changed = r#"{"roleRef": {"name": "other"}}"#;
+        let refused = nodes.try_kubectl(&["patch", "rolebinding", "reader", "--type=merge", "-p", changed]);
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("cannot change roleRef"));
+        with_its_token(&nodes, machine.path("robot.kubeconfig").to_str().unwrap());
+        aggregated(&nodes);
+    });
+}
+
+/// As the account itself, with a token of its own.
+fn with_its_token(nodes: &Nodes, kubeconfig: &str) {
+    let token = nodes.kubectl(&["create", "token", "robot"]);
+    let token = token.trim();
+    let config = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+         contexts: [{{name: c, context: {{cluster: c, user: c}}}}]\n\
+         clusters: [{{name: c, cluster: {{server: 'https://192.0.2.2:6443', insecure-skip-tls-verify: true}}}}]\n\
+         users: [{{name: c, user: {{token: '{token}'}}}}]\n"
+    );
+    fs::write(kubeconfig, config).unwrap();
+    let run = |line: &str| {
+        let all: Vec<&str> = ["--kubeconfig", kubeconfig].into_iter().chain(line.split(' ')).collect();
+        nodes.kubectl_of("1.37", &all, "")
+    };
+    assert!(run("get pods").status.success());
+    let refused = run("get secrets");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let says =
+        format!("User \"{ACCOUNT}\" cannot list resource \"secrets\" in API group \"\" in the namespace");
+    assert!(!refused.status.success() && said.contains(&says), "{said}");
+    let refused =
+        run("create clusterrolebinding x --clusterrole=cluster-admin --serviceaccount=default:robot");
+    assert!(!refused.status.success());
+    // Its rights end with the binding.
+    nodes.kubectl(&["delete", "rolebinding", "reader"]);
+    assert!(!run("get pods").status.success());
+}
+
+/// The roles for people are made of parts, to which others add.
+fn aggregated(nodes: &Nodes) {
+    nodes.kubectl(&words("create rolebinding view --clusterrole=view --serviceaccount=default:robot"));
+    nodes.kubectl(&words("create rolebinding admin --clusterrole=admin --user=ann"));
+    eventually("view to be made of its parts", 10, || can(nodes, ACCOUNT, "list configmaps").then_some(()));
+    assert!(!can(nodes, ACCOUNT, "list secrets") && !can(nodes, ACCOUNT, "create pods"));
+    eventually("admin to be made of its parts", 10, || {
+        can(nodes, "ann", "create rolebindings").then_some(())
+    });
+    assert!(can(nodes, "ann", "delete secrets") && !can(nodes, "ann", "delete nodes"));
+    nodes.kubectl(&words("create clusterrole leases --verb=list --resource=leases"));
+    assert!(!can(nodes, ACCOUNT, "list leases"));
+    nodes.kubectl(&words("label clusterrole leases rbac.authorization.k8s.io/aggregate-to-view=true"));
+    eventually("what was added to view", 10, || can(nodes, ACCOUNT, "list leases").then_some(()));
+    let grants = |line: &str| nodes.try_kubectl(&[words(line), vec!["--as=ann"]].concat());
+    assert!(grants("create rolebinding ben --clusterrole=edit --user=ben").status.success());
+    let refused = grants("create rolebinding ben-all --clusterrole=cluster-admin --user=ben");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("is attempting to grant RBAC permissions not currently held"), "{said}");
+}

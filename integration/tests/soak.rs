@@ -1,0 +1,178 @@
+//! A soak: pods made, entered, stopped and removed at random, four at a time, while the runtime is killed and
+//! started again, shims are killed and calls are given up. At the end nothing is left, and what ran all
+//! along has not grown.
+//!
+//! It takes half a minute; `SOAK_SECONDS=3600` makes it an hour, `SOAK_SEED` repeats the choices of an earlier run.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and tells")]
+
+#[path = "soak/chance.rs"]
+mod chance;
+#[path = "soak/life.rs"]
+mod life;
+#[path = "recovery/node.rs"]
+#[allow(dead_code, reason = "shared with the test that kills behind every step")]
+mod node;
+#[path = "soak/weight.rs"]
+mod weight;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use chance::Chance;
+use coracle_integration::{Machine, Trace, on_a_machine};
+use life::{Life, Told};
+use nix::sys::signal::{Signal, kill};
+use node::Node;
+use weight::Weight;
+
+/// Lives that go on at the same time.
+const WORKERS: usize = 4;
+
+#[test]
+fn whatever_happens_nothing_is_left_and_nothing_grows() {
+    let seconds = setting("SOAK_SECONDS").unwrap_or(30);
+    let seed = setting("SOAK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
+    println!("SOAK_SECONDS={seconds} SOAK_SEED={seed}");
+    on_a_machine(move |machine| {
+        let mirrors = machine.start_registry();
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        tokio.block_on(async {
+            let mut node = Node::start(machine, &mirrors, None).await;
+            node.whole_life().await.expect("a life before the storm");
+            node.pull().await.expect("the image");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let clean = Trace::of(machine);
+            let told = Arc::new(Told::default());
+            let mut anchor = Life::new(machine, "anchor", Chance::new(seed), told.clone());
+            anchor.begin().await.expect("a pod that stays");
+            let storm = Duration::from_secs(seconds * 3 / 4);
+            let mut node = storm_over(machine, node, storm, &anchor, &told).await;
+            calm(machine, &node, Duration::from_secs(seconds / 4), &anchor, &told).await;
+            anchor.end().await.expect("the pod that stayed ends");
+            println!("{told}");
+            settled(machine, &clean).await;
+            assert_eq!(Trace::of(machine).since(&clean), Vec::<&str>::new(), "left after the soak");
+            node.remove_all().await.expect("the image goes");
+            node.stop();
+        });
+    });
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().expect("a number"))
+}
+
+/// Lives that go on until an end, each worker one after the other.
+fn workers(
+    machine: &Machine,
+    name: &str,
+    until: Instant,
+    told: &Arc<Told>,
+    seed: u64,
+) -> Vec<tokio::task::JoinHandle<()>> {
+    let worker = |number: usize| {
+        let chance = Chance::new(seed.wrapping_mul(31).wrapping_add(number as u64));
+        let mut life = Life::new(machine, &format!("{name}-{number}"), chance, told.clone());
+        tokio::spawn(async move {
+            while Instant::now() < until {
+                life.live().await;
+            }
+            life.clear().await;
+        })
+    };
+    (0..WORKERS).map(worker).collect()
+}
+
+/// Kills runtime and shims while pods live; the runtime that there is then.
+async fn storm_over(
+    machine: &Machine,
+    mut node: Node,
+    lasts: Duration,
+    anchor: &Life,
+    told: &Arc<Told>,
+) -> Node {
+    let mirrors = machine.path("mirrors");
+    let mut chance = anchor.chance();
+    let seed = chance.below(u64::MAX);
+    let until = Instant::now() + lasts;
+    let workers = workers(machine, "storm", until, told, seed);
+    while Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(200 + chance.below(2000))).await;
+        told.disturbances.fetch_add(1, Ordering::SeqCst);
+        if chance.below(2) == 0 {
+            node.stop();
+            tokio::time::sleep(Duration::from_millis(chance.below(500))).await;
+            node = Node::start(machine, &mirrors, None).await;
+            told.runtimes.fetch_add(1, Ordering::SeqCst);
+        } else if let Some(shim) = chance.one_of(&shims(machine, anchor.sandbox())) {
+            // Perhaps it ended by itself meanwhile: its number is not given again so soon.
+            kill(nix::unistd::Pid::from_raw(*shim), Signal::SIGKILL).ok();
+            told.shims.fetch_add(1, Ordering::SeqCst);
+        }
+        // What is told late of it is told by now.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        told.disturbances.fetch_add(1, Ordering::SeqCst);
+    }
+    for worker in workers {
+        worker.await.expect("a worker of the storm");
+    }
+    node
+}
+
+/// The shims of the machine's pods, but for the one of the pod that stays.
+fn shims(machine: &Machine, stays: &str) -> Vec<i32> {
+    let ours = weight::shims(machine);
+    ours.into_iter().filter(|(_, command)| !command.contains(stays)).map(|(pid, _)| pid).collect()
+}
+
+/// Lives without disturbance, in which nothing may fail and nothing grow.
+async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, told: &Arc<Told>) {
+    let seed = anchor.chance().below(u64::MAX);
+    let mut weights = Vec::new();
+    for part in ["first", "last"] {
+        let until = Instant::now() + lasts / 2;
+        for worker in workers(machine, part, until, told, seed) {
+            worker.await.expect("a worker of the calm");
+        }
+        only_stays(machine, anchor.sandbox()).await;
+        // What was just freed is given back after a second.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let stays = weight::shims(machine).iter().map(|(pid, _)| *pid).min().expect("the shim that stays");
+        weights.push([node.pid(), stays.unsigned_abs()].map(Weight::of));
+    }
+    let [[runtime, shim], [later_runtime, later_shim]] = [weights[0], weights[1]];
+    println!("runtime: {runtime:?}, then {later_runtime:?}\nshim: {shim:?}, then {later_shim:?}");
+    later_runtime.must_be_flat_since(&runtime, 1024);
+    later_shim.must_be_flat_since(&shim, 16);
+}
+
+/// Waits until only the pod that stays has a shim: what was given up is still being taken back.
+async fn only_stays(machine: &Machine, stays: &str) {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let left = shims(machine, stays);
+        if left.is_empty() {
+            return;
+        }
+        if Instant::now() > end {
+            let log = std::fs::read_to_string(machine.path("runtime.log")).unwrap_or_default();
+            let tail: Vec<&str> = log.lines().rev().take(40).collect();
+            panic!(
+                "shims are left: {left:?} of {:?}; the log, newest first: {tail:#?}",
+                weight::shims(machine)
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits, for a while, until nothing is left.
+async fn settled(machine: &Machine, clean: &Trace) {
+    for _ in 0..100 {
+        if Trace::of(machine).since(clean).is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

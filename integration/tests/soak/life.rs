@@ -1,0 +1,332 @@
+//! One pod after the other, each with a life at random.
+
+use std::fmt;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use coracle_integration::Machine;
+use coracle_proto::cri;
+use coracle_proto::cri::image_service_client::ImageServiceClient;
+use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+use crate::chance::Chance;
+use crate::node::IMAGE;
+
+const LABEL: &str = "soak";
+
+/// What has happened so far.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    /// Odd while something is being disturbed.
+    pub(crate) disturbances: AtomicU64,
+    pub(crate) runtimes: AtomicU64,
+    pub(crate) shims: AtomicU64,
+    whole: AtomicU64,
+    cut: AtomicU64,
+    given_up: AtomicU64,
+    execs: AtomicU64,
+}
+
+/// A worker's pods. There is never more than one.
+pub(crate) struct Life {
+    runtime: RuntimeServiceClient<Channel>,
+    images: ImageServiceClient<Channel>,
+    name: String,
+    attempt: u32,
+    cgroup_parent: String,
+    logs: PathBuf,
+    chance: Chance,
+    told: Arc<Told>,
+    sandbox: Option<String>,
+    /// Whether calls are given up at times.
+    hasty: bool,
+}
+
+/// What a container does, and what must be seen of it.
+enum Command {
+    /// Until it is told to end.
+    Heeds,
+    /// Until it is killed.
+    Ignores,
+    /// Ends by itself with this code.
+    Ends(i32),
+}
+
+// === impl Life ===
+
+impl Life {
+    pub(crate) fn new(machine: &Machine, name: &str, chance: Chance, told: Arc<Told>) -> Self {
+        let socket = format!("unix://{}", machine.path("cri.sock").display());
+        let channel = Endpoint::try_from(socket).unwrap().connect_lazy();
+        Self {
+            runtime: RuntimeServiceClient::new(channel.clone()),
+            images: ImageServiceClient::new(channel),
+            name: name.to_owned(),
+            attempt: 0,
+            // The kubelet's, like the logs, and not the runtime's to remove.
+            cgroup_parent: format!("/{}/kubepods/pod-life", machine.name()),
+            logs: machine.path("logs-of-lives").join(name),
+            chance,
+            told,
+            sandbox: None,
+            hasty: false,
+        }
+    }
+
+    /// A whole life. One that was not disturbed must succeed; of one that was, nothing is left.
+    pub(crate) async fn live(&mut self) {
+        let before = self.told.disturbances.load(Ordering::SeqCst);
+        self.hasty = true;
+        match self.whole().await {
+            Ok(()) => {
+                self.told.whole.fetch_add(1, Ordering::SeqCst);
+                return;
+            }
+            Err(status) if status.code() == Code::Cancelled => {
+                self.told.given_up.fetch_add(1, Ordering::SeqCst);
+            }
+            Err(status) => {
+                let after = self.told.disturbances.load(Ordering::SeqCst);
+                assert!(before % 2 == 1 || before != after, "{}: nothing was disturbed: {status}", self.name);
+                self.told.cut.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        self.clear().await;
+    }
+
+    /// Choices like its own, from here on.
+    pub(crate) fn chance(&self) -> Chance {
+        self.chance.clone()
+    }
+
+    /// The id of the pod that lives.
+    pub(crate) fn sandbox(&self) -> &str {
+        self.sandbox.as_deref().unwrap_or_default()
+    }
+
+    /// A pod with one container that stays.
+    pub(crate) async fn begin(&mut self) -> Result<(), Status> {
+        let config = self.config();
+        let sandbox = self.run(config.clone()).await?;
+        self.start(&sandbox, &config, 0, &Command::Heeds).await?;
+        self.sandbox = Some(sandbox);
+        Ok(())
+    }
+
+    /// The end of it.
+    pub(crate) async fn end(&mut self) -> Result<(), Status> {
+        match self.sandbox.take() {
+            Some(sandbox) => self.remove(&sandbox).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Removes what is left of disturbed lives. The runtime may be away meanwhile.
+    ///
+    /// # Panics
+    /// When it does not succeed for half a minute.
+    pub(crate) async fn clear(&mut self) {
+        let mut last = None;
+        for _ in 0..300 {
+            match self.try_clear().await {
+                Ok(()) => return,
+                Err(status) => last = Some(status),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{}: removing what was disturbed: {last:?}", self.name);
+    }
+
+    async fn try_clear(&mut self) -> Result<(), Status> {
+        let filter = cri::PodSandboxFilter {
+            label_selector: [(LABEL.to_owned(), self.name.clone())].into(),
+            ..Default::default()
+        };
+        let list = cri::ListPodSandboxRequest { filter: Some(filter) };
+        for sandbox in self.runtime.list_pod_sandbox(list).await?.into_inner().items {
+            self.remove(&sandbox.id).await?;
+        }
+        Ok(())
+    }
+
+    async fn whole(&mut self) -> Result<(), Status> {
+        let config = self.config();
+        if self.chance.below(8) == 0 {
+            let image = Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() });
+            self.images.pull_image(cri::PullImageRequest { image, ..Default::default() }).await?;
+        }
+        let sandbox = self.run(config.clone()).await?;
+        let mut containers = Vec::new();
+        for number in 0..=self.chance.below(2) {
+            let command = match self.chance.below(4) {
+                0 => Command::Ends(self.chance.below(120) as i32),
+                1 => Command::Ignores,
+                _ => Command::Heeds,
+            };
+            containers.push((self.start(&sandbox, &config, number, &command).await?, command));
+        }
+        for (container, command) in &containers {
+            match command {
+                Command::Ends(code) => self.must_end(container, *code).await?,
+                Command::Heeds | Command::Ignores => self.enter(container).await?,
+            }
+        }
+        for (container, _) in containers {
+            // A pod's stop stops what still runs, its removal removes what is still there.
+            if self.chance.below(3) > 0 {
+                let timeout = self.chance.below(2) as i64;
+                let stop = cri::StopContainerRequest { container_id: container.clone(), timeout };
+                self.runtime.stop_container(stop).await?;
+                let remove = cri::RemoveContainerRequest { container_id: container };
+                self.runtime.remove_container(remove).await?;
+            }
+        }
+        self.remove(&sandbox).await
+    }
+
+    async fn run(&mut self, config: cri::PodSandboxConfig) -> Result<String, Status> {
+        let mut runtime = self.runtime.clone();
+        let run = cri::RunPodSandboxRequest { config: Some(config), ..Default::default() };
+        let answer = self.perhaps_give_up(runtime.run_pod_sandbox(run)).await?;
+        Ok(answer.into_inner().pod_sandbox_id)
+    }
+
+    async fn start(
+        &mut self,
+        sandbox: &str,
+        config: &cri::PodSandboxConfig,
+        number: u64,
+        command: &Command,
+    ) -> Result<String, Status> {
+        let script = match command {
+            Command::Heeds => "trap 'exit 0' TERM; sleep 9999 & wait".to_owned(),
+            Command::Ignores => "trap '' TERM; while true; do sleep 9999; done".to_owned(),
+            Command::Ends(code) => format!("echo ending; exit {code}"),
+        };
+        let container = cri::ContainerConfig {
+            metadata: Some(cri::ContainerMetadata { name: format!("c{number}"), attempt: 0 }),
+            image: Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() }),
+            command: ["sh", "-c", &script].map(str::to_owned).to_vec(),
+            log_path: format!("{number}.log"),
+            ..Default::default()
+        };
+        let create = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_owned(),
+            config: Some(container),
+            sandbox_config: Some(config.clone()),
+        };
+        let mut runtime = self.runtime.clone();
+        let made = self.perhaps_give_up(runtime.create_container(create)).await?.into_inner();
+        let container_id = made.container_id;
+        let start = cri::StartContainerRequest { container_id: container_id.clone() };
+        self.perhaps_give_up(runtime.start_container(start)).await?;
+        Ok(container_id)
+    }
+
+    /// Some commands inside, with what they say and how they end.
+    async fn enter(&mut self, container: &str) -> Result<(), Status> {
+        for _ in 0..self.chance.below(5) {
+            let size = self.chance.below(100_000);
+            let code = self.chance.below(100) as i32;
+            let script = format!("head -c {size} /dev/zero; exit {code}");
+            let cmd = ["sh", "-c", &script].map(str::to_owned).to_vec();
+            let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 20 };
+            let said = self.runtime.exec_sync(exec).await?.into_inner();
+            self.told.execs.fetch_add(1, Ordering::SeqCst);
+            if said.exit_code != code || said.stdout.len() as u64 != size {
+                let (length, ended) = (said.stdout.len(), said.exit_code);
+                return Err(Status::unknown(format!(
+                    "{length} bytes of {size}, and code {ended} instead of {code}"
+                )));
+            }
+        }
+        if self.chance.below(10) == 0 {
+            let cmd = ["sh", "-c", "sleep 99 & sleep 99"].map(str::to_owned).to_vec();
+            let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 1 };
+            match self.runtime.exec_sync(exec).await {
+                Err(status) if status.code() == Code::DeadlineExceeded => {}
+                Err(status) => return Err(status),
+                Ok(_) => return Err(Status::unknown("an exec outlived its time")),
+            }
+        }
+        Ok(())
+    }
+
+    async fn must_end(&mut self, container: &str, code: i32) -> Result<(), Status> {
+        for _ in 0..200 {
+            let request = cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
+            let status = self.runtime.container_status(request).await?.into_inner().status;
+            let status = status.ok_or_else(|| Status::unknown("a container without a status"))?;
+            if status.state() == cri::ContainerState::ContainerExited {
+                let message = format!("exit code {} instead of {code}", status.exit_code);
+                return (status.exit_code == code).then_some(()).ok_or_else(|| Status::unknown(message));
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Err(Status::unknown("a container that ends by itself did not"))
+    }
+
+    async fn remove(&mut self, sandbox: &str) -> Result<(), Status> {
+        let pod_sandbox_id = sandbox.to_owned();
+        let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
+        self.runtime.stop_pod_sandbox(stop).await?;
+        self.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id }).await?;
+        Ok(())
+    }
+
+    /// The answer; or [`Code::Cancelled`], when a client's patience ended before.
+    async fn perhaps_give_up<T>(
+        &mut self,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let patience = if self.hasty && self.chance.below(16) == 0 { self.chance.below(30) } else { 60_000 };
+        let answer = tokio::time::timeout(Duration::from_millis(patience), call).await;
+        answer.unwrap_or_else(|_| Err(Status::cancelled("given up")))
+    }
+
+    fn config(&mut self) -> cri::PodSandboxConfig {
+        self.attempt += 1;
+        let metadata = cri::PodSandboxMetadata {
+            name: self.name.clone(),
+            uid: format!("uid-{}", self.name),
+            namespace: "default".into(),
+            attempt: self.attempt,
+        };
+        let mut namespaces = cri::NamespaceOption::default();
+        namespaces.set_pid(match self.chance.below(2) {
+            0 => cri::NamespaceMode::Pod,
+            _ => cri::NamespaceMode::Container,
+        });
+        let security =
+            cri::LinuxSandboxSecurityContext { namespace_options: Some(namespaces), ..Default::default() };
+        cri::PodSandboxConfig {
+            metadata: Some(metadata),
+            labels: [(LABEL.to_owned(), self.name.clone())].into(),
+            log_directory: self.logs.display().to_string(),
+            linux: Some(cri::LinuxPodSandboxConfig {
+                cgroup_parent: self.cgroup_parent.clone(),
+                security_context: Some(security),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [whole, cut, given_up, execs, runtimes, shims] =
+            [&self.whole, &self.cut, &self.given_up, &self.execs, &self.runtimes, &self.shims]
+                .map(|count| count.load(Ordering::SeqCst));
+        write!(
+            f,
+            "{whole} lives whole, {cut} cut, {given_up} given up, {execs} execs; runtime killed {runtimes} \
+             times, shims {shims}"
+        )
+    }
+}
