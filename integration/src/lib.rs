@@ -13,6 +13,7 @@
 mod cgroup;
 mod cluster;
 mod cri;
+mod flannel;
 mod host;
 mod kubectl;
 mod machine;
@@ -22,6 +23,7 @@ mod trace;
 pub use cgroup::end_cgroup;
 pub use cluster::Cluster;
 pub use cri::Cri;
+pub use flannel::Flannel;
 pub use host::{Host, inside};
 pub use kubectl::Kubectl;
 pub use machine::{Machine, on_a_machine};

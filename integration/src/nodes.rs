@@ -120,8 +120,7 @@ impl Nodes {
     /// A machine that has not joined yet; `flags` are for every start of its agent.
     fn machine(&self, number: u8, flags: &[&str]) -> Agent {
         let name = format!("node-{number}");
-        let dir = self.dir.join(&name);
-        fs::create_dir_all(&dir).unwrap();
+        let dir = self.dir_of(&name);
         let registry = self.mirrors.to_str().unwrap();
         // Whoever tests may have little disk left.
         let registry = ["--registry-config-dir", registry, "--disk-free-percent", "1"].map(str::to_owned);
@@ -166,23 +165,40 @@ impl Nodes {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// A directory of a machine's own.
+    pub(crate) fn dir_of(&self, name: &str) -> PathBuf {
+        let dir = self.dir.join(name);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// The text of a kubeconfig for the user that these fields tell.
+    pub(crate) fn kubeconfig(&self, user: &str) -> String {
+        let (plane, authority) = (self.plane.host.address(), self.authority());
+        format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+             contexts: [{{name: c, context: {{cluster: c, user: c}}}}]\n\
+             clusters: [{{name: c, cluster: {{server: 'https://{plane}:6443', certificate-authority: {}}}}}]\n\
+             users: [{{name: c, user: {{{user}}}}}]\n",
+            authority.display()
+        )
+    }
+
+    fn authority(&self) -> PathBuf {
+        self.plane.dir.join("pki/ca.crt")
+    }
+
     fn flags(&self, host: &Host, name: &str, dir: &Path) -> Vec<String> {
         let addresses = [host.address(), host.address_v6()];
-        let (plane, pki) = (self.plane.host.address(), self.plane.dir.join("pki"));
+        let pki = self.plane.dir.join("pki");
         let pair = |kind: &str, extensions: &str| issue(&pki, dir, (kind, name), extensions);
         let names = format!("subjectAltName=DNS:{name},IP:{},IP:{}", addresses[0], addresses[1]);
         let client = pair("client", "extendedKeyUsage=clientAuth");
         let serving = pair("serving", &format!("extendedKeyUsage=serverAuth\n{names}"));
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
-        let (authority, kubeconfig) = (text(pki.join("ca.crt")), dir.join("kubeconfig"));
-        let config = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
-             contexts: [{{name: c, context: {{cluster: c, user: c}}}}]\n\
-             clusters: [{{name: c, cluster: {{server: 'https://{plane}:6443', certificate-authority: {authority}}}}}]\n\
-             users: [{{name: c, user: {{client-certificate: {}, client-key: {}}}}}]\n",
-            client.0.display(),
-            client.1.display()
-        );
+        let (authority, kubeconfig) = (text(self.authority()), dir.join("kubeconfig"));
+        let user = format!("client-certificate: {}, client-key: {}", client.0.display(), client.1.display());
+        let config = self.kubeconfig(&user);
         fs::write(&kubeconfig, config).unwrap();
         let flags = [
             ("--kubeconfig", text(kubeconfig)),
@@ -252,14 +268,14 @@ impl Drop for Nodes {
     }
 }
 
-fn print_end(name: &str, log: &Path) {
+pub(crate) fn print_end(name: &str, log: &Path) {
     let log = fs::read_to_string(log).unwrap_or_default();
     let tail: Vec<&str> = log.lines().rev().take(30).collect();
     eprintln!("--- the end of {name}'s log:");
     tail.iter().rev().for_each(|line| eprintln!("{line}"));
 }
 
-fn end(process: &mut Option<Child>, signal: Signal) {
+pub(crate) fn end(process: &mut Option<Child>, signal: Signal) {
     if let Some(mut process) = process.take() {
         let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
         kill(pid, signal).ok();
@@ -301,7 +317,7 @@ impl Plane {
     }
 }
 
-fn started(mut command: Command, log: fs::File) -> Child {
+pub(crate) fn started(mut command: Command, log: fs::File) -> Child {
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
 

@@ -9,10 +9,11 @@
 
 mod nodes {
     pub(crate) mod capture;
+    mod flannel;
     pub(crate) mod pods;
     mod wire;
 
-    use super::CIDRS;
+    use super::{CIDRS, MTU, condition};
 }
 
 use coracle_integration::{Nodes, eventually, on_a_machine};
@@ -90,7 +91,7 @@ fn pods_of_three_nodes_reach_each_other_and_the_kernel_knows_what_it_must() {
         // A pod of another node sees the pod's own address, and so does one behind the host's port of nobody.
         let (from, to) = (&pods[0], &pods[1]);
         for (ip, own) in to.ips.iter().zip(&from.ips) {
-            assert_eq!(&nodes::pods::seen_from(&nodes, from, to, ip), own);
+            assert_eq!(&nodes::pods::seen_from(from, to, ip), own);
         }
     });
 }

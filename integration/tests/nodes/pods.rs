@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use coracle_integration::{Nodes, eventually, inside};
 use serde_json::Value;
 
-/// A pod that is Ready, as the API tells it.
+/// A pod that is Ready.
 #[derive(Clone, Debug)]
 pub(crate) struct Pod {
     pub(crate) node: String,
     pub(crate) ips: Vec<String>,
-    uid: String,
+    /// A process in its network namespace.
+    pub(crate) process: u32,
 }
 
 fn ready_pods(nodes: &Nodes) -> Vec<Pod> {
@@ -27,7 +28,7 @@ fn ready_pods(nodes: &Nodes) -> Vec<Pod> {
     let pods = list["items"].as_array().unwrap().iter().filter(ready).map(|pod| Pod {
         node: text(&pod["spec"]["nodeName"]),
         ips: pod["status"]["podIPs"].as_array().unwrap().iter().map(|ip| text(&ip["ip"])).collect(),
-        uid: text(&pod["metadata"]["uid"]),
+        process: process(nodes, &text(&pod["metadata"]["uid"])),
     });
     pods.collect()
 }
@@ -41,19 +42,20 @@ pub(crate) fn with_nginx(nodes: &Nodes, count: usize) -> Vec<Pod> {
     });
     let on: BTreeSet<&str> = pods.iter().map(|pod| pod.node.as_str()).collect();
     assert_eq!(on.len(), count.min(nodes.agents().len()), "the pods are spread over the nodes: {on:?}");
-    assert!(pods.iter().all(|pod| pod.ips.len() == 2), "an address of each family: {pods:?}");
+    let cidrs = nodes.get(&["nodes"])["items"][0]["spec"]["podCIDRs"].as_array().unwrap().len();
+    assert!(pods.iter().all(|pod| pod.ips.len() == cidrs), "an address of each family: {pods:?}");
     pods
 }
 
 /// A process in the pod's network namespace.
-fn process(nodes: &Nodes, pod: &Pod) -> u32 {
-    let found = nodes.agents().iter().find_map(|agent| agent.process_of(&pod.uid));
-    found.unwrap_or_else(|| panic!("no process of {pod:?}"))
+fn process(nodes: &Nodes, uid: &str) -> u32 {
+    let found = nodes.agents().iter().find_map(|agent| agent.process_of(uid));
+    found.unwrap_or_else(|| panic!("no process of the pod {uid}"))
 }
 
 /// A socket that the pod answers everything on, until the thread that has it is told.
-fn answer(nodes: &Nodes, pod: &Pod, ip: &str) -> UdpSocket {
-    inside(process(nodes, pod), || UdpSocket::bind((ip, 7)).unwrap())
+fn answer(pod: &Pod, ip: &str) -> UdpSocket {
+    inside(pod.process, || UdpSocket::bind((ip, 7)).unwrap())
 }
 
 /// Whether a datagram of that many bytes, headers included, comes back from the pod with that address: sent by
@@ -85,10 +87,9 @@ pub(crate) fn reaches_within(
 ) -> bool {
     let pods = ready_pods(nodes);
     let there = pods.iter().find(|pod| pod.ips.iter().any(|ip| ip == to)).unwrap();
-    let _answering = Answering::start(nodes, std::slice::from_ref(there));
-    let from = process(nodes, from);
+    let _answering = Answering::start(std::slice::from_ref(there));
     let end = Instant::now() + patience;
-    while !echoes(from, to, bytes) {
+    while !echoes(from.process, to, bytes) {
         if Instant::now() > end {
             return false;
         }
@@ -105,12 +106,12 @@ struct Answering {
 }
 
 impl Answering {
-    fn start(nodes: &Nodes, pods: &[Pod]) -> Self {
+    fn start(pods: &[Pod]) -> Self {
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let mut threads = Vec::new();
         for pod in pods {
             for ip in &pod.ips {
-                let socket = answer(nodes, pod, ip);
+                let socket = answer(pod, ip);
                 socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
                 let stopped = stop.clone();
                 threads.push(std::thread::spawn(move || {
@@ -137,10 +138,16 @@ impl Drop for Answering {
 /// Every pod, and every node, reaches every pod, by small packets, by packets that fill `mtu`, and by a stream that
 /// the kernel is left to cut into packets.
 pub(crate) fn all_reach_all(nodes: &Nodes, pods: &[Pod], mtu: usize) {
-    let answering = Answering::start(nodes, pods);
-    let from_pods = pods.iter().map(|pod| (format!("the pod of {}", pod.node), process(nodes, pod)));
-    let from_nodes = nodes.agents().iter().map(|agent| (agent.name().to_owned(), agent.host().pid()));
-    for (name, from) in from_pods.chain(from_nodes) {
+    let hosts: Vec<_> =
+        nodes.agents().iter().map(|agent| (agent.name().to_owned(), agent.host().pid())).collect();
+    hosts_and_pods_reach_pods(&hosts, pods, mtu);
+}
+
+/// The same for nodes of any sort, each with a process in its network namespace.
+pub(crate) fn hosts_and_pods_reach_pods(hosts: &[(String, u32)], pods: &[Pod], mtu: usize) {
+    let answering = Answering::start(pods);
+    let from_pods = pods.iter().map(|pod| (format!("the pod of {}", pod.node), pod.process));
+    for (name, from) in from_pods.chain(hosts.iter().cloned()) {
         for (to, ip) in pods.iter().flat_map(|pod| pod.ips.iter().map(move |ip| (pod, ip))) {
             for bytes in [64, mtu] {
                 let end = Instant::now() + Duration::from_secs(10);
@@ -157,17 +164,17 @@ pub(crate) fn all_reach_all(nodes: &Nodes, pods: &[Pod], mtu: usize) {
     drop(answering);
     for (from, to) in pods.iter().zip(pods.iter().cycle().skip(1)) {
         for ip in &to.ips {
-            stream(nodes, from, to, ip);
+            stream(from, to, ip);
         }
     }
 }
 
 /// A megabyte from one pod to another, whole.
-pub(crate) fn stream(nodes: &Nodes, from: &Pod, to: &Pod, ip: &str) {
+pub(crate) fn stream(from: &Pod, to: &Pod, ip: &str) {
     const LENGTH: usize = 1 << 20;
-    let listener = inside(process(nodes, to), || TcpListener::bind((ip, 8)).unwrap());
+    let listener = inside(to.process, || TcpListener::bind((ip, 8)).unwrap());
     let sent = std::thread::spawn({
-        let (from, ip) = (process(nodes, from), ip.to_owned());
+        let (from, ip) = (from.process, ip.to_owned());
         move || {
             let mut stream = inside(from, || {
                 let to = SocketAddr::new(ip.parse().unwrap(), 8);
@@ -186,10 +193,10 @@ pub(crate) fn stream(nodes: &Nodes, from: &Pod, to: &Pod, ip: &str) {
 }
 
 /// Which address one pod sees when the other calls it at `ip`.
-pub(crate) fn seen_from(nodes: &Nodes, from: &Pod, to: &Pod, ip: &str) -> String {
-    let socket = inside(process(nodes, to), || UdpSocket::bind((ip, 9)).unwrap());
+pub(crate) fn seen_from(from: &Pod, to: &Pod, ip: &str) -> String {
+    let socket = inside(to.process, || UdpSocket::bind((ip, 9)).unwrap());
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    inside(process(nodes, from), || {
+    inside(from.process, || {
         let any = if ip.contains(':') { "::" } else { "0.0.0.0" };
         UdpSocket::bind((any, 0)).unwrap().send_to(b"who", (ip, 9)).unwrap();
     });

@@ -41,7 +41,7 @@ impl Talk {
                 for ip in &to.ips {
                     assert!(reaches(&nodes, from, ip, 64), "{} to {ip}", from.node);
                     assert!(reaches(&nodes, from, ip, mtu), "{} to {ip}: {mtu} bytes", from.node);
-                    stream(&nodes, from, to, ip);
+                    stream(from, to, ip);
                 }
             }
         });

@@ -1,0 +1,197 @@
+//! One network of flannel's nodes and ours: the real flanneld is a node of our control plane's.
+
+use std::collections::BTreeSet;
+
+use coracle_integration::{Flannel, Host, Nodes, eventually, on_a_machine};
+use serde_json::{Value, json};
+
+use super::pods::{Pod, hosts_and_pods_reach_pods, seen_from, with_nginx};
+use super::{CIDRS, MTU, condition};
+
+/// What flannel leaves of an uplink of 1500 bytes, whatever the family.
+const FLANNELS_MTU: usize = 1450;
+
+/// A node, by what flannel's layout of the kernel's tables needs of it.
+#[derive(Debug)]
+struct Seat {
+    name: String,
+    /// Its addresses, IPv4 first, each with the VXLAN device behind it.
+    ends: Vec<(String, &'static str)>,
+    /// The ranges of its pods, likewise.
+    ranges: Vec<String>,
+    pid: u32,
+}
+
+/// An entry for each peer and family: address, hardware address, next hop, range.
+type Entries = BTreeSet<[String; 4]>;
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+impl Seat {
+    fn of(nodes: &Nodes, host: &Host, name: &str, devices: [&'static str; 2]) -> Self {
+        let ranges: Vec<String> =
+            nodes.get(&["node", name])["spec"]["podCIDRs"].as_array().unwrap().iter().map(text).collect();
+        let links = |family: &str| host.ip(&[family, "addr", "show", "dev", "eth0", "scope", "global"]);
+        let address = |family: &str| text(&links(family)[0]["addr_info"][0]["local"]);
+        let ends = [address("-4"), address("-6")].into_iter().zip(devices).take(ranges.len()).collect();
+        Self { name: name.to_owned(), ends, ranges, pid: host.pid() }
+    }
+}
+
+/// What others need to reach this node, by its own devices.
+fn needed(host: &Host, seat: &Seat) -> Entries {
+    let entry = |((address, device), range): (&(String, &str), &String)| {
+        let mac = text(&host.ip(&["link", "show", device])[0]["address"]);
+        [address.clone(), mac, range.split('/').next().unwrap().to_owned(), range.clone()]
+    };
+    seat.ends.iter().zip(&seat.ranges).map(entry).collect()
+}
+
+/// What a node's kernel knows of others; none while the three tables do not agree.
+fn known(host: &Host, seat: &Seat) -> Option<Entries> {
+    let mut known = Entries::new();
+    for ((_, device), family) in seat.ends.iter().zip(["-4", "-6"]) {
+        let list = |value: Value| value.as_array().unwrap().clone();
+        let fdb = host.run("bridge", &["-j", "fdb", "show", "dev", device]);
+        let fdb = list(serde_json::from_str(&fdb).unwrap());
+        let neighbours = list(host.ip(&[family, "neigh", "show", "dev", device, "nud", "permanent"]));
+        let routes = list(host.ip(&[family, "route", "show", "dev", device]));
+        let routes: Vec<_> = routes.iter().filter(|route| route["gateway"].is_string()).collect();
+        if (fdb.len(), neighbours.len()) != (routes.len(), routes.len()) {
+            return None;
+        }
+        for route in routes {
+            let neighbour = neighbours.iter().find(|entry| entry["dst"] == route["gateway"])?;
+            let forward = fdb.iter().find(|entry| entry["mac"] == neighbour["lladdr"])?;
+            let entry = [&forward["dst"], &neighbour["lladdr"], &route["gateway"], &route["dst"]];
+            known.insert(entry.map(text));
+        }
+    }
+    Some(known)
+}
+
+/// Nodes of both sorts, and a pod on each.
+struct Mixed {
+    nodes: Nodes,
+    flannel: Flannel,
+    pods: Vec<Pod>,
+}
+
+impl Mixed {
+    fn up(machine: &mut coracle_integration::Machine, cidrs: &str) -> Self {
+        let nodes = Nodes::up(machine, cidrs, 2);
+        let mut pods = with_nginx(&nodes, 2);
+        let mut flannel = Flannel::join(&nodes, 3, cidrs, &json!({"Type": "vxlan"}));
+        let (process, ips) = flannel.attach();
+        pods.push(Pod { node: flannel.name().to_owned(), ips, process });
+        Self { nodes, flannel, pods }
+    }
+
+    /// All nodes as they are now.
+    fn seats(&self) -> Vec<(&Host, Seat)> {
+        let ours = self.nodes.agents().iter().map(|agent| {
+            let seat = Seat::of(&self.nodes, agent.host(), agent.name(), ["coracle.1", "coracle.1-v6"]);
+            (agent.host(), seat)
+        });
+        let host = self.flannel.host();
+        let theirs = Seat::of(&self.nodes, host, self.flannel.name(), ["flannel.1", "flannel-v6.1"]);
+        ours.chain([(host, theirs)]).collect()
+    }
+
+    /// That every node's kernel knows of each other node what reaches it, and of none else.
+    fn all_know_all(&self) {
+        let seats = self.seats();
+        for (host, seat) in &seats {
+            let others = seats.iter().filter(|(_, other)| other.name != seat.name);
+            let needed: Entries = others.flat_map(|(host, other)| needed(host, other)).collect();
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            while known(host, seat).as_ref() != Some(&needed) {
+                let found = known(host, seat);
+                assert!(std::time::Instant::now() < end, "{}: {found:#?}, not {needed:#?}", seat.name);
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+        }
+    }
+
+    fn all_reach_all(&self, mtu: usize) {
+        let seats = self.seats();
+        let hosts: Vec<_> = seats.into_iter().map(|(_, seat)| (seat.name, seat.pid)).collect();
+        hosts_and_pods_reach_pods(&hosts, &self.pods, mtu);
+    }
+}
+
+#[test]
+fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
+    on_a_machine(|machine| {
+        let mut mixed = Mixed::up(machine, CIDRS);
+        let name = mixed.flannel.name().to_owned();
+        mixed.all_know_all();
+        mixed.all_reach_all(MTU);
+        // Flannel's pods may send more than ours take; they are told, and then send in pieces.
+        mixed.all_reach_all(FLANNELS_MTU);
+        // Nobody's address is changed on the way.
+        let (ours, theirs) = (&mixed.pods[0], &mixed.pods[2]);
+        for (from, to) in [(ours, theirs), (theirs, ours)] {
+            for (ip, own) in to.ips.iter().zip(&from.ips) {
+                assert_eq!(&seen_from(from, to, ip), own);
+            }
+        }
+        // Its kernel answers our tests of the way, and it may say in the Node's status how it is.
+        for agent in mixed.nodes.agents() {
+            assert_eq!(condition(&mixed.nodes, agent.name(), "PodNetworkImpaired"), "False");
+        }
+        eventually("flannel's condition", 10, || {
+            (condition(&mixed.nodes, &name, "NetworkUnavailable") == "False").then_some(())
+        });
+
+        // Flannel's node gets other addresses, and flanneld is started again: it tells them, and ours follow.
+        mixed.flannel.stop();
+        mixed.flannel.host().set_address(77);
+        mixed.flannel.start();
+        mixed.all_know_all();
+        mixed.all_reach_all(MTU);
+        // Its devices are lost together with what was told of them: no way to it until it has new ones.
+        mixed.flannel.stop();
+        for device in ["flannel.1", "flannel-v6.1"] {
+            mixed.flannel.host().run("ip", &["link", "del", device]);
+        }
+        let data = ["backend-data-", "backend-v6-data-"].map(|key| format!("flannel.alpha.coreos.com/{key}"));
+        mixed.nodes.kubectl(&["annotate", "node", &name, &data[0], &data[1]]);
+        let (host, seat) = mixed.seats().swap_remove(0);
+        eventually("ours to forget the lost devices", 20, || (known(host, &seat)?.len() == 2).then_some(()));
+        mixed.flannel.start();
+        mixed.all_know_all();
+        mixed.all_reach_all(MTU);
+    });
+}
+
+#[test]
+fn nodes_of_flannels_and_ours_forget_each_other() {
+    on_a_machine(|machine| {
+        let mut mixed = Mixed::up(machine, "10.42.0.0/16");
+        mixed.all_know_all();
+        mixed.all_reach_all(MTU);
+        // One of ours gets another address.
+        mixed.nodes.agent("node-1").host().set_address(88);
+        mixed.all_know_all();
+        mixed.all_reach_all(MTU);
+        // One of ours goes.
+        mixed.nodes.remove("node-2");
+        mixed.nodes.kubectl(&["delete", "node", "node-2"]);
+        mixed.pods.retain(|pod| pod.node != "node-2");
+        mixed.all_know_all();
+        mixed.all_reach_all(MTU);
+        // Flannel's goes.
+        mixed.flannel.stop();
+        mixed.nodes.kubectl(&["delete", "node", mixed.flannel.name()]);
+        let agent = &mixed.nodes.agents()[0];
+        eventually("ours to forget flannel's", 20, || {
+            let routes = agent.host().ip(&["route", "show", "proto", "67"]);
+            let links = agent.host().ip(&["link", "show", "type", "vxlan"]);
+            // A node alone has no devices of the overlay's.
+            (routes.as_array()?.is_empty() && links.as_array()?.is_empty()).then_some(())
+        });
+    });
+}
