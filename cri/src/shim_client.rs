@@ -26,6 +26,9 @@ use self::process::Process;
 /// The protocol version this client speaks.
 pub const PROTOCOL: u32 = 1;
 
+/// How long a killed shim that answers nobody is waited for.
+const STRAY_DIES: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// A connection to one pod's shim.
 #[derive(Clone, Debug)]
 pub struct Shim {
@@ -354,7 +357,8 @@ impl Shim {
     }
 
     /// Ends the shim of a directory that nobody can talk to, if there is one: it may have been about to listen, or
-    /// be past it.
+    /// be past it. One that the kernel does not let die, as on a mount that hangs, is not waited for any longer
+    /// than that: the other pods are waiting too.
     pub async fn end_stray(dir: &Path) {
         let wanted = dir.to_owned();
         let strays = tokio::task::spawn_blocking(move || process::of_directory(&wanted)).await;
@@ -363,7 +367,9 @@ impl Shim {
             // The number may have become somebody else's meanwhile; from here on it is not given away.
             if process::is_of_directory(pid, dir) {
                 tracing::warn!(pid, dir = %dir.display(), "ending a shim that nobody can talk to");
-                process.kill_and_reap().await;
+                if tokio::time::timeout(STRAY_DIES, process.kill_and_reap()).await.is_err() {
+                    tracing::warn!(pid, "a killed shim does not die: it sleeps in the kernel");
+                }
             }
         }
     }
