@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use coracle_kinds::kind::by_kind;
+use futures::stream::{self, TryStreamExt as _};
 use serde_json::Value;
 
 use super::{call, policy};
@@ -17,11 +18,12 @@ use crate::{
 
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
+/// So that the store takes many of the first start's writes in one commit.
+const AT_ONCE: usize = 32;
+
 pub(super) async fn run(state: &Arc<State>) -> Result<()> {
-    for wanted in policy::objects() {
-        reconcile(state, wanted).await?;
-    }
-    Ok(())
+    let objects = stream::iter(policy::objects().into_iter().map(Ok));
+    objects.try_for_each_concurrent(AT_ONCE, |wanted| reconcile(state, wanted)).await
 }
 
 async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
