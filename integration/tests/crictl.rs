@@ -180,8 +180,9 @@ fn commands_run_and_logs_are_read() {
         assert!(String::from_utf8_lossy(&late.stderr).contains("timed out"));
         assert!(!cri.crictl(&["exec", &id, "ps"]).contains("sleep 100\n"));
 
-        // A terminal, as `script` makes one for crictl.
-        let crictl = format!("{:?} exec -i -t {id} sh -c 'tty; stty size'", cri.command()).replace('"', "");
+        // A terminal, as `script` makes one for crictl, which tells its size when the program may run already.
+        let program = "tty; until stty size 2>/dev/null | grep -v ^0; do sleep 0.1; done";
+        let crictl = format!("{:?} exec -i -t {id} sh -c '{program}'", cri.command()).replace('"', "");
         let inner = format!("stty rows 33 cols 99; {crictl}");
         let output = Command::new("script").args(["-qec", &inner, "/dev/null"]).stdin(Stdio::null()).output();
         let screen = String::from_utf8_lossy(&output.unwrap().stdout).into_owned();
