@@ -23,6 +23,8 @@ struct Verdict {
     ways: Vec<(Way, Passes)>,
     /// Tests in a row that found something.
     wrong: u32,
+    /// Tests in a row that found packets lost which devices cut and sum up, where others pass.
+    unsummed: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,9 +58,12 @@ impl Verdicts {
         for (name, ways) in by_peer {
             let known = self.peers.entry(name).or_default();
             let wrong = ways.iter().any(|(way, passes)| passes.bytes < way.mtu || !passes.offloaded);
-            *known = Verdict { ways, wrong: if wrong { known.wrong + 1 } else { 0 } };
+            let unsummed = ways.iter().any(|(_, passes)| passes.bytes > 0 && !passes.offloaded);
+            let in_a_row = |again: bool, before: u32| if again { before + 1 } else { 0 };
+            let (wrong, unsummed) = (in_a_row(wrong, known.wrong), in_a_row(unsummed, known.unsummed));
+            *known = Verdict { ways, wrong, unsummed };
         }
-        let suspect = self.believed().any(|(_, passes)| passes.bytes > 0 && !passes.offloaded);
+        let suspect = self.peers.values().any(|peer| peer.unsummed >= BELIEVED);
         let (next, switch) = match (suspect, self.offload) {
             (true, Offload::On) => (Offload::Off, Some(false)),
             (true, Offload::Off) => (Offload::Innocent, Some(true)),
@@ -67,7 +72,9 @@ impl Verdicts {
         if next != self.offload {
             self.offload = next;
             // It must be seen again before anything else follows.
-            self.peers.values_mut().for_each(|peer| peer.wrong = peer.wrong.min(1));
+            for peer in self.peers.values_mut() {
+                (peer.wrong, peer.unsummed) = (peer.wrong.min(1), peer.unsummed.min(1));
+            }
         }
         switch
     }
@@ -161,6 +168,10 @@ mod tests {
         assert_eq!((helps.learn(bad()), helps.learn(bad())), (None, Some(false)));
         assert_eq!(helps.learn(vec![result("a", 1450, true)]), None);
         assert_eq!((helps.sentences().len(), helps.again()), (1, None), "it is off, and that is told");
+        let mut wide_again = Verdicts::default();
+        let narrow = || vec![result("a", 1300, true)];
+        let learned = [narrow(), narrow(), bad(), vec![result("a", 1450, true)], bad()];
+        assert_eq!(learned.map(|results| wide_again.learn(results)), [None; 5], "never twice in a row");
         let mut innocent = Verdicts::default();
         let switched: Vec<_> = (0..8).filter_map(|_| innocent.learn(bad())).collect();
         assert_eq!(switched, [false, true]);

@@ -13,7 +13,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use socket::Echoes;
+use socket::{Echoes, never_cut};
 
 /// How long an answer is waited for: nodes of one cluster are near each other.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -145,6 +145,8 @@ fn send_segments(to: IpAddr, bytes: u32) -> io::Result<UdpSocket> {
     let (any, headers): (&str, u32) = if to.is_ipv4() { ("0.0.0.0", 28) } else { ("::", 48) };
     let segment = bytes.saturating_sub(headers).min(30_000);
     let socket = UdpSocket::bind((any, 0))?;
+    // Else the kernel refuses segments that a route noted as narrow would have had it cut.
+    never_cut(&socket, to.is_ipv6())?;
     socket.connect(SocketAddr::new(to, CLOSED))?;
     let size = i32::try_from(segment).unwrap_or_default();
     nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::UdpGsoSegment, &size)?;

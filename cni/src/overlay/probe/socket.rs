@@ -30,8 +30,8 @@ impl Echoes {
         };
         let v4 = open(AddressFamily::Inet, SockProtocol::Icmp)?;
         let v6 = open(AddressFamily::Inet6, SockProtocol::IcmpV6).ok();
-        whole::never_cut(&v4, false)?;
-        v6.iter().try_for_each(|socket| whole::never_cut(socket, true))?;
+        never_cut(&v4, false)?;
+        v6.iter().try_for_each(|socket| never_cut(socket, true))?;
         // Rounds are told apart, and so are processes.
         let round = u16::try_from(std::process::id() & 0xffff).unwrap_or_default();
         Ok(Self { v4, v6, round })
@@ -115,6 +115,8 @@ fn checksum(packet: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap_or_default()
 }
 
+pub(super) use whole::never_cut;
+
 #[expect(unsafe_code, reason = "no library at hand has these options of sockets")]
 mod whole {
     use std::io;
@@ -122,7 +124,7 @@ mod whole {
     use std::os::fd::AsRawFd;
 
     /// Has packets leave as they are or not at all, whatever is known of the way.
-    pub(super) fn never_cut(socket: &UdpSocket, v6: bool) -> io::Result<()> {
+    pub(in super::super) fn never_cut(socket: &UdpSocket, v6: bool) -> io::Result<()> {
         let (level, name, value) = if v6 {
             (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)
         } else {
