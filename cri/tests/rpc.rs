@@ -21,6 +21,8 @@ mod figures;
 #[path = "lifecycle/fixture.rs"]
 #[allow(dead_code, reason = "shared with another test, which uses the rest")]
 mod fixture;
+#[path = "rpc/images.rs"]
+mod images;
 #[path = "rpc/lists.rs"]
 mod lists;
 #[path = "rpc/update.rs"]
@@ -56,6 +58,8 @@ fn main() -> ExitCode {
         cancel::deadlines_leave_nothing,
         cancel::a_cancelled_exec_is_killed,
         cancel::a_cancelled_pull_leaves_no_image,
+        images::removals_pulls_and_creations_at_once_agree,
+        images::a_failed_pull_says_what_the_kubelet_shows,
         checkpoint::a_running_container_is_checkpointed_and_goes_on,
     );
     session.end()

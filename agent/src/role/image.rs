@@ -175,7 +175,11 @@ impl Store {
                 let request = RemoveRequest { image: image.to_owned() };
                 client.remove(request).await.map_err(said).with_context(context)?;
             }
-            Self::Here(images) => images.remove(image).await.with_context(context)?,
+            Self::Here(images) => {
+                images.remove(image).await.with_context(context)?;
+                // With this process ends whatever is still being deleted.
+                images.settled().await;
+            }
         }
         Ok(())
     }

@@ -16,6 +16,9 @@ pub struct ImagesConfig {
     pub limits: Limits,
     /// A registry that sends no byte for so long is given up (and tried again from where it stopped).
     pub stall_timeout: Duration,
+    /// A registry of which next to nothing comes in all this time, whatever it does instead, is given up for good. Only
+    /// the time counts in which something is waited for.
+    pub progress_timeout: Duration,
     /// Layers of at least so many compressed bytes are taken up where they broke off also by a later pull, for which
     /// what arrives is kept on disk until the layer is complete.
     pub resume_from: u64,
@@ -59,6 +62,8 @@ impl ImagesConfig {
             platform: Platform::host(),
             limits: Limits::default(),
             stall_timeout: Duration::from_secs(30),
+            // As containerd's image_pull_progress_timeout.
+            progress_timeout: Duration::from_secs(300),
             resume_from: 4 << 20,
             parallel_layers: 3,
         }

@@ -13,7 +13,7 @@ use crate::layers::LayerError;
 use crate::manifest::ManifestError;
 use crate::pull::PullError;
 use crate::reference::InvalidReference;
-use crate::unpack::UnpackError;
+use crate::unpack::{LinkError, UnpackError};
 
 /// Why an operation on images failed. Cheap to clone, for callers that share one pull share its failure.
 ///
@@ -217,6 +217,9 @@ pub(crate) fn layer_kind(error: &LayerError) -> ErrorKind {
         LayerError::Collision { .. } => ErrorKind::Rejected,
         LayerError::Restate(error) => unpack_kind(error),
         LayerError::Archive(source) => io_kind(source),
+        LayerError::View { source, .. } => errno_kind(*source),
+        LayerError::Link { source, .. } => link_kind(source),
+        LayerError::Deep { .. } => ErrorKind::Unsupported,
         LayerError::Stopped => ErrorKind::Io,
     }
 }
@@ -245,14 +248,27 @@ pub(crate) fn unpack_kind(error: &UnpackError) -> ErrorKind {
         | UnpackError::TooLarge(_)
         | UnpackError::WhiteoutName { .. }
         | UnpackError::WhiteoutDevice { .. }
-        | UnpackError::LinkTarget { .. } => ErrorKind::Rejected,
-        UnpackError::Write { source, .. } => match source {
-            // Names and links that no file system takes.
-            Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::EEXIST => {
-                ErrorKind::Rejected
-            }
-            other => errno_kind(*other),
-        },
+        | UnpackError::LinkTarget { .. }
+        | UnpackError::LinkOrder { .. } => ErrorKind::Rejected,
+        UnpackError::Write { source, .. } => write_kind(*source),
+    }
+}
+
+fn link_kind(error: &LinkError) -> ErrorKind {
+    match error {
+        LinkError::Target { .. } | LinkError::TooLarge(_) => ErrorKind::Rejected,
+        LinkError::Write { source, .. } => write_kind(*source),
+        LinkError::Open(source) => errno_kind(*source),
+    }
+}
+
+fn write_kind(errno: Errno) -> ErrorKind {
+    match errno {
+        // Names and links that no file system takes.
+        Errno::ENAMETOOLONG | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL | Errno::EEXIST => {
+            ErrorKind::Rejected
+        }
+        other => errno_kind(other),
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::ImagesConfig;
 use crate::digest::Digest;
@@ -79,6 +79,8 @@ pub(crate) struct Ready {
     pub(crate) leases: Vec<Lease>,
 }
 
+/// How long a removal waits for the disk to give its space back.
+const SPACE_WITHIN: Duration = Duration::from_millis(500);
 /// Layers that all pulls together fetch at a time: what bounds the memory of a node that pulls twenty images.
 const FETCHING: usize = 8;
 
@@ -115,7 +117,9 @@ impl Images {
     }
 
     /// Removes an image, by any of its names or its id, with all of its names. One that is not there is removed
-    /// already. Its layers go when no other image and no [`Held`] needs them.
+    /// already. Its layers go when no other image and no [`Held`] needs them: at once from the store, and from the disk
+    /// as fast as it can. Whoever asks how much is free right after a removal, as the kubelet does before it evicts a
+    /// pod, should see it; so this waits for the disk, but not for a slow one.
     ///
     /// # Errors
     /// When the disk refuses.
@@ -124,10 +128,17 @@ impl Images {
         let name = name_or_id.to_owned();
         // In a task of its own: a caller that goes away must not leave disk and table apart.
         let removed = self.inner.runtime.spawn(async move { images.remove_now(&name).await }).await;
-        removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))
+        removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))?;
+        let _goes_on = tokio::time::timeout(SPACE_WITHIN, self.settled()).await;
+        Ok(())
     }
 
-    /// What the store takes of its file system.
+    /// Waits until all that was removed is off the disk.
+    pub async fn settled(&self) {
+        self.inner.layers.rubbish.gone().await;
+    }
+
+    /// What the store takes of its file system, also of what was removed and is not off the disk yet.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.inner.layers.usage()
@@ -259,17 +270,15 @@ impl Images {
 
     async fn remove_now(&self, name_or_id: &str) -> Result<(), StoreError> {
         let turn = self.inner.writing.lock().await;
-        let found = self.table().find(name_or_id).map(|entry| (entry.record.clone(), entry.held > 0));
-        let Some((record, held)) = found else { return Ok(()) };
-        if held {
+        let found = self.table().find(name_or_id).map(|entry| entry.record.clone());
+        let Some(record) = found else { return Ok(()) };
+        if !self.forget(&record.id).await? {
             // Containers go on with its layers; the record stays until they are gone, also over a restart.
             let record = Record { removed: true, tags: Vec::new(), digests: Vec::new(), ..record };
             self.write(vec![record.clone()]).await?;
             if let Some(entry) = self.table_mut().entry_mut(&record.id) {
                 entry.record = record;
             }
-        } else {
-            self.forget(&record.id).await?;
         }
         coracle_fault::point("remove-image.forgotten");
         drop(turn);
@@ -288,14 +297,17 @@ impl Images {
     }
 
     /// Removes a record, then lets go of the layers: the other order could lose layers of an image still recorded.
-    async fn forget(&self, id: &Digest) -> Result<(), StoreError> {
+    /// Says no to an image that is held. To be called in one's turn to write.
+    async fn forget(&self, id: &Digest) -> Result<bool, StoreError> {
+        let Some(entry) = self.table_mut().take_unheld(id) else { return Ok(false) };
         let (records, digest) = (self.inner.records.clone(), *id);
-        blocking(move || records::remove(&records, &digest).map_err(StoreError::from)).await?;
-        let entry = self.table_mut().remove(id);
-        if let Some(entry) = entry {
-            self.inner.layers.release(&entry.record.layers);
+        let removed = blocking(move || records::remove(&records, &digest).map_err(StoreError::from)).await;
+        if let Err(error) = removed {
+            self.table_mut().insert(entry.record, entry.image);
+            return Err(error);
         }
-        Ok(())
+        self.inner.layers.release(&entry.record.layers);
+        Ok(true)
     }
 
     async fn sweep(&self) -> Result<(), StoreError> {

@@ -168,8 +168,7 @@ impl Images {
             leases.retain(|other| other.diff_id() != lease.diff_id());
             leases.push(lease);
         }
-        let restated = self.inner.layers.restate(&leases).await?;
-        leases.extend(restated);
+        let leases = self.inner.layers.compose(leases).await?;
         let id = Digest::of(&found.config);
         let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
         let (mut tags, mut digests) = (Vec::new(), Vec::new());

@@ -9,9 +9,7 @@
 //! spares for a while those that a broken pull left: the next try needs them.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,14 +21,17 @@ use tokio::sync::{oneshot, watch};
 
 use crate::digest::Digest;
 use crate::image::Usage;
-use crate::unpack::{Rebuilt, UnpackError, Unpacked};
+use crate::unpack::{Link, LinkError, Rebuilt, UnpackError, Unpacked};
 
 mod disk;
+mod links;
 mod restate;
+mod rubbish;
 mod spool;
 
 pub(crate) use disk::make_private;
 use disk::{commit_all, read_meta, remove_tree};
+pub(crate) use rubbish::Rubbish;
 pub(crate) use spool::{Saved, Spool, Spools};
 
 /// How long a layer of a pull that broke off is kept for the next try.
@@ -42,6 +43,8 @@ pub(crate) struct Layers {
     partial: PathBuf,
     /// What arrived of layers that broke off.
     pub(crate) spools: Arc<Spools>,
+    /// What nobody needs any more.
+    pub(crate) rubbish: Arc<Rubbish>,
     next: AtomicU64,
     slots: Mutex<HashMap<Digest, Slot>>,
     queue: Mutex<VecDeque<Pending>>,
@@ -62,6 +65,9 @@ pub(crate) struct Meta {
     /// Directories that the layer implies but does not describe: their attributes are those of lower layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) implied: Vec<String>,
+    /// Hard links whose targets are in lower layers: at their paths the layer itself has empty files.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) links: Vec<Link>,
 }
 
 /// A place to unpack a layer; gone with all that is in it when dropped before the commit.
@@ -106,6 +112,20 @@ pub(crate) enum LayerError {
     Restate(#[source] UnpackError),
     #[error("cannot write an archive of directories")]
     Archive(#[source] io::Error),
+    #[error("cannot link files of the layers below layer {layer}")]
+    View {
+        layer: Digest,
+        #[source]
+        source: Errno,
+    },
+    #[error("layer {layer} is refused")]
+    Link {
+        layer: Digest,
+        #[source]
+        source: LinkError,
+    },
+    #[error("layer {layer} has links to layers below it, of which there are too many ({count})")]
+    Deep { layer: Digest, count: usize },
     #[error("the store is shutting down")]
     Stopped,
 }
@@ -124,8 +144,10 @@ impl Layers {
             let path = path.to_owned();
             move |source| LayerError::Disk { verb, path, source }
         };
+        let rubbish = Rubbish::open(root)?;
+        let mut thrown = Vec::new();
         for entry in std::fs::read_dir(&partial).map_err(disk("list", &partial))? {
-            remove_tree(&entry.map_err(disk("list", &partial))?.path())?;
+            thrown.push(rubbish.throw(&entry.map_err(disk("list", &partial))?.path(), None)?);
         }
         let mut slots = HashMap::new();
         for entry in std::fs::read_dir(&layers).map_err(disk("list", &layers))? {
@@ -137,14 +159,16 @@ impl Layers {
                 }
                 None => {
                     tracing::warn!(path = %path.display(), "removing a layer that is not complete");
-                    remove_tree(&path)?;
+                    thrown.push(rubbish.throw(&path, None)?);
                 }
             }
         }
+        rubbish.delete(thrown);
         Ok(Layers {
             layers,
             partial,
             spools: Arc::new(Spools::open(root)?),
+            rubbish,
             next: AtomicU64::new(0),
             slots: Mutex::new(slots),
             queue: Mutex::default(),
@@ -206,8 +230,8 @@ impl Layers {
             }
         };
         let (workshop, unpacked) = unpack().await?;
-        let Unpacked { bytes, inodes, implied, .. } = unpacked;
-        let meta = Meta { diff_id, bytes, inodes, implied };
+        let Unpacked { bytes, inodes, implied, links, .. } = unpacked;
+        let meta = Meta { diff_id, bytes, inodes, implied, links };
         Ok(self.settle(working, workshop, meta).await?)
     }
 
@@ -244,34 +268,38 @@ impl Layers {
         }
     }
 
-    /// Removes layers that nobody refers to, except those kept for another try. Blocks.
+    /// Throws away layers that nobody refers to, except those kept for another try. Blocks, but not until they are
+    /// gone: see [`Rubbish::gone`].
     pub(crate) fn sweep(&self, now: Instant) -> Result<(), LayerError> {
         self.spools.sweep(now);
-        let mut trash = Vec::new();
-        {
-            let mut slots = self.slots();
-            let unused: Vec<Digest> = slots
-                .iter()
-                .filter(|(_, slot)| match slot {
-                    Slot::Complete { refs: 0, keep_until, .. } => keep_until.is_none_or(|t| t <= now),
-                    Slot::Complete { .. } | Slot::Working(_) => false,
-                })
-                .map(|(diff_id, _)| *diff_id)
-                .collect();
-            for diff_id in unused {
-                // Out of the way in one step, while nobody can begin to unpack the same again.
-                let from = self.layers.join(diff_id.short());
-                let to = self.partial.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
-                std::fs::rename(&from, &to).map_err(|source| LayerError::Disk {
-                    verb: "move away",
-                    path: from,
-                    source,
-                })?;
-                slots.remove(&diff_id);
-                trash.push(to);
-            }
+        let mut thrown = Vec::new();
+        let done = self.throw_unused(now, &mut thrown);
+        if thrown.is_empty() {
+            return done;
         }
-        trash.iter().try_for_each(|path| remove_tree(path))
+        coracle_fault::point("remove-image.thrown");
+        let synced = disk::sync_directory(&self.layers);
+        self.rubbish.delete(thrown);
+        done.and(synced)
+    }
+
+    fn throw_unused(&self, now: Instant, thrown: &mut Vec<rubbish::Item>) -> Result<(), LayerError> {
+        let mut slots = self.slots();
+        let unused: Vec<Digest> = slots
+            .iter()
+            .filter(|(_, slot)| match slot {
+                Slot::Complete { refs: 0, keep_until, .. } => keep_until.is_none_or(|t| t <= now),
+                Slot::Complete { .. } | Slot::Working(_) => false,
+            })
+            .map(|(diff_id, _)| *diff_id)
+            .collect();
+        for diff_id in unused {
+            let Some(Slot::Complete { meta, .. }) = slots.get(&diff_id) else { continue };
+            // Out of the way in one step, while nobody can begin to unpack the same again.
+            thrown.push(self.rubbish.throw(&self.layers.join(diff_id.short()), Some(meta))?);
+            slots.remove(&diff_id);
+        }
+        Ok(())
     }
 
     /// When the next `sweep` would find something that it spares now.
@@ -284,9 +312,9 @@ impl Layers {
         layers.chain(self.spools.next_expiry()).min()
     }
 
-    /// What all complete layers take.
+    /// What all complete layers take, and those that are not gone yet.
     pub(crate) fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
+        let mut usage = self.rubbish.usage();
         for slot in self.slots().values() {
             if let Slot::Complete { meta, .. } = slot {
                 usage.bytes += meta.bytes;
@@ -455,16 +483,6 @@ impl Drop for Workshop {
             Err(_no_runtime) => clear(&self.path),
         }
     }
-}
-
-fn sync_file_system(path: &Path) -> Result<(), LayerError> {
-    let directory = File::open(path).map_err(|source| LayerError::Disk {
-        verb: "open",
-        path: path.to_owned(),
-        source,
-    })?;
-    nix::unistd::syncfs(directory.as_fd())
-        .map_err(|source| LayerError::Sync { path: path.to_owned(), source })
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease};
 use crate::manifest::{self, Descriptor, Document, Manifest, ManifestError, ParsedConfig};
 use crate::reference::{Reference, Target};
-use crate::registry::{Fetched, Registry, RegistryError};
+use crate::registry::{Fetched, Patience, Registry, RegistryError};
 use crate::table;
 use crate::unpack::UnpackError;
 
@@ -176,7 +176,8 @@ async fn pull(
 ) -> Result<Image, PullError> {
     let config = &images.inner.config;
     let directory = config.registry_config_dir.as_deref();
-    let registry = Registry::new(directory, reference, auth, config.stall_timeout)?;
+    let patience = Patience { stall: config.stall_timeout, progress: config.progress_timeout };
+    let registry = Registry::new(directory, reference, auth, patience)?;
     let pull = Pull { images: images.clone(), registry, progress };
     if let Some(image) = pull.known(reference).await? {
         return Ok(image);
@@ -283,9 +284,7 @@ impl Pull {
         drop(getting);
         let mut leases = std::mem::take(&mut kept.leases);
         leases.sort_by_key(|lease| order.iter().position(|id| *id == lease.diff_id()));
-        let restated = self.images.inner.layers.restate(&leases).await?;
-        leases.extend(restated);
-        Ok(leases)
+        Ok(self.images.inner.layers.compose(leases).await?)
     }
 }
 

@@ -31,6 +31,16 @@ pub(crate) struct Registry {
     endpoints: Vec<Endpoint>,
     domain: String,
     repository: String,
+    patience: Patience,
+}
+
+/// How long a registry may keep us waiting.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// For the next byte.
+    pub(crate) stall: Duration,
+    /// For a document, or for so much of a blob that it counts as progress; further tries included.
+    pub(crate) progress: Duration,
 }
 
 /// A document from a registry.
@@ -61,6 +71,8 @@ pub(crate) enum RegistryError {
         #[source]
         source: reqwest::Error,
     },
+    #[error("{url} made no progress in {within:?}")]
+    NoProgress { url: String, within: Duration },
     #[error("the transfer of {url} broke off")]
     Broken {
         url: String,
@@ -109,18 +121,19 @@ impl Registry {
         configuration: Option<&Path>,
         reference: &Reference,
         auth: Option<&Auth>,
-        stall: Duration,
+        patience: Patience,
     ) -> Result<Registry, RegistryError> {
         let hosts = hosts::load(configuration, reference.domain()).map_err(RegistryError::Hosts)?;
         let endpoints = hosts
             .into_iter()
             .filter(|host| host.pull || host.resolve)
-            .map(|host| Endpoint::new(host, reference.path(), auth.cloned(), stall))
+            .map(|host| Endpoint::new(host, reference.path(), auth.cloned(), patience))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Registry {
             endpoints,
             domain: reference.domain().to_owned(),
             repository: reference.path().to_owned(),
+            patience,
         })
     }
 
@@ -161,7 +174,10 @@ impl Registry {
                 continue;
             }
             let path = self.path(index, &format!("manifests/{target}"));
-            match manifest_from(endpoint, &path, expected).await {
+            let within = self.patience.progress;
+            let got = tokio::time::timeout(within, manifest_from(endpoint, &path, expected)).await;
+            let late = |_late| Err(RegistryError::NoProgress { url: endpoint.url(&path), within });
+            match got.unwrap_or_else(late) {
                 Ok(fetched) => return Ok(fetched),
                 Err(error) => failures.push(error),
             }
@@ -183,13 +199,29 @@ impl Registry {
         if failures.is_empty() {
             return last;
         }
-        let before: Vec<String> = failures.iter().map(|e| crate::error::report(e)).collect();
         RegistryError::Everywhere {
             domain: self.domain.clone(),
-            before: before.join("; "),
+            before: told_once(&failures),
             last: Box::new(last),
         }
     }
+}
+
+/// What went wrong, in order; what a host said again and again is told once.
+fn told_once(failures: &[RegistryError]) -> String {
+    let mut told: Vec<(String, u32)> = Vec::new();
+    for failure in failures {
+        let report = crate::error::report(failure);
+        match told.iter_mut().find(|(known, _)| *known == report) {
+            Some((_, times)) => *times += 1,
+            None => told.push((report, 1)),
+        }
+    }
+    let lines = told.into_iter().map(|(report, times)| match times {
+        1 => report,
+        times => format!("{report} ({times} times)"),
+    });
+    lines.collect::<Vec<_>>().join("; ")
 }
 
 /// Manifests are small: what breaks off is asked for again from its beginning.
@@ -198,7 +230,7 @@ async fn manifest_from(
     path: &str,
     expected: Option<Digest>,
 ) -> Result<Fetched, RegistryError> {
-    let url = format!("{}{path}", endpoint.host.base);
+    let url = endpoint.url(path);
     let mut failures = 0;
     let bytes = loop {
         let ask = Ask { path, accept: ACCEPT, from: 0, head: false };
@@ -248,6 +280,7 @@ impl RegistryError {
             },
             RegistryError::Connect { .. }
             | RegistryError::Stalled { .. }
+            | RegistryError::NoProgress { .. }
             | RegistryError::Broken { .. }
             | RegistryError::Short { .. }
             | RegistryError::Realm { .. }

@@ -40,8 +40,9 @@ impl Table {
         self.entries.insert(record.id, Entry { record, image, held });
     }
 
-    /// Forgets an image.
-    pub(crate) fn remove(&mut self, id: &Digest) -> Option<Entry> {
+    /// Takes an image out, unless somebody holds it. In one step: nobody can begin to hold it afterwards.
+    pub(crate) fn take_unheld(&mut self, id: &Digest) -> Option<Entry> {
+        self.entries.get(id).filter(|entry| entry.held == 0)?;
         self.entries.remove(id)
     }
 

@@ -23,10 +23,13 @@ use crate::config::Limits;
 use crate::digest::{Digest, HashingReader};
 
 mod decompress;
+mod links;
 mod recipe;
 mod root;
 
 use decompress::Decompressed;
+use links::Waiting;
+pub(crate) use links::{Link, LinkError, place};
 pub(crate) use recipe::Rebuilt;
 use recipe::{Recorder, Tapped};
 use root::{PlainPath, Root, errno};
@@ -49,6 +52,8 @@ pub(crate) struct Unpacked {
     pub(crate) inodes: u64,
     /// Directories that the layer implies but does not describe.
     pub(crate) implied: Vec<String>,
+    /// Hard links whose targets lower layers have, in the order of the archive.
+    pub(crate) links: Vec<Link>,
 }
 
 /// What a layer has at a path.
@@ -83,8 +88,12 @@ pub(crate) enum UnpackError {
     WhiteoutName { path: String },
     #[error("the layer is refused: {path:?} is a device that hides what lower layers have")]
     WhiteoutDevice { path: String },
-    #[error("the layer is refused: the link {path:?} leads to {target:?}, which the layer does not have")]
+    #[error("the layer is refused: the link {path:?} leads to {target:?}, which cannot be linked")]
     LinkTarget { path: String, target: String },
+    #[error(
+        "the layer is refused: the link {path:?} leads to {target:?}, which comes only later in the layer"
+    )]
+    LinkOrder { path: String, target: String },
     #[error("cannot write {path:?} of the layer")]
     Write {
         path: String,
@@ -137,11 +146,11 @@ fn unpack_recorded<I: BufRead>(
     let mut archive: Stream<I> = Archive::new(Tapped::new(reader, recorder));
     let root =
         Root::open(into).map_err(|source| UnpackError::Write { path: into.display().to_string(), source })?;
-    let mut writer = Writer { root, limits: *limits, bytes: 0, inodes: 0, entries: 0, times: Vec::new() };
+    let mut writer = Writer::new(root, *limits);
     while let Some(entry) = archive.next_entry().map_err(archive_error)? {
         writer.write(&entry, &mut archive)?;
     }
-    let implied = writer.finish();
+    let (implied, links) = writer.finish()?;
     // What follows the archive's end belongs to its digest.
     let mut rest = archive.into_inner();
     loop {
@@ -157,7 +166,7 @@ fn unpack_recorded<I: BufRead>(
         done.map_err(no_recipe)?;
     }
     let diff_id = hashed.finish();
-    Ok(Unpacked { diff_id, bytes: writer.bytes, inodes: writer.inodes, implied })
+    Ok(Unpacked { diff_id, bytes: writer.bytes, inodes: writer.inodes, implied, links })
 }
 
 struct Writer {
@@ -168,11 +177,17 @@ struct Writer {
     entries: u64,
     /// Directories' times, set at the end: every file made in one changes it.
     times: Vec<(PlainPath, Mtime)>,
+    waiting: Waiting,
 }
 
 // === impl Writer ===
 
 impl Writer {
+    fn new(root: Root, limits: Limits) -> Writer {
+        let waiting = Waiting::default();
+        Writer { root, limits, bytes: 0, inodes: 0, entries: 0, times: Vec::new(), waiting }
+    }
+
     fn write<I: BufRead>(&mut self, entry: &Entry, archive: &mut Stream<I>) -> Result<(), UnpackError> {
         self.entries += 1;
         if self.entries > self.limits.layer_entries {
@@ -255,11 +270,25 @@ impl Writer {
     }
 
     fn hard_link(&mut self, path: &PlainPath, target: &[u8]) -> Result<(), UnpackError> {
-        let plain_target = plain(target)?;
-        match self.root.make_hard_link(path, &plain_target) {
-            // Only what this very layer brought can be linked.
-            Err(Errno::ENOENT | Errno::EPERM | Errno::ENOTDIR | Errno::ELOOP) => {
-                Err(UnpackError::LinkTarget { path: path.display(), target: plain_target.display() })
+        let target = plain(target)?;
+        if *path == target {
+            return Ok(());
+        }
+        let made = match self.root.find(&target) {
+            Ok(Some(_)) if !self.waiting.stands_in(&self.root, &target) => {
+                self.root.make_hard_link(path, &target)
+            }
+            Ok(_) if !target.is_root() => {
+                self.inodes += 1;
+                self.waiting.add(&mut self.root, path, &target)
+            }
+            Ok(_) => Err(Errno::EPERM),
+            Err(e) => Err(e),
+        };
+        match made {
+            // No file system links directories.
+            Err(Errno::EPERM) => {
+                Err(UnpackError::LinkTarget { path: path.display(), target: target.display() })
             }
             done => done.map_err(|source| cannot_write(path, source)),
         }
@@ -298,8 +327,9 @@ impl Writer {
         utimensat(at, name, &time, &time, UtimensatFlags::NoFollowSymlink)
     }
 
-    /// Sets what had to wait; gives the directories that were only implied.
-    fn finish(&mut self) -> Vec<String> {
+    /// Sets what had to wait; gives the directories that were only implied, and links that go on waiting.
+    fn finish(&mut self) -> Result<(Vec<String>, Vec<Link>), UnpackError> {
+        let links = std::mem::take(&mut self.waiting).finish(&self.root)?;
         for (path, mtime) in std::mem::take(&mut self.times).into_iter().rev() {
             // A directory that a later entry replaced has no time to set any more.
             if let Ok(directory) = self.root.existing_directory(&path) {
@@ -312,7 +342,7 @@ impl Writer {
         let implied = self.root.take_implied();
         self.inodes += implied.len() as u64;
         self.bytes += implied.len() as u64 * BLOCK;
-        implied.iter().map(PlainPath::display).collect()
+        Ok((implied.iter().map(PlainPath::display).collect(), links))
     }
 }
 

@@ -108,12 +108,19 @@ impl From<&Error> for Status {
     }
 }
 
-/// The kubelet knows a registry that is down by this word before the message.
+/// The kubelet knows a registry that is down by this word before the message. One that refuses does not say whether
+/// it has the image.
 fn message(error: &Error) -> String {
-    match error {
-        Error::Image { source, .. } if source.kind() == ImageErrorKind::Unavailable => {
-            format!("RegistryUnavailable: {}", error.chain())
-        }
+    let kind = match error {
+        Error::Image { source, .. } => Some(source.kind()),
+        _ => None,
+    };
+    match kind {
+        Some(ImageErrorKind::Unavailable) => format!("RegistryUnavailable: {}", error.chain()),
+        Some(ImageErrorKind::Unauthorized) => format!(
+            "pull access denied, the repository does not exist or needs other credentials: {}",
+            error.chain()
+        ),
         _ => error.chain(),
     }
 }
@@ -145,13 +152,13 @@ fn image_code(kind: ImageErrorKind) -> Code {
     match kind {
         ImageErrorKind::NotFound => Code::NotFound,
         ImageErrorKind::Unauthorized => Code::PermissionDenied,
-        ImageErrorKind::Unavailable => Code::Unavailable,
         ImageErrorKind::InvalidReference => Code::InvalidArgument,
         ImageErrorKind::Corrupt => Code::DataLoss,
         ImageErrorKind::Rejected => Code::FailedPrecondition,
         ImageErrorKind::Unsupported => Code::Unimplemented,
         ImageErrorKind::NoSpace => Code::ResourceExhausted,
-        ImageErrorKind::Locked | ImageErrorKind::Io => Code::Unknown,
+        // The kubelet takes a status apart, to find its own words in the message, only when it is unknown.
+        ImageErrorKind::Unavailable | ImageErrorKind::Locked | ImageErrorKind::Io => Code::Unknown,
     }
 }
 

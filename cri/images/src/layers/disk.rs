@@ -2,11 +2,12 @@
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{LayerError, Meta, Pending, sync_file_system};
+use super::{LayerError, Meta, Pending};
 
 /// The unpacked files of a layer.
 pub(super) const FILES: &str = "fs";
@@ -49,10 +50,14 @@ pub(super) fn remove_tree(path: &Path) -> Result<(), LayerError> {
     }
 }
 
+/// What a layer says of itself, wherever and in whatever state it is.
+pub(super) fn read_meta_anywhere(layer: &Path) -> Option<Meta> {
+    serde_json::from_slice(&std::fs::read(layer.join(COMPLETE)).ok()?).ok()
+}
+
 /// What a complete layer says of itself; none if it is not one, or not the one that its name says.
 pub(super) fn read_meta(layer: &Path) -> Option<Meta> {
-    let text = std::fs::read(layer.join(COMPLETE)).ok()?;
-    let meta: Meta = serde_json::from_slice(&text).ok()?;
+    let meta = read_meta_anywhere(layer)?;
     let named = layer.file_name().is_some_and(|name| name == meta.diff_id.short().as_str());
     (named && layer.join(FILES).is_dir()).then_some(meta)
 }
@@ -106,10 +111,21 @@ fn rename(layers: &Path, pending: &Pending) -> Result<(), LayerError> {
     })
 }
 
-fn sync_directory(path: &Path) -> Result<(), LayerError> {
+/// Makes the names in a directory last.
+pub(super) fn sync_directory(path: &Path) -> Result<(), LayerError> {
     File::open(path).and_then(|directory| directory.sync_all()).map_err(|source| LayerError::Disk {
         verb: "sync",
         path: path.to_owned(),
         source,
     })
+}
+
+fn sync_file_system(path: &Path) -> Result<(), LayerError> {
+    let directory = File::open(path).map_err(|source| LayerError::Disk {
+        verb: "open",
+        path: path.to_owned(),
+        source,
+    })?;
+    nix::unistd::syncfs(directory.as_fd())
+        .map_err(|source| LayerError::Sync { path: path.to_owned(), source })
 }

@@ -22,7 +22,7 @@ struct Lower {
 
 impl Layers {
     /// The layer to put on top of these (lowest first), if one is needed.
-    pub(crate) async fn restate(self: &Arc<Layers>, order: &[Lease]) -> Result<Option<Lease>, LayerError> {
+    pub(super) async fn restate(self: &Arc<Layers>, order: &[Lease]) -> Result<Option<Lease>, LayerError> {
         let lowers: Vec<Lower> = order
             .iter()
             .map(|lease| Lower {

@@ -9,7 +9,7 @@ use crate::digest::Digest;
 use crate::unpack::Unpacked;
 
 fn unpacked(diff_id: Digest) -> Unpacked {
-    Unpacked { diff_id, bytes: 4096, inodes: 1, implied: Vec::new() }
+    Unpacked { diff_id, bytes: 4096, inodes: 1, implied: Vec::new(), links: Vec::new() }
 }
 
 async fn add(layers: &Arc<Layers>, name: &str) -> super::Lease {

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 mod authorize;
 mod crash;
+mod links;
+mod remove;
 mod resume;
+mod stall;
 
 use crate::digest::Digest;
 use crate::fixture::{
@@ -39,7 +42,7 @@ fn entries(path: &Path) -> usize {
 async fn nothing_left(root: &Path) {
     let images = root.join("images");
     for _ in 0..200 {
-        if ["layers", "partial", "manifests"].iter().all(|d| entries(&images.join(d)) == 0) {
+        if ["layers", "partial", "rubbish", "manifests"].iter().all(|d| entries(&images.join(d)) == 0) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -332,7 +335,7 @@ async fn bad_layers_are_refused_with_the_reason_and_nothing_is_kept() {
     let wrong = (gzip(&TestTar::new().file("a", b"").finish()), Digest::of(b"something else"));
     let cases = [
         ("climbs", layer(TestTar::new().file("../evil", b"")), ErrorKind::Rejected, "leads out"),
-        ("links", layer(TestTar::new().hard_link("h", "/etc/passwd")), ErrorKind::Rejected, "does not have"),
+        ("links", layer(TestTar::new().hard_link("h", "/etc/passwd")), ErrorKind::Rejected, "is no file of"),
         ("lies", wrong, ErrorKind::Corrupt, "unpacks to"),
         ("noise", (noise(5000), Digest::of(&noise(5000))), ErrorKind::Corrupt, "no tar archive"),
     ];

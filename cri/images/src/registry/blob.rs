@@ -1,8 +1,11 @@
 //! One blob, in pieces: taken up again where it broke off, from the next host if need be, and verified at its end.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode};
+use tokio::time::{Instant, timeout};
 
 use super::endpoint::Ask;
 use super::{Registry, RegistryError, retry};
@@ -27,6 +30,9 @@ pub(crate) struct Blob<'a> {
     failures: Vec<RegistryError>,
     /// Where the last failure was.
     mark: u64,
+    /// Where the last progress was, and how long we waited since.
+    reached: u64,
+    waited: Duration,
 }
 
 // === impl Blob ===
@@ -43,6 +49,8 @@ impl<'a> Blob<'a> {
             host: 0,
             failures: Vec::new(),
             mark: 0,
+            reached: 0,
+            waited: Duration::ZERO,
         }
     }
 
@@ -52,11 +60,19 @@ impl<'a> Blob<'a> {
             if self.offset == self.size {
                 return self.verify().map(|()| None);
             }
-            match self.piece().await {
+            let within = self.registry.patience.progress;
+            // The time that the caller takes with a piece is not the registry's.
+            let began = Instant::now();
+            let piece = timeout(within.saturating_sub(self.waited), self.piece()).await;
+            self.waited += began.elapsed();
+            match piece.unwrap_or_else(|_late| Err(RegistryError::NoProgress { url: self.url(), within })) {
                 Ok(piece) if piece.is_empty() => {}
                 Ok(piece) => {
                     self.hasher.update(&piece);
                     self.offset += piece.len() as u64;
+                    if self.offset >= self.reached + PROGRESS {
+                        (self.reached, self.waited) = (self.offset, Duration::ZERO);
+                    }
                     return Ok(Some(piece));
                 }
                 Err(error) => self.failed(error).await?,
@@ -68,7 +84,7 @@ impl<'a> Blob<'a> {
     pub(crate) fn known(&mut self, piece: &[u8]) {
         self.hasher.update(piece);
         self.offset += piece.len() as u64;
-        self.mark = self.offset;
+        (self.mark, self.reached) = (self.offset, self.offset);
     }
 
     /// The whole of a small blob.
@@ -132,6 +148,10 @@ impl<'a> Blob<'a> {
             || (self.offset > 0 && matches!(error, RegistryError::Connect { .. }));
         let pause = retry::pause(&error, count).or(stalled.then(|| retry::growing(count)));
         let other_host = self.host + 1 < hosts;
+        if matches!(error, RegistryError::NoProgress { .. }) {
+            // Another host, if there is one, has all the time again.
+            self.waited = Duration::ZERO;
+        }
         self.failures.push(error);
         if count >= FAILURES_MAX || !(pause.is_some() || other_host) {
             return Err(self.registry.joined(std::mem::take(&mut self.failures)));
@@ -141,6 +161,7 @@ impl<'a> Blob<'a> {
         }
         if let Some(pause) = pause {
             tokio::time::sleep(pause).await;
+            self.waited += pause;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 
 use super::challenge::{self, Challenge};
 use super::hosts::{Host, is_loopback};
-use super::{RegistryError, token};
+use super::{Patience, RegistryError, token};
 use crate::image::Auth;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -23,6 +23,7 @@ pub(super) struct Endpoint {
     scope: String,
     /// The `Authorization` that was accepted last.
     granted: Mutex<Option<String>>,
+    patience: Patience,
 }
 
 /// One request.
@@ -44,7 +45,7 @@ impl Endpoint {
         host: Host,
         repository: &str,
         auth: Option<Auth>,
-        stall: Duration,
+        patience: Patience,
     ) -> Result<Endpoint, RegistryError> {
         let secure = host.base.starts_with("https:");
         let tls = super::tls::config(&host.tls, secure).map_err(RegistryError::Tls)?;
@@ -64,7 +65,7 @@ impl Endpoint {
             // A connection for each layer: what one loses does not hold up the others.
             .http1_only()
             .connect_timeout(host.dial_timeout.unwrap_or(CONNECT_TIMEOUT))
-            .read_timeout(stall);
+            .read_timeout(patience.stall);
         let url: Option<reqwest::Url> = host.base.parse().ok();
         if url.as_ref().and_then(|url| url.host_str()).is_some_and(is_loopback) {
             builder = builder.no_proxy();
@@ -75,12 +76,24 @@ impl Endpoint {
             _ => None,
         };
         let scope = format!("repository:{repository}:pull");
-        Ok(Endpoint { host, client, auth, scope, granted: Mutex::new(granted) })
+        Ok(Endpoint { host, client, auth, scope, granted: Mutex::new(granted), patience })
     }
 
-    /// Asks, answering one challenge on the way: tokens expire in the middle of long pulls too.
+    /// The address of a path below the base.
+    pub(super) fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.host.base)
+    }
+
+    /// Asks, answering one challenge on the way: tokens expire in the middle of long pulls too. Ends in time, whoever
+    /// stalls: the host, the token service, or another who waits for that.
     pub(super) async fn ask(&self, ask: &Ask<'_>) -> Result<Response, RegistryError> {
-        let url = format!("{}{}", self.host.base, ask.path);
+        let url = self.url(ask.path);
+        let within = self.patience.progress;
+        let answer = tokio::time::timeout(within, self.ask_now(url.clone(), ask)).await;
+        answer.unwrap_or(Err(RegistryError::NoProgress { url, within }))
+    }
+
+    async fn ask_now(&self, url: String, ask: &Ask<'_>) -> Result<Response, RegistryError> {
         let granted = self.granted.lock().await.clone();
         let response = self.send(&url, ask, granted.as_deref()).await?;
         if response.status() != StatusCode::UNAUTHORIZED {

@@ -1,6 +1,6 @@
 //! Finding out how a layer is compressed, and undoing it within limits.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, Chain, Cursor, Read};
 
 use flate2::bufread::MultiGzDecoder;
 
@@ -15,10 +15,13 @@ pub(super) struct Decompressed<R: BufRead> {
 }
 
 enum Decoder<R: BufRead> {
-    Plain(Counted<R>),
-    Gzip(Box<MultiGzDecoder<Counted<R>>>),
-    Zstd(zstd::Decoder<'static, Counted<R>>),
+    Plain(Counted<Whole<R>>),
+    Gzip(Box<MultiGzDecoder<Counted<Whole<R>>>>),
+    Zstd(zstd::Decoder<'static, Counted<Whole<R>>>),
 }
+
+/// The input with its beginning, which was looked at.
+type Whole<R> = Chain<Cursor<Vec<u8>>, R>;
 
 /// Counts what goes into a decoder.
 struct Counted<R> {
@@ -36,9 +39,11 @@ const ZSTD_WINDOW_LOG: u32 = 27;
 impl<R: BufRead> Decompressed<R> {
     /// Looks at the first bytes: media types are often wrong, content is not.
     pub(super) fn new(mut input: R, limits: Limits) -> io::Result<Decompressed<R>> {
-        let head = input.fill_buf()?;
-        let (gzip, zstd) = (head.starts_with(GZIP), head.starts_with(ZSTD) || is_skippable(head));
-        let counted = Counted { input, count: 0 };
+        // A slow line may give a single byte at first.
+        let mut head = Vec::new();
+        input.by_ref().take(ZSTD.len() as u64).read_to_end(&mut head)?;
+        let (gzip, zstd) = (head.starts_with(GZIP), head.starts_with(ZSTD) || is_skippable(&head));
+        let counted = Counted { input: Cursor::new(head).chain(input), count: 0 };
         let decoder = if gzip {
             Decoder::Gzip(Box::new(MultiGzDecoder::new(counted)))
         } else if zstd {

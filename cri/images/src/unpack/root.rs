@@ -178,17 +178,39 @@ impl Root {
         self.replace(path, |at, name| mknodat(at, name, kind, Mode::from_bits_truncate(0o600), device))
     }
 
-    /// Makes another name for a file of this layer. A link is linked itself, not what it leads to; what the layer
-    /// hides is not there.
-    pub(super) fn make_hard_link(&mut self, path: &PlainPath, target: &PlainPath) -> Result<(), Errno> {
-        if path == target {
-            return Ok(());
+    /// What is at a path, of which the last part is not followed. What the layer hides is not there.
+    pub(super) fn find(&self, path: &PlainPath) -> Result<Option<FileStat>, Errno> {
+        let (parent, name) = path.split();
+        let found = self
+            .open_in_root(parent.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY)
+            .and_then(|at| stat_at(at.as_fd(), name));
+        match found {
+            Ok(stat) => Ok(Some(stat).filter(|stat| !is_whiteout(stat))),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => Ok(None),
+            Err(e) => Err(e),
         }
+    }
+
+    /// Where an open file is, by a path without links.
+    pub(super) fn whereabouts(&self, file: impl AsFd) -> Result<PlainPath, Errno> {
+        let path =
+            |fd: BorrowedFd<'_>| nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str());
+        let (root, file) = (path(self.fd.as_fd())?, path(file.as_fd())?);
+        let below = Path::new(&file).strip_prefix(&root).map_err(|_moved| Errno::ENOENT)?;
+        PlainPath::new(below.as_os_str().as_bytes()).ok_or(Errno::ENOENT)
+    }
+
+    /// An attribute of what is at a path, of which the last part is not followed.
+    pub(super) fn attribute(&self, path: &PlainPath, name: &str) -> Option<Vec<u8>> {
+        let (parent, file) = path.split();
+        let at = self.open_in_root(parent.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY).ok()?;
+        xattr::get(Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(file), name).ok()?
+    }
+
+    /// Makes another name for a file. A link is linked itself, not what it leads to.
+    pub(super) fn make_hard_link(&mut self, path: &PlainPath, target: &PlainPath) -> Result<(), Errno> {
         let (target_parent, target_name) = target.split();
         let target_at = self.open_in_root(target_parent.as_path(), OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-        if is_whiteout(&stat_at(target_at.as_fd(), target_name)?) {
-            return Err(Errno::ENOENT);
-        }
         self.replace(path, |at, name| linkat(&target_at, target_name, at, name, LinkatFlags::empty()))
     }
 

@@ -44,6 +44,10 @@ fn a_layer_unpacks_the_same_whatever_its_compression() {
         let unpacked = unpack(blob.as_slice(), into.path(), &Limits::default()).unwrap();
         assert_eq!(unpacked.diff_id, Digest::of(&tar));
         assert_eq!(std::fs::read(into.path().join("d/f")).unwrap(), b"content");
+        // As a line may be that gives a byte at a time.
+        let slow = std::io::BufReader::with_capacity(1, blob.as_slice());
+        let into = tempfile::tempdir().unwrap();
+        assert_eq!(unpack(slow, into.path(), &Limits::default()).unwrap(), unpacked);
     }
 }
 
@@ -200,9 +204,10 @@ fn links_to_what_is_outside_are_neither_followed_nor_linked() {
     let (into, _) = unpacked(TestTar::new().symlink("s", path).file("s", b"mine").directory("s2"));
     assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
     assert_eq!(std::fs::read(into.path().join("s")).unwrap(), b"mine");
-    // An absolute hard link means a file of the layer, which is not there.
-    let (_into, error) = refused(TestTar::new().hard_link("h", path));
-    assert!(matches!(error, UnpackError::LinkTarget { .. }), "{error}");
+    // An absolute hard link means a file of the image, which waits for a layer below that has it.
+    let (into, layer) = unpacked(TestTar::new().hard_link("h", path));
+    assert_eq!(links(&layer), [("h".to_owned(), path.trim_start_matches('/').to_owned())]);
+    assert_eq!(std::fs::read(into.path().join("h")).unwrap(), b"");
     // A directory entry over a link makes a directory; its mode is not given to what the link names.
     let (_into, _) = unpacked(TestTar::new().symlink("d", outside.path().to_str().unwrap()).with(
         b'5',
@@ -212,6 +217,58 @@ fn links_to_what_is_outside_are_neither_followed_nor_linked() {
     ));
     assert_eq!(std::fs::metadata(outside.path()).unwrap().uid(), 0);
     assert_eq!(std::fs::metadata(&secret).unwrap().nlink(), 1);
+}
+
+fn links(layer: &Unpacked) -> Vec<(String, String)> {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_owned()).unwrap();
+    layer.links.iter().map(|link| (text(&link.path), text(&link.target))).collect()
+}
+
+#[test]
+fn links_to_lower_layers_wait_unless_something_comes_in_their_place() {
+    let (into, layer) = unpacked(
+        TestTar::new()
+            .directory("real")
+            .symlink("way", "/real")
+            .hard_link("way/first", "./lower/file")
+            .hard_link("second", "way/first")
+            .hard_link("replaced", "lower/file")
+            .file("replaced", b"mine")
+            .hard_link("over/it", "lower/file")
+            .directory("over/it")
+            .hard_link("gone/x", "lower/file")
+            .file("gone", b"no directory any more")
+            .hard_link("hidden", "lower/file")
+            .file(".wh.hidden", b"")
+            .file(".wh.anew", b"")
+            .hard_link("anew", "lower/file")
+            .hard_link("self", "self"),
+    );
+    let wait = |path: &str, target: &str| (path.to_owned(), target.to_owned());
+    let expected = [
+        wait("real/first", "lower/file"),
+        wait("second", "way/first"),
+        wait("hidden", "lower/file"),
+        wait("anew", "lower/file"),
+    ];
+    assert_eq!(links(&layer), expected);
+    assert_eq!(std::fs::read(into.path().join("replaced")).unwrap(), b"mine");
+    assert!(!into.path().join("self").exists());
+}
+
+#[test]
+fn links_to_what_comes_later_or_cannot_be_linked_are_refused() {
+    for later in [
+        TestTar::new().hard_link("h", "f").file("f", b"later"),
+        TestTar::new().hard_link("h", "later").hard_link("later", "lower/file"),
+    ] {
+        let (_into, error) = refused(later);
+        assert!(matches!(error, UnpackError::LinkOrder { .. }), "{error}");
+    }
+    for directory in [TestTar::new().directory("d").hard_link("h", "d"), TestTar::new().hard_link("h", "/")] {
+        let (_into, error) = refused(directory);
+        assert!(matches!(error, UnpackError::LinkTarget { .. }), "{error}");
+    }
 }
 
 #[test]

@@ -1,0 +1,169 @@
+//! The layers of an image with what they say of each other: hard links to files of lower layers, and attributes of
+//! directories (`restate.rs`).
+//!
+//! A layer may link what it does not bring (`unpack/links.rs`). Layers are shared, and the same one may stand on others
+//! in another image, so its links cannot be made in itself: directly above it comes one more, which has the links with
+//! the files that they lead to. It is what overlayfs writes when the links are made in a mount of the layers, as the
+//! usual applier makes them: a file and its link are one inode, with all that the lower file had. The layer is named by
+//! the digest of all that it stands on, so images share it too; it is counted and removed like any other.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+use super::{LayerError, Layers, Lease, Workshop, disk};
+use crate::config::Limits;
+use crate::digest::Digest;
+use crate::unpack::{Link, LinkError, Unpacked, place};
+
+/// So long may the options of a mount be, the end included.
+const OPTIONS_MAX: usize = 4096;
+
+impl Layers {
+    /// Completes the layers of an image, lowest first: with links between them, and directories restated on top.
+    pub(crate) async fn compose(self: &Arc<Layers>, order: Vec<Lease>) -> Result<Vec<Lease>, LayerError> {
+        let mut leases: Vec<Lease> = Vec::new();
+        for lease in order {
+            let links = self.meta(&lease.diff_id()).map(|meta| meta.links).unwrap_or_default();
+            leases.push(lease);
+            if !links.is_empty() {
+                let ids: Vec<Digest> = leases.iter().map(Lease::diff_id).collect();
+                leases.push(self.linked(ids, links).await?);
+            }
+        }
+        let restated = self.restate(&leases).await?;
+        leases.extend(restated);
+        Ok(leases)
+    }
+
+    /// The layer with the links of the topmost of these.
+    async fn linked(self: &Arc<Layers>, ids: Vec<Digest>, links: Vec<Link>) -> Result<Lease, LayerError> {
+        let layers = self.clone();
+        let name = name(&ids);
+        let lease = self.ensure(name, async move || {
+            let making = tokio::task::spawn_blocking(move || {
+                let workshop = layers.workshop()?;
+                match layers.link(&workshop, &ids, &links) {
+                    Ok(made) => Ok((workshop, Unpacked { diff_id: name, ..made })),
+                    Err(error) => {
+                        workshop.discard();
+                        Err(error)
+                    }
+                }
+            });
+            making.await.map_err(|_panicked| LayerError::Stopped)?
+        });
+        lease.await
+    }
+
+    fn link(&self, workshop: &Workshop, ids: &[Digest], links: &[Link]) -> Result<Unpacked, LayerError> {
+        let Some(layer) = ids.last().copied() else { return Err(LayerError::Stopped) };
+        let [work, view] = ["work", "view"].map(|name| workshop.path.join(name));
+        for path in [&work, &view] {
+            disk::make_private(path)?;
+        }
+        let near = Path::new("..").join("partial").join(workshop.path.file_name().unwrap_or_default());
+        let view_of = View { layers: &self.layers, options: options(&near, ids), at: near.join("view") };
+        if view_of.options.len() >= OPTIONS_MAX {
+            return Err(LayerError::Deep { layer, count: ids.len() });
+        }
+        let failed = |source| LayerError::View { layer, source };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("links".to_owned());
+            let linking = thread.spawn_scoped(scope, || view_of.link(links));
+            let linking = linking.map_err(|_refused| failed(Errno::EAGAIN))?;
+            linking.join().map_err(|_panicked| LayerError::Stopped)?.map_err(failed)
+        })?
+        .map_err(|source| LayerError::Link { layer, source })?;
+        for path in [&work, &view] {
+            disk::remove_tree(path)?;
+        }
+        let files = workshop.files();
+        let mut made = Made::default();
+        made.measure(&files, "").map_err(|source| LayerError::Disk { verb: "read", path: files, source })?;
+        Ok(made.unpacked(layer))
+    }
+}
+
+/// A mount that shows layers as an image does; what is changed goes into the workshop.
+struct View<'a> {
+    layers: &'a Path,
+    options: String,
+    at: PathBuf,
+}
+
+/// What is in the layer that was made.
+#[derive(Default)]
+struct Made {
+    inodes: HashSet<u64>,
+    bytes: u64,
+    directories: Vec<String>,
+}
+
+// === impl View ===
+
+impl View<'_> {
+    /// Makes the links. To be called on a thread of its own: the mount is in a namespace that ends with the thread, so
+    /// that nobody else sees it, and nothing of it is left however this ends.
+    fn link(&self, links: &[Link]) -> Result<Result<(), LinkError>, Errno> {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)?;
+        nix::unistd::chdir(self.layers)?;
+        let flags = MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
+        mount(Some("overlay"), &self.at, Some("overlay"), flags, Some(self.options.as_str()))?;
+        let placed = place(&self.at, links, &Limits::default());
+        umount2(&self.at, MntFlags::empty())?;
+        Ok(placed)
+    }
+}
+
+// === impl Made ===
+
+impl Made {
+    fn measure(&mut self, directory: &Path, below: &str) -> io::Result<()> {
+        for entry in std::fs::read_dir(directory)? {
+            let entry = entry?;
+            let metadata = entry.metadata()?;
+            if self.inodes.insert(metadata.ino()) {
+                self.bytes += metadata.blocks() * 512;
+            }
+            if metadata.is_dir() {
+                let path = format!("{below}{}", entry.file_name().to_string_lossy());
+                self.measure(&entry.path(), &format!("{path}/"))?;
+                self.directories.push(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Its directories are all only implied: they say what those below say.
+    fn unpacked(self, diff_id: Digest) -> Unpacked {
+        let inodes = self.inodes.len() as u64;
+        Unpacked { diff_id, bytes: self.bytes, inodes, implied: self.directories, links: Vec::new() }
+    }
+}
+
+/// The name of the layer with the links of the topmost of these.
+fn name(ids: &[Digest]) -> Digest {
+    let lines = ids.iter().map(|id| format!("{id}\n"));
+    Digest::of(std::iter::once("links of layers\n".to_owned()).chain(lines).collect::<String>().as_bytes())
+}
+
+/// Relative to the directory of all layers, and so as short as they can be.
+fn options(near: &Path, ids: &[Digest]) -> String {
+    let lower: Vec<String> = ids.iter().rev().map(|id| format!("{}/{}", id.short(), disk::FILES)).collect();
+    let (upper, work) = (near.join(disk::FILES), near.join("work"));
+    // Files are copied whole, and carry nothing that only this mount could make sense of.
+    format!(
+        "lowerdir={},upperdir={},workdir={},index=off,metacopy=off,redirect_dir=off",
+        lower.join(":"),
+        upper.display(),
+        work.display()
+    )
+}

@@ -1,0 +1,128 @@
+//! Removals: what a slow disk, a killed process and other calls make of them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{entries, nothing_left, store};
+use crate::Usage;
+use crate::fixture::{TestImage, TestRegistry, TestTar, layer, noise};
+
+fn image() -> TestImage {
+    let files = |from: usize| {
+        (from..from + 300)
+            .fold(TestTar::new(), |tar, n| tar.file(&format!("d{}/{n}", n % 7), &noise(1000 + n)))
+    };
+    TestImage::new(vec![layer(files(0)), layer(files(1000)), layer(files(2000))])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_removed_counts_until_it_is_off_the_disk() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &image()).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let pulled = images.pull(&registry.name("app"), None, None).await.unwrap();
+    let usage = images.usage();
+    // A process that ended between the renaming and the deleting.
+    drop(images);
+    let rubbish = root.path().join("images/rubbish");
+    std::fs::remove_dir_all(root.path().join("images/manifests")).unwrap();
+    for (number, layer) in pulled.layers.iter().enumerate() {
+        std::fs::rename(layer.parent().unwrap(), rubbish.join(number.to_string())).unwrap();
+    }
+    let images = store(root.path()).await;
+    // At any moment what is told is not less than what is there.
+    while entries(&rubbish) > 0 {
+        let left = entries(&rubbish);
+        let told = images.usage();
+        assert!(told.bytes <= usage.bytes && (told.bytes > 0 || entries(&rubbish) < left), "{told:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    images.settled().await;
+    assert_eq!(images.usage(), Usage::default());
+    // And the same image comes again as ever.
+    assert_eq!(images.pull(&registry.name("app"), None, None).await.unwrap().layers, pulled.layers);
+    assert_eq!(images.usage(), usage);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_pulled_again_while_its_layers_are_deleted() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &image()).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let name = registry.name("app");
+    for _ in 0..5 {
+        let pulled = images.pull(&name, None, None).await.unwrap();
+        // As soon as the store forgot it, without waiting for the disk.
+        let removing = images.remove(&name);
+        assert!(
+            tokio::time::timeout(Duration::from_millis(20), removing).await.is_err()
+                || !pulled.layers[0].exists()
+        );
+        let again = images.pull(&name, None, None).await.unwrap();
+        assert_eq!(std::fs::read(again.layers[0].join("d0/2002")).unwrap(), noise(3002));
+        images.remove(&name).await.unwrap();
+    }
+    images.settled().await;
+    nothing_left(root.path()).await;
+}
+
+/// The layers that are there are those of images that are listed, each whole.
+fn consistent(images: &crate::Images, root: &Path) {
+    let layers = entries(&root.join("images/layers"));
+    let listed = images.list();
+    assert_eq!(layers, listed.iter().map(|image| image.layers.len()).sum::<usize>());
+    for layer in listed.iter().flat_map(|image| &image.layers) {
+        assert_eq!(std::fs::read_dir(layer).unwrap().count(), 7, "{}", layer.display());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn removals_pulls_and_holders_at_once_agree() {
+    let registry = TestRegistry::start().await;
+    let id = image().id();
+    registry.push("app", "latest", &image()).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = Arc::new(store(root.path()).await);
+    let name = registry.name("app");
+    for round in 0..8 {
+        images.pull(&name, None, None).await.unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        for n in 0..5 {
+            let (images, name, id) = (images.clone(), name.clone(), id.clone());
+            tasks.spawn(async move {
+                let by = if n % 2 == 0 { &name } else { &id };
+                images.remove(by).await.unwrap();
+            });
+        }
+        for n in 0..3 {
+            let (images, id) = (images.clone(), id.clone());
+            tasks.spawn(async move {
+                tokio::time::sleep(Duration::from_micros(300 * n)).await;
+                // Who has it has all of it, for as long as he wants.
+                let Ok(held) = images.hold(&id) else { return };
+                for _ in 0..3 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    assert!(held.image().layers.iter().all(|layer| layer.join("d0").is_dir()));
+                }
+            });
+        }
+        if round % 2 == 0 {
+            let (images, name) = (images.clone(), name.clone());
+            tasks.spawn(async move {
+                images.pull(&name, None, None).await.unwrap();
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        if images.get(&name).is_some() {
+            consistent(&images, root.path());
+        }
+        images.remove(&name).await.unwrap();
+        assert!(images.list().is_empty());
+    }
+    nothing_left(root.path()).await;
+}

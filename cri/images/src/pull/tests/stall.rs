@@ -1,0 +1,146 @@
+//! Registries that accept and then keep us waiting, at every phase of a pull.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+
+use super::{entries, nothing_left};
+use crate::digest::Digest;
+use crate::fixture::{Fault, Line, TestImage, TestRegistry, TestTar, layer, noise};
+use crate::{ErrorKind, Images, ImagesConfig};
+
+async fn impatient(root: &Path, hosts: Option<&Path>) -> Images {
+    let config = ImagesConfig {
+        stall_timeout: Duration::from_millis(300),
+        progress_timeout: Duration::from_millis(1200),
+        registry_config_dir: hosts.map(Path::to_owned),
+        ..ImagesConfig::new(root)
+    };
+    Images::open(config).await.unwrap()
+}
+
+/// Pulls what will not come; gives what was said, in time.
+async fn given_up(images: &Images, name: &str) -> String {
+    let began = Instant::now();
+    let error = images.pull(name, None, None).await.unwrap_err();
+    // Two documents and a blob, each with its time, on a busy machine.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}: {}", began.elapsed(), error.report());
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.report());
+    error.report()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pull_that_makes_no_progress_ends_wherever_it_stands() {
+    let registry = TestRegistry::start().await;
+    let image = TestImage::new(vec![layer(TestTar::new().file("noise", &noise(6 << 20)))]);
+    registry.push("big", "latest", &image).await;
+    let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
+    let cases: [(&str, Fault, &str); 8] = [
+        ("/manifests/", Fault::Stall(0), "nothing for too long"),
+        ("/manifests/", Fault::Stall(20), "nothing for too long"),
+        ("/manifests/", Fault::Stall(400), "nothing for too long"),
+        ("/manifests/", Fault::Drip(0), "no progress in 1.2s"),
+        (&config, Fault::Stall(0), "no progress in 1.2s"),
+        (&blob, Fault::Stall(0), "no progress in 1.2s"),
+        (&blob, Fault::Stall(3000), "no progress in 1.2s"),
+        (&blob, Fault::Drip(20_000), "no progress in 1.2s"),
+    ];
+    for (part, fault, said) in cases {
+        let root = tempfile::tempdir().unwrap();
+        let images = impatient(root.path(), None).await;
+        let (part, what) = (part.to_owned(), fault.clone());
+        let line = Line::to(registry.address(), move |head, _| {
+            let first = head.lines().next().unwrap();
+            if first.starts_with("GET") && first.contains(&part) { fault.clone() } else { Fault::Pass }
+        })
+        .await;
+        let report = given_up(&images, &line.name("big")).await;
+        assert!(report.contains(said) && report.contains(line.address()), "{what:?}: {report}");
+        nothing_left(root.path()).await;
+        assert!(entries(&root.path().join("images/resume")) <= 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_token_service_is_given_up_for_all_who_wait_for_it() {
+    let registry = TestRegistry::start().await;
+    let layers = (0..3).map(|n| layer(TestTar::new().file("f", format!("{n}").as_bytes()))).collect();
+    registry.push("app", "latest", &TestImage::new(layers)).await;
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let realm = silent.local_addr().unwrap();
+    for path in ["/manifests/", "/blobs/"] {
+        let line = Line::to(registry.address(), move |head, _| match head.contains(path) {
+            true => Fault::Reply(format!(
+                "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"http://{realm}/token\",service=\"s\"\r\n\
+                 content-length: 0\r\n\r\n"
+            )),
+            false => Fault::Pass,
+        })
+        .await;
+        let root = tempfile::tempdir().unwrap();
+        let images = impatient(root.path(), None).await;
+        let report = given_up(&images, &line.name("app")).await;
+        assert!(report.contains(&format!("a token from http://{realm}/token")), "{report}");
+        nothing_left(root.path()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hosts_that_accept_and_say_nothing_are_given_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap();
+    let hosts = tempfile::tempdir().unwrap();
+    std::fs::create_dir(hosts.path().join("r.example")).unwrap();
+    for (scheme, said) in [("http", "nothing for too long"), ("https", "cannot reach")] {
+        let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"100ms\"\n");
+        std::fs::write(hosts.path().join("r.example/hosts.toml"), text).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let images = impatient(root.path(), Some(hosts.path())).await;
+        let report = given_up(&images, "r.example/app").await;
+        assert!(report.contains(said) && report.contains(&address.to_string()), "{report}");
+        nothing_left(root.path()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mirror_that_stalls_is_left_for_the_server_and_every_host_has_its_say() {
+    let registry = TestRegistry::start().await;
+    let image = TestImage::small("x");
+    registry.push("app", "latest", &image).await;
+    let not_found = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n";
+    let absent = Line::to(registry.address(), move |_, _| Fault::Reply(not_found.into())).await;
+    let stalling = Line::to(registry.address(), |_, _| Fault::Drip(0)).await;
+    let forbidding = Line::to(registry.address(), |_, _| {
+        let body = r#"{"errors":[{"code":"DENIED","message":"not yours"}]}"#;
+        Fault::Reply(format!("HTTP/1.1 403 Forbidden\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+    })
+    .await;
+    let hosts = tempfile::tempdir().unwrap();
+    let write = |server: &str, mirrors: &[&str]| {
+        let directory = hosts.path().join("r.example");
+        std::fs::create_dir_all(&directory).unwrap();
+        let mirrors: String = mirrors.iter().map(|mirror| format!("[host.\"http://{mirror}\"]\n")).collect();
+        std::fs::write(directory.join("hosts.toml"), format!("server = \"http://{server}\"\n{mirrors}"))
+            .unwrap();
+    };
+    let root = tempfile::tempdir().unwrap();
+    let images = impatient(root.path(), Some(hosts.path())).await;
+    write(registry.address(), &[stalling.address(), absent.address()]);
+    assert_eq!(images.pull("r.example/app", None, None).await.unwrap().id, image.id());
+    images.remove("r.example/app").await.unwrap();
+    let dead = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    for (server, kind, last) in [
+        (dead.as_str(), ErrorKind::Unavailable, "cannot reach"),
+        (forbidding.address(), ErrorKind::Unauthorized, "403 Forbidden (DENIED: not yours)"),
+        (absent.address(), ErrorKind::NotFound, "404 Not Found"),
+    ] {
+        write(server, &[absent.address()]);
+        let error = images.pull("r.example/app", None, None).await.unwrap_err();
+        let report = error.report();
+        assert_eq!(error.kind(), kind, "{report}");
+        let (first, second) = report.split_once("; at last").unwrap();
+        assert!(first.contains(absent.address()) && first.contains("404 Not Found"), "{report}");
+        assert!(second.contains(server) && second.contains(last), "{report}");
+    }
+}
