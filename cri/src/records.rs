@@ -12,6 +12,7 @@ use tracing::warn;
 
 use crate::error::Error;
 use crate::runtime::RuntimeConfig;
+use crate::selinux::Labels;
 
 const VERSION: u32 = 1;
 const FILE: &str = "record.json";
@@ -42,6 +43,9 @@ pub(crate) struct SandboxRecord {
     /// The pod's addresses, the first one first.
     #[serde(default)]
     pub(crate) addresses: Vec<String>,
+    /// Its SELinux labels, where it has any.
+    #[serde(default)]
+    pub(crate) selinux: Option<Labels>,
 }
 
 /// How far a container has come.
@@ -94,6 +98,9 @@ pub(crate) struct ContainerRecord {
     /// Whether its spec has hooks that the runtime itself runs: after its start and after its end.
     #[serde(default)]
     pub(crate) late_hooks: bool,
+    /// Its SELinux labels, where it has any.
+    #[serde(default)]
+    pub(crate) selinux: Option<Labels>,
     /// Pid of its first process, 0 before it was created.
     #[serde(default)]
     pub(crate) pid: i32,
@@ -208,6 +215,7 @@ impl SandboxRecord {
             created_at,
             config,
             addresses: Vec::new(),
+            selinux: None,
         }
     }
 }

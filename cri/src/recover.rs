@@ -171,6 +171,7 @@ impl Runtime {
         let held = held.collect();
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &record.sandbox_id);
         locked(&self.inner.names).insert(name, record.id.clone());
+        self.inner.selinux.hold(&record.id, record.selinux.as_ref());
         let container = Container::new(record, held);
         if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
             container.exited(exit_record(&container, exit));
@@ -187,6 +188,7 @@ impl Runtime {
     async fn recover_sandbox(&self, record: SandboxRecord, shim: Option<(Shim, State)>) {
         let name = sandbox::name(&record.config.metadata.clone().unwrap_or_default());
         locked(&self.inner.names).insert(name, record.id.clone());
+        self.inner.selinux.hold(&record.id, record.selinux.as_ref());
         let id = record.id.clone();
         let mut died = false;
         let known: HashSet<String> = match shim {

@@ -19,6 +19,7 @@ use crate::events::Events;
 use crate::host::Host;
 use crate::records::Records;
 use crate::sandbox::Sandbox;
+use crate::selinux::Selinux;
 use crate::stream::Tokens;
 use crate::table::Table;
 
@@ -62,6 +63,7 @@ pub(crate) struct Inner {
     /// What cgroups are called.
     pub(crate) layout: Layout,
     pub(crate) default_profile: DefaultProfile,
+    pub(crate) selinux: Selinux,
     pub(crate) records: Records,
     pub(crate) sandboxes: Table<Sandbox>,
     pub(crate) containers: Table<Container>,
@@ -122,6 +124,7 @@ impl Runtime {
             cgroups,
             layout,
             default_profile: DefaultProfile::default(),
+            selinux: Selinux::look(),
             records,
             sandboxes: Table::default(),
             containers: Table::default(),

@@ -16,6 +16,8 @@ use crate::shim_client::Shim;
 pub(crate) enum Step {
     /// A reserved name.
     Name(String),
+    /// The level of a sandbox's or container's SELinux labels.
+    Level(String),
     /// A sandbox's directory with its record.
     SandboxRecord(String),
     /// A sandbox's shim.
@@ -93,6 +95,10 @@ impl Step {
         match self {
             Self::Name(name) => {
                 locked(&inner.names).remove(&name);
+                Ok(())
+            }
+            Self::Level(id) => {
+                inner.selinux.release(&id);
                 Ok(())
             }
             Self::SandboxRecord(id) => inner.records.remove_sandbox(&id),

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use coracle_cni::{Network, NetworkConfig};
+use coracle_cri::labels_containers;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::settings::Node;
@@ -129,6 +130,11 @@ fn optional() -> Vec<Finding> {
         let cost = Cost::Loses("the default AppArmor profile, unless it is loaded otherwise");
         finding("apparmor_parser", cost, exists("/sbin/apparmor_parser"))
     });
+    let selinux = exists("/sys/fs/selinux/enforce").is_ok().then(|| {
+        let cost = Cost::Loses("containers run without SELinux labels of their own");
+        let named = labels_containers().then_some(()).ok_or_else(|| "the policy names none".to_owned());
+        finding("SELinux labels of containers", cost, named)
+    });
     let all = vec![
         finding(
             resource,
@@ -150,7 +156,7 @@ fn optional() -> Vec<Finding> {
             exists("/dev/net/tun"),
         ),
     ];
-    all.into_iter().chain(parser).collect()
+    all.into_iter().chain(parser).chain(selinux).collect()
 }
 
 /// Makes a whole pod network in a namespace of its own, which goes with the thread.

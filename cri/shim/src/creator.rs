@@ -45,6 +45,7 @@ use crate::kernel;
 use crate::overlay::{self, OverlayError};
 use crate::report::{Speaker, Word};
 use crate::seccomp;
+use crate::selinux;
 use crate::setup;
 use crate::stdio::Ends;
 use crate::user_namespace::UserNamespace;
@@ -206,7 +207,9 @@ fn take_cgroup(spec: &mut Spec) -> Result<(String, Option<Scope>), CreateError> 
 /// What is mounted ahead: volumes that need a stage; and for a pod with a user namespace, whose root may not, all
 /// that is not the container's own. Returns where the root file system is.
 fn mount_all(plan: &Plan<'_>, spec: &mut Spec, way: Way) -> Result<PathBuf, CreateError> {
+    let label = selinux::mount_label(spec).map(str::to_owned);
     let wanted = stage::Wanted {
+        label: label.as_deref(),
         dir: plan.dir,
         pod_dir: plan.pod_dir,
         host_mounts: plan.host_mounts,
@@ -215,7 +218,7 @@ fn mount_all(plan: &Plan<'_>, spec: &mut Spec, way: Way) -> Result<PathBuf, Crea
     };
     // The library has it in the shim's mount namespace: it goes when that goes.
     if let (Some(overlay), None, Way::Library) = (plan.rootfs, plan.user, way) {
-        overlay::mount_at_target(overlay).map_err(CreateError::Rootfs)?;
+        overlay::mount_at_target(overlay, selinux::mount_label(spec)).map_err(CreateError::Rootfs)?;
     }
     propagation::prepare(spec);
     let stage = stage::Stage::enter(spec, &wanted).map_err(CreateError::Stage)?;

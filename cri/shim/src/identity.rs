@@ -12,6 +12,7 @@ use libcontainer::{apparmor, capabilities};
 
 use crate::kernel;
 use crate::seccomp::Filter;
+use crate::selinux;
 
 mod home;
 
@@ -26,6 +27,8 @@ pub(crate) enum IdentityError {
     User { uid: u32, gid: u32, source: io::Error },
     #[error("apply the AppArmor profile")]
     Apparmor(#[source] Box<dyn std::error::Error>),
+    #[error("take the SELinux label {label:?}")]
+    Selinux { label: String, source: io::Error },
     #[error("set the capabilities")]
     Capabilities(#[source] Box<dyn std::error::Error>),
     #[error("forbid new privileges")]
@@ -39,6 +42,10 @@ pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<C
     let (uid, gid) = (process.user().uid(), process.user().gid());
     if let Some(profile) = process.apparmor_profile() {
         apparmor::apply_profile(profile).map_err(|error| IdentityError::Apparmor(error.into()))?;
+    }
+    if let Some(label) = process.selinux_label().as_ref().filter(|label| !label.is_empty()) {
+        let failed = |source| IdentityError::Selinux { label: label.clone(), source };
+        selinux::exec_as(label).map_err(failed)?;
     }
     if let Some(umask) = process.user().umask() {
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));

@@ -31,6 +31,8 @@ struct OpenHow {
 }
 
 const RESOLVE_IN_ROOT: u64 = 0x10;
+const RESOLVE_NO_XDEV: u64 = 0x01;
+const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
 const RESOLVE_NO_SYMLINKS: u64 = 0x04;
 
 fn check(result: c_long) -> io::Result<c_int> {
@@ -176,6 +178,11 @@ pub(crate) fn hide_from_proc() -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, 0)
 }
 
+/// Takes [`hide_from_proc`] back.
+pub(crate) fn show_in_proc() -> io::Result<()> {
+    prctl(libc::PR_SET_DUMPABLE, 1)
+}
+
 fn prctl(option: c_int, argument: usize) -> io::Result<()> {
     // SAFETY: the options used here take an integer, or a string that outlives the call.
     check(c_long::from(unsafe { libc::prctl(option, argument, 0, 0, 0) })).map(drop)
@@ -265,6 +272,12 @@ pub(crate) fn open_plain_in_root(root: impl AsFd, path: &Path, flags: c_int) -> 
     open_at(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS)
 }
 
+/// Opens what is below a directory and on the same mount: nothing that is mounted over it, or that a magic link
+/// leads to.
+pub(crate) fn open_same_mount(directory: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
+    open_at(directory, path, flags, RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS)
+}
+
 fn open_at(root: impl AsFd, path: &Path, flags: c_int, resolve: u64) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let flags = u64::try_from(flags | libc::O_CLOEXEC).map_err(io::Error::other)?;
@@ -279,6 +292,14 @@ fn open_at(root: impl AsFd, path: &Path, flags: c_int, resolve: u64) -> io::Resu
             std::mem::size_of::<OpenHow>(),
         )
     })
+}
+
+/// fsetxattr(2): an extended attribute of an open file.
+pub(crate) fn set_attribute(file: impl AsFd, name: &std::ffi::CStr, value: &[u8]) -> io::Result<()> {
+    let file = file.as_fd().as_raw_fd();
+    // SAFETY: the string outlives the call, and so does the value, whose length is given.
+    let set = unsafe { libc::fsetxattr(file, name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
+    check(c_long::from(set)).map(drop)
 }
 
 /// fsopen(2): a new, empty file system configuration.
@@ -313,6 +334,11 @@ pub(crate) fn fs_set_flag(fs: &OwnedFd, key: &std::ffi::CStr) -> io::Result<()> 
         libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), FSCONFIG_SET_FLAG, key.as_ptr(), none, 0)
     })
     .map(drop)
+}
+
+/// Has all files of the new file system carry an SELinux label.
+pub(crate) fn fs_label(fs: &OwnedFd, label: Option<&str>) -> io::Result<()> {
+    label.map_or(Ok(()), |label| fs_set(fs, c"context", Path::new(label)))
 }
 
 pub(crate) fn fs_create(fs: &OwnedFd) -> io::Result<()> {

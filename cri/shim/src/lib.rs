@@ -26,6 +26,7 @@ mod overlay;
 mod program;
 mod report;
 mod seccomp;
+mod selinux;
 mod setup;
 mod shim;
 mod stdio;

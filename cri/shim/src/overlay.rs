@@ -24,20 +24,27 @@ pub(crate) enum OverlayError {
     Attach { target: PathBuf, source: io::Error },
 }
 
-/// Mounts it at its target, in the caller's mount namespace.
-pub(crate) fn mount_at_target(overlay: &Overlay) -> Result<(), OverlayError> {
+/// Mounts it at its target, in the caller's mount namespace; all files have the SELinux label, if there is one.
+pub(crate) fn mount_at_target(overlay: &Overlay, label: Option<&str>) -> Result<(), OverlayError> {
     let target = Path::new(&overlay.target);
     std::fs::create_dir_all(target)
         .map_err(|source| OverlayError::Target { path: target.to_owned(), source })?;
-    match overlay.lower.as_slice() {
+    match (overlay.lower.as_slice(), label) {
         // One layer and nothing above: overlayfs wants two, and a bind is enough.
-        [layer] if overlay.upper.is_empty() => bind_read_only(Path::new(layer), target),
-        layers => match configure(layers, overlay) {
+        ([layer], None) if overlay.upper.is_empty() => bind_read_only(Path::new(layer), target),
+        // But a bind takes no label. The second layer is the mount point, which is empty.
+        ([layer], Some(_)) if overlay.upper.is_empty() => {
+            let lower = vec![layer.clone(), overlay.target.clone()];
+            mount_at_target(&Overlay { lower, ..overlay.clone() }, label)
+        }
+        (layers, _) => match configure(layers, overlay, label) {
             Ok(mounted) => kernel::attach_mount(&mounted, target)
                 .map_err(|source| OverlayError::Attach { target: target.to_owned(), source }),
             // An overlayfs older than Linux 6.7 does not know `lowerdir+`, and says so only at the end.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => classic::mount(overlay, target)
-                .map_err(|source| OverlayError::Configure { layers: layers.len(), source }),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                classic::mount(overlay, target, label)
+                    .map_err(|source| OverlayError::Configure { layers: layers.len(), source })
+            }
             Err(source) => Err(OverlayError::Configure { layers: layers.len(), source }),
         },
     }
@@ -45,7 +52,7 @@ pub(crate) fn mount_at_target(overlay: &Overlay) -> Result<(), OverlayError> {
 
 /// The new mount API takes one layer a call, so that no number of layers is too long; the string
 /// of mount(2) ends at a page.
-fn configure(layers: &[String], overlay: &Overlay) -> io::Result<OwnedFd> {
+fn configure(layers: &[String], overlay: &Overlay, label: Option<&str>) -> io::Result<OwnedFd> {
     let fs = kernel::fs_open(c"overlay")?;
     add_layers(&fs, layers)?;
     if !overlay.upper.is_empty() {
@@ -56,6 +63,7 @@ fn configure(layers: &[String], overlay: &Overlay) -> io::Result<OwnedFd> {
         // A kernel before 5.10 does not know it and is merely slow.
         let _ = kernel::fs_set_flag(&fs, c"volatile");
     }
+    kernel::fs_label(&fs, label)?;
     kernel::fs_create(&fs)?;
     // A root that is read-only for its container stays writable here: mount points are still to be
     // made in it. The container library makes it read-only by the spec's `root.readonly`.

@@ -16,6 +16,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use crate::cgroup::{self, CgroupError, Hierarchy};
 use crate::host_mounts::HostMounts;
 use crate::kernel::{self, Fork};
+use crate::selinux;
 use crate::user_namespace::{self, Inside, Mapping, UserNamespace, UserNamespaceError};
 use crate::wire::Listener;
 
@@ -253,7 +254,8 @@ fn mount_shared_memory(config: &SandboxConfig, user: Option<&UserNamespace>) -> 
     fs::create_dir_all(path).map_err(failed)?;
     let size = if config.shm_size == 0 { DEFAULT_SHM } else { config.shm_size };
     let (uid, gid) = user.map_or((0, 0), |user| user.mapping.root());
-    let options = format!("mode=1777,size={size},uid={uid},gid={gid}");
+    let label = Some(config.mount_label.as_str()).filter(|label| !label.is_empty());
+    let options = selinux::with_context(&format!("mode=1777,size={size},uid={uid},gid={gid}"), label);
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("shm"), path, Some("tmpfs"), flags, Some(options.as_str()))
         .map_err(|errno| failed(errno.into()))

@@ -1,13 +1,11 @@
-//! AppArmor and SELinux: which profile a container gets, and what is refused. Pure.
+//! AppArmor: which profile a container gets, and what is refused. Pure.
 //!
 //! A profile by name is applied where the kernel has AppArmor and the profile is loaded, and refused
 //! everywhere else: a container must not run with less than it asks for. `RuntimeDefault` means our own, which
-//! is loaded first, or another default that is there; on a machine without AppArmor there is none. SELinux options have no effect
-//! where SELinux is not enabled, as with every runtime; where it is they are refused, since containers
-//! are not labelled yet.
+//! is loaded first, or another default that is there; on a machine without AppArmor there is none.
 
+use coracle_proto::cri::LinuxContainerSecurityContext;
 use coracle_proto::cri::security_profile::ProfileType;
-use coracle_proto::cri::{LinuxContainerSecurityContext, SeLinuxOption};
 
 use super::apparmor::NAME;
 
@@ -20,7 +18,6 @@ const DEFAULTS: [&str; 3] = [NAME, "cri-containerd.apparmor.d", "containers-defa
 pub(crate) struct Modules {
     /// The loaded AppArmor profiles; none without AppArmor.
     pub(crate) apparmor: Option<Vec<String>>,
-    pub(crate) selinux: bool,
 }
 
 // === impl Modules ===
@@ -33,7 +30,7 @@ impl Modules {
             let list = std::fs::read_to_string("/sys/kernel/security/apparmor/profiles").unwrap_or_default();
             list.lines().map(|line| profile_name(line).to_owned()).collect()
         });
-        Self { apparmor, selinux: std::path::Path::new("/sys/fs/selinux/enforce").exists() }
+        Self { apparmor }
     }
 }
 
@@ -95,15 +92,6 @@ fn wanted(security: &LinuxContainerSecurityContext) -> Result<(Option<ProfileTyp
     }
 }
 
-/// Refuses labels where they would mean something.
-pub(crate) fn check_selinux(options: Option<&SeLinuxOption>, modules: &Modules) -> Result<(), String> {
-    let wanted = options.is_some_and(|options| *options != SeLinuxOption::default());
-    if wanted && modules.selinux {
-        return Err("containers are not labelled on this node, where SELinux is enabled".to_owned());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use coracle_proto::cri::SecurityProfile;
@@ -116,7 +104,7 @@ mod tests {
     }
 
     fn loaded(names: &[&str]) -> Modules {
-        Modules { apparmor: Some(names.iter().map(|name| (*name).to_owned()).collect()), selinux: false }
+        Modules { apparmor: Some(names.iter().map(|name| (*name).to_owned()).collect()) }
     }
 
     #[test]
@@ -148,12 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_refused_where_they_mean_something() {
-        let label = SeLinuxOption { level: "s0".into(), ..Default::default() };
-        assert!(check_selinux(Some(&label), &Modules::default()).is_ok());
-        let enabled = Modules { selinux: true, ..Default::default() };
-        assert!(check_selinux(Some(&label), &enabled).is_err());
-        assert!(check_selinux(Some(&SeLinuxOption::default()), &enabled).is_ok());
+    fn a_loaded_profiles_name_is_all_but_its_mode() {
         assert_eq!(profile_name("a (b) (enforce)"), "a (b)");
     }
 }

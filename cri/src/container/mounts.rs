@@ -7,6 +7,7 @@ use coracle_proto::cri::{self, MountPropagation, NamespaceMode};
 use oci_spec::runtime::Mount;
 
 use super::oci_spec::Facts;
+use crate::sandbox::files::POD_FILES;
 use crate::sandbox::{namespaces, user_namespace};
 
 /// Root propagation and mounts of a container.
@@ -59,9 +60,10 @@ fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
 fn pod_files(facts: &Facts<'_>) -> Vec<Mount> {
     let read_only = facts.security().is_some_and(|security| security.readonly_rootfs);
     let access = if read_only { "ro" } else { "rw" };
-    [("/etc/hosts", "hosts"), ("/etc/hostname", "hostname"), ("/etc/resolv.conf", "resolv.conf")]
-        .map(|(inside, name)| bind(inside, &facts.sandbox.dir.join(name), &["rbind", "rprivate", access]))
-        .into()
+    let file = |name: &str| {
+        bind(&format!("/etc/{name}"), &facts.sandbox.dir.join(name), &["rbind", "rprivate", access])
+    };
+    POD_FILES.map(file).into()
 }
 
 fn volume(volume: &cri::Mount) -> Mount {

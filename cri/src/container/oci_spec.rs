@@ -18,6 +18,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::sandbox::namespaces;
 use crate::sandbox::user_namespace::Mapping;
+use crate::selinux::Labels;
 
 /// Everything that a spec is made of.
 #[derive(Debug, Clone)]
@@ -37,6 +38,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) seccomp_file: Option<LinuxSeccomp>,
     /// The AppArmor profile, which is loaded.
     pub(crate) apparmor: Option<String>,
+    /// The SELinux labels of its processes and mounts.
+    pub(crate) selinux: Option<&'a Labels>,
 }
 
 /// What a spec takes from the sandbox.
@@ -108,6 +111,8 @@ fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Erro
     process.set_capabilities(Some(oci_capabilities(caps)));
     process.set_rlimits(None);
     process.set_apparmor_profile(facts.apparmor.clone());
+    let label = facts.selinux.and_then(|labels| labels.process.as_ref());
+    process.set_selinux_label(label.map(ToString::to_string));
     // The container library fails to load a seccomp profile when this is `false` rather than absent.
     let no_new_privileges = facts.security().is_some_and(|security| security.no_new_privs);
     process.set_no_new_privileges(no_new_privileges.then_some(true));
@@ -140,6 +145,8 @@ fn oci_capabilities(sets: &capabilities::Sets) -> LinuxCapabilities {
 
 fn linux(facts: &Facts<'_>, kept: &[String], propagation: &str) -> Result<Linux, Error> {
     let mut linux = Linux::default();
+    let label = facts.selinux.and_then(|labels| labels.mount.as_ref());
+    linux.set_mount_label(label.map(ToString::to_string));
     linux.set_namespaces(Some(namespaces_of(facts)));
     if let Some(mapping) = facts.mapping() {
         let (uids, gids) = mapping.to_oci();

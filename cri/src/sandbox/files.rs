@@ -3,6 +3,9 @@
 
 use coracle_proto::cri::DnsConfig;
 
+/// What they are called in the sandbox's directory; in a container they are below `/etc`.
+pub(crate) const POD_FILES: [&str; 3] = ["hosts", "hostname", "resolv.conf"];
+
 /// `/etc/resolv.conf` for a DNS configuration; none means the node's own file.
 pub(crate) fn resolv_conf(dns: &DnsConfig) -> Option<String> {
     if dns.servers.is_empty() && dns.searches.is_empty() && dns.options.is_empty() {

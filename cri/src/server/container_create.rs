@@ -75,6 +75,9 @@ impl Runtime {
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &sandbox.id);
         self.reserve(&name, &id)?;
         undo.push(Step::Name(name));
+        undo.push(Step::Level(id.clone()));
+        let pod = (sandbox.config(), sandbox.record.selinux.as_ref());
+        record.selinux = inner.selinux.label_container(&id, &record.config, pod)?;
         undo.push(Step::ContainerRecord(id.clone()));
         inner.records.write_container(&record)?;
         coracle_fault::point("create.recorded");
@@ -82,6 +85,7 @@ impl Runtime {
         undo.push(Step::Cgroup(record.cgroup.clone()));
         self.load_default_profile(&record.config).await?;
         let mut spec = self.make_spec(sandbox, &live, &record, &image)?;
+        self.relabel_volumes(sandbox, &record).await?;
         let _pass = inner.nri.pass().await;
         self.adjust((sandbox, &live), &mut record, &mut spec, undo).await?;
         check_limits(&spec, inner.host.unified)?;
@@ -160,6 +164,7 @@ impl Runtime {
             gid: user.gid.into(),
             groups: user.groups.iter().map(|gid| i64::from(*gid)).collect(),
             late_hooks: false,
+            selinux: None,
             pid: 0,
             config,
             id,
@@ -224,6 +229,7 @@ impl Runtime {
             devices: &nodes,
             seccomp_file: seccomp_file(&config)?,
             apparmor: apparmor(&config)?,
+            selinux: record.selinux.as_ref(),
         };
         let mut spec = oci_spec(&facts)?;
         cdi::requested(&config)
@@ -336,13 +342,9 @@ fn security(config: &cri::ContainerConfig) -> cri::LinuxContainerSecurityContext
     config.linux.as_ref().and_then(|linux| linux.security_context.clone()).unwrap_or_default()
 }
 
-/// The AppArmor profile; and refuses SELinux options that would have no effect.
+/// The AppArmor profile.
 fn apparmor(config: &cri::ContainerConfig) -> Result<Option<String>, Error> {
-    let security = security(config);
-    let modules = Modules::look();
-    confinement::check_selinux(security.selinux_options.as_ref(), &modules)
-        .map_err(|why| Error::invalid("selinux_options", why))?;
-    confinement::apparmor(&security, &modules).map_err(|why| Error::invalid("apparmor", why))
+    confinement::apparmor(&security(config), &Modules::look()).map_err(|why| Error::invalid("apparmor", why))
 }
 
 fn seccomp_file(config: &cri::ContainerConfig) -> Result<Option<LinuxSeccomp>, Error> {

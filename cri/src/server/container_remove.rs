@@ -48,6 +48,7 @@ impl Runtime {
         self.discard_layer(&container.id);
         coracle_fault::point("remove.forgotten");
         self.inner.containers.remove(&container.id);
+        self.inner.selinux.release(&container.id);
         let metadata = container.record.config.metadata.clone().unwrap_or_default();
         locked(&self.inner.names).remove(&container::name(&metadata, &container.record.sandbox_id));
         self.event(&container.record.sandbox_id, &container.id, ContainerDeletedEvent);

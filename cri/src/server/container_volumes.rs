@@ -7,7 +7,11 @@ use coracle_proto::{cri, shim};
 
 use super::container_create::{image_error, make_dir};
 use crate::error::Error;
+use crate::records::ContainerRecord;
 use crate::runtime::Runtime;
+use crate::sandbox::Sandbox;
+use crate::sandbox::files::POD_FILES;
+use crate::selinux::relabel;
 
 impl Runtime {
     /// Finds the images that are volumes, notes which they are, and keeps their layers.
@@ -42,6 +46,35 @@ impl Runtime {
                 })
             })
             .collect()
+    }
+
+    /// Gives the container's label to the pod's files and to the volumes that are to be relabelled. Those that are
+    /// large take their time, beside all else.
+    pub(super) async fn relabel_volumes(
+        &self,
+        sandbox: &Sandbox,
+        record: &ContainerRecord,
+    ) -> Result<(), Error> {
+        let label = record.selinux.as_ref().and_then(|labels| labels.mount.as_ref());
+        let Some(label) = label.map(ToString::to_string) else { return Ok(()) };
+        let dir = self.inner.records.sandbox_dir(&sandbox.id);
+        let files = POD_FILES.map(|name| dir.join(name));
+        let volumes =
+            record.config.mounts.iter().filter(|mount| mount.selinux_relabel && mount.image.is_none());
+        let paths: Vec<PathBuf> =
+            files.into_iter().chain(volumes.map(|mount| PathBuf::from(&mount.host_path))).collect();
+        let work = move || {
+            paths.iter().try_for_each(|path| {
+                // No link leads to what is the node's own.
+                let labelled = path.canonicalize().and_then(|path| relabel(&path, &label));
+                labelled.map_err(Error::file("relabel", path))
+            })
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|error| Error::Kernel {
+            doing: "relabel volumes",
+            source: std::io::Error::other(error),
+        })?
     }
 }
 

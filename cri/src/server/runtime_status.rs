@@ -74,6 +74,7 @@ impl Runtime {
             "cgroups": if host.unified { "v2" } else { "v1" },
             "hugetlb": host.hugetlb,
             "apparmor": apparmor::describe(),
+            "selinux": self.inner.selinux.describe(),
             "capabilities": host.capabilities,
             "oomScoreFloor": host.oom_floor,
         });

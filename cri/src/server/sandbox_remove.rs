@@ -33,6 +33,7 @@ impl Runtime {
         if self.inner.sandboxes.remove(&sandbox.id).is_some() {
             let metadata = sandbox.config().metadata.clone().unwrap_or_default();
             locked(&self.inner.names).remove(&sandbox::name(&metadata));
+            self.inner.selinux.release(&sandbox.id);
             self.event_of(&sandbox, &sandbox.id, ContainerDeletedEvent);
         }
         Ok(cri::RemovePodSandboxResponse {})

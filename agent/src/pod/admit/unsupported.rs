@@ -4,6 +4,7 @@
 //! Two kinds of fields are told elsewhere: a volume of a kind that is not served keeps its pod waiting, with a
 //! `FailedMount` event (`volume.rs`), as upstream has it; a sysctl that is not safe is refused by `sysctls.rs`.
 
+use coracle_cri::labels_containers;
 use k8s_openapi::api::core::v1::{
     Affinity, Container, LifecycleHandler, Pod, PodSpec, Probe, SeccompProfile, Volume,
 };
@@ -45,7 +46,7 @@ const POD_FIELDS: [PodField; 17] = [
         profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
     }),
     ("spec.securityContext.seLinuxOptions", Then::Tell, |s| {
-        s.security_context.as_ref().is_some_and(|c| c.se_linux_options.is_some())
+        s.security_context.as_ref().is_some_and(|c| c.se_linux_options.is_some()) && !labels_containers()
     }),
     ("spec.securityContext.seccompProfile", Then::Refuse, |s| {
         bad_seccomp(s.security_context.as_ref().and_then(|c| c.seccomp_profile.as_ref()))
@@ -87,7 +88,7 @@ const CONTAINER_FIELDS: [ContainerField; 18] = [
         profile.is_some_and(|p| p.type_ == "RuntimeDefault") && !has_apparmor()
     }),
     ("securityContext.seLinuxOptions", Then::Tell, |c| {
-        c.security_context.as_ref().is_some_and(|s| s.se_linux_options.is_some())
+        c.security_context.as_ref().is_some_and(|s| s.se_linux_options.is_some()) && !labels_containers()
     }),
     ("securityContext.seccompProfile", Then::Refuse, |c| {
         bad_seccomp(c.security_context.as_ref().and_then(|s| s.seccomp_profile.as_ref()))

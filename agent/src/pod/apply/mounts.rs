@@ -55,9 +55,7 @@ impl Job {
         id: &str,
         env: &[(String, String)],
     ) -> Result<cri::Mount, MountError> {
-        let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        let named = volumes.into_iter().find(|volume: &&Volume| volume.name == mount.name);
-        let reference = named.and_then(|volume| volume.image.as_ref()?.reference.clone());
+        let reference = self.named(mount).and_then(|volume| volume.image.as_ref()?.reference.clone());
         Ok(cri::Mount {
             container_path: absolute(&mount.mount_path),
             readonly: true,
@@ -70,6 +68,11 @@ impl Job {
             mount_options: mount.bind_mount_options.clone().unwrap_or_default(),
             ..cri::Mount::default()
         })
+    }
+
+    fn named(&self, mount: &VolumeMount) -> Option<&Volume> {
+        let mut volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        volumes.find(|volume| volume.name == mount.name)
     }
 
     fn volume_mount(
@@ -106,6 +109,7 @@ impl Job {
             readonly: mount.read_only == Some(true) || volumes.read_only(&mount.name),
             recursive_read_only: recursive_read_only(mount, recursive)?,
             mount_options: mount.bind_mount_options.clone().unwrap_or_default(),
+            selinux_relabel: self.named(mount).is_some_and(is_the_pods),
             propagation: match mount.mount_propagation.as_deref() {
                 Some("HostToContainer") => cri::MountPropagation::PropagationHostToContainer.into(),
                 Some("Bidirectional") => cri::MountPropagation::PropagationBidirectional.into(),
@@ -114,6 +118,15 @@ impl Job {
             ..cri::Mount::default()
         })
     }
+}
+
+/// Whether a volume's files were made for its pod, and may carry the pod's SELinux label. Upstream's rule.
+fn is_the_pods(volume: &Volume) -> bool {
+    volume.empty_dir.is_some()
+        || volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.projected.is_some()
+        || volume.downward_api.is_some()
 }
 
 /// Whether all that is mounted in the volume is to be read-only too. The rules are those of

@@ -278,6 +278,7 @@ fn bind(to: &str, from: &std::path::Path) -> cri::Mount {
     cri::Mount {
         container_path: to.to_owned(),
         host_path: from.to_string_lossy().into_owned(),
+        selinux_relabel: true,
         ..cri::Mount::default()
     }
 }

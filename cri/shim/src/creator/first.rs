@@ -25,6 +25,7 @@ use crate::overlay::{self, OverlayError};
 use crate::program;
 use crate::report::{Speaker, Word};
 use crate::seccomp::Filter;
+use crate::selinux;
 
 /// What it was forked with.
 pub(super) struct First<'a> {
@@ -167,7 +168,8 @@ fn separate(first: &First<'_>) -> Result<OwnedFd, FirstError> {
     }
     let path = match first.root {
         Root::Layers(overlay) => {
-            overlay::mount_at_target(overlay).map_err(FirstError::Overlay)?;
+            overlay::mount_at_target(overlay, selinux::mount_label(first.spec))
+                .map_err(FirstError::Overlay)?;
             Path::new(&overlay.target)
         }
         Root::Directory(path) => {
@@ -187,8 +189,9 @@ fn propagation(spec: &Spec) -> &str {
 
 /// Everything that the container finds in its root.
 fn furnish(first: &First<'_>, process: &Process, root: BorrowedFd<'_>) -> Result<(), FirstError> {
+    let label = selinux::mount_label(first.spec);
     for entry in first.spec.mounts().iter().flatten() {
-        mounts::mount(root, entry)?;
+        mounts::mount(root, entry, label)?;
     }
     let nodes = if first.plan.user.is_some() { Nodes::Bound } else { Nodes::Made };
     devices::fill(root, first.spec, nodes)?;

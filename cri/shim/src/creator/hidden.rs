@@ -8,6 +8,7 @@ use libcontainer::oci_spec::runtime::Spec;
 use nix::sys::stat::{fstat, makedev};
 
 use crate::kernel::{self, Depth, READ_ONLY, READ_ONLY_DATA};
+use crate::selinux;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HiddenError {
@@ -26,6 +27,7 @@ pub(super) fn hide(root: BorrowedFd<'_>, spec: &Spec) -> Result<(), HiddenError>
             protect(&place).map_err(failed)?;
         }
     }
+    let label = selinux::mount_label(spec);
     let mut empty = None;
     for path in linux.masked_paths().iter().flatten().map(Path::new) {
         let failed = |source| HiddenError::Mask { path: path.to_owned(), source };
@@ -37,7 +39,7 @@ pub(super) fn hide(root: BorrowedFd<'_>, spec: &Spec) -> Result<(), HiddenError>
             (true, Some(first)) => kernel::copy_mount_at(first, Depth::One)
                 .and_then(|copy| kernel::attach_mount_at(&copy, place)),
             (true, None) => {
-                let first = empty.insert(empty_directory().map_err(failed)?);
+                let first = empty.insert(empty_directory(label).map_err(failed)?);
                 kernel::attach_mount_at(first, place)
             }
         };
@@ -68,11 +70,12 @@ fn host_null() -> io::Result<OwnedFd> {
     if is_null { Ok(null) } else { Err(io::Error::other("it is another device")) }
 }
 
-fn empty_directory() -> io::Result<OwnedFd> {
+fn empty_directory(label: Option<&str>) -> io::Result<OwnedFd> {
     let fs = kernel::fs_open(c"tmpfs")?;
     kernel::fs_set(&fs, c"source", Path::new("tmpfs"))?;
     kernel::fs_set(&fs, c"nr_blocks", Path::new("1"))?;
     kernel::fs_set(&fs, c"nr_inodes", Path::new("1"))?;
+    kernel::fs_label(&fs, label)?;
     kernel::fs_create(&fs)?;
     let mount = kernel::fs_mount(&fs, false)?;
     kernel::set_attributes(&mount, READ_ONLY, Depth::One)?;

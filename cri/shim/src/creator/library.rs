@@ -14,6 +14,7 @@ use super::{CreateError, Plan};
 use crate::kernel;
 use crate::program;
 use crate::report::{Speaker, Word};
+use crate::selinux;
 
 /// Makes the container of the config.json in the plan's directory, and returns its first process.
 pub(super) fn build(plan: &Plan<'_>, speaker: Speaker) -> Result<i32, CreateError> {
@@ -62,6 +63,14 @@ impl Executor for Runner {
         kernel::reset_signals();
         // A pod ends with its shim. After the change of ids, which would clear it.
         let _ = kernel::die_with_parent();
+        let label = spec.process().as_ref().and_then(|process| process.selinux_label().as_ref());
+        if let Some(label) = label.filter(|label| !label.is_empty())
+            && let Err(error) = selinux::exec_as(label)
+        {
+            let message = format!("take the SELinux label {label:?}: {error}");
+            self.speaker.say(&Word::Failed(Kind::Internal, message));
+            kernel::leave(255)
+        }
         let args = spec.process().as_ref().and_then(|process| process.args().clone()).unwrap_or_default();
         let env: Vec<CString> = std::env::vars_os()
             .filter_map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok())

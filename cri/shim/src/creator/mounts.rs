@@ -15,6 +15,7 @@ use nix::sys::statfs::{FsType, PROC_SUPER_MAGIC, fstatfs, statfs};
 
 use super::place::{self, Kind};
 use crate::kernel::{self, Attributes, Depth};
+use crate::selinux;
 
 /// Files of /proc that may be covered, for those who show a container its own limits there. Anything else
 /// mounted in /proc would deceive whoever trusts it. The list is runc's.
@@ -67,13 +68,13 @@ pub(super) enum MountError {
     Attach { at: PathBuf, source: io::Error },
 }
 
-/// Mounts one entry of a spec.
-pub(super) fn mount(root: BorrowedFd<'_>, entry: &Mount) -> Result<(), MountError> {
+/// Mounts one entry of a spec, whose files have the SELinux label.
+pub(super) fn mount(root: BorrowedFd<'_>, entry: &Mount, label: Option<&str>) -> Result<(), MountError> {
     let at = entry.destination();
     let why = |error: &dyn std::error::Error| MountError::Options { at: at.clone(), why: error.to_string() };
     let options = parse_mount(entry).map_err(|error| why(&error))?;
     let (tree, kind) =
-        if is_bind(entry) { bind(entry)? } else { (create(entry, &options)?, Kind::Directory) };
+        if is_bind(entry) { bind(entry)? } else { (create(entry, &options, label)?, Kind::Directory) };
     let failed = |source| MountError::Attributes { at: at.clone(), source };
     let attributes = attributes(options.flags.bits(), at);
     if attributes != Attributes::default() {
@@ -115,7 +116,7 @@ fn bind(entry: &Mount) -> Result<(OwnedFd, Kind), MountError> {
     Ok((tree, kind))
 }
 
-fn create(entry: &Mount, options: &MountOptionConfig) -> Result<OwnedFd, MountError> {
+fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Result<OwnedFd, MountError> {
     // The entry of v1 hierarchies was replaced by one for each.
     let kind = match entry.typ().as_deref().unwrap_or_default() {
         "cgroup" => "cgroup2",
@@ -131,8 +132,14 @@ fn create(entry: &Mount, options: &MountOptionConfig) -> Result<OwnedFd, MountEr
                 None => kernel::fs_set_flag(&fs, &CString::new(option.as_str())?)?,
             }
         }
+        kernel::fs_label(&fs, selinux::context_of(kind, label))?;
         kernel::fs_create(&fs)?;
-        kernel::fs_mount(&fs, false)
+        let tree = kernel::fs_mount(&fs, false)?;
+        // Of the pod's ipc namespace, and mounted before: as runc does it.
+        if let Some(label) = label.filter(|_| kind == "mqueue") {
+            selinux::label_root(&tree, label)?;
+        }
+        Ok(tree)
     };
     make().map_err(|source| MountError::Create {
         kind: kind.to_owned(),

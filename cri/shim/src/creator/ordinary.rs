@@ -14,16 +14,12 @@ pub(super) fn is_ordinary(spec: &Spec) -> bool {
 }
 
 fn is_ordinary_process(process: &Process) -> bool {
-    process.io_priority().is_none()
-        && process.scheduler().is_none()
-        && process.exec_cpu_affinity().is_none()
-        && process.selinux_label().is_none()
+    process.io_priority().is_none() && process.scheduler().is_none() && process.exec_cpu_affinity().is_none()
 }
 
 fn is_ordinary_linux(linux: &Linux) -> bool {
     let propagation = linux.rootfs_propagation().as_deref();
     linux.net_devices().is_none()
-        && linux.mount_label().is_none()
         && linux.intel_rdt().is_none()
         && linux.memory_policy().is_none()
         && linux.personality().is_none()

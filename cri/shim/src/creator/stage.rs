@@ -26,6 +26,7 @@ use super::propagation::{self, Propagation, PropagationError};
 use crate::host_mounts::HostMounts;
 use crate::kernel;
 use crate::overlay::{self, OverlayError};
+use crate::selinux;
 use crate::user_namespace::{self, Inside, Mapping, UserNamespace, UserNamespaceError};
 
 /// Where a stage for everybody may lie: directories of the Filesystem Hierarchy Standard that nothing here
@@ -68,6 +69,8 @@ pub(super) struct Wanted<'a> {
     pub(super) host_mounts: &'a HostMounts,
     pub(super) user: Option<&'a UserNamespace>,
     pub(super) images: &'a [ImageVolume],
+    /// The SELinux label of what is mounted.
+    pub(super) label: Option<&'a str>,
 }
 
 /// A directory that no propagation leaves.
@@ -76,6 +79,7 @@ pub(super) struct Stage {
     at: PathBuf,
     /// Where it will be when the library looks.
     seen: PathBuf,
+    label: Option<String>,
 }
 
 // === impl Wanted ===
@@ -111,9 +115,10 @@ impl Stage {
         };
         unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed(errno.into()))?;
         fs::create_dir_all(&at).map_err(failed)?;
-        mount(Some("stage"), &at, Some("tmpfs"), MsFlags::empty(), Some("mode=755"))
+        let options = selinux::with_context("mode=755", wanted.label);
+        mount(Some("stage"), &at, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
             .map_err(|errno| failed(errno.into()))?;
-        Ok(Some(Self { at, seen }))
+        Ok(Some(Self { at, seen, label: wanted.label.map(str::to_owned) }))
     }
 
     /// Mounts the root file system with the ids of the user namespace, and says where it is now and
@@ -129,7 +134,7 @@ impl Stage {
             target: at.to_string_lossy().into_owned(),
             ..overlay.clone()
         };
-        overlay::mount_at_target(&mapped).map_err(StageError::Root)?;
+        overlay::mount_at_target(&mapped, self.label.as_deref()).map_err(StageError::Root)?;
         Ok((at, self.seen.join("root")))
     }
 
@@ -186,8 +191,8 @@ impl Stage {
         let sub_path = image.sub_path.trim_matches('/');
         let whole = self.at.join(if sub_path.is_empty() { name.to_owned() } else { format!("{name}-image") });
         let target = whole.to_string_lossy().into_owned();
-        overlay::mount_at_target(&Overlay { lower, target, ..Overlay::default() })
-            .map_err(StageError::Image)?;
+        let mounted = Overlay { lower, target, ..Overlay::default() };
+        overlay::mount_at_target(&mounted, self.label.as_deref()).map_err(StageError::Image)?;
         if sub_path.is_empty() {
             return Ok(());
         }

@@ -9,25 +9,27 @@ use std::path::{Component, Path, PathBuf};
 use coracle_proto::shim::Overlay;
 use nix::mount::MsFlags;
 
+use crate::selinux;
+
 /// What the kernel reads of the options, the zero at their end included, on every architecture at least.
 const PAGE: usize = 4096;
 /// Spares every unmount a flush of the upper file system; of Linux 5.10.
 const VOLATILE: &str = ",volatile";
 
 /// Mounts it at `target`. The caller is a process of one thread: the working directory changes meanwhile.
-pub(super) fn mount(overlay: &Overlay, target: &Path) -> io::Result<()> {
+pub(super) fn mount(overlay: &Overlay, target: &Path, label: Option<&str>) -> io::Result<()> {
     let here = std::fs::File::open(".")?;
     let base = common(overlay);
     nix::unistd::chdir(&base)?;
-    let mounted = mount_from(&base, overlay, target);
+    let mounted = mount_from(&base, overlay, target, label);
     nix::unistd::fchdir(&here)?;
     mounted
 }
 
-fn mount_from(base: &Path, overlay: &Overlay, target: &Path) -> io::Result<()> {
+fn mount_from(base: &Path, overlay: &Overlay, target: &Path, label: Option<&str>) -> io::Result<()> {
     let flags = if overlay.upper.is_empty() { MsFlags::MS_RDONLY } else { MsFlags::empty() };
     let overlayfs = Some("overlay");
-    let options = options(base, overlay);
+    let options = selinux::with_context(&options(base, overlay), label);
     // The kernel would take the first page, and a root of fewer layers that may not even be written to.
     if options.len() + VOLATILE.len() >= PAGE {
         return Err(io::Error::from_raw_os_error(libc::E2BIG));
@@ -103,7 +105,7 @@ mod tests {
         let layers: Vec<String> = (0..200).map(|layer| format!("/state/layers/{layer:016}/fs")).collect();
         let layers: Vec<&str> = layers.iter().map(String::as_str).collect();
         let refused =
-            mount_from(Path::new("/state"), &overlay(&layers, "/state/upper"), Path::new("/absent"));
+            mount_from(Path::new("/state"), &overlay(&layers, "/state/upper"), Path::new("/absent"), None);
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::E2BIG));
     }
 

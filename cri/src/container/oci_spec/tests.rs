@@ -66,6 +66,7 @@ fn spec_of(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> Value {
         devices: &[],
         seccomp_file: None,
         apparmor: None,
+        selinux: None,
     };
     serde_json::to_value(oci_spec(&facts).expect("spec")).expect("json")
 }

@@ -1,0 +1,106 @@
+//! SELinux labels: what a program becomes, and what is mounted for it.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use libcontainer::oci_spec::runtime::Spec;
+use nix::sys::stat::fstat;
+use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
+
+use crate::kernel;
+
+/// File systems that take a label for all of their files, in a user namespace too.
+const LABELLED: [&str; 4] = ["overlay", "tmpfs", "devpts", "ramfs"];
+/// The inode of a proc's root directory, whichever proc it is.
+const PROC_ROOT: u64 = 1;
+
+/// The label of what is mounted for a container.
+pub(crate) fn mount_label(spec: &Spec) -> Option<&str> {
+    spec.linux().as_ref()?.mount_label().as_deref().filter(|label| !label.is_empty())
+}
+
+/// The label that a new file system of this type is given when it is mounted. What shows the kernel's own objects is
+/// labelled by the policy.
+pub(crate) fn context_of<'a>(kind: &str, label: Option<&'a str>) -> Option<&'a str> {
+    label.filter(|_| LABELLED.contains(&kind))
+}
+
+/// The options of mount(2) with a label, whose commas would end it.
+pub(crate) fn with_context(options: &str, label: Option<&str>) -> String {
+    match label {
+        None => options.to_owned(),
+        Some(label) if options.is_empty() => format!("context=\"{label}\""),
+        Some(label) => format!("{options},context=\"{label}\""),
+    }
+}
+
+/// The program that this process becomes next has the label.
+///
+/// # Errors
+/// The policy forbids it or does not know the label, or /proc is not what it should be.
+pub(crate) fn exec_as(label: &str) -> io::Result<()> {
+    match set_exec(label) {
+        // Files in /proc of a process that hides belong to the node's root, which one of another user, or of a user
+        // namespace, is not.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            kernel::show_in_proc()?;
+            let set = set_exec(label);
+            kernel::hide_from_proc()?;
+            set
+        }
+        set => set,
+    }
+}
+
+/// Nothing that a container has mounted over its /proc takes the label in its place.
+fn set_exec(label: &str) -> io::Result<()> {
+    let proc = File::open("/proc")?;
+    let is_proc = fstatfs(&proc)?.filesystem_type() == PROC_SUPER_MAGIC && fstat(&proc)?.st_ino == PROC_ROOT;
+    if !is_proc {
+        return Err(io::Error::other("/proc is something else"));
+    }
+    let file = kernel::open_same_mount(&proc, Path::new("thread-self/attr/exec"), libc::O_WRONLY)?;
+    File::from(file).write_all(label.as_bytes())
+}
+
+/// Labels the root directory of a file system that takes no label when it is mounted.
+pub(crate) fn label_root(tree: impl AsFd, label: &str) -> io::Result<()> {
+    let root = kernel::open_same_mount(tree, Path::new("."), libc::O_RDONLY | libc::O_DIRECTORY)?;
+    match kernel::set_attribute(&root, c"security.selinux", label.as_bytes()) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTSUP) => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_file_systems_of_the_containers_own_are_labelled() {
+        assert_eq!(context_of("tmpfs", Some("u:r:t")), Some("u:r:t"));
+        for kind in ["proc", "sysfs", "mqueue", "cgroup2", "bind"] {
+            assert_eq!(context_of(kind, Some("u:r:t")), None, "{kind}");
+        }
+        assert_eq!(context_of("tmpfs", None), None);
+    }
+
+    #[test]
+    fn a_label_with_commas_is_one_option() {
+        assert_eq!(with_context("mode=1777", Some("u:r:t:s0:c1,c2")), "mode=1777,context=\"u:r:t:s0:c1,c2\"");
+        assert_eq!(with_context("", Some("u:r:t")), "context=\"u:r:t\"");
+        assert_eq!(with_context("mode=755", None), "mode=755");
+    }
+
+    #[test]
+    fn a_spec_without_a_label_has_none() {
+        let spec = |label: &str| -> Spec {
+            let json = serde_json::json!({"ociVersion": "1.2.0", "linux": {"mountLabel": label}});
+            serde_json::from_value(json).unwrap()
+        };
+        assert_eq!(mount_label(&spec("u:r:t")), Some("u:r:t"));
+        assert_eq!(mount_label(&spec("")), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! Whether SELinux is enabled, and what its policy says of containers.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use nix::sys::statfs::{FsType, statfs};
+use nix::sys::statvfs::{FsFlags, statvfs};
+use tracing::{info, warn};
+
+use super::label::{Defaults, Label};
+
+/// Where the kernel shows it, as selinux(8) and all its tools have it.
+const MOUNT: &str = "/sys/fs/selinux";
+/// `SELINUX_MAGIC` of statfs(2).
+const MAGIC: FsType = FsType(0xf97c_ff8c);
+/// Which policy is used.
+const CONFIG: &str = "/etc/selinux/config";
+/// The labels of containers: where container-selinux has them, and below a policy's own directory.
+const SHARED_CONTEXTS: &str = "/usr/share/containers/selinux/contexts";
+const OWN_CONTEXTS: &str = "contexts/lxc_contexts";
+
+/// A policy that knows containers.
+#[derive(Debug)]
+pub(super) struct Policy {
+    pub(super) defaults: Defaults,
+}
+
+// === impl Policy ===
+
+impl Policy {
+    /// None where SELinux is not enabled, or where the policy names no labels of containers, which is said.
+    pub(super) fn look() -> Option<Self> {
+        match read()? {
+            Ok(defaults) => {
+                let (process, file) = (&defaults.process, &defaults.file);
+                info!(%process, %file, "SELinux is enabled: containers are labelled");
+                Some(Self { defaults })
+            }
+            Err(error) => {
+                warn!(
+                    error,
+                    "SELinux is enabled, but its policy names no labels of containers: they have none"
+                );
+                None
+            }
+        }
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let enforcing = fs::read_to_string(Path::new(MOUNT).join("enforce"));
+        let mode = if enforcing.is_ok_and(|text| text.trim() == "1") { "enforcing" } else { "permissive" };
+        format!("on, {mode}, containers are {}", self.defaults.process)
+    }
+
+    /// Asks the kernel whether the policy has such a label.
+    pub(super) fn check(&self, label: &Label) -> io::Result<()> {
+        fs::write(Path::new(MOUNT).join("context"), label.to_string())
+    }
+}
+
+/// Whether containers are labelled on this machine: the kernel has SELinux, and its policy names their labels.
+#[must_use]
+pub fn labels_containers() -> bool {
+    matches!(read(), Some(Ok(_)))
+}
+
+/// The labels that the policy names; none where SELinux is not enabled.
+fn read() -> Option<Result<Defaults, String>> {
+    if !is_enabled() {
+        return None;
+    }
+    let text = fs::read_to_string(SHARED_CONTEXTS).or_else(|_none| {
+        let config = fs::read_to_string(CONFIG)?;
+        let name = setting(&config, "SELINUXTYPE").unwrap_or_default().to_owned();
+        fs::read_to_string(Path::new("/etc/selinux").join(name).join(OWN_CONTEXTS))
+    });
+    Some(text.map_err(|error| error.to_string()).and_then(|text| defaults(&text)))
+}
+
+/// Whether the kernel has SELinux with a policy, and it can be reached.
+pub(super) fn is_enabled() -> bool {
+    let is_there = statfs(MOUNT).is_ok_and(|found| found.filesystem_type() == MAGIC)
+        && statvfs(MOUNT).is_ok_and(|found| !found.flags().contains(FsFlags::ST_RDONLY));
+    // Before a policy is loaded, everything is this and no more.
+    is_there
+        && fs::read_to_string("/proc/self/attr/current")
+            .is_ok_and(|label| label.trim_end_matches('\0') != "kernel")
+}
+
+fn defaults(text: &str) -> Result<Defaults, String> {
+    let named = |name: &str| {
+        let label = setting(text, name).filter(|label| !label.is_empty());
+        label.ok_or_else(|| format!("{name} is not named"))?.parse()
+    };
+    Ok(Defaults { process: named("process")?, file: named("file")? })
+}
+
+/// The value of a line `name = "value"`.
+fn setting<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';']));
+    let mut pairs = lines.filter_map(|line| line.split_once('='));
+    pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_policys_own_file_names_the_labels() {
+        let text = "# of containers\nprocess = \"system_u:system_r:container_t:s0\"\n\
+            content = \"system_u:object_r:virt_var_lib_t:s0\"\nfile = \"system_u:object_r:container_file_t:s0\"\n";
+        let found = defaults(text).expect("labels");
+        assert_eq!(found.process.to_string(), "system_u:system_r:container_t:s0");
+        assert_eq!(found.file.to_string(), "system_u:object_r:container_file_t:s0");
+        assert!(defaults("process = \"u:r:t\"").expect_err("no file").contains("file"));
+        assert!(defaults("process = \"\"\nfile = \"u:r:t\"").is_err());
+    }
+
+    #[test]
+    fn settings_are_read_past_comments() {
+        let config = "# SELINUXTYPE=old\nSELINUX=enforcing\nSELINUXTYPE=default\n";
+        assert_eq!(setting(config, "SELINUXTYPE"), Some("default"));
+        assert_eq!(setting(config, "SELINUX"), Some("enforcing"));
+        assert_eq!(setting("", "SELINUX"), None);
+    }
+}

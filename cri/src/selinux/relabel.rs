@@ -1,0 +1,132 @@
+//! Files that become a container's: labelled with all that is below them.
+//!
+//! By descriptors throughout: whoever can write there already must not lead us elsewhere by a link.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, fstat};
+
+const ATTRIBUTE: &str = "security.selinux";
+/// No tree is as deep, unless somebody makes one to exhaust us.
+const DEPTH_MAX: usize = 200;
+
+/// What is the node's, however it comes to be a volume. The list is that of every runtime (go-selinux's).
+const NEVER: [&str; 24] = [
+    "/",
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/etc/passwd",
+    "/etc/pki",
+    "/etc/shadow",
+    "/home",
+    "/lib",
+    "/lib64",
+    "/media",
+    "/opt",
+    "/proc",
+    "/root",
+    "/run",
+    "/sbin",
+    "/srv",
+    "/sys",
+    "/tmp",
+    "/usr",
+    "/var",
+    "/var/lib",
+    "/var/log",
+];
+
+/// Labels `path`, which holds no links, and all that is below it. File systems that have no labels are left as
+/// they are; what goes meanwhile is gone.
+///
+/// # Errors
+/// Also for a directory of the node's own.
+pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
+    if is_the_nodes(path) {
+        let why = format!("{} is the node's own and is not relabelled", path.display());
+        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    }
+    let flags = libc::O_PATH | libc::O_NOFOLLOW;
+    let top =
+        std::os::unix::fs::OpenOptionsExt::custom_flags(File::options().read(true), flags).open(path)?;
+    walk(&top.into(), label, 0)
+}
+
+fn is_the_nodes(path: &Path) -> bool {
+    // Components have no slash at the end, and nothing doubled.
+    let clean: PathBuf = path.components().collect();
+    NEVER.iter().any(|never| clean == Path::new(never))
+        || std::env::var_os("HOME").is_some_and(|home| !home.is_empty() && clean == Path::new(&home))
+}
+
+fn walk(place: &OwnedFd, label: &str, depth: usize) -> io::Result<()> {
+    if depth > DEPTH_MAX {
+        return Err(io::Error::other(format!("there are more than {DEPTH_MAX} directories in one another")));
+    }
+    let by_number = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
+    set(&by_number, label)?;
+    if fstat(place)?.st_mode & libc::S_IFMT != libc::S_IFDIR {
+        return Ok(());
+    }
+    // All names first: the list need not stay open on the way down.
+    let names: Vec<_> = fs::read_dir(&by_number)?.flatten().map(|entry| entry.file_name()).collect();
+    for name in names {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        match openat(place, name.as_os_str(), flags, Mode::empty()) {
+            Ok(below) => walk(&below, label, depth + 1)?,
+            Err(nix::Error::ENOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The kernel ends the value itself; what has it already is not written again.
+fn set(by_number: &Path, label: &str) -> io::Result<()> {
+    let has = xattr::get_deref(by_number, ATTRIBUTE).ok().flatten();
+    if has.is_some_and(|has| has.strip_suffix(b"\0").unwrap_or(&has) == label.as_bytes()) {
+        return Ok(());
+    }
+    match xattr::set_deref(by_number, ATTRIBUTE, label.as_bytes()) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTSUP) => Ok(()),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_the_nodes_is_left_alone_however_it_is_written() {
+        for path in ["/", "/etc", "/etc/", "/./etc", "//var//lib/", "/home", "/usr"] {
+            assert!(is_the_nodes(Path::new(path)), "{path}");
+            assert!(relabel(Path::new(path), "u:r:t").is_err(), "{path}");
+        }
+        assert!(!is_the_nodes(Path::new("/var/lib/coracle/pods/x")));
+    }
+
+    #[test]
+    fn a_whole_tree_is_labelled_and_links_are_not_followed() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        let (inside, outside) = (dir.path().join("in"), dir.path().join("out"));
+        fs::create_dir_all(inside.join("a/b")).expect("directories");
+        fs::write(inside.join("a/b/file"), "").expect("file");
+        fs::write(&outside, "").expect("file");
+        std::os::unix::fs::symlink(&outside, inside.join("a/link")).expect("link");
+        // Without SELinux the attribute is one like another, for root.
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        relabel(&inside, label).expect("relabel");
+        let of = |path: &Path| xattr::get(path, ATTRIBUTE).expect("attribute");
+        for path in ["", "a", "a/b", "a/b/file"] {
+            assert_eq!(of(&inside.join(path)).as_deref(), Some(label.as_bytes()), "{path}");
+        }
+        assert_ne!(of(&outside).as_deref(), Some(label.as_bytes()));
+    }
+}
