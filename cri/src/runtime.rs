@@ -115,6 +115,8 @@ impl Runtime {
         let host = Host::look(&cgroups)?;
         let records = Records::open(&config)?;
         mount_points::make(&config.root)?;
+        let selinux = Selinux::look();
+        selinux.label_layers(&config.root);
         let nri = Nri::new(config.nri.clone());
         let inner = Inner {
             config,
@@ -124,7 +126,7 @@ impl Runtime {
             cgroups,
             layout,
             default_profile: DefaultProfile::default(),
-            selinux: Selinux::look(),
+            selinux,
             records,
             sandboxes: Table::default(),
             containers: Table::default(),

@@ -10,8 +10,11 @@ mod level;
 mod policy;
 mod relabel;
 
+use std::path::Path;
+
 use coracle_proto::cri;
 use cri::NamespaceMode;
+use tracing::{info, warn};
 
 pub(crate) use self::label::Labels;
 use self::label::{Wish, of_container, of_pod};
@@ -23,6 +26,8 @@ use crate::error::Error;
 use crate::sandbox::namespaces;
 
 const FIELD: &str = "selinux_options";
+/// Where layers are, below the runtime's root.
+const LAYERS: [&str; 3] = ["images", "containers", "mount-points"];
 
 /// What is known of SELinux on this machine, and the levels that are taken.
 #[derive(Debug)]
@@ -38,6 +43,23 @@ impl Selinux {
     /// Looks whether the kernel has it, and for what the policy says of containers.
     pub(crate) fn look() -> Self {
         Self { policy: Policy::look(), levels: Levels::default() }
+    }
+
+    /// Labels the layers of images and containers below the runtime's root, which takes time once: what is made there
+    /// later has its directory's label. A program that maps a file of its root is judged by the layer's own label,
+    /// whatever the overlay's is. Policies know the stores of other runtimes, and not ours.
+    pub(crate) fn label_layers(&self, root: &Path) {
+        let Some(policy) = &self.policy else { return };
+        let label = policy.defaults.read_only.to_string();
+        for dir in LAYERS.map(|name| root.join(name)) {
+            if !dir.is_dir() || relabel::has(&dir, &label) {
+                continue;
+            }
+            match relabel(&dir, &label) {
+                Ok(()) => info!(dir = %dir.display(), label, "labelled the layers"),
+                Err(error) => warn!(dir = %dir.display(), label, %error, "could not label the layers"),
+            }
+        }
     }
 
     /// What there is of it, for who asks for the runtime's state.

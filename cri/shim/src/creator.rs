@@ -161,6 +161,9 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<(), CreateError> {
     let way = if ordinary::is_ordinary(&spec) { Way::Ours } else { Way::Library };
     let root = mount_all(plan, &mut spec, way)?;
     coracle_fault::point("shim.creator-mounted");
+    if way == Way::Library {
+        selinux::prepare_for_library(&mut spec);
+    }
     cgroup_mount::replace(&mut spec, plan.hierarchies, &cgroup).map_err(CreateError::Build)?;
     give_to_user(&spec, plan.ends);
     let path = plan.dir.join("config.json");

@@ -27,6 +27,22 @@ pub(crate) fn context_of<'a>(kind: &str, label: Option<&'a str>) -> Option<&'a s
     label.filter(|_| LABELLED.contains(&kind))
 }
 
+/// Has the container library label what takes a label. It would give one to every type, also to what the pod has
+/// mounted already, which the kernel refuses.
+pub(crate) fn prepare_for_library(spec: &mut Spec) {
+    let Some(label) = mount_label(spec).map(str::to_owned) else { return };
+    for entry in spec.mounts_mut().iter_mut().flatten() {
+        if LABELLED.contains(&entry.typ().as_deref().unwrap_or_default()) {
+            let mut options = entry.options().clone().unwrap_or_default();
+            options.push(format!("context={label}"));
+            entry.set_options(Some(options));
+        }
+    }
+    if let Some(linux) = spec.linux_mut() {
+        linux.set_mount_label(None);
+    }
+}
+
 /// The options of mount(2) with a label, whose commas would end it.
 pub(crate) fn with_context(options: &str, label: Option<&str>) -> String {
     match label {
@@ -92,6 +108,24 @@ mod tests {
         assert_eq!(with_context("mode=1777", Some("u:r:t:s0:c1,c2")), "mode=1777,context=\"u:r:t:s0:c1,c2\"");
         assert_eq!(with_context("", Some("u:r:t")), "context=\"u:r:t\"");
         assert_eq!(with_context("mode=755", None), "mode=755");
+    }
+
+    #[test]
+    fn the_library_labels_what_takes_a_label() {
+        let json = serde_json::json!({
+            "ociVersion": "1.2.0",
+            "linux": {"mountLabel": "u:r:t:s0:c1,c2"},
+            "mounts": [
+                {"destination": "/dev", "type": "tmpfs", "options": ["nosuid"]},
+                {"destination": "/dev/mqueue", "type": "mqueue", "options": ["nosuid"]},
+            ],
+        });
+        let mut spec: Spec = serde_json::from_value(json).unwrap();
+        prepare_for_library(&mut spec);
+        let options = |at: usize| spec.mounts().as_ref().unwrap()[at].options().clone().unwrap();
+        assert_eq!(options(0), ["nosuid", "context=u:r:t:s0:c1,c2"]);
+        assert_eq!(options(1), ["nosuid"]);
+        assert_eq!(mount_label(&spec), None);
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(crate) struct Labels {
 pub(super) struct Defaults {
     pub(super) process: Label,
     pub(super) file: Label,
+    /// Of what containers may read and nobody writes: layers of images.
+    pub(super) read_only: Label,
 }
 
 /// What is asked for: no more than parts of a label.
@@ -175,6 +177,7 @@ mod tests {
         Defaults {
             process: "system_u:system_r:container_t:s0".parse().expect("label"),
             file: "system_u:object_r:container_file_t:s0".parse().expect("label"),
+            read_only: "system_u:object_r:container_ro_file_t:s0".parse().expect("label"),
         }
     }
 
@@ -214,7 +217,8 @@ mod tests {
     #[test]
     fn a_policy_without_levels_gets_none() {
         let plain = |label: &Label| Label { level: None, ..label.clone() };
-        let defaults = Defaults { process: plain(&defaults().process), file: plain(&defaults().file) };
+        let defaults =
+            Defaults { process: plain(&defaults().process), file: plain(&defaults().file), ..defaults() };
         let labels = of_pod(&defaults, &Wish::default(), Some("s0:c1,c2".into()));
         assert_eq!(texts(&labels).0, "system_u:system_r:container_t");
     }

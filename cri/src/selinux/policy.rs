@@ -89,11 +89,13 @@ pub(super) fn is_enabled() -> bool {
 }
 
 fn defaults(text: &str) -> Result<Defaults, String> {
-    let named = |name: &str| {
+    let named = |name: &str| -> Result<Label, String> {
         let label = setting(text, name).filter(|label| !label.is_empty());
         label.ok_or_else(|| format!("{name} is not named"))?.parse()
     };
-    Ok(Defaults { process: named("process")?, file: named("file")? })
+    let file: Label = named("file")?;
+    let read_only = named("ro_file").unwrap_or_else(|_none| file.clone());
+    Ok(Defaults { process: named("process")?, file, read_only })
 }
 
 /// The value of a line `name = "value"`.
@@ -114,6 +116,9 @@ mod tests {
         let found = defaults(text).expect("labels");
         assert_eq!(found.process.to_string(), "system_u:system_r:container_t:s0");
         assert_eq!(found.file.to_string(), "system_u:object_r:container_file_t:s0");
+        assert_eq!(found.read_only, found.file);
+        let named = defaults(&format!("{text}ro_file = \"u:r:ro_t\"")).expect("labels");
+        assert_eq!(named.read_only.to_string(), "u:r:ro_t");
         assert!(defaults("process = \"u:r:t\"").expect_err("no file").contains("file"));
         assert!(defaults("process = \"\"\nfile = \"u:r:t\"").is_err());
     }

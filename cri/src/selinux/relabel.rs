@@ -70,9 +70,8 @@ fn walk(place: &OwnedFd, label: &str, depth: usize) -> io::Result<()> {
         return Err(io::Error::other(format!("there are more than {DEPTH_MAX} directories in one another")));
     }
     let by_number = PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()));
-    set(&by_number, label)?;
     if fstat(place)?.st_mode & libc::S_IFMT != libc::S_IFDIR {
-        return Ok(());
+        return set(&by_number, label);
     }
     // All names first: the list need not stay open on the way down.
     let names: Vec<_> = fs::read_dir(&by_number)?.flatten().map(|entry| entry.file_name()).collect();
@@ -84,13 +83,20 @@ fn walk(place: &OwnedFd, label: &str, depth: usize) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    // The directory last: one that has the label has it throughout.
+    set(&by_number, label)
 }
 
-/// The kernel ends the value itself; what has it already is not written again.
+/// Whether the file has exactly this label.
+pub(super) fn has(path: &Path, label: &str) -> bool {
+    let has = xattr::get_deref(path, ATTRIBUTE).ok().flatten();
+    // The kernel ends the value itself.
+    has.is_some_and(|has| has.strip_suffix(b"\0").unwrap_or(&has) == label.as_bytes())
+}
+
+/// What has it already is not written again.
 fn set(by_number: &Path, label: &str) -> io::Result<()> {
-    let has = xattr::get_deref(by_number, ATTRIBUTE).ok().flatten();
-    if has.is_some_and(|has| has.strip_suffix(b"\0").unwrap_or(&has) == label.as_bytes()) {
+    if has(by_number, label) {
         return Ok(());
     }
     match xattr::set_deref(by_number, ATTRIBUTE, label.as_bytes()) {
