@@ -138,7 +138,9 @@ impl OverlayAgent {
             );
         }
         if applied.moved {
-            tests.verdicts.forget();
+            if tests.verdicts.forget() {
+                self.set_offload(true);
+            }
             tests.want(peers.keys().cloned());
         }
         let changed = std::mem::take(&mut nodes.changed);
@@ -177,16 +179,20 @@ impl OverlayAgent {
     fn learn(&self, tests: &mut Tests, results: Vec<(Way, Passes)>) -> bool {
         let before = (tests.verdicts.narrow(), tests.verdicts.sentences());
         if let Some(on) = tests.verdicts.learn(results) {
-            tracing::warn!(on, "switching the overlay's checksum offload");
-            if let Err(error) = self.overlay.set_offload(on) {
-                tracing::warn!(error = chain(&error), "the checksum offload stays as it is");
-            }
+            self.set_offload(on);
         }
         if let Some((peers, pause)) = tests.verdicts.again() {
             tests.waiting.extend(peers);
             tests.at = Some(tests.at.map_or(Instant::now() + pause, |at| at.min(Instant::now() + pause)));
         }
         before != (tests.verdicts.narrow(), tests.verdicts.sentences())
+    }
+
+    fn set_offload(&self, on: bool) {
+        tracing::warn!(on, "switching the overlay's checksum offload");
+        if let Err(error) = self.overlay.set_offload(on) {
+            tracing::warn!(error = chain(&error), "the checksum offload stays as it is");
+        }
     }
 
     /// Finds the node's addresses again, and tells others of them.

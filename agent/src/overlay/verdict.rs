@@ -39,9 +39,9 @@ enum Offload {
 }
 
 impl Verdicts {
-    /// Forgets everything: the way itself is another.
-    pub(super) fn forget(&mut self) {
-        *self = Self::default();
+    /// Forgets everything: the way itself is another. Whether the checksum offload must be switched on again.
+    pub(super) fn forget(&mut self) -> bool {
+        std::mem::take(self).offload == Offload::Off
     }
 
     /// Forgets a peer that changed or went.
@@ -176,5 +176,6 @@ mod tests {
         let switched: Vec<_> = (0..8).filter_map(|_| innocent.learn(bad())).collect();
         assert_eq!(switched, [false, true]);
         assert!(innocent.sentences()[0].contains("do not pass"));
+        assert_eq!((helps.forget(), innocent.forget()), (true, false), "on again where it is off");
     }
 }
