@@ -3,6 +3,7 @@
 mod default;
 mod derive;
 mod reload;
+mod resize;
 
 use std::net::IpAddr;
 use std::path::PathBuf;

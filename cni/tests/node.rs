@@ -252,3 +252,44 @@ fn removing_the_network_leaves_the_machine_as_it_was() {
         assert_eq!(run("nft", &["list", "ruleset"]), "");
     });
 }
+
+/// Runs a program in the sandbox's network.
+fn run_in(sandbox: &Sandbox, arguments: &[&str]) -> String {
+    let own = format!("/proc/{}", std::process::id());
+    let netns = sandbox.netns.to_str().unwrap().replace("/proc/self", &own);
+    run("nsenter", &[&[&*format!("--net={netns}")], arguments].concat())
+}
+
+#[test]
+fn pods_that_live_get_the_mtu_that_the_network_gets() {
+    on_a_node(async |node| {
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        node.network.set_mtu(Some(1400)).await.unwrap();
+        let host_a = node.network.add(&attachment("aaaa", &a, vec![])).await.unwrap().host_interfaces;
+        let host_b = node.network.add(&attachment("bbbb", &b, vec![])).await.unwrap().host_interfaces;
+        let mtus = || {
+            let of = |text: String| {
+                let words: Vec<&str> = text.split_whitespace().collect();
+                words[words.iter().position(|word| *word == "mtu").unwrap() + 1].parse::<u32>().unwrap()
+            };
+            let outside = |name: &str| of(run("ip", &["link", "show", name]));
+            let inside = |sandbox: &Sandbox| of(run_in(sandbox, &["ip", "link", "show", "eth0"]));
+            [outside("coracle0"), outside(&host_a[1]), inside(&a), outside(&host_b[1]), inside(&b)]
+        };
+        assert_eq!(mtus(), [1400; 5]);
+        // What somebody chose in a pod is theirs, as long as it fits.
+        run_in(&b, &["ip", "link", "set", "eth0", "mtu", "1350"]);
+        node.network.set_mtu(Some(1380)).await.unwrap();
+        assert_eq!(mtus(), [1380, 1380, 1380, 1380, 1350]);
+        node.network.set_mtu(Some(1300)).await.unwrap();
+        assert_eq!(mtus(), [1300; 5]);
+        node.network.check("aaaa").await.unwrap();
+        // One that starts later finds them as they were left.
+        let again = open(node.dir.path()).await;
+        again.set_mtu(Some(1450)).await.unwrap();
+        again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        assert_eq!(mtus(), [1450; 5]);
+        again.check("aaaa").await.unwrap();
+        again.del("aaaa").await.unwrap();
+    });
+}

@@ -15,7 +15,7 @@ use crate::spec::list::List;
 use crate::sysctl;
 
 /// The list's name, and that of the directory with its addresses.
-const NAME: &str = "coracle";
+pub(super) const NAME: &str = "coracle";
 pub(super) const NO_RANGE: &str = "no pod address range is set";
 
 impl Network {
@@ -43,8 +43,8 @@ impl Network {
         if made { self.inner.host.firewall.put(&claim(&state)) } else { Ok(()) }
     }
 
-    /// Sets the MTU of the default network's bridge, and of pods attached from now on, in place of the configured
-    /// one; that one again when absent. Earlier pods keep theirs, and are told of what is too long (ICMP).
+    /// Sets the MTU of the default network's bridge and of all its pods, those that live too, in place of the
+    /// configured one; that one again when absent.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -66,7 +66,11 @@ impl Network {
         let made = self.make_default(state).await;
         self.set_ready(made.as_ref().map(|_| ()).map_err(Error::chain));
         state.list = Some(Arc::new(made?));
-        self.derive(state).await
+        let derived = self.derive(state).await;
+        match state.mtu.or(self.inner.config.mtu) {
+            Some(mtu) => derived.and(self.resize_pods(mtu).await),
+            None => derived,
+        }
     }
 
     async fn make_default(&self, state: &State) -> Result<List, Error> {

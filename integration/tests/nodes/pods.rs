@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_integration::{Nodes, eventually, inside};
@@ -15,6 +16,17 @@ pub(crate) struct Pod {
     pub(crate) ips: Vec<String>,
     /// A process in its network namespace.
     pub(crate) process: u32,
+}
+
+impl Pod {
+    /// Of its interface.
+    pub(crate) fn mtu(&self) -> usize {
+        let netns = format!("--net=/proc/{}/ns/net", self.process);
+        let output =
+            Command::new("nsenter").args([&netns, "ip", "-j", "link", "show", "eth0"]).output().unwrap();
+        let links: Value = serde_json::from_slice(&output.stdout).unwrap();
+        usize::try_from(links[0]["mtu"].as_u64().unwrap()).unwrap()
+    }
 }
 
 fn ready_pods(nodes: &Nodes) -> Vec<Pod> {

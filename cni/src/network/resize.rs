@@ -1,0 +1,76 @@
+//! Pods that live get the MTU that the default network has now.
+
+use std::path::Path;
+
+use rtnetlink::LinkUnspec;
+use serde_json::{Value, json};
+
+use super::Network;
+use super::default::NAME;
+use crate::bridge::host_interface;
+use crate::error::Error;
+use crate::invoke::cache::Entry;
+use crate::link::Links;
+use crate::netns::{self, Netns};
+
+impl Network {
+    /// Gives this MTU to both ends of every pod of the default network that lives. An end that is narrower than it
+    /// was made is somebody's own choice, and stays unless it is too wide.
+    pub(super) async fn resize_pods(&self, mtu: u32) -> Result<(), Error> {
+        let inner = &self.inner;
+        let mut first = Ok(());
+        for mut entry in inner.cache.all() {
+            let Some(made_with) = made_with(&entry, &inner.config.bridge).filter(|made| *made != mtu) else {
+                continue;
+            };
+            // On record last: what was not done is found again.
+            first = first.and(match self.resize(&entry, (made_with, mtu)).await {
+                Ok(()) => {
+                    note(&mut entry, mtu);
+                    inner.cache.put(entry)
+                }
+                Err(error) => Err(error),
+            });
+        }
+        first
+    }
+
+    async fn resize(&self, entry: &Entry, change: (u32, u32)) -> Result<(), Error> {
+        let (at, links) = (&entry.at, &self.inner.host.links);
+        set(links, &host_interface(&at.container_id, &at.ifname), change).await?;
+        match at.netns.as_deref().filter(|path| is_still(entry, path)) {
+            Some(path) => set(&Links::inside(&Netns::open(path)?)?, &at.ifname, change).await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether the path still leads to the entry's namespace.
+fn is_still(entry: &Entry, path: &Path) -> bool {
+    entry.netns_id.is_some() && netns::id(path) == entry.netns_id
+}
+
+async fn set(links: &Links, name: &str, (made_with, mtu): (u32, u32)) -> Result<(), Error> {
+    match links.find(name).await? {
+        Some(link) if link.mtu == made_with || link.mtu > mtu => {
+            links.change(LinkUnspec::new_with_index(link.index).mtu(mtu), "set the MTU of", name).await
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The MTU that an attachment of the default network was made with; none for those of other networks.
+fn made_with(entry: &Entry, bridge: &str) -> Option<u32> {
+    let plugin = entry.list.plugins.first()?;
+    let ours = entry.list.name == NAME && plugin.get("bridge").and_then(Value::as_str) == Some(bridge);
+    u32::try_from(plugin.get("mtu").filter(|_| ours)?.as_u64()?).ok()
+}
+
+/// Has the record say so.
+fn note(entry: &mut Entry, mtu: u32) {
+    if let Some(plugin) = entry.list.plugins.first_mut() {
+        plugin.insert("mtu".to_owned(), json!(mtu));
+    }
+    let interfaces = entry.result.iter_mut().flat_map(|result| &mut result.interfaces);
+    interfaces.filter(|interface| interface.mtu.is_some()).for_each(|interface| interface.mtu = Some(mtu));
+}
