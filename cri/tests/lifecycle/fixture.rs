@@ -322,7 +322,11 @@ impl Machine {
             paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned())).collect()
         };
         let (sandboxes, containers) = (names("state/sandboxes"), names("state/containers"));
-        let owned = |name: &String| sandboxes.iter().any(|id| name[4..] == id[..11]);
+        // What an attachment was given is on record until its interface is gone, so that alone says nothing.
+        let result = |id: &String| self.dir.path().join("state/cni/results").join(format!("{id}.json"));
+        let results = sandboxes.iter().filter_map(|id| std::fs::read_to_string(result(id)).ok());
+        let results: Vec<String> = results.collect();
+        let owned = |name: &String| results.iter().any(|result| result.contains(&format!("\"{name}\"")));
         interfaces().iter().any(|name| !owned(name))
             || names("root/containers").iter().any(|layer| !containers.contains(layer))
     }
