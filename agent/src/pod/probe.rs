@@ -160,7 +160,9 @@ impl Watched {
 
     async fn probe(&self, kind: Kind, probe: &Probe) -> bool {
         let limit = seconds(probe.timeout_seconds, 1);
-        let result = match tokio::time::timeout(limit, self.once(probe, limit)).await {
+        // Probes sleep nearly always: what one needs while it asks is only there then.
+        let asking = Box::pin(self.once(probe, limit));
+        let result = match tokio::time::timeout(limit, asking).await {
             Ok(result) => result,
             Err(_elapsed) => Err(format!("it did not answer within {limit:?}")),
         };

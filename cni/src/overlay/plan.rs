@@ -175,6 +175,12 @@ pub(crate) fn wanted(
     if !peers.is_empty() {
         planner.devices(peers.values().any(|peer| peer.kind == PeerKind::Udp));
     }
+    let Wanted { tables, ways, .. } = &mut planner.wanted;
+    let ranges = peers.values().map(|peer| peer.cidrs.len()).sum();
+    tables.forwards.reserve(ranges);
+    tables.neighbours.reserve(ranges);
+    tables.routes.reserve(ranges);
+    ways.reserve(ranges);
     let mut taken: BTreeMap<IpAddr, (IpNetwork, &str)> =
         local.cidrs.iter().map(|cidr| (cidr.network(), (*cidr, "this node"))).collect();
     for (name, peer) in peers {

@@ -318,7 +318,8 @@ impl Nri {
             return Ok(None);
         }
         let (pod, container) = about();
-        let creation = chain.create(&pod, container).await?;
+        // Large, and without plugins never there: whoever makes a container need not hold room for it.
+        let creation = Box::pin(chain.create(&pod, container)).await?;
         // Not with the chain held: a container that is stopped is told of.
         drop(chain);
         self.carry_out(creation.updates.list, creation.evictions).await;
