@@ -52,6 +52,25 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
+/// How often ten seconds of nothing woke the overlay.
+async fn idle(overlay: &mut Overlay) -> u64 {
+    // The end is told by another thread: tokio wakes for a far time more than once, as it comes nearer.
+    let (end, ended) = tokio::sync::oneshot::channel();
+    let before = sleeps();
+    let clock = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(10));
+        end.send(()).unwrap();
+    });
+    tokio::select! {
+        () = overlay.news() => panic!("news of nothing"),
+        told = ended => told.unwrap(),
+    }
+    // It slept once, until the end.
+    let woken = sleeps() - before - 1;
+    clock.join().unwrap();
+    woken
+}
+
 async fn bench() {
     ip("link add eth0 type veth peer name eth1");
     ip("addr add 192.0.2.1/24 dev eth0");
@@ -97,20 +116,7 @@ async fn bench() {
     }
     // What we did ourselves has been told by now.
     drop(tokio::time::timeout(Duration::from_millis(200), overlay.news()).await);
-    // The end is told by another thread: tokio wakes for a far time more than once, as it comes nearer.
-    let (end, ended) = tokio::sync::oneshot::channel();
-    let before = sleeps();
-    let clock = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_secs(10));
-        end.send(()).unwrap();
-    });
-    tokio::select! {
-        () = overlay.news() => panic!("news of nothing"),
-        told = ended => told.unwrap(),
-    }
-    // It slept once, until the end.
-    let woken = sleeps() - before - 1;
-    clock.join().unwrap();
+    let woken = idle(&mut overlay).await;
     println!("{PEERS} peers of both families programmed (p50): {:.1?}", median(all));
     println!("one of them changed (p50): {:.2?}", median(one));
     println!("a foreign change found among them and repaired (p50): {:.1?}", median(found));

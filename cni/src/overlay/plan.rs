@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
+use foldhash::fast::RandomState;
 use ipnetwork::IpNetwork;
 
 use super::{Backend, Local, Mac, OverlayConfig, Peer, PeerKind, Way};
@@ -69,13 +70,13 @@ pub(crate) struct Route {
     pub(crate) mtu: Option<u32>,
 }
 
-/// All that the overlay keeps in the kernel.
+/// All that the overlay keeps in the kernel. Hashed fast: each change looks up every entry of every peer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) devices: BTreeMap<Port, Device>,
-    pub(crate) forwards: HashSet<Forward>,
-    pub(crate) neighbours: HashSet<Neighbour>,
-    pub(crate) routes: HashMap<IpNetwork, Route>,
+    pub(crate) forwards: HashSet<Forward, RandomState>,
+    pub(crate) neighbours: HashSet<Neighbour, RandomState>,
+    pub(crate) routes: HashMap<IpNetwork, Route, RandomState>,
 }
 
 /// An interface that has one of the node's addresses.

@@ -53,12 +53,12 @@ fn each_family_of_pods_goes_in_packets_of_its_own() {
         Forward { port: Port::Vxlan4, mac: [2, 0, 0, 0, 1, 4], to: ip("192.0.2.1") },
         Forward { port: Port::Vxlan6, mac: [2, 0, 0, 0, 1, 6], to: ip("2001:db8::1") },
     ];
-    assert_eq!(tables.forwards, HashSet::from(forwards));
+    assert_eq!(tables.forwards, forwards.into_iter().collect());
     let neighbours = [
         Neighbour { port: Port::Vxlan4, ip: ip("10.42.1.0"), mac: [2, 0, 0, 0, 1, 4] },
         Neighbour { port: Port::Vxlan6, ip: ip("fd42:0:0:1::"), mac: [2, 0, 0, 0, 1, 6] },
     ];
-    assert_eq!(tables.neighbours, HashSet::from(neighbours));
+    assert_eq!(tables.neighbours, neighbours.into_iter().collect());
     let route = tables.routes[&net("10.42.1.0/24")];
     let (out, source) = (Out::Device(Port::Vxlan4), Some(ip("10.42.0.0")));
     assert_eq!(route, Route { via: Some(ip("10.42.1.0")), out, source, mtu: None });
