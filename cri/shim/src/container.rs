@@ -1,8 +1,8 @@
 //! One container, from the request to create it until it is deleted.
 //!
 //! ```text
-//!   Creating ──► Created ──► Starting ──► Running ──┐
-//!      │            └────────────┴──────────┴──► Draining ──► Exited
+//!   Creating ──► Created ──► Starting or Restoring ──► Running ──┐
+//!      │            └────────────┴─────────────────────┴──► Draining ──► Exited
 //!      └──► (gone: nothing is left of a creation that failed)
 //! ```
 //! A deletion may begin in any state; it ends with the container gone.
@@ -37,6 +37,12 @@ pub(crate) enum Phase {
     /// The start was given; the end of its report says that the program runs.
     Starting {
         ticket: Ticket,
+    },
+    /// CRIU makes its processes from those of a checkpoint. The first process, which waits for a start that will
+    /// not come, lends its mounts and streams meanwhile.
+    Restoring {
+        ticket: Ticket,
+        restorer: i32,
     },
     Running,
     /// Its first process has ended; what it wrote is still being read, until then at most.
@@ -78,6 +84,8 @@ pub(crate) struct Container {
     pub(crate) stdio: Stdio,
     pub(crate) created_at: i64,
     pub(crate) started_at: i64,
+    /// Where CRIU works on it, while that restores it.
+    pub(crate) restored_in: Option<PathBuf>,
     pub(crate) deletion: Option<Deletion>,
 }
 
@@ -102,7 +110,7 @@ impl Container {
     pub(crate) fn is_alive(&self) -> bool {
         match self.phase {
             Phase::Creating { .. } => true,
-            Phase::Created | Phase::Starting { .. } | Phase::Running => true,
+            Phase::Created | Phase::Starting { .. } | Phase::Restoring { .. } | Phase::Running => true,
             Phase::Draining { .. } | Phase::Exited { .. } => false,
         }
     }
@@ -112,6 +120,7 @@ impl Container {
             Phase::Creating { .. } => "still being created",
             Phase::Created => "created but not started",
             Phase::Starting { .. } => "being started",
+            Phase::Restoring { .. } => "being restored",
             Phase::Running => "running",
             Phase::Draining { .. } | Phase::Exited { .. } => "not running: it has exited",
         }
@@ -121,7 +130,9 @@ impl Container {
         let (phase, exit) = match &self.phase {
             Phase::Creating { .. } | Phase::Created => (WirePhase::Created, None),
             // Not exited yet to anybody who asks: the event will say it.
-            Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => (WirePhase::Running, None),
+            Phase::Starting { .. } | Phase::Restoring { .. } | Phase::Running | Phase::Draining { .. } => {
+                (WirePhase::Running, None)
+            }
             Phase::Exited { exit } => (WirePhase::Exited, Some(*exit)),
         };
         ContainerState {

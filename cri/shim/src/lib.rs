@@ -25,6 +25,7 @@ mod log;
 mod overlay;
 mod program;
 mod report;
+mod restorer;
 mod seccomp;
 mod selinux;
 mod setup;

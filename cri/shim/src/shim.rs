@@ -6,6 +6,7 @@ mod create;
 mod delete;
 mod exec;
 mod exit;
+mod restore;
 mod shutdown;
 mod signal;
 mod start;
@@ -302,6 +303,7 @@ impl Shim {
             }
             Some(Call::Create(create)) => return self.create(ticket, &create).err().map(Err),
             Some(Call::Start(start)) => return self.start(ticket, &start.container_id).err().map(Err),
+            Some(Call::Restore(restore)) => return self.restore(ticket, &restore).err().map(Err),
             Some(Call::Signal(signal)) => self.signal(&signal).and_then(|()| done()),
             Some(Call::Exec(exec)) => return self.exec(ticket, &exec, fds).err().map(Err),
             Some(Call::Resize(resize)) => self.resize(&resize).and_then(|()| done()),

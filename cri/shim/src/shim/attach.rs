@@ -10,7 +10,7 @@ impl Shim {
     pub(super) fn attach(&mut self, attach: &Attach) -> Answer {
         let container = self.container(&attach.container_id)?;
         match container.phase {
-            Phase::Created | Phase::Starting { .. } | Phase::Running => {}
+            Phase::Created | Phase::Starting { .. } | Phase::Restoring { .. } | Phase::Running => {}
             Phase::Creating { .. } | Phase::Draining { .. } | Phase::Exited { .. } => {
                 return Err(Fault::wrong_state(&container.id, container.words()));
             }

@@ -76,6 +76,7 @@ impl Shim {
             stdio,
             created_at: 0,
             started_at: 0,
+            restored_in: None,
             deletion: None,
         };
         let serial = self.next_serial();
@@ -161,7 +162,11 @@ impl Shim {
                 self.creation_failed(serial, ticket, fault);
             }
             Phase::Starting { ticket } => self.started(serial, ticket),
-            Phase::Created | Phase::Running | Phase::Draining { .. } | Phase::Exited { .. } => {
+            Phase::Created
+            | Phase::Restoring { .. }
+            | Phase::Running
+            | Phase::Draining { .. }
+            | Phase::Exited { .. } => {
                 container.report = None;
             }
         }

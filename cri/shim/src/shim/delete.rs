@@ -46,6 +46,7 @@ impl Shim {
         deletion.dying.clear();
         match container.phase {
             Phase::Creating { creator, .. } => end(creator),
+            Phase::Restoring { restorer, .. } => end(restorer),
             Phase::Created | Phase::Starting { .. } | Phase::Running => end(container.pid),
             Phase::Draining { .. } | Phase::Exited { .. } => {}
         }
@@ -54,8 +55,9 @@ impl Shim {
         match container.phase {
             Phase::Exited { .. } => {}
             // Its report brings us back, unless a process of the library's outlives the creator
-            // and holds it: that one enters the cgroup later, where the next look finds it.
-            Phase::Creating { .. } => return deletion.pause(),
+            // and holds it: that one enters the cgroup later, where the next look finds it. A restorer's end
+            // does as well.
+            Phase::Creating { .. } | Phase::Restoring { .. } => return deletion.pause(),
             // Its exit brings us back.
             Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => return,
         }
@@ -119,7 +121,7 @@ impl Shim {
 }
 
 /// It may be gone already. Zero and negative numbers mean groups of processes, 1 is the machine's.
-fn end(pid: i32) {
+pub(super) fn end(pid: i32) {
     if pid <= 1 {
         return;
     }

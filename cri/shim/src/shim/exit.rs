@@ -34,6 +34,9 @@ impl Shim {
     }
 
     fn ended(&mut self, pid: i32, status: i32) {
+        if self.ended_restoring(pid, status) {
+            return;
+        }
         let container =
             self.containers.iter().find(|(_, c)| c.pid == pid && c.is_alive()).map(|(serial, _)| *serial);
         if let Some(serial) = container {
@@ -48,7 +51,8 @@ impl Shim {
             };
         }
         // A creator, a first fork, an orphan; or one whose pid we are about to be told.
-        let awaited = self.containers.values().any(|c| matches!(c.phase, Phase::Creating { .. }))
+        let unnamed = |phase: &Phase| matches!(phase, Phase::Creating { .. } | Phase::Restoring { .. });
+        let awaited = self.containers.values().any(|container| unnamed(&container.phase))
             || self.execs.values().any(|exec| exec.pid == 0);
         if awaited {
             self.early.push_back((pid, status));
@@ -69,7 +73,7 @@ impl Shim {
         }
     }
 
-    fn container_ended(&mut self, serial: u32, status: i32) {
+    pub(super) fn container_ended(&mut self, serial: u32, status: i32) {
         let hierarchies = &self.pod.hierarchies;
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let mut exit = exit_of(status);

@@ -21,15 +21,17 @@ impl Shim {
             return send(exec.pid, signal.signal);
         }
         let Some(container) = self.containers.get(&serial) else { return Err(Fault::no_container(id)) };
-        if signal.all {
+        // What of it is there by now, CRIU included: the start fails, and that ends the container.
+        if signal.all || matches!(container.phase, Phase::Restoring { .. }) {
             let pids = cgroup::processes(&self.pod.hierarchies, &container.cgroup);
             return pids.into_iter().try_for_each(|pid| send(pid, signal.signal));
         }
         match container.phase {
             Phase::Created | Phase::Starting { .. } | Phase::Running => send(container.pid, signal.signal),
-            Phase::Creating { .. } | Phase::Draining { .. } | Phase::Exited { .. } => {
-                Err(Fault::wrong_state(id, container.words()))
-            }
+            Phase::Creating { .. }
+            | Phase::Restoring { .. }
+            | Phase::Draining { .. }
+            | Phase::Exited { .. } => Err(Fault::wrong_state(id, container.words())),
         }
     }
 

@@ -1,0 +1,234 @@
+//! The restorer: a fork of the shim that becomes CRIU, which makes a container's processes from a checkpoint.
+//!
+//! The container was created like every other, so a first process of it waits: in its cgroup, with its root and all
+//! its mounts, its ends of the streams. From that one come the root, what CRIU must find mounted from outside (the
+//! pod's files, volumes, the cgroup) and the pipes. Everything else is in the images. The first restored process is
+//! a child of the shim's, as the one that it replaces.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use coracle_proto::shim::RestoreContainer;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::stat::fstat;
+
+use crate::cgroup::{self, CgroupError};
+use crate::fault;
+use crate::kernel::{self, Depth};
+use crate::program;
+
+/// Where CRIU writes the pid of the first restored process, in the work directory.
+pub(crate) const PID_FILE: &str = "restore.pid";
+
+/// What CRIU itself runs (tar, iptables) is found here.
+const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Everything that a restorer needs to know, gathered before the fork.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) restore: &'a RestoreContainer,
+    /// The container's first process, which waits.
+    pub(crate) waiting: i32,
+    pub(crate) cgroups: Vec<PathBuf>,
+    /// A directory of the container's to mount at.
+    pub(crate) stage: &'a Path,
+    /// The shim's pid.
+    pub(crate) shim: i32,
+}
+
+/// The step that failed.
+#[derive(Debug, thiserror::Error)]
+enum RestoreError {
+    #[error("write what is said to {}", .path.display())]
+    Log { path: PathBuf, source: io::Error },
+    #[error("open the streams of the container")]
+    Stream(#[source] io::Error),
+    #[error("join the container")]
+    Cgroup(#[source] CgroupError),
+    #[error("join the namespace {0} of the container")]
+    Namespace(&'static str, #[source] io::Error),
+    #[error("copy what is mounted at {}", .path.display())]
+    Copy { path: PathBuf, source: io::Error },
+    #[error("separate the mounts of the restorer")]
+    Separate(#[source] nix::Error),
+    #[error("mount at {}", .path.display())]
+    Attach { path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Program(String),
+}
+
+/// What is mounted somewhere in the container.
+struct Tree {
+    mount: OwnedFd,
+    is_dir: bool,
+}
+
+/// The child's whole life.
+pub(crate) fn run(plan: &Plan<'_>) -> ! {
+    kernel::die_with(plan.shim);
+    kernel::reset_signals();
+    let _ = kernel::set_name(c"coracle-restore");
+    kernel::close_all_but(&[]);
+    let Err(error) = become_criu(plan);
+    let _ = writeln!(io::stderr(), "{}", fault::chain(&error));
+    kernel::leave(1)
+}
+
+fn become_criu(plan: &Plan<'_>) -> Result<std::convert::Infallible, RestoreError> {
+    say_to(&Path::new(&plan.restore.work).join("restore.err"))?;
+    let streams = streams(plan).map_err(RestoreError::Stream)?;
+    // So that the cgroup namespace, which begins where the container lives, is one that it is inside of.
+    cgroup::enter(&plan.cgroups).map_err(RestoreError::Cgroup)?;
+    let (root, external) = copy_mounts(plan)?;
+    let stage = Stage::make(plan.stage)?;
+    let root = stage.attach("root", &root)?;
+    let mut sources = Vec::new();
+    for (number, (place, tree)) in external.iter().enumerate() {
+        sources.push((place.clone(), stage.attach(&number.to_string(), tree)?));
+    }
+    let arguments = arguments(plan.restore, &root, &sources, &streams);
+    let environment = CString::new(PATH).into_iter().collect::<Vec<_>>();
+    let (_, why) = program::become_program(&arguments, &environment);
+    Err(RestoreError::Program(why))
+}
+
+/// Standard output and error go to a file, which is all that is left of a failure.
+fn say_to(path: &Path) -> Result<(), RestoreError> {
+    let failed = |source| RestoreError::Log { path: path.to_owned(), source };
+    let file = File::options().create(true).append(true).mode(0o600).open(path).map_err(failed)?;
+    let null = File::open("/dev/null").map_err(failed)?;
+    kernel::place(null.as_raw_fd(), 0).map_err(failed)?;
+    [1, 2].into_iter().try_for_each(|standard| kernel::place(file.as_raw_fd(), standard)).map_err(failed)
+}
+
+/// The container's ends of its streams, for CRIU to give to the processes that had those of the checkpoint.
+fn streams<'a>(plan: &'a Plan<'_>) -> io::Result<Vec<(&'a str, OwnedFd)>> {
+    let mut streams = Vec::new();
+    for stream in &plan.restore.streams {
+        let path = format!("/proc/{}/fd/{}", plan.waiting, stream.standard);
+        let end = File::options().read(stream.standard == 0).write(stream.standard != 0).open(path)?;
+        fcntl(&end, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        streams.push((stream.pipe.as_str(), OwnedFd::from(end)));
+    }
+    Ok(streams)
+}
+
+/// Copies the root and the outer mounts, which is possible only from inside; and stays in the cgroup namespace.
+fn copy_mounts(plan: &Plan<'_>) -> Result<(Tree, Vec<(String, Tree)>), RestoreError> {
+    let open = |name: &'static str, pid: &str| {
+        let opened = File::open(format!("/proc/{pid}/ns/{name}"));
+        opened.map_err(|source| RestoreError::Namespace(name, source))
+    };
+    let waiting = plan.waiting.to_string();
+    let (outside, mounts, cgroups) =
+        (open("mnt", "self")?, open("mnt", &waiting)?, open("cgroup", &waiting)?);
+    let join = |name: &'static str, namespace: &File, flag| {
+        setns(namespace.as_fd(), flag).map_err(|errno| RestoreError::Namespace(name, errno.into()))
+    };
+    join("cgroup", &cgroups, CloneFlags::CLONE_NEWCGROUP)?;
+    join("mnt", &mounts, CloneFlags::CLONE_NEWNS)?;
+    let root = copy(Path::new("/"))?;
+    let mut external = Vec::new();
+    for place in &plan.restore.external {
+        external.push((place.clone(), copy(Path::new(place))?));
+    }
+    join("mnt", &outside, CloneFlags::CLONE_NEWNS)?;
+    Ok((root, external))
+}
+
+/// The mount at a place, alone. In the container's mount namespace.
+fn copy(place: &Path) -> Result<Tree, RestoreError> {
+    let copied = || {
+        let root = File::open("/")?;
+        let found = kernel::open_plain_in_root(&root, place, libc::O_PATH)?;
+        let is_dir = fstat(&found)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        Ok(Tree { mount: kernel::copy_mount_at(&found, Depth::One)?, is_dir })
+    };
+    copied().map_err(|source| RestoreError::Copy { path: place.to_owned(), source })
+}
+
+/// Where copies are attached, in a mount namespace of our own.
+struct Stage<'a>(&'a Path);
+
+impl Stage<'_> {
+    fn make(place: &Path) -> Result<Stage<'_>, RestoreError> {
+        unshare(CloneFlags::CLONE_NEWNS).map_err(RestoreError::Separate)?;
+        let none = None::<&str>;
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        mount(none, "/", none, private, none).map_err(RestoreError::Separate)?;
+        mount(Some("tmpfs"), place, Some("tmpfs"), MsFlags::empty(), none)
+            .map_err(|errno| RestoreError::Attach { path: place.to_owned(), source: errno.into() })?;
+        Ok(Stage(place))
+    }
+
+    fn attach(&self, name: &str, tree: &Tree) -> Result<PathBuf, RestoreError> {
+        let path = self.0.join(name);
+        let made = if tree.is_dir { fs::create_dir(&path) } else { File::create(&path).map(drop) };
+        let attached = made.and_then(|()| kernel::attach_mount(&tree.mount, &path));
+        // What is mounted there later must not show elsewhere.
+        let none = None::<&str>;
+        let alone = attached.and_then(|()| Ok(mount(none, &path, none, MsFlags::MS_PRIVATE, none)?));
+        alone.map_err(|source| RestoreError::Attach { path: path.clone(), source })?;
+        Ok(path)
+    }
+}
+
+/// CRIU's command line. Pure.
+fn arguments(
+    restore: &RestoreContainer,
+    root: &Path,
+    sources: &[(String, PathBuf)],
+    streams: &[(&str, OwnedFd)],
+) -> Vec<String> {
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    let mut arguments = vec![restore.program.clone(), "restore".to_owned()];
+    let mut with = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    with("--images-dir", restore.images.clone());
+    with("--work-dir", restore.work.clone());
+    with("--log-file", "restore.log".to_owned());
+    with("--pidfile", PID_FILE.to_owned());
+    with("--root", text(root));
+    for (place, source) in sources {
+        with("--external", format!("mnt[{place}]:{}", source.display()));
+    }
+    for (pipe, end) in streams {
+        with("--inherit-fd", format!("fd[{}]:{pipe}", end.as_raw_fd()));
+    }
+    // A child of CRIU's parent, which is the shim; in the cgroup that CRIU is in.
+    let rest = ["--restore-detached", "--restore-sibling", "--manage-cgroups=ignore"];
+    arguments.extend(rest.map(str::to_owned));
+    // The pod has another address: a connection cannot go on, and its owner sees it closed.
+    arguments.extend(["--tcp-close", "--ext-unix-sk", "--file-locks"].map(str::to_owned));
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn criu_is_told_where_everything_comes_from() {
+        let restore = RestoreContainer {
+            program: "/sbin/criu".into(),
+            images: "/i".into(),
+            work: "/w".into(),
+            ..Default::default()
+        };
+        let sources = [("/etc/hosts".to_owned(), PathBuf::from("/s/0"))];
+        let null = File::open("/dev/null").unwrap();
+        let number = null.as_raw_fd();
+        let line =
+            arguments(&restore, Path::new("/s/root"), &sources, &[("pipe:[7]", null.into())]).join(" ");
+        let begin = "/sbin/criu restore --images-dir /i --work-dir /w ";
+        assert!(line.starts_with(begin), "{line}");
+        for part in ["--root /s/root", "--external mnt[/etc/hosts]:/s/0", &format!("fd[{number}]:pipe:[7]")] {
+            assert!(line.contains(part), "{part} is missing: {line}");
+        }
+    }
+}
