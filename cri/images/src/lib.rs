@@ -17,6 +17,7 @@
 //! - Knows nothing of pods, containers, CRI or Kubernetes.
 
 mod archive;
+mod changes;
 mod config;
 mod digest;
 mod error;
@@ -37,6 +38,7 @@ mod registry;
 mod table;
 mod unpack;
 
+pub use changes::{hide, lay};
 pub use config::{ImagesConfig, Limits, Platform};
 pub use error::{Cause, Error, ErrorKind};
 pub use image::{Auth, Image, PullProgress, Usage};

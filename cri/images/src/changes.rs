@@ -1,0 +1,74 @@
+//! What a container changed of its image, put into a writable layer by the code that unpacks image layers: no path
+//! leads out of the directory.
+
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use crate::config::Limits;
+use crate::unpack::unpack;
+
+/// The changes are a container's own, which had no limits either.
+const UNLIMITED: Limits =
+    Limits { layer_bytes: u64::MAX, layer_entries: u64::MAX, ratio: u64::MAX, ratio_from: u64::MAX };
+
+/// Unpacks an archive of changed files into a writable layer.
+///
+/// # Errors
+/// When the archive is none, leads out of the layer, or cannot be written.
+pub fn lay(archive: impl BufRead, layer: &Path) -> io::Result<()> {
+    unpack(archive, layer, &UNLIMITED).map(drop).map_err(io::Error::other)
+}
+
+/// Hides paths of lower layers: a whiteout for each in the writable layer.
+///
+/// # Errors
+/// When a path leads out of the layer, or cannot be written.
+pub fn hide<'a>(paths: impl IntoIterator<Item = &'a Path>, layer: &Path) -> io::Result<()> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for path in paths {
+        let relative = path.strip_prefix("/").unwrap_or(path);
+        let name = relative.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let mut whiteout = std::ffi::OsString::from(".wh.");
+        whiteout.push(name);
+        let mut header = header(tar::EntryType::Regular, 0o644, 0);
+        archive.append_data(&mut header, relative.with_file_name(whiteout), io::empty())?;
+    }
+    lay(archive.into_inner()?.as_slice(), layer)
+}
+
+/// All fields that an archive must have.
+fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+
+    use super::*;
+
+    #[test]
+    fn changes_arrive_with_what_they_hide() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut archive = tar::Builder::new(Vec::new());
+        let mut directory = header(tar::EntryType::Directory, 0o751, 0);
+        archive.append_data(&mut directory, "bin/", io::empty()).expect("directory");
+        let mut new = header(tar::EntryType::Regular, 0o640, 4);
+        archive.append_data(&mut new, "bin/new", &b"mine"[..]).expect("file");
+        lay(archive.into_inner().expect("archive").as_slice(), dir.path()).expect("lay");
+        hide([Path::new("/bin/old")], dir.path()).expect("hide");
+        assert_eq!(fs::read_to_string(dir.path().join("bin/new")).expect("new"), "mine");
+        assert_eq!(fs::metadata(dir.path().join("bin")).expect("bin").mode() & 0o777, 0o751);
+        let old = fs::symlink_metadata(dir.path().join("bin/old")).expect("a whiteout");
+        assert!(old.file_type().is_char_device() && old.rdev() == 0);
+        assert!(hide([Path::new("/../out")], dir.path()).is_err());
+    }
+}
