@@ -3,6 +3,7 @@
 //! the driver finds the old ones.
 
 pub(crate) mod driver;
+pub(crate) mod freezer;
 pub(crate) mod value;
 
 use std::collections::BTreeMap;
@@ -117,10 +118,7 @@ impl Cgroups {
     pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
         let mut pids = Vec::new();
         for dir in self.dirs(group) {
-            for dir in tree(&dir) {
-                let text = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
-                pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
-            }
+            pids.extend(processes(&dir));
         }
         pids.sort_unstable();
         pids.dedup();
@@ -213,6 +211,16 @@ pub(crate) fn is_below_root(group: &str) -> bool {
 
 fn below(mount: &Path, group: &str) -> Option<PathBuf> {
     is_below_root(group).then(|| mount.join(group.trim_start_matches('/')))
+}
+
+/// The processes in a directory of a hierarchy and in all below it.
+fn processes(dir: &Path) -> Vec<i32> {
+    let mut pids = Vec::new();
+    for dir in tree(dir) {
+        let text = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+        pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    }
+    pids
 }
 
 /// A directory and all below it, parents first. Nothing when it is absent.

@@ -2,10 +2,16 @@
 //! it was made from, in one archive that is laid out as the tools for checkpoints read it (checkpointctl, CRI-O,
 //! Podman). The container goes on.
 //!
-//! Files are copied just after memory was: what the container wrote in between is newer than its memory.
+//! Files are copied just after memory was: what the container wrote in between is newer than its memory. Those of a pod
+//! are frozen meanwhile (`pod.rs`), and can be restored (`fit.rs` says which, `restore.rs` how).
 
 mod archive;
 mod criu;
+mod fit;
+mod manifest;
+mod pod;
+mod restore;
+mod streams;
 
 use std::fs;
 use std::io;
@@ -15,11 +21,19 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 pub use criu::CriuError;
+pub(crate) use criu::program;
+pub(crate) use fit::fit;
+pub(crate) use manifest::Manifest;
+pub(crate) use pod::{PodSubject, checkpoint_pod, take_back_pod};
+pub(crate) use restore::{forget_images, images_dir, lay_out, read, said, verify};
 
-use crate::records::ContainerRecord;
+use crate::cgroup::freezer::Freezer;
+use crate::records::{ContainerRecord, RestoreRecord};
 
 /// Where a checkpoint is put together, in the container's directory on the disk.
 const WORKSHOP: &str = "checkpoint";
+/// Beside it, where a pod's checkpoint is to be.
+const OUTPUT: &str = "checkpoint.output";
 
 /// A container that runs, and where its things are.
 #[derive(Debug)]
@@ -53,6 +67,45 @@ pub enum CheckpointError {
         #[source]
         source: io::Error,
     },
+    /// A container of the pod could not be frozen.
+    #[error("freeze container {id}")]
+    Freeze {
+        /// The container.
+        id: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A container of the pod was not dumped.
+    #[error("container {id}")]
+    Container {
+        /// The container.
+        id: String,
+        /// Why.
+        #[source]
+        source: Box<CheckpointError>,
+    },
+    /// It is no checkpoint, or a damaged one.
+    #[error("{path:?} {why}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+// === impl CheckpointError ===
+
+impl CheckpointError {
+    /// Whether all that is missing is the program that does it.
+    pub(crate) fn lacks_criu(&self) -> bool {
+        match self {
+            Self::Criu(error) => matches!(error, CriuError::Absent),
+            Self::Container { source, .. } => source.lacks_criu(),
+            Self::File { .. } | Self::Freeze { .. } | Self::Damaged { .. } => false,
+        }
+    }
 }
 
 /// The file `config.dump`: whose checkpoint it is.
@@ -76,13 +129,26 @@ struct ConfigDump<'a> {
 pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), CheckpointError> {
     forget(&subject.layer)?;
     let workshop = subject.layer.join(WORKSHOP);
-    let made = make(subject, &workshop, location);
+    let made = make(subject, &workshop, None);
+    let made = made.and_then(|_| archive::pack(&workshop, location).map_err(file("write", location)));
     let forgotten = forget(&subject.layer);
     made.and(forgotten)
 }
 
+/// Whether something is left of a checkpoint that did not come to its end.
+pub(crate) fn is_left(layer: &Path) -> bool {
+    layer.join(WORKSHOP).exists() || layer.join(OUTPUT).exists()
+}
+
+/// Whether a CRIU that a runtime before this one started still works on a container, which it must end by itself:
+/// what runs in the container is not its own meanwhile.
+pub(crate) fn is_at_work(layer: &Path) -> bool {
+    criu::is_at_work(&layer.join(WORKSHOP))
+}
+
 /// Removes what a checkpoint that did not come to its end has left.
 pub(crate) fn forget(layer: &Path) -> Result<(), CheckpointError> {
+    pod::forget_output(layer)?;
     let workshop = layer.join(WORKSHOP);
     match fs::remove_dir_all(&workshop) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", &workshop)(error)),
@@ -90,10 +156,16 @@ pub(crate) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-fn make(subject: &Subject, workshop: &Path, location: &Path) -> Result<(), CheckpointError> {
+/// Fills the workshop, and says what the images need beside themselves. A container that is frozen is so
+/// afterwards.
+fn make(
+    subject: &Subject,
+    workshop: &Path,
+    freezer: Option<&Freezer>,
+) -> Result<RestoreRecord, CheckpointError> {
     let images = workshop.join("checkpoint");
     fs::create_dir_all(&images).map_err(file("make", &images))?;
-    let external = criu::dump(subject, workshop, &images)?;
+    let external = criu::dump(subject, workshop, &images, freezer)?;
     write(&workshop.join("config.dump"), &config_dump(subject))?;
     let spec = subject.bundle.join("config.json");
     fs::copy(&spec, workshop.join("spec.dump")).map_err(file("copy", &spec))?;
@@ -105,7 +177,9 @@ fn make(subject: &Subject, workshop: &Path, location: &Path) -> Result<(), Check
     let deleted = archive::difference(&subject.layer.join("upper"), &subject.lower, &external, &diff)
         .map_err(file("copy the changed files to", &diff))?;
     write(&workshop.join("deleted.files"), &deleted)?;
-    archive::pack(workshop, location).map_err(file("write", location))
+    let streams = freezer.map(|freezer| streams::find(subject, freezer)).unwrap_or_default();
+    let external = external.iter().map(|place| place.to_string_lossy().into_owned()).collect();
+    Ok(RestoreRecord { external, streams })
 }
 
 fn config_dump(subject: &Subject) -> ConfigDump<'_> {

@@ -96,6 +96,11 @@ impl Container {
         self.state.send_modify(|state| (state.phase, state.pid) = (ContainerPhase::Created, pid));
     }
 
+    /// Its first process is another now: the restored one.
+    pub(crate) fn restored(&self, pid: i32) {
+        self.state.send_modify(|state| state.pid = pid);
+    }
+
     /// Its limits now.
     pub(crate) fn resources(&self) -> Option<cri::LinuxContainerResources> {
         self.state.borrow().resources.clone()

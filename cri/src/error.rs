@@ -80,15 +80,20 @@ pub enum Error {
         #[source]
         source: shim_client::Error,
     },
-    /// There is no checkpoint of the container.
-    #[error("checkpoint of container {id:?}")]
+    /// There is no checkpoint of the container or pod.
+    #[error("checkpoint of {what} {id:?}")]
     Checkpoint {
-        /// The container.
+        /// The kind of object.
+        what: &'static str,
+        /// Its id.
         id: String,
         /// Why.
         #[source]
         source: CheckpointError,
     },
+    /// A checkpoint is not what is asked for, or more than can be restored.
+    #[error("the checkpoint cannot be restored so: {0}")]
+    Unfit(String),
     /// NRI plugins did not let it happen.
     #[error("NRI")]
     Nri(#[from] coracle_nri::Error),

@@ -2,6 +2,7 @@
 //! with the boot as what it describes is). Written to a temporary name and renamed, so that a reader
 //! sees the old or the new one. Fields are only ever added.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +47,9 @@ pub(crate) struct SandboxRecord {
     /// Its SELinux labels, where it has any.
     #[serde(default)]
     pub(crate) selinux: Option<Labels>,
+    /// Made for a checkpoint whose containers are not all there yet: undone when found after a restart.
+    #[serde(default)]
+    pub(crate) restoring: bool,
 }
 
 /// How far a container has come.
@@ -104,6 +108,19 @@ pub(crate) struct ContainerRecord {
     /// Pid of its first process, 0 before it was created.
     #[serde(default)]
     pub(crate) pid: i32,
+    /// What its processes are restored from when it is started, if not made from its command.
+    #[serde(default)]
+    pub(crate) restore: Option<RestoreRecord>,
+}
+
+/// What a container's images, in its layer's directory, need beside themselves.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RestoreRecord {
+    /// Where file systems were mounted that are not in the images.
+    pub(crate) external: Vec<String>,
+    /// Which of its pipes, as the kernel names them, were its standard streams.
+    pub(crate) streams: BTreeMap<String, u32>,
 }
 
 /// The directories of all records.
@@ -216,6 +233,7 @@ impl SandboxRecord {
             config,
             addresses: Vec::new(),
             selinux: None,
+            restoring: false,
         }
     }
 }
@@ -282,18 +300,18 @@ fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
 }
 
 /// A protobuf message inside a record: base64 of its wire form, which old and new versions read alike.
-mod message {
+pub(crate) mod message {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
     use prost::Message;
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(super) fn serialize<T: Message, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<T: Message, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&STANDARD.encode(value.encode_to_vec()))
     }
 
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    pub(crate) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
     where
         T: Message + Default,
         D: Deserializer<'de>,

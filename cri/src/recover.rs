@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_cni::Live as LiveNetwork;
 use coracle_proto::cri::ContainerEventType::{self, ContainerStartedEvent, ContainerStoppedEvent};
@@ -20,6 +21,10 @@ use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, 
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
 use crate::shim_client::Shim;
+
+/// How often a CRIU that outlived its runtime is looked for, and how long in all.
+const CRIU_STEP: Duration = Duration::from_millis(50);
+const CRIU_LIMIT: Duration = Duration::from_secs(60);
 
 /// A sandbox's record with its shim, when that lives.
 type Reached = (SandboxRecord, Option<(Shim, State)>);
@@ -40,7 +45,7 @@ impl Runtime {
         let reached = join_all(found.readable.into_iter().map(|record| self.reach(record))).await;
         let mut sandboxes = Vec::new();
         for (record, shim) in reached {
-            if record.phase == SandboxPhase::Creating {
+            if record.phase == SandboxPhase::Creating || record.restoring {
                 self.undo_sandbox(&record.id).await;
             } else {
                 sandboxes.push((record, shim));
@@ -109,13 +114,7 @@ impl Runtime {
             match shims.get(record.sandbox_id.as_str()) {
                 Some(shim) if record.phase != ContainerPhase::Creating => {
                     known.insert(record.id.clone());
-                    if let Err(error) = checkpoint::forget(&self.inner.records.layer_dir(&record.id)) {
-                        let error = chain(&error);
-                        warn!(
-                            container = record.id,
-                            error, "could not remove a checkpoint that was not finished"
-                        );
-                    }
+                    self.end_checkpoint(&record).await;
                     missed.extend(self.recover_container(record, *shim));
                 }
                 Some(shim) => self.undo_container(&record, shim.map(|(shim, _)| shim)).await,
@@ -129,6 +128,28 @@ impl Runtime {
             }
         }
         Ok(missed)
+    }
+
+    /// Lets a container go on that was frozen for a checkpoint, and removes what is half-made.
+    async fn end_checkpoint(&self, record: &ContainerRecord) {
+        let layer = self.inner.records.layer_dir(&record.id);
+        if !checkpoint::is_left(&layer) {
+            return;
+        }
+        let mut waited = Duration::ZERO;
+        while checkpoint::is_at_work(&layer) && waited < CRIU_LIMIT {
+            tokio::time::sleep(CRIU_STEP).await;
+            waited += CRIU_STEP;
+        }
+        if let Some(freezer) = self.inner.cgroups.freezer(&record.cgroup)
+            && let Err(error) = freezer.thaw()
+        {
+            warn!(container = record.id, %error, "could not thaw a container");
+        }
+        if let Err(error) = checkpoint::forget(&layer) {
+            let error = chain(&error);
+            warn!(container = record.id, error, "could not remove a checkpoint that was not finished");
+        }
     }
 
     /// Takes back what is left of a container that was not completely made, or whose pod is lost.
@@ -158,6 +179,14 @@ impl Runtime {
         });
         if let Some(seen) = seen {
             record.phase = phase_now(&record, seen);
+            // Of a restored one it changes at its start.
+            record.pid = if seen.pid > 0 { seen.pid } else { record.pid };
+        }
+        if record.restore.is_some() && matches!(record.phase, ContainerPhase::Running { .. }) {
+            // Its start may have been the last that the runtime before did.
+            if let Err(error) = checkpoint::forget_images(&self.inner.records.layer_dir(&record.id)) {
+                warn!(container = record.id, error = chain(&error), "the images of a container stay with it");
+            }
         }
         let volumes = record.config.mounts.iter().filter_map(|mount| mount.image.as_ref());
         let images = volumes.map(|image| &image.image_ref).chain([&record.image_id]);

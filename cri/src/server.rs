@@ -14,6 +14,8 @@ mod exec_sync;
 mod image_pull;
 mod image_service;
 mod list_stream;
+mod pod_checkpoint;
+mod pod_restore;
 mod runtime_service;
 mod runtime_status;
 mod sandbox_remove;

@@ -210,6 +210,14 @@ impl Shim {
         self.done(request::Call::Start(shim::StartContainer { container_id })).await
     }
 
+    /// Starts a created container with the processes of a checkpoint, and gives the pid of the first.
+    pub async fn restore(&self, restore: shim::RestoreContainer) -> Result<i32, Error> {
+        match self.call(request::Call::Restore(restore), Vec::new()).await? {
+            (reply::Result::Created(created), _) => Ok(created.pid),
+            (other, _) => Err(Error::unexpected(&other)),
+        }
+    }
+
     /// Sends a signal to the container's first process.
     pub async fn kill(&self, container_id: &str, signal: i32) -> Result<(), Error> {
         self.signal(shim::Signal { container_id: container_id.to_owned(), signal, ..Default::default() })

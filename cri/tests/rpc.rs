@@ -14,6 +14,8 @@
 mod cancel;
 #[path = "rpc/checkpoint.rs"]
 mod checkpoint;
+#[path = "rpc/checkpoint_pod.rs"]
+mod checkpoint_pod;
 #[path = "rpc/events.rs"]
 mod events;
 #[path = "rpc/figures.rs"]
@@ -43,7 +45,7 @@ fn main() -> ExitCode {
     run!(session:
         lists::streams_say_what_lists_say,
         lists::filters_take_truncated_ids_that_name_one,
-        lists::what_is_unknown_or_unsupported_is_told,
+        lists::what_is_unknown_is_told,
         lists::a_log_is_reopened_while_its_container_runs,
         update::limits_change_in_the_kernel_and_on_record,
         update::a_refused_change_changes_nothing,
@@ -61,6 +63,10 @@ fn main() -> ExitCode {
         images::removals_pulls_and_creations_at_once_agree,
         images::a_failed_pull_says_what_the_kubelet_shows,
         checkpoint::a_running_container_is_checkpointed_and_goes_on,
+        checkpoint_pod::a_pod_is_restored_where_it_was,
+        checkpoint_pod::what_cannot_be_checkpointed_is_refused,
+        checkpoint_pod::a_pod_that_is_not_wholly_restored_is_undone,
+        checkpoint_pod::what_a_dead_runtime_left_frozen_goes_on,
     );
     session.end()
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::AtFlags;
 use nix::unistd::linkat;
+use sha2::{Digest, Sha256};
 use tar::{Builder, HeaderMode};
 
 /// Writes an archive of what is in a writable layer, and gives the paths that it takes away from lower ones.
@@ -47,15 +48,32 @@ pub(super) fn difference(
 /// Archives a directory at a place. It has no name there before it is whole and on the disk.
 pub(super) fn pack(directory: &Path, location: &Path) -> io::Result<()> {
     let parent = location.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let file = File::options().write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(parent)?;
-    let mut archive = builder(BufWriter::new(file));
-    archive.append_dir_all("", directory)?;
-    let file = archive.into_inner()?.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.sync_all()?;
+    let (file, _) = write(directory, parent)?;
     match fs::remove_file(location) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
+    name(&file, location)?;
+    File::open(parent)?.sync_all()
+}
+
+/// Archives a directory to a file without a name, which is gone when it is closed. Gives its digest as well.
+pub(super) fn write(directory: &Path, parent: &Path) -> io::Result<(File, String)> {
+    let mut archive = builder(Hashing { file: BufWriter::new(unnamed(parent)?), hash: Sha256::new() });
+    archive.append_dir_all("", directory)?;
+    let Hashing { file, hash } = archive.into_inner()?;
+    let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()?;
+    Ok((file, hex::encode(hash.finalize())))
+}
+
+/// A new file in a directory, without a name.
+pub(super) fn unnamed(parent: &Path) -> io::Result<File> {
+    File::options().write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(parent)
+}
+
+/// Gives a file its name, where there must be none.
+pub(super) fn name(file: &File, location: &Path) -> io::Result<()> {
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     linkat(
         nix::fcntl::AT_FDCWD,
@@ -64,7 +82,32 @@ pub(super) fn pack(directory: &Path, location: &Path) -> io::Result<()> {
         location,
         AtFlags::AT_SYMLINK_FOLLOW,
     )?;
-    File::open(parent)?.sync_all()
+    Ok(())
+}
+
+/// The digest of a file's content.
+pub(super) fn digest(path: &Path) -> io::Result<String> {
+    let mut hashing = Hashing { file: io::sink(), hash: Sha256::new() };
+    io::copy(&mut File::open(path)?, &mut hashing)?;
+    Ok(hex::encode(hashing.hash.finalize()))
+}
+
+/// What is written, and its digest.
+struct Hashing<W> {
+    file: W,
+    hash: Sha256,
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hash.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 fn builder<W: Write>(to: W) -> Builder<W> {

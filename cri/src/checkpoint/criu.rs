@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,6 +15,7 @@ use nix::sched::{CloneFlags, setns};
 use oci_spec::runtime::Spec;
 
 use super::Subject;
+use crate::cgroup::freezer::Freezer;
 
 /// How much of what CRIU says is told.
 const LINES: usize = 3;
@@ -38,7 +40,12 @@ pub enum CriuError {
 
 /// Dumps a container's processes to a directory; log and statistics go to the workshop. Gives the places inside
 /// that are mounted from outside.
-pub(super) fn dump(subject: &Subject, workshop: &Path, images: &Path) -> Result<Vec<PathBuf>, CriuError> {
+pub(super) fn dump(
+    subject: &Subject,
+    workshop: &Path,
+    images: &Path,
+    freezer: Option<&Freezer>,
+) -> Result<Vec<PathBuf>, CriuError> {
     let mountinfo = format!("/proc/{}/mountinfo", subject.pid);
     let mountinfo = fs::read_to_string(mountinfo).map_err(CriuError::Mounts)?;
     let spec = Spec::load(subject.bundle.join("config.json"));
@@ -49,7 +56,13 @@ pub(super) fn dump(subject: &Subject, workshop: &Path, images: &Path) -> Result<
     command.arg("--images-dir").arg(images).arg("--work-dir").arg(workshop).args(["--log-file", LOG]);
     command.args(["--leave-running", "--manage-cgroups=ignore"]);
     // What reaches beyond the container is noted, and no reason to refuse.
-    command.args(["--tcp-established", "--ext-unix-sk", "--file-locks"]);
+    command.args(["--ext-unix-sk", "--file-locks"]);
+    // A pod is restored with another address: its connections end, so there is no need to hold them up meanwhile.
+    command.arg(if freezer.is_some() { "--tcp-close" } else { "--tcp-established" });
+    if let Some(freezer) = freezer {
+        // CRIU stops each process itself, thaws the cgroup to reach them, and freezes it again at its end.
+        command.arg("--freeze-cgroup").arg(freezer.dir());
+    }
     for place in &external {
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
     }
@@ -62,9 +75,32 @@ pub(super) fn dump(subject: &Subject, workshop: &Path, images: &Path) -> Result<
     if output.status.success() {
         return Ok(external);
     }
-    let log = fs::read_to_string(workshop.join(LOG)).unwrap_or_default();
-    let said = errors(&log).or_else(|| errors(&String::from_utf8_lossy(&output.stderr)));
+    let said = said(&workshop.join(LOG), &String::from_utf8_lossy(&output.stderr));
     Err(CriuError::Failed(said.unwrap_or_else(|| output.status.to_string())))
+}
+
+/// The errors that CRIU wrote to its log or, failing that, said beside it.
+pub(super) fn said(log: &Path, beside: &str) -> Option<String> {
+    let log = fs::read_to_string(log).unwrap_or_default();
+    errors(&log).or_else(|| errors(beside))
+}
+
+/// Where CRIU is on this machine.
+pub(crate) fn program() -> Result<PathBuf, CriuError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join("criu")).find(|file| file.is_file());
+    found.ok_or(CriuError::Absent)
+}
+
+/// Whether a CRIU works in a directory.
+pub(super) fn is_at_work(workshop: &Path) -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    let wanted = workshop.as_os_str().as_bytes();
+    lines.any(|line| {
+        let mut words = line.split(|byte| *byte == 0);
+        words.next().is_some_and(|program| program.ends_with(b"criu")) && words.any(|word| word == wanted)
+    })
 }
 
 /// The command is run in the namespaces that a shim holds for its pod, and sees the mounts that it made.
@@ -144,6 +180,21 @@ mod tests {
         let own = ["/", "/proc", "/dev"].map(PathBuf::from).into();
         let places = ["/proc/kcore", "/dev/shm", "/sys/fs/cgroup", "/etc/hosts", "/my data"];
         assert_eq!(external(mountinfo, &own), places.map(PathBuf::from));
+    }
+
+    #[test]
+    fn who_works_in_a_directory_is_found_by_its_command_line() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut command = Command::new("/bin/sh");
+        // One that waits for the end of its input.
+        command.arg0("/sbin/criu").args(["-c", "read x"]).arg(dir.path()).stdin(Stdio::piped());
+        let mut child = command.spawn().expect("a shell");
+        // The kernel shows the line a moment after the program began.
+        assert!((0..100_000).any(|_| is_at_work(dir.path())));
+        assert!(!is_at_work(Path::new("/another")));
+        drop(child.stdin.take());
+        child.wait().expect("its end");
+        assert!(!is_at_work(dir.path()));
     }
 
     #[test]

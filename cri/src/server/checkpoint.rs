@@ -1,4 +1,4 @@
-//! CheckpointContainer; and CheckpointPod and RestorePod, which are refused by name.
+//! CheckpointContainer.
 
 use std::path::{Path, PathBuf};
 
@@ -29,12 +29,12 @@ impl Runtime {
             doing: "make the checkpoint",
             source: std::io::Error::other(panic),
         })?;
-        done.map_err(|source| Error::Checkpoint { id: container.id.clone(), source })?;
+        done.map_err(|source| Error::Checkpoint { what: "container", id: container.id.clone(), source })?;
         info!(container = %container.id, location = request.location, "made a checkpoint");
         Ok(cri::CheckpointContainerResponse {})
     }
 
-    fn subject(&self, container: &Container) -> Result<Subject, Error> {
+    pub(super) fn subject(&self, container: &Container) -> Result<Subject, Error> {
         let inner = &self.inner;
         let record = container.record_now();
         // Without its image, which may be gone by now, the name that it had must do.
@@ -49,24 +49,6 @@ impl Runtime {
             lower: image.map(|image| image.layers.to_vec()).unwrap_or_default(),
             record,
         })
-    }
-
-    /// Refuses. An unknown pod is told as such first.
-    pub(super) fn pod_checkpoint(
-        &self,
-        request: &cri::CheckpointPodRequest,
-    ) -> Result<cri::CheckpointPodResponse, Error> {
-        let id = &request.pod_sandbox_id;
-        self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
-        Err(Error::Unsupported("checkpointing a pod"))
-    }
-
-    /// Refuses, and makes nothing.
-    pub(super) fn pod_restore(
-        &self,
-        _request: &cri::RestorePodRequest,
-    ) -> Result<cri::RestorePodResponse, Error> {
-        Err(Error::Unsupported("restoring a pod"))
     }
 }
 

@@ -13,6 +13,7 @@ use super::container_volumes::find_volumes;
 use super::sandbox_run::{new_id, now};
 use crate::cdi;
 use crate::cgroup::driver::cgroups_path;
+use crate::checkpoint;
 use crate::container::confinement::{self, Modules};
 use crate::container::devices::{self, Node};
 use crate::container::oci_spec::{Facts, SandboxFacts, oci_spec};
@@ -20,7 +21,7 @@ use crate::container::user::Accounts;
 use crate::container::{self, Container, mount_points, signal, volume};
 use crate::error::{self, Error};
 use crate::host::Kernel;
-use crate::records::{ContainerPhase, ContainerRecord, replace};
+use crate::records::{ContainerPhase, ContainerRecord, RestoreRecord, replace};
 use crate::resize::check_unified;
 use crate::runtime::Runtime;
 use crate::sandbox::user_namespace::Mapping;
@@ -31,6 +32,14 @@ use crate::undo::{Step, Undo};
 /// The spec of an exec starts from the container's own process, kept here in its bundle.
 pub(super) const PROCESS_FILE: &str = "process.json";
 
+/// Where a container comes from that is restored.
+#[derive(Debug, Clone)]
+pub(super) struct Origin {
+    /// Its part of the pod's checkpoint.
+    pub(super) archive: PathBuf,
+    pub(super) restore: RestoreRecord,
+}
+
 impl Runtime {
     /// Makes a container that waits to be started, and returns its id.
     pub(crate) async fn container_create(
@@ -40,12 +49,23 @@ impl Runtime {
         let id = &request.pod_sandbox_id;
         let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
         let config = request.config.ok_or_else(|| Error::invalid("config", "is missing"))?;
+        let container_id = self.new_container(&sandbox, config, None).await?;
+        Ok(cri::CreateContainerResponse { container_id })
+    }
+
+    /// Makes a container, whose processes and files come from its image or from a checkpoint.
+    pub(super) async fn new_container(
+        &self,
+        sandbox: &Sandbox,
+        config: cri::ContainerConfig,
+        origin: Option<&Origin>,
+    ) -> Result<String, Error> {
         check(&config, self.inner.host.kernel)?;
         let mut undo = Undo::new(&self.inner);
-        match self.make_container(&sandbox, config, &mut undo).await {
+        match self.make_container(sandbox, config, origin, &mut undo).await {
             Ok(container_id) => {
                 undo.keep();
-                Ok(cri::CreateContainerResponse { container_id })
+                Ok(container_id)
             }
             Err(error) => {
                 undo.run().await;
@@ -58,6 +78,7 @@ impl Runtime {
         &self,
         sandbox: &Sandbox,
         mut config: cri::ContainerConfig,
+        origin: Option<&Origin>,
         undo: &mut Undo,
     ) -> Result<String, Error> {
         let inner = &self.inner;
@@ -71,6 +92,7 @@ impl Runtime {
         let mut held = self.hold_images(&mut config)?;
         held.push(inner.images.hold(&image.id).map_err(|source| image_error(&image.id, source))?);
         let mut record = self.new_record(sandbox, config, &image)?;
+        record.restore = origin.map(|origin| origin.restore.clone());
         let id = record.id.clone();
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &sandbox.id);
         self.reserve(&name, &id)?;
@@ -92,6 +114,7 @@ impl Runtime {
         let seccomp_program = self.seccomp_program(&spec).await?;
         let create = self.write_bundle(sandbox, &record, &image, &spec)?;
         let create = shim::CreateContainer { seccomp_program, ..create };
+        self.lay_out(&record.id, origin).await?;
         coracle_fault::point("create.bundle");
         steps.done("spec and directories");
         let container = Arc::new(Container::new(record, held));
@@ -114,6 +137,18 @@ impl Runtime {
         Ok(id)
     }
 
+    /// Puts there what a checkpoint has of a container, beside its processes.
+    async fn lay_out(&self, id: &str, origin: Option<&Origin>) -> Result<(), Error> {
+        let Some(Origin { archive, .. }) = origin.cloned() else { return Ok(()) };
+        let layer = self.inner.records.layer_dir(id);
+        let work = tokio::task::spawn_blocking(move || checkpoint::lay_out(&archive, &layer));
+        let done = work.await.map_err(|panic| Error::Kernel {
+            doing: "unpack the checkpoint",
+            source: std::io::Error::other(panic),
+        })?;
+        done.map_err(|source| Error::Checkpoint { what: "container", id: id.to_owned(), source })
+    }
+
     async fn load_default_profile(&self, config: &cri::ContainerConfig) -> Result<(), Error> {
         if !confinement::wants_default(&security(config)) {
             return Ok(());
@@ -122,7 +157,7 @@ impl Runtime {
         loaded.map_err(|source| Error::Kernel { doing: "load the default AppArmor profile", source })
     }
 
-    fn image_of(&self, config: &cri::ContainerConfig) -> Result<Image, Error> {
+    pub(super) fn image_of(&self, config: &cri::ContainerConfig) -> Result<Image, Error> {
         let reference = config.image.as_ref().map(|image| image.image.as_str()).unwrap_or_default();
         if reference.is_empty() {
             return Err(Error::invalid("config.image", "is missing"));
@@ -166,6 +201,7 @@ impl Runtime {
             late_hooks: false,
             selinux: None,
             pid: 0,
+            restore: None,
             config,
             id,
         })

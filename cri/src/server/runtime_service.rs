@@ -5,6 +5,7 @@ use coracle_proto::cri::runtime_service_server::RuntimeService;
 use tonic::Request;
 
 use super::checkpoint::take_back;
+use super::pod_checkpoint;
 use super::status::{Answer, Streamed, answer, attended, blocking, create, finish, within};
 use crate::metrics;
 use crate::runtime::Runtime;
@@ -229,11 +230,23 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::CheckpointPodRequest>,
     ) -> Answer<cri::CheckpointPodResponse> {
-        answer(self.pod_checkpoint(request.get_ref()))
+        let request = request.into_inner();
+        let asked = request.clone();
+        create(
+            self.clone(),
+            |runtime| async move { runtime.pod_checkpoint(request).await },
+            |_, _| pod_checkpoint::take_back(asked),
+        )
+        .await
     }
 
     async fn restore_pod(&self, request: Request<cri::RestorePodRequest>) -> Answer<cri::RestorePodResponse> {
-        answer(self.pod_restore(request.get_ref()))
+        create(
+            self.clone(),
+            |runtime| async move { runtime.pod_restore(request.into_inner()).await },
+            |runtime, made| async move { runtime.sandbox_unmake(made.pod_sandbox_id).await },
+        )
+        .await
     }
 
     type GetContainerEventsStream = Streamed<cri::ContainerEventResponse>;

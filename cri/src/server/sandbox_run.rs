@@ -25,16 +25,28 @@ impl Runtime {
         &self,
         request: cri::RunPodSandboxRequest,
     ) -> Result<cri::RunPodSandboxResponse, Error> {
+        let pod_sandbox_id = self.new_sandbox(request, false).await?;
+        Ok(cri::RunPodSandboxResponse { pod_sandbox_id })
+    }
+
+    /// The same, and for one that is `restoring` a restart still undoes it when it is ready: whoever restores it
+    /// says by its record when it is complete.
+    pub(super) async fn new_sandbox(
+        &self,
+        request: cri::RunPodSandboxRequest,
+        restoring: bool,
+    ) -> Result<String, Error> {
         let config = request.config.ok_or_else(|| Error::invalid("config", "is missing"))?;
         check(&config, &request.runtime_handler, &self.inner.host)?;
         self.check_cgroup(&config)?;
         let id = new_id();
         let record = SandboxRecord::new(&id, config, request.runtime_handler, now());
+        let record = SandboxRecord { restoring, ..record };
         let mut undo = Undo::new(&self.inner);
         match self.make_sandbox(record, &mut undo).await {
             Ok(()) => {
                 undo.keep();
-                Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
+                Ok(id)
             }
             Err(error) => {
                 undo.run().await;
@@ -77,6 +89,7 @@ impl Runtime {
         self.tell_pod_runs(&record, &live, undo).await?;
         record.phase = SandboxPhase::Ready;
         inner.records.write_sandbox(&record)?;
+        record.restoring = false;
         coracle_fault::point("run.ready");
         info!(sandbox = id, pod = metadata.name, namespace = metadata.namespace, "sandbox runs");
         self.adopt_sandbox(record, live);

@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use tonic::{Code, Response, Status};
 use tracing::warn;
 
-use crate::checkpoint::{CheckpointError, CriuError};
 use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::shim_client::ErrorKind;
@@ -129,12 +128,12 @@ fn code(error: &Error) -> Code {
     match error {
         Error::NotFound { .. } => Code::NotFound,
         Error::Invalid { .. } => Code::InvalidArgument,
-        Error::WrongState { .. } => Code::FailedPrecondition,
+        Error::WrongState { .. } | Error::Unfit(_) => Code::FailedPrecondition,
         Error::NameTaken { .. } => Code::AlreadyExists,
         Error::Unsupported(_) => Code::Unimplemented,
         // What a plugin says has no code of ours.
         Error::Nri(_) => Code::Unknown,
-        Error::Checkpoint { source: CheckpointError::Criu(CriuError::Absent), .. } => Code::Unimplemented,
+        Error::Checkpoint { source, .. } if source.lacks_criu() => Code::Unimplemented,
         Error::Timeout { .. } => Code::DeadlineExceeded,
         Error::Shim { source, .. } => shim_code(source.kind),
         Error::Image { source, .. } => image_code(source.kind()),

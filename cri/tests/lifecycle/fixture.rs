@@ -168,6 +168,14 @@ impl Machine {
         name: &str,
         change: impl FnOnce(&mut cri::PodSandboxConfig),
     ) -> Result<String, Status> {
+        let mut config = self.pod_config(name);
+        change(&mut config);
+        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
+        Ok(self.runtime.run_pod_sandbox(Request::new(request)).await?.into_inner().pod_sandbox_id)
+    }
+
+    /// What a pod is made from.
+    pub(crate) fn pod_config(&self, name: &str) -> cri::PodSandboxConfig {
         let metadata = cri::PodSandboxMetadata {
             name: name.into(),
             uid: format!("uid-{name}"),
@@ -177,7 +185,7 @@ impl Machine {
         let dns = cri::DnsConfig { servers: vec!["10.43.0.10".into()], ..Default::default() };
         let options =
             cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() };
-        let mut config = cri::PodSandboxConfig {
+        cri::PodSandboxConfig {
             metadata: Some(metadata),
             hostname: format!("host-{name}"),
             log_directory: self.dir.path().join("logs").join(name).to_string_lossy().into_owned(),
@@ -191,10 +199,7 @@ impl Machine {
                 ..Default::default()
             }),
             ..Default::default()
-        };
-        change(&mut config);
-        let request = cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() };
-        Ok(self.runtime.run_pod_sandbox(Request::new(request)).await?.into_inner().pod_sandbox_id)
+        }
     }
 
     pub(crate) async fn create(
@@ -204,15 +209,7 @@ impl Machine {
         command: &[&str],
         change: impl FnOnce(&mut cri::ContainerConfig),
     ) -> Result<String, Status> {
-        let mut config = cri::ContainerConfig {
-            metadata: Some(cri::ContainerMetadata { name: name.into(), attempt: 0 }),
-            image: Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() }),
-            command: command.iter().map(|word| (*word).to_owned()).collect(),
-            log_path: format!("{name}/0.log"),
-            ..Default::default()
-        };
-        security(&mut config).namespace_options =
-            Some(cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() });
+        let mut config = container_config(name, command);
         change(&mut config);
         let request = cri::CreateContainerRequest {
             pod_sandbox_id: pod.into(),
@@ -366,6 +363,20 @@ impl Drop for Machine {
 /// A container's security context.
 pub(crate) fn security(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
+}
+
+/// What a container is made from.
+pub(crate) fn container_config(name: &str, command: &[&str]) -> cri::ContainerConfig {
+    let mut config = cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: name.into(), attempt: 0 }),
+        image: Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() }),
+        command: command.iter().map(|word| (*word).to_owned()).collect(),
+        log_path: format!("{name}/0.log"),
+        ..Default::default()
+    };
+    security(&mut config).namespace_options =
+        Some(cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() });
+    config
 }
 
 /// Whether a process runs.

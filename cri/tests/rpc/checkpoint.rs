@@ -61,7 +61,7 @@ async fn checkpoint(machine: &Machine, id: &str, location: &Path) -> Result<(), 
 }
 
 /// Whether the machine's CRIU works, by its own judgement; none where there is none.
-fn works() -> Option<bool> {
+pub(crate) fn works() -> Option<bool> {
     let mut check = Command::new("criu");
     let status = check.arg("check").stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.ok().map(|status| status.success())

@@ -1,0 +1,211 @@
+//! Whether a checkpoint can become the pod that is asked for. Pure.
+//!
+//! What a process has taken from its configuration (arguments, environment, rights) is in its memory: a restored one
+//! has it as it was, so a request that says otherwise is refused, as CRI-O does it. What the pod gives (network,
+//! files of its own, limits, labels) is the request's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use coracle_proto::cri::{self, NamespaceMode};
+
+use super::manifest::{Manifest, Saved, name_of};
+use crate::sandbox::namespaces;
+use crate::sandbox::user_namespace::Mapping;
+
+/// The containers of a checkpoint with the configurations that are asked for, in their order.
+pub(crate) fn fit<'a>(
+    manifest: &'a Manifest,
+    sandbox: &cri::PodSandboxConfig,
+    wanted: &'a [cri::ContainerConfig],
+) -> Result<Vec<(&'a Saved, &'a cri::ContainerConfig)>, String> {
+    fit_sandbox(&manifest.sandbox, sandbox)?;
+    let names = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(", ");
+    let there: BTreeSet<&str> = manifest.containers.iter().map(|saved| saved.name.as_str()).collect();
+    let asked: BTreeSet<&str> = wanted.iter().map(name_of).collect();
+    if there != asked {
+        return Err(format!("it is of the containers {}, and not of {}", names(there), names(asked)));
+    }
+    let mut fitting = Vec::new();
+    for config in wanted {
+        let saved = manifest.containers.iter().find(|saved| saved.name == name_of(config));
+        let Some(saved) = saved else { continue };
+        fit_container(&saved.config, config)
+            .and_then(|()| restorable(sandbox, config))
+            .map_err(|why| format!("container {:?}: {why}", saved.name))?;
+        fitting.push((saved, config));
+    }
+    Ok(fitting)
+}
+
+fn fit_sandbox(saved: &cri::PodSandboxConfig, wanted: &cri::PodSandboxConfig) -> Result<(), String> {
+    let linux = |config: &cri::PodSandboxConfig| config.linux.clone().unwrap_or_default();
+    let (before, after) = (linux(saved), linux(wanted));
+    let security = |linux: &cri::LinuxPodSandboxConfig| linux.security_context.clone().unwrap_or_default();
+    let same = [
+        ("host name", saved.hostname == wanted.hostname),
+        ("pod security context", security(&before) == security(&after)),
+        ("sysctls", before.sysctls == after.sysctls),
+        ("port mappings", saved.port_mappings == wanted.port_mappings),
+    ];
+    first_difference(&same)
+}
+
+fn fit_container(saved: &cri::ContainerConfig, wanted: &cri::ContainerConfig) -> Result<(), String> {
+    let security = |config: &cri::ContainerConfig| {
+        config.linux.as_ref().and_then(|linux| linux.security_context.clone()).unwrap_or_default()
+    };
+    let same = [
+        ("command", saved.command == wanted.command),
+        ("arguments", saved.args == wanted.args),
+        ("working directory", saved.working_dir == wanted.working_dir),
+        ("environment", environment(saved) == environment(wanted)),
+        ("security context", security(saved) == security(wanted)),
+        ("terminal", saved.tty == wanted.tty),
+        ("standard input", saved.stdin == wanted.stdin),
+        ("mounts", places(saved) == places(wanted)),
+        ("devices", saved.devices == wanted.devices && saved.cdi_devices == wanted.cdi_devices),
+    ];
+    first_difference(&same)
+}
+
+fn first_difference(same: &[(&str, bool)]) -> Result<(), String> {
+    match same.iter().find(|(_, same)| !same) {
+        Some((what, _)) => Err(format!("the {what} differs")),
+        None => Ok(()),
+    }
+}
+
+fn environment(config: &cri::ContainerConfig) -> BTreeMap<&str, &[u8]> {
+    config.envs.iter().map(|env| (env.key.as_str(), env.value.as_slice())).collect()
+}
+
+/// What is mounted may be another thing; where, and as what, not.
+fn places(config: &cri::ContainerConfig) -> BTreeSet<(&str, bool)> {
+    config.mounts.iter().map(|mount| (mount.container_path.trim_end_matches('/'), mount.readonly)).collect()
+}
+
+/// What CRIU, as we call it, cannot do.
+fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) -> Result<(), String> {
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let options = security.and_then(|security| security.namespace_options.clone()).unwrap_or_default();
+    let of_pod = namespaces::options(sandbox);
+    match options.pid() {
+        NamespaceMode::Container => {}
+        NamespaceMode::Pod if !namespaces::share_pid(sandbox) => {}
+        NamespaceMode::Pod => return Err("its pid namespace is shared by the pod".to_owned()),
+        NamespaceMode::Node => return Err("its pid namespace is the node's".to_owned()),
+        NamespaceMode::Target => return Err("its pid namespace is another container's".to_owned()),
+    }
+    if !matches!(Mapping::of(Some(&of_pod)), Ok(None)) {
+        return Err("the pod has a user namespace".to_owned());
+    }
+    if config.tty {
+        return Err("it has a terminal".to_owned());
+    }
+    let spreads = |mount: &&cri::Mount| mount.propagation() != cri::MountPropagation::PropagationPrivate;
+    if let Some(mount) = config.mounts.iter().find(spreads) {
+        return Err(format!("what is mounted at {} spreads", mount.container_path));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::RestoreRecord;
+
+    fn sandbox(pid: NamespaceMode) -> cri::PodSandboxConfig {
+        let options = cri::NamespaceOption { pid: pid.into(), ..Default::default() };
+        cri::PodSandboxConfig {
+            hostname: "h".into(),
+            linux: Some(cri::LinuxPodSandboxConfig {
+                security_context: Some(cri::LinuxSandboxSecurityContext {
+                    namespace_options: Some(options),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn container(name: &str) -> cri::ContainerConfig {
+        let metadata = cri::ContainerMetadata { name: name.into(), attempt: 0 };
+        cri::ContainerConfig { metadata: Some(metadata), command: vec!["x".into()], ..Default::default() }
+    }
+
+    fn manifest(pid: NamespaceMode, containers: Vec<cri::ContainerConfig>) -> Manifest {
+        let saved = |config: cri::ContainerConfig| Saved {
+            name: name_of(&config).to_owned(),
+            id: "i".into(),
+            archive: "i.tar".into(),
+            sha256: String::new(),
+            image_id: String::new(),
+            config,
+            restore: RestoreRecord::default(),
+        };
+        Manifest {
+            version: 1,
+            engine: "coracle".into(),
+            runtime_handler: String::new(),
+            sandbox_id: "s".into(),
+            sandbox: sandbox(pid),
+            containers: containers.into_iter().map(saved).collect(),
+        }
+    }
+
+    fn refusal(
+        change_pod: impl FnOnce(&mut cri::PodSandboxConfig),
+        change: impl FnOnce(&mut cri::ContainerConfig),
+    ) -> String {
+        let manifest = manifest(NamespaceMode::Container, vec![container("a")]);
+        let (mut pod, mut wanted) = (manifest.sandbox.clone(), container("a"));
+        change_pod(&mut pod);
+        change(&mut wanted);
+        fit(&manifest, &pod, &[wanted]).map(|_| ()).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn what_the_pod_gives_may_differ_and_what_processes_took_may_not() {
+        let same = refusal(
+            |pod| pod.metadata = Some(cri::PodSandboxMetadata { name: "other".into(), ..Default::default() }),
+            |wanted| wanted.log_path = "other".into(),
+        );
+        assert_eq!(same, "");
+        for (expected, found) in [
+            ("host name", refusal(|pod| pod.hostname = "other".into(), |_| {})),
+            ("command", refusal(|_| {}, |wanted| wanted.command.clear())),
+            ("environment", refusal(|_| {}, |wanted| wanted.envs.push(cri::KeyValue::default()))),
+            ("mounts", refusal(|_| {}, |wanted| wanted.mounts.push(cri::Mount::default()))),
+            ("terminal", refusal(|_| {}, |wanted| wanted.tty = true)),
+        ] {
+            assert!(found.contains(expected), "{expected}: {found:?}");
+        }
+        let two = manifest(NamespaceMode::Container, vec![container("a"), container("b")]);
+        let why = fit(&two, &two.sandbox, &[container("a")]).map(|_| ()).unwrap_err();
+        assert!(why.contains("containers a, b, and not of a"), "{why}");
+    }
+
+    #[test]
+    fn what_cannot_be_restored_is_named() {
+        let refused = |pid, change: fn(&mut cri::ContainerConfig)| {
+            let mut wanted = container("a");
+            change(&mut wanted);
+            let manifest = manifest(pid, vec![wanted.clone()]);
+            fit(&manifest, &manifest.sandbox, &[wanted]).map(|_| ()).err().unwrap_or_default()
+        };
+        assert_eq!(refused(NamespaceMode::Container, |_| {}), "");
+        let why = refused(NamespaceMode::Pod, |_| {});
+        assert!(why.contains("shared by the pod"), "{why}");
+        let why = refused(NamespaceMode::Container, |wanted| wanted.tty = true);
+        assert!(why.contains("terminal"), "{why}");
+        let why = refused(NamespaceMode::Container, |wanted| {
+            wanted.mounts.push(cri::Mount {
+                container_path: "/v".into(),
+                propagation: cri::MountPropagation::PropagationBidirectional.into(),
+                ..Default::default()
+            });
+        });
+        assert!(why.contains("/v spreads"), "{why}");
+    }
+}

@@ -1,0 +1,51 @@
+//! What a pod's checkpoint consists of: the file that makes a directory one, written last.
+
+use coracle_proto::cri;
+use serde::{Deserialize, Serialize};
+
+use crate::records::{RestoreRecord, message};
+
+/// Its name.
+pub(super) const FILE: &str = "checkpoint-manifest.json";
+/// Whose format it is. Others that write a file of that name have other formats.
+pub(super) const ENGINE: &str = "coracle";
+pub(super) const VERSION: u32 = 1;
+
+/// The whole file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Manifest {
+    pub(crate) version: u32,
+    #[serde(rename = "runtime")]
+    pub(crate) engine: String,
+    pub(crate) runtime_handler: String,
+    pub(crate) sandbox_id: String,
+    #[serde(with = "message")]
+    pub(crate) sandbox: cri::PodSandboxConfig,
+    pub(crate) containers: Vec<Saved>,
+}
+
+/// A container in it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Saved {
+    pub(crate) name: String,
+    pub(crate) id: String,
+    /// The file that has its processes and files, in the same directory.
+    pub(crate) archive: String,
+    pub(crate) sha256: String,
+    pub(crate) image_id: String,
+    #[serde(with = "message")]
+    pub(crate) config: cri::ContainerConfig,
+    pub(crate) restore: RestoreRecord,
+}
+
+/// The name of a container's archive.
+pub(super) fn archive(id: &str) -> String {
+    format!("{id}.tar")
+}
+
+/// A container's name in its pod.
+pub(crate) fn name_of(config: &cri::ContainerConfig) -> &str {
+    config.metadata.as_ref().map(|metadata| metadata.name.as_str()).unwrap_or_default()
+}

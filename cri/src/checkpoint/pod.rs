@@ -1,0 +1,186 @@
+//! A checkpoint of a pod: its containers are frozen together, dumped one after the other, and go on.
+//!
+//! The caller's directory gets an archive for each container and, last, the manifest. They are files without names
+//! until all are whole. What is to be taken back is noted beside the workshops before anything is made.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
+use super::{CheckpointError, OUTPUT, Subject, WORKSHOP, archive, file, forget, make};
+use crate::cgroup::freezer::Freezer;
+use crate::records::{RestoreRecord, SandboxRecord};
+
+/// A pod whose selected containers run, and where their things are.
+#[derive(Debug)]
+pub(crate) struct PodSubject {
+    pub(crate) record: SandboxRecord,
+    pub(crate) containers: Vec<(Subject, Freezer)>,
+    /// An empty directory of the caller's.
+    pub(crate) output: PathBuf,
+}
+
+/// Makes it, whole or not at all. Blocks.
+pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
+    let made = prepare(pod).and_then(|()| {
+        let dumped = dump_frozen(pod);
+        // In every outcome, and before anything that takes its time.
+        let thawed = thaw(pod);
+        put(pod, &dumped?).and(thawed)
+    });
+    let ids: Vec<&str> = pod.containers.iter().map(|(subject, _)| subject.record.id.as_str()).collect();
+    let taken_back = if made.is_ok() { Ok(()) } else { take_back(&pod.output, &ids) };
+    let forgotten = pod.containers.iter().try_for_each(|(subject, _)| {
+        forget_note(&subject.layer)?;
+        forget(&subject.layer)
+    });
+    made.and(taken_back).and(forgotten)
+}
+
+/// Notes where it is to be, so that the next start finds what is half-made.
+fn prepare(pod: &PodSubject) -> Result<(), CheckpointError> {
+    for (subject, _) in &pod.containers {
+        forget(&subject.layer)?;
+        let note = subject.layer.join(OUTPUT);
+        fs::write(&note, pod.output.as_os_str().as_bytes()).map_err(file("write", &note))?;
+    }
+    Ok(())
+}
+
+fn dump_frozen(pod: &PodSubject) -> Result<Vec<RestoreRecord>, CheckpointError> {
+    for (subject, freezer) in &pod.containers {
+        let id = subject.record.id.clone();
+        freezer.freeze().map_err(|source| CheckpointError::Freeze { id, source })?;
+    }
+    let dumped = pod.containers.iter().map(|(subject, freezer)| {
+        make(subject, &subject.layer.join(WORKSHOP), Some(freezer)).map_err(|source| {
+            CheckpointError::Container { id: subject.record.id.clone(), source: Box::new(source) }
+        })
+    });
+    dumped.collect()
+}
+
+/// Lets all go on, whatever fails.
+fn thaw(pod: &PodSubject) -> Result<(), CheckpointError> {
+    let mut result = Ok(());
+    for (_, freezer) in &pod.containers {
+        result = result.and(freezer.thaw().map_err(file("thaw", freezer.dir())));
+    }
+    result
+}
+
+fn put(pod: &PodSubject, dumped: &[RestoreRecord]) -> Result<(), CheckpointError> {
+    let output = &pod.output;
+    let mut manifest = Manifest {
+        version: VERSION,
+        engine: ENGINE.to_owned(),
+        runtime_handler: pod.record.runtime_handler.clone(),
+        sandbox_id: pod.record.id.clone(),
+        sandbox: pod.record.config.clone(),
+        containers: Vec::new(),
+    };
+    let mut files = Vec::new();
+    for ((subject, _), restore) in pod.containers.iter().zip(dumped) {
+        let written = archive::write(&subject.layer.join(WORKSHOP), output);
+        let (written, sha256) = written.map_err(file("write to", output))?;
+        let saved = saved(subject, restore, sha256);
+        files.push((written, output.join(&saved.archive)));
+        manifest.containers.push(saved);
+    }
+    let text = serde_json::to_vec(&manifest).map_err(io::Error::from);
+    let last = text.and_then(|text| {
+        let mut last = archive::unnamed(output)?;
+        last.write_all(&text)?;
+        last.sync_all()?;
+        Ok(last)
+    });
+    files.push((last.map_err(file("write to", output))?, output.join(manifest::FILE)));
+    for (written, location) in &files {
+        archive::name(written, location).map_err(file("name", location))?;
+    }
+    File::open(output).and_then(|directory| directory.sync_all()).map_err(file("write to", output))
+}
+
+fn saved(subject: &Subject, restore: &RestoreRecord, sha256: String) -> Saved {
+    let record = &subject.record;
+    Saved {
+        name: name_of(&record.config).to_owned(),
+        id: record.id.clone(),
+        archive: manifest::archive(&record.id),
+        sha256,
+        image_id: record.image_id.clone(),
+        config: record.config.clone(),
+        restore: restore.clone(),
+    }
+}
+
+/// Removes from a directory what there is of a checkpoint of these containers.
+pub(crate) fn take_back_pod(output: &Path, containers: &[String]) -> Result<(), CheckpointError> {
+    let ids: Vec<&str> = containers.iter().map(String::as_str).collect();
+    take_back(output, &ids)
+}
+
+fn take_back(output: &Path, ids: &[&str]) -> Result<(), CheckpointError> {
+    let manifest = output.join(manifest::FILE);
+    // Another one's, of the same directory, is not ours to remove.
+    let text = fs::read_to_string(&manifest).unwrap_or_default();
+    if ids.iter().any(|id| !id.is_empty() && text.contains(id)) {
+        remove(&manifest)?;
+    }
+    ids.iter().try_for_each(|id| remove(&output.join(manifest::archive(id))))
+}
+
+/// For a start after a runtime that ended in the middle: the caller was told of no checkpoint.
+pub(super) fn forget_output(layer: &Path) -> Result<(), CheckpointError> {
+    let note = layer.join(OUTPUT);
+    let output = match fs::read(&note) {
+        Ok(output) => PathBuf::from(std::ffi::OsStr::from_bytes(&output)),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(file("read", &note)(error)),
+    };
+    let id = layer.file_name().map(|name| name.to_string_lossy().into_owned());
+    take_back(&output, &[id.as_deref().unwrap_or_default()])?;
+    forget_note(layer)
+}
+
+fn forget_note(layer: &Path) -> Result<(), CheckpointError> {
+    remove(&layer.join(OUTPUT))
+}
+
+fn remove(path: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(file("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_half_made_is_taken_back_and_nothing_else() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (layer, output) = (dir.path().join("c1"), dir.path().join("output"));
+        for dir in [&layer, &output] {
+            fs::create_dir(dir).expect("make");
+        }
+        fs::write(layer.join(OUTPUT), output.as_os_str().as_bytes()).expect("note");
+        for name in ["c1.tar", "c2.tar", "foreign"] {
+            fs::write(output.join(name), "").expect("write");
+        }
+        fs::write(output.join(manifest::FILE), r#"{"id":"c2"}"#).expect("of another");
+        forget(&layer).expect("forget");
+        let left = || -> std::collections::BTreeSet<String> {
+            let entries = fs::read_dir(&output).expect("list").flatten();
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(left(), ["c2.tar", manifest::FILE, "foreign"].map(str::to_owned).into());
+        assert!(!layer.join(OUTPUT).exists());
+        take_back_pod(&output, &["c2".to_owned()]).expect("take back");
+        assert_eq!(left(), ["foreign".to_owned()].into());
+        forget(&layer).expect("nothing is left to forget");
+    }
+}

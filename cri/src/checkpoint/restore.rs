@@ -1,0 +1,88 @@
+//! The way back: a pod's checkpoint is read and verified, and a container's part of it laid out in its layer.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+
+use super::manifest::{self, ENGINE, Manifest, Saved, VERSION};
+use super::{CheckpointError, archive, criu, file};
+
+/// Where a container's images are, in its directory on the disk, until it is started.
+const IMAGES: &str = "restore";
+
+/// Reads the manifest of a directory.
+pub(crate) fn read(directory: &Path) -> Result<Manifest, CheckpointError> {
+    let path = directory.join(manifest::FILE);
+    let text = fs::read(&path).map_err(file("read", &path))?;
+    let damaged = |why: String| CheckpointError::Damaged { path: path.clone(), why };
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|error| damaged(format!("is no manifest of ours: {error}")))?;
+    if manifest.engine != ENGINE || manifest.version != VERSION {
+        return Err(damaged(format!("is of version {} of {:?}", manifest.version, manifest.engine)));
+    }
+    let named = |saved: &Saved| saved.archive == manifest::archive(&saved.id) && !saved.id.contains('/');
+    if !manifest.containers.iter().all(named) {
+        return Err(damaged("names an archive that is none".to_owned()));
+    }
+    Ok(manifest)
+}
+
+/// Refuses archives that are not what the manifest says. Reads all of them.
+pub(crate) fn verify(directory: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+    for saved in &manifest.containers {
+        let path = directory.join(&saved.archive);
+        if archive::digest(&path).map_err(file("read", &path))? != saved.sha256 {
+            return Err(CheckpointError::Damaged { path, why: "is not what the manifest says".to_owned() });
+        }
+    }
+    Ok(())
+}
+
+/// Puts a container's changed files into its writable layer, and its images beside.
+pub(crate) fn lay_out(archive: &Path, layer: &Path) -> Result<(), CheckpointError> {
+    let failed = || file("unpack", archive);
+    let images = layer.join(IMAGES);
+    fs::create_dir_all(&images).map_err(file("make", &images))?;
+    let upper = layer.join("upper");
+    let mut deleted = BTreeSet::new();
+    let mut entries = tar::Archive::new(BufReader::new(File::open(archive).map_err(failed())?));
+    for entry in entries.entries().map_err(failed())? {
+        let mut entry = entry.map_err(failed())?;
+        let path = entry.path().map_err(failed())?.into_owned();
+        if path == Path::new("rootfs-diff.tar") {
+            coracle_images::lay(BufReader::new(entry), &upper).map_err(failed())?;
+        } else if path == Path::new("deleted.files") {
+            let paths: Result<BTreeSet<PathBuf>, _> = serde_json::from_reader(entry);
+            deleted = paths.map_err(|error| failed()(error.into()))?;
+        } else if path.starts_with("checkpoint") {
+            // It refuses to leave the directory.
+            entry.unpack_in(&images).map_err(failed())?;
+        }
+    }
+    // Below directories that are there by now.
+    coracle_images::hide(deleted.iter().map(PathBuf::as_path), &upper).map_err(failed())
+}
+
+/// A container's images, and where CRIU works on them.
+pub(crate) fn images_dir(layer: &Path) -> (PathBuf, PathBuf) {
+    let work = layer.join(IMAGES);
+    (work.join("checkpoint"), work)
+}
+
+/// Why CRIU did not restore, by its own words.
+pub(crate) fn said(layer: &Path) -> Option<String> {
+    let (_, work) = images_dir(layer);
+    let beside = fs::read_to_string(work.join("restore.err")).unwrap_or_default();
+    let last = || beside.lines().last().map(str::to_owned);
+    criu::said(&work.join("restore.log"), &beside).or_else(last)
+}
+
+/// Removes the images of a container that was started: they hold its memory as it was.
+pub(crate) fn forget_images(layer: &Path) -> Result<(), CheckpointError> {
+    let images = layer.join(IMAGES);
+    match fs::remove_dir_all(&images) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", &images)(error)),
+        _ => Ok(()),
+    }
+}

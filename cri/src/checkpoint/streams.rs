@@ -1,0 +1,50 @@
+//! Which pipes of a container are its standard streams: those that its shim holds the other end of.
+//!
+//! A program may have given its own away and kept its children's, so all processes are asked, the first one first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+use super::Subject;
+use crate::cgroup::freezer::Freezer;
+
+/// The standard streams of a frozen container, by the names that the kernel has for pipes: `pipe:[NUMBER]`.
+pub(super) fn find(subject: &Subject, freezer: &Freezer) -> BTreeMap<String, u32> {
+    let shim = format!("/proc/{}/fd", subject.shim_pid);
+    let held = fs::read_dir(shim).into_iter().flatten().flatten();
+    let held: BTreeSet<String> = held.filter_map(|entry| link(&entry.path().to_string_lossy())).collect();
+    let processes = [subject.pid].into_iter().chain(freezer.processes());
+    let found = processes.flat_map(|pid| {
+        (0..3).filter_map(move |standard| Some((link(&format!("/proc/{pid}/fd/{standard}"))?, standard)))
+    });
+    choose(found, &held)
+}
+
+fn link(path: &str) -> Option<String> {
+    let target = fs::read_link(path).ok()?.to_string_lossy().into_owned();
+    target.starts_with("pipe:").then_some(target)
+}
+
+/// The first that has a pipe of the shim's says which one it is. Pure.
+fn choose(found: impl Iterator<Item = (String, u32)>, held: &BTreeSet<String>) -> BTreeMap<String, u32> {
+    let mut chosen = BTreeMap::new();
+    for (pipe, standard) in found.filter(|(pipe, _)| held.contains(pipe)) {
+        chosen.entry(pipe).or_insert(standard);
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shims_pipes_are_streams_and_others_are_the_containers_own() {
+        let held = ["pipe:[1]", "pipe:[2]", "pipe:[9]"].map(str::to_owned).into();
+        // `sh -c "(work 2>&1 | filter) 2>log"`: the first has both, a child has its errors where the output is.
+        let found = [("pipe:[1]", 1), ("pipe:[2]", 2), ("pipe:[7]", 1), ("pipe:[1]", 2)];
+        let found = found.into_iter().map(|(pipe, standard)| (pipe.to_owned(), standard));
+        let expected = [("pipe:[1]".to_owned(), 1), ("pipe:[2]".to_owned(), 2)];
+        assert_eq!(choose(found, &held), expected.into());
+    }
+}

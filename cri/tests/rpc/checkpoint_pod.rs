@@ -1,0 +1,389 @@
+//! Checkpoints of pods, and pods from checkpoints. Where CRIU cannot work, all that is refused before it is asked.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use coracle_proto::cri;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use tonic::{Code, Request, Status};
+
+use crate::checkpoint::works;
+use crate::fixture::{Machine, container_config, security};
+
+/// Counts in memory; the count is in a file, and every tenth in the log. Its end is 3, at a signal. Beside it a server,
+/// and a connection to itself.
+const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
+    (nc -l -p 7001 -e sleep 10000 &); sleep 1; (nc 127.0.0.1 7001 </dev/zero >/dev/null &); echo mine > /mine; rm /bin/true; i=0; \
+    while :; do i=$((i+1)); echo $i > /count; [ $((i % 10)) != 0 ] || echo count $i; sleep 0.1; done";
+/// Writes to both streams from a child of the first process, which has a pipe of its own to it.
+const TALKER: &str = "exec 2>/dev/null; i=0; while :; do i=$((i+1)); echo said $i; sleep 0.2; done | cat";
+
+/// Made for a pod of that name, whose volume is its own.
+fn configs(machine: &Machine, pod: &str) -> Vec<cri::ContainerConfig> {
+    let volume = empty_directory(machine, &format!("volume-{pod}"));
+    std::fs::write(volume.join("name"), pod).expect("write");
+    let mount = |readonly: bool, container_path: &str, host: PathBuf| cri::Mount {
+        container_path: container_path.into(),
+        host_path: host.display().to_string(),
+        readonly,
+        ..Default::default()
+    };
+    let mut counter = container_config("counter", &["sh", "-c", COUNTER]);
+    // As the kubelet asks for it.
+    security(&mut counter).masked_paths =
+        ["/proc/acpi", "/proc/kcore", "/proc/keys", "/sys/firmware"].map(str::to_owned).into();
+    security(&mut counter).readonly_paths =
+        ["/proc/bus", "/proc/sys", "/proc/sysrq-trigger"].map(str::to_owned).into();
+    let mut talker = container_config("talker", &["sh", "-c", TALKER]);
+    talker.stdin = true;
+    let default = || {
+        let profile_type = cri::security_profile::ProfileType::RuntimeDefault.into();
+        Some(cri::SecurityProfile { profile_type, localhost_ref: String::new() })
+    };
+    let confined = security(&mut talker);
+    confined.run_as_user = Some(cri::Int64Value { value: 1000 });
+    confined.readonly_rootfs = true;
+    confined.no_new_privs = true;
+    (confined.seccomp, confined.apparmor) = (default(), default());
+    counter.mounts = vec![
+        mount(false, "/my data", volume.clone()),
+        mount(true, "/etc/name", volume.join("name")),
+        mount(false, "/dev/termination-log", volume.join("name")),
+    ];
+    vec![counter, talker]
+}
+
+async fn pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
+    let pod = machine.try_pod(name, |config| config.hostname = "same".into()).await.expect("sandbox");
+    let mut ids = Vec::new();
+    for config in configs(machine, name) {
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: pod.clone(),
+            config: Some(config),
+            sandbox_config: None,
+        };
+        let made = machine.runtime.create_container(Request::new(request)).await.expect("create");
+        ids.push(made.into_inner().container_id);
+    }
+    for id in &ids {
+        machine.start(id).await;
+    }
+    (pod, ids)
+}
+
+async fn count(machine: &Machine, id: &str) -> u32 {
+    for _ in 0..200 {
+        let read = machine.exec(id, &["cat", "/count"], 0).await.expect("exec");
+        if let Ok(count) = String::from_utf8_lossy(&read.stdout).trim().parse() {
+            return count;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{id} does not count");
+}
+
+async fn goes_on(machine: &Machine, id: &str) {
+    let before = count(machine, id).await;
+    for _ in 0..200 {
+        if count(machine, id).await > before {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{id} stands still at {before}");
+}
+
+async fn checkpoint(machine: &Machine, pod: &str, ids: &[String], output: &Path) -> Result<(), Status> {
+    let request = cri::CheckpointPodRequest {
+        pod_sandbox_id: pod.into(),
+        output_path: output.display().to_string(),
+        container_ids: ids.to_vec(),
+        options: Default::default(),
+    };
+    machine.runtime.checkpoint_pod(Request::new(request)).await.map(|_| ())
+}
+
+fn restore_request(machine: &Machine, from: &Path) -> cri::RestorePodRequest {
+    let config = cri::PodSandboxConfig { hostname: "same".into(), ..machine.pod_config("restored") };
+    cri::RestorePodRequest {
+        checkpoint_path: from.display().to_string(),
+        config: Some(config),
+        runtime_handler: String::new(),
+        options: Default::default(),
+        container_configs: configs(machine, "restored"),
+    }
+}
+
+async fn restore(
+    machine: &Machine,
+    request: cri::RestorePodRequest,
+) -> Result<cri::RestorePodResponse, Status> {
+    machine.runtime.restore_pod(Request::new(request)).await.map(tonic::Response::into_inner)
+}
+
+fn empty_directory(machine: &Machine, name: &str) -> PathBuf {
+    let path = machine.path(name);
+    std::fs::create_dir_all(&path).expect("directory");
+    path
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("list").flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
+    let (source, ids) = pod(machine, "source").await;
+    while count(machine, &ids[0]).await < 5 {}
+    let output = empty_directory(machine, "pod-checkpoint");
+    while machine.exec(&ids[0], &["grep", "-q", " 01 00", "/proc/net/tcp"], 0).await.expect("exec").exit_code
+        != 0
+    {}
+    is_cancelled_without_a_trace(machine, &source, &ids, &output).await;
+    // What a probe runs is none of the container's own.
+    let (probe, made) = tokio::join!(machine.exec(&ids[0], &["sleep", "5"], 0), async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        checkpoint(machine, &source, &ids, &output).await
+    });
+    assert_eq!(probe.expect("exec").exit_code, 0);
+    goes_on(machine, &ids[0]).await;
+    match works() {
+        Some(true) => made.expect("a checkpoint"),
+        works => {
+            let error = made.expect_err("CRIU does not work here");
+            let said = if works.is_none() { "CRIU is not installed" } else { "criu failed: " };
+            assert!(error.message().contains(said), "{error}");
+            assert_eq!(error.code() == Code::Unimplemented, works.is_none(), "{error}");
+            assert_eq!(names(&output), Vec::<String>::new());
+            machine.remove_pod(&source).await;
+            std::fs::remove_dir(&output).expect("remove");
+            return;
+        }
+    }
+    assert_eq!(names(&output).len(), 3, "{:?}", names(&output));
+    let again = checkpoint(machine, &source, &ids, &output).await.expect_err("not empty");
+    assert_eq!(again.code(), Code::InvalidArgument, "{again}");
+    let later = count(machine, &ids[0]).await;
+    let end = machine.status(&ids[0]).await;
+    machine.remove_pod(&source).await;
+    assert_eq!(end.exit_code, 0);
+    refuses_what_differs(machine, &output).await;
+    ends_if_criu_fails(machine, &output).await;
+    goes_on_from_there(machine, &output, later).await;
+    std::fs::remove_dir_all(&output).expect("remove");
+}
+
+/// The caller goes away in the middle.
+async fn is_cancelled_without_a_trace(machine: &Machine, pod: &str, ids: &[String], output: &Path) {
+    let call = checkpoint(machine, pod, ids, output);
+    let late = tokio::time::timeout(Duration::from_millis(20), call).await;
+    assert!(!matches!(late, Ok(Ok(()))), "it was whole at once");
+    let layer = machine.path("root/containers").join(&ids[0]);
+    for _ in 0..600 {
+        let left = names(&layer).iter().any(|name| name.starts_with("checkpoint"));
+        if !left && names(output).is_empty() {
+            return goes_on(machine, &ids[0]).await;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("left: {:?} {:?}", names(output), names(&layer));
+}
+
+/// Images that CRIU cannot read: the start says so, and ends the container.
+async fn ends_if_criu_fails(machine: &Machine, output: &Path) {
+    let restored = restore(machine, restore_request(machine, output)).await.expect("a pod");
+    let id = &restored.restored_containers[0].container_id;
+    let images = machine.path("root/containers").join(id).join("restore/checkpoint");
+    std::fs::write(images.join("pstree.img"), "").expect("empty");
+    let error = machine.try_start(id).await.expect_err("no processes");
+    assert!(error.message().contains("criu failed: "), "{error:?}");
+    let status = machine.wait_exited(id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"), "{status:?}");
+    // The other does not depend on it.
+    machine.start(&restored.restored_containers[1].container_id).await;
+    machine.remove_pod(&restored.pod_sandbox_id).await;
+}
+
+/// A runtime that dies before the pod is whole has told nobody of it.
+pub(crate) async fn a_pod_that_is_not_wholly_restored_is_undone(machine: &mut Machine) {
+    let (pod, _) = pod(machine, "half").await;
+    machine.close_runtime().await;
+    let path = machine.path("state/sandboxes").join(&pod).join("record.json");
+    let text = std::fs::read_to_string(&path).expect("record");
+    let mut record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(record["restoring"], false);
+    record["restoring"] = true.into();
+    std::fs::write(&path, record.to_string()).expect("write");
+    machine.open_runtime().await;
+    assert_eq!(machine.traces().await, Vec::<String>::new());
+}
+
+async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
+    let restored = restore(machine, restore_request(machine, output)).await.expect("a pod");
+    let pod = restored.pod_sandbox_id;
+    let names: Vec<&str> = restored.restored_containers.iter().map(|made| made.name.as_str()).collect();
+    assert_eq!(names, ["counter", "talker"]);
+    let ids: Vec<String> =
+        restored.restored_containers.iter().map(|made| made.container_id.clone()).collect();
+    // They wait, and the wait outlives the runtime.
+    machine.restart(Duration::from_millis(100)).await;
+    for id in &ids {
+        assert_eq!(machine.status(id).await.state, i32::from(cri::ContainerState::ContainerCreated));
+        machine.start(id).await;
+    }
+    let first = count(machine, &ids[0]).await;
+    assert!((5..later + 50).contains(&first), "{first} after {later}");
+    goes_on(machine, &ids[0]).await;
+    let files = machine
+        .exec(
+            &ids[0],
+            &["sh", "-c", "cat /mine; ls /bin/true; hostname; cat /etc/name '/my data/name'; cat /etc/hosts"],
+            0,
+        )
+        .await;
+    let files = files.expect("exec");
+    let (said, complained) = (String::from_utf8_lossy(&files.stdout), String::from_utf8_lossy(&files.stderr));
+    assert!(
+        said.starts_with("mine\nsame\nrestoredrestored") && complained.contains("/bin/true"),
+        "{said} {complained}"
+    );
+    let page = machine.exec(&ids[0], &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/passwd"], 0).await;
+    assert!(String::from_utf8_lossy(&page.expect("exec").stdout).starts_with("root:"), "the server listens");
+    let address = machine.sandbox(&pod).await.network.expect("network").ip;
+    assert!(said.contains(&address), "the pod's own hosts, with {address}: {said}");
+    for (name, words) in [("counter", "stdout F count "), ("talker", "stdout F said ")] {
+        let log = machine.path("logs/restored").join(name).join("0.log");
+        let mut waited = 0;
+        while !std::fs::read_to_string(&log).unwrap_or_default().contains(words) {
+            waited += 1;
+            assert!(waited < 200, "{name} writes no log: {:?}", std::fs::read_to_string(&log));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    // As every container, it is the shim's child: a restart changes nothing.
+    let before = machine.pid(&ids[0]).await;
+    machine.restart(Duration::from_millis(100)).await;
+    assert_eq!(machine.pid(&ids[0]).await, before);
+    goes_on(machine, &ids[0]).await;
+    // And can be checkpointed as well.
+    let second = empty_directory(machine, "second-checkpoint");
+    checkpoint(machine, &pod, &ids, &second).await.expect("a checkpoint of the restored");
+    std::fs::remove_dir_all(&second).expect("remove");
+    machine.stop(&ids[0], 30).await;
+    assert_eq!(machine.status(&ids[0]).await.exit_code, 3);
+    machine.stop(&ids[1], 0).await;
+    assert_eq!(machine.status(&ids[1]).await.exit_code, 137);
+    machine.remove_pod(&pod).await;
+}
+
+/// By its code, and nothing is made.
+async fn refuses_what_differs(machine: &mut Machine, output: &Path) {
+    let before = machine.traces().await;
+    type Change = fn(&mut cri::RestorePodRequest);
+    let changes: [(Change, Code, &str); 8] = [
+        (|request| request.checkpoint_path = "relative".into(), Code::InvalidArgument, "checkpoint_path"),
+        (
+            |request| request.container_configs[0] = request.container_configs[1].clone(),
+            Code::InvalidArgument,
+            "talker",
+        ),
+        (|request| request.config = None, Code::InvalidArgument, "config"),
+        (|request| drop(request.container_configs.pop()), Code::FailedPrecondition, "talker"),
+        (|request| request.container_configs[0].args.push("x".into()), Code::FailedPrecondition, "arguments"),
+        (|request| request.config.as_mut().unwrap().hostname.clear(), Code::FailedPrecondition, "host name"),
+        (
+            |request| {
+                request.container_configs[0].image =
+                    Some(cri::ImageSpec { image: "absent".into(), ..Default::default() })
+            },
+            Code::NotFound,
+            "absent",
+        ),
+        (|request| drop(request.options.insert("lazy".into(), "yes".into())), Code::InvalidArgument, "lazy"),
+    ];
+    for (change, code, word) in changes {
+        let mut request = restore_request(machine, output);
+        change(&mut request);
+        let error = restore(machine, request).await.expect_err(word);
+        assert!(error.code() == code && error.message().contains(word), "{word}: {error:?}");
+    }
+    // A byte that is another.
+    let archive = names(output).into_iter().find(|name| name.ends_with(".tar")).expect("an archive");
+    let whole = std::fs::read(output.join(&archive)).expect("read");
+    let mut torn = whole.clone();
+    *torn.last_mut().expect("bytes") ^= 1;
+    std::fs::write(output.join(&archive), torn).expect("write");
+    let error = restore(machine, restore_request(machine, output)).await.expect_err("torn");
+    assert!(error.code() == Code::InvalidArgument && error.message().contains("manifest"), "{error:?}");
+    std::fs::write(output.join(&archive), whole).expect("write");
+    assert_eq!(machine.traces().await, before, "nothing was made");
+}
+
+pub(crate) async fn what_cannot_be_checkpointed_is_refused(machine: &mut Machine) {
+    let (one, ids) = pod(machine, "one").await;
+    let other = machine.pod("other").await;
+    let foreign = machine.run(&other, "c", &["sleep", "1000"]).await;
+    let ended = machine.run(&one, "ended", &["true"]).await;
+    machine.wait_exited(&ended).await;
+    let output = empty_directory(machine, "refused");
+    let refused = async |pod: &str, ids: &[String], output: &Path| {
+        let error = checkpoint(machine, pod, ids, output).await.expect_err("refused");
+        (error.code(), error.message().to_owned())
+    };
+    assert_eq!(refused("absent", &ids, &output).await.0, Code::NotFound);
+    assert_eq!(refused(&one, &[], &output).await.0, Code::InvalidArgument);
+    assert_eq!(refused(&one, &["absent".to_owned()], &output).await.0, Code::NotFound);
+    let twice = [ids[0].clone(), ids[0].clone()];
+    assert_eq!(refused(&one, &twice, &output).await.0, Code::InvalidArgument);
+    assert_eq!(refused(&one, std::slice::from_ref(&foreign), &output).await.0, Code::InvalidArgument);
+    assert_eq!(refused(&one, &[ended], &output).await.0, Code::FailedPrecondition);
+    for place in ["", "relative", "/absent"] {
+        assert_eq!(refused(&one, &ids, Path::new(place)).await.0, Code::InvalidArgument, "{place:?}");
+    }
+    std::fs::write(output.join("file"), "").expect("write");
+    assert_eq!(refused(&one, &ids, &output).await.0, Code::InvalidArgument);
+    let request = cri::CheckpointPodRequest {
+        pod_sandbox_id: one.clone(),
+        output_path: output.display().to_string(),
+        container_ids: ids.clone(),
+        options: [("leaveRunning".to_owned(), "false".to_owned())].into(),
+    };
+    let error = machine.runtime.checkpoint_pod(Request::new(request)).await.expect_err("an option");
+    assert!(error.code() == Code::InvalidArgument && error.message().contains("leaveRunning"), "{error}");
+    let error = restore(machine, restore_request(machine, &output)).await.expect_err("no manifest");
+    assert_eq!(error.code(), Code::InvalidArgument, "{error}");
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: other.clone() };
+    machine.runtime.stop_pod_sandbox(Request::new(stop)).await.expect("stop");
+    std::fs::remove_file(output.join("file")).expect("remove");
+    assert_eq!(refused(&other, &[foreign], &output).await.0, Code::FailedPrecondition);
+    goes_on(machine, &ids[0]).await;
+    for pod in [one, other] {
+        machine.remove_pod(&pod).await;
+    }
+    std::fs::remove_dir(&output).expect("it is there, and empty");
+}
+
+/// A runtime that is killed in the middle leaves its containers frozen, a workshop, a note and perhaps a file.
+pub(crate) async fn what_a_dead_runtime_left_frozen_goes_on(machine: &mut Machine) {
+    let (source, ids) = pod(machine, "frozen").await;
+    count(machine, &ids[0]).await;
+    let output = empty_directory(machine, "half-made");
+    machine.close_runtime().await;
+    let group = format!("{}/kubepods/pod-frozen/{}", machine.cgroup_root(), ids[0]);
+    let v2 = PathBuf::from("/sys/fs/cgroup").join(group.trim_start_matches('/')).join("cgroup.freeze");
+    let (file, word) = match v2.exists() {
+        true => (v2, "1"),
+        false => (PathBuf::from(format!("/sys/fs/cgroup/freezer{group}/freezer.state")), "FROZEN"),
+    };
+    std::fs::write(&file, word).expect("freeze");
+    let layer = machine.path("root/containers").join(&ids[0]);
+    std::fs::create_dir_all(layer.join("checkpoint/checkpoint")).expect("workshop");
+    std::fs::write(layer.join("checkpoint.output"), output.display().to_string()).expect("note");
+    std::fs::write(output.join(format!("{}.tar", ids[0])), "half").expect("file");
+    machine.open_runtime().await;
+    goes_on(machine, &ids[0]).await;
+    assert_eq!(names(&output), Vec::<String>::new());
+    assert!(!names(&layer).iter().any(|name| name.starts_with("checkpoint")), "{:?}", names(&layer));
+    machine.remove_pod(&source).await;
+    std::fs::remove_dir(&output).expect("remove");
+}
