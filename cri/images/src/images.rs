@@ -79,7 +79,7 @@ pub(crate) struct Ready {
     pub(crate) leases: Vec<Lease>,
 }
 
-/// How long a removal waits for the disk to give its space back.
+/// How long [`Images::given_back`] waits for the disk.
 const SPACE_WITHIN: Duration = Duration::from_millis(500);
 /// Layers that all pulls together fetch at a time: what bounds the memory of a node that pulls twenty images.
 const FETCHING: usize = 8;
@@ -118,8 +118,8 @@ impl Images {
 
     /// Removes an image, by any of its names or its id, with all of its names. One that is not there is removed
     /// already. Its layers go when no other image and no [`Held`] needs them: at once from the store, and from the disk
-    /// as fast as it can. Whoever asks how much is free right after a removal, as the kubelet does before it evicts a
-    /// pod, should see it; so this waits for the disk, but not for a slow one.
+    /// as fast as that can, which [`Images::given_back`] and [`Images::settled`] wait for. A power cut right after it
+    /// may bring the image back whole, and never in part.
     ///
     /// # Errors
     /// When the disk refuses.
@@ -128,9 +128,12 @@ impl Images {
         let name = name_or_id.to_owned();
         // In a task of its own: a caller that goes away must not leave disk and table apart.
         let removed = self.inner.runtime.spawn(async move { images.remove_now(&name).await }).await;
-        removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))?;
+        removed.unwrap_or(Err(StoreError::Stopped)).map_err(|e| change("remove", name_or_id, e))
+    }
+
+    /// Waits until what was removed is off the disk, but not for a slow one: for who is about to ask how much is free.
+    pub async fn given_back(&self) {
         let _goes_on = tokio::time::timeout(SPACE_WITHIN, self.settled()).await;
-        Ok(())
     }
 
     /// Waits until all that was removed is off the disk.

@@ -144,7 +144,8 @@ impl Layers {
             let path = path.to_owned();
             move |source| LayerError::Disk { verb, path, source }
         };
-        let rubbish = Rubbish::open(root)?;
+        let emptied = layers.clone();
+        let rubbish = Rubbish::open(root, Box::new(move || disk::sync_directory(&emptied)))?;
         let mut thrown = Vec::new();
         for entry in std::fs::read_dir(&partial).map_err(disk("list", &partial))? {
             thrown.push(rubbish.throw(&entry.map_err(disk("list", &partial))?.path(), None)?);
@@ -274,13 +275,11 @@ impl Layers {
         self.spools.sweep(now);
         let mut thrown = Vec::new();
         let done = self.throw_unused(now, &mut thrown);
-        if thrown.is_empty() {
-            return done;
+        if !thrown.is_empty() {
+            coracle_fault::point("remove-image.thrown");
+            self.rubbish.delete(thrown);
         }
-        coracle_fault::point("remove-image.thrown");
-        let synced = disk::sync_directory(&self.layers);
-        self.rubbish.delete(thrown);
-        done.and(synced)
+        done
     }
 
     fn throw_unused(&self, now: Instant, thrown: &mut Vec<rubbish::Item>) -> Result<(), LayerError> {

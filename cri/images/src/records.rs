@@ -86,15 +86,17 @@ pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError
     write().map_err(|source| RecordError { verb: "write", path: path.clone(), source })
 }
 
-/// Removes a record; one that is not there is removed already.
+/// Removes a record; one that is not there is removed already. Nothing is synced: one that a power cut brings back is
+/// that of an image which is still whole, or is dropped by [`Images::open`](crate::Images::open) since it misses a
+/// layer (`layers/rubbish.rs` sees to it that there is nothing between). The next record that is written makes it last.
 pub(crate) fn remove(directory: &Path, id: &Digest) -> Result<(), RecordError> {
     let path = path(directory, id);
-    let remove = || match std::fs::remove_file(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e),
-        Ok(()) => File::open(directory)?.sync_all(),
-    };
-    remove().map_err(|source| RecordError { verb: "remove", path: path.clone(), source })
+    match std::fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(RecordError { verb: "remove", path, source })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn path(directory: &Path, id: &Digest) -> PathBuf {

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::container_create::image_error;
 use super::list_stream::batches;
 use super::sandbox_run::now;
-use super::status::Streamed;
+use super::status::{Answer, Streamed, blocking};
 use crate::error::Error;
 use crate::runtime::Runtime;
 
@@ -85,8 +85,14 @@ impl Runtime {
         Ok(cri::RemoveImageResponse {})
     }
 
-    /// What images and writable layers take.
-    pub(crate) fn image_fs_info(&self, _request: &cri::ImageFsInfoRequest) -> cri::ImageFsInfoResponse {
+    /// What images and writable layers take, and which file systems they are on: who removed images asks this, and then
+    /// how much is free there, as the kubelet does before it evicts a pod. So what was removed is waited for here, once.
+    pub(crate) async fn image_fs_info(&self) -> Answer<cri::ImageFsInfoResponse> {
+        self.inner.images.given_back().await;
+        blocking(self, |runtime| Ok(runtime.filesystems())).await
+    }
+
+    fn filesystems(&self) -> cri::ImageFsInfoResponse {
         let usage = self.inner.images.usage();
         let images = filesystem(self.inner.images.directory(), usage.bytes, usage.inodes);
         let (bytes, inodes) = self.writable_usage();

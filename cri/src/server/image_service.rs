@@ -4,7 +4,7 @@ use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
 use tonic::Request;
 
-use super::status::{Answer, Streamed, answer, blocking};
+use super::status::{Answer, Streamed, answer};
 use crate::runtime::Runtime;
 
 #[tonic::async_trait]
@@ -41,8 +41,8 @@ impl ImageService for Runtime {
 
     async fn image_fs_info(
         &self,
-        request: Request<cri::ImageFsInfoRequest>,
+        _request: Request<cri::ImageFsInfoRequest>,
     ) -> Answer<cri::ImageFsInfoResponse> {
-        blocking(self, move |runtime| Ok(runtime.image_fs_info(request.get_ref()))).await
+        self.image_fs_info().await
     }
 }

@@ -96,6 +96,7 @@ async fn an_image_is_pulled_unpacked_found_and_removed() {
     images.remove(&by_digest).await.unwrap();
     images.remove(&by_digest).await.unwrap();
     assert!(images.list().is_empty());
+    images.settled().await;
     assert_eq!(images.usage(), Usage::default());
     nothing_left(root.path()).await;
 }
