@@ -24,6 +24,7 @@ pub mod fuzz;
 mod host;
 mod lock;
 mod metrics;
+mod names;
 mod nri;
 mod records;
 mod recover;

@@ -16,7 +16,6 @@ use crate::checkpoint;
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
 use crate::exits::exit_record;
-use crate::lock::locked;
 use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
@@ -199,7 +198,7 @@ impl Runtime {
         });
         let held = held.collect();
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &record.sandbox_id);
-        locked(&self.inner.names).insert(name, record.id.clone());
+        self.inner.names.hold(name, record.id.clone());
         self.inner.selinux.hold(&record.id, record.selinux.as_ref());
         let container = Container::new(record, held);
         if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
@@ -216,7 +215,7 @@ impl Runtime {
 
     async fn recover_sandbox(&self, record: SandboxRecord, shim: Option<(Shim, State)>) {
         let name = sandbox::name(&record.config.metadata.clone().unwrap_or_default());
-        locked(&self.inner.names).insert(name, record.id.clone());
+        self.inner.names.hold(name, record.id.clone());
         self.inner.selinux.hold(&record.id, record.selinux.as_ref());
         let id = record.id.clone();
         let mut died = false;

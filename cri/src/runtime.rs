@@ -1,8 +1,7 @@
 //! The runtime: its configuration, its state and how it opens.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use coracle_cni::Network;
 use coracle_images::Images;
@@ -17,6 +16,7 @@ use crate::container::{Container, mount_points};
 use crate::error::Error;
 use crate::events::Events;
 use crate::host::Host;
+use crate::names::Names;
 use crate::records::Records;
 use crate::sandbox::Sandbox;
 use crate::selinux::Selinux;
@@ -67,7 +67,7 @@ pub(crate) struct Inner {
     pub(crate) records: Records,
     pub(crate) sandboxes: Table<Sandbox>,
     pub(crate) containers: Table<Container>,
-    pub(crate) names: Mutex<HashMap<String, String>>,
+    pub(crate) names: Names,
     /// Held by whoever removes a layer that is nobody's any more.
     pub(crate) discarding: tokio::sync::Mutex<()>,
     pub(crate) events: Events,
@@ -130,7 +130,7 @@ impl Runtime {
             records,
             sandboxes: Table::default(),
             containers: Table::default(),
-            names: Mutex::default(),
+            names: Names::default(),
             discarding: tokio::sync::Mutex::default(),
             events: Events::default(),
             changes: watch::Sender::new(()),

@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use tracing::warn;
 
 use crate::error::Error;
-use crate::lock::locked;
 use crate::nri::Told;
 use crate::runtime::Inner;
 use crate::shim_client::Shim;
@@ -14,8 +13,6 @@ use crate::shim_client::Shim;
 /// One step that was taken, or is about to be: all of these succeed on the absent.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// A reserved name.
-    Name(String),
     /// The level of a sandbox's or container's SELinux labels.
     Level(String),
     /// A sandbox's directory with its record.
@@ -93,10 +90,6 @@ async fn take_back(inner: Option<Arc<Inner>>, steps: Vec<Step>) {
 impl Step {
     async fn take_back(self, inner: &Inner) -> Result<(), Error> {
         match self {
-            Self::Name(name) => {
-                locked(&inner.names).remove(&name);
-                Ok(())
-            }
             Self::Level(id) => {
                 inner.selinux.release(&id);
                 Ok(())

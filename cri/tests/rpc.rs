@@ -57,6 +57,7 @@ fn main() -> ExitCode {
         events::a_pod_that_died_alone_is_told,
         events::the_server_stops_though_somebody_listens,
         cancel::cancelled_calls_leave_nothing,
+        cancel::a_name_is_given_again_while_what_had_it_is_undone,
         cancel::deadlines_leave_nothing,
         cancel::a_cancelled_exec_is_killed,
         cancel::a_cancelled_pull_leaves_no_image,

@@ -10,7 +10,7 @@ use cri::ContainerEventType::ContainerCreatedEvent;
 use oci_spec::runtime::{LinuxSeccomp, Spec};
 
 use super::container_volumes::find_volumes;
-use super::sandbox_run::{new_id, now};
+use super::sandbox_run::{new_id, no_config, now};
 use crate::cdi;
 use crate::cgroup::driver::cgroups_path;
 use crate::checkpoint;
@@ -21,6 +21,7 @@ use crate::container::user::Accounts;
 use crate::container::{self, Container, mount_points, signal, volume};
 use crate::error::{self, Error};
 use crate::host::Kernel;
+use crate::names::Claim;
 use crate::records::{ContainerPhase, ContainerRecord, RestoreRecord, replace};
 use crate::resize::check_unified;
 use crate::runtime::Runtime;
@@ -41,31 +42,52 @@ pub(super) struct Origin {
 }
 
 impl Runtime {
-    /// Makes a container that waits to be started, and returns its id.
+    /// Takes the name for a new container. Refuses one that another container of the pod has, and waits for one that is
+    /// being made or undone.
+    pub(crate) async fn container_claim(
+        &self,
+        request: &cri::CreateContainerRequest,
+    ) -> Result<Claim, Error> {
+        let id = &request.pod_sandbox_id;
+        let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
+        self.claim_container(&sandbox, request.config.as_ref().ok_or_else(no_config)?).await
+    }
+
+    pub(super) async fn claim_container(
+        &self,
+        sandbox: &Sandbox,
+        config: &cri::ContainerConfig,
+    ) -> Result<Claim, Error> {
+        check(config, self.inner.host.kernel)?;
+        let metadata = config.metadata.clone().unwrap_or_default();
+        self.inner.names.claim(container::name(&metadata, &sandbox.id), new_id()).await
+    }
+
+    /// Makes a container that waits to be started, and has its name, and returns its id.
     pub(crate) async fn container_create(
         &self,
         request: cri::CreateContainerRequest,
+        container_id: String,
     ) -> Result<cri::CreateContainerResponse, Error> {
         let id = &request.pod_sandbox_id;
         let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
-        let config = request.config.ok_or_else(|| Error::invalid("config", "is missing"))?;
-        let container_id = self.new_container(&sandbox, config, None).await?;
+        let config = request.config.ok_or_else(no_config)?;
+        self.new_container(&sandbox, (container_id.clone(), config), None).await?;
         Ok(cri::CreateContainerResponse { container_id })
     }
 
-    /// Makes a container, whose processes and files come from its image or from a checkpoint.
+    /// Makes a container that has its name, whose processes and files come from its image or from a checkpoint.
     pub(super) async fn new_container(
         &self,
         sandbox: &Sandbox,
-        config: cri::ContainerConfig,
+        named: (String, cri::ContainerConfig),
         origin: Option<&Origin>,
-    ) -> Result<String, Error> {
-        check(&config, self.inner.host.kernel)?;
+    ) -> Result<(), Error> {
         let mut undo = Undo::new(&self.inner);
-        match self.make_container(sandbox, config, origin, &mut undo).await {
-            Ok(container_id) => {
+        match self.make_container(sandbox, named, origin, &mut undo).await {
+            Ok(()) => {
                 undo.keep();
-                Ok(container_id)
+                Ok(())
             }
             Err(error) => {
                 undo.run().await;
@@ -77,10 +99,10 @@ impl Runtime {
     async fn make_container(
         &self,
         sandbox: &Sandbox,
-        mut config: cri::ContainerConfig,
+        (id, mut config): (String, cri::ContainerConfig),
         origin: Option<&Origin>,
         undo: &mut Undo,
-    ) -> Result<String, Error> {
+    ) -> Result<(), Error> {
         let inner = &self.inner;
         let mut steps = Steps::begin();
         let live = sandbox.live().ok_or_else(|| Error::WrongState {
@@ -91,12 +113,8 @@ impl Runtime {
         let image = self.image_of(&config)?;
         let mut held = self.hold_images(&mut config)?;
         held.push(inner.images.hold(&image.id).map_err(|source| image_error(&image.id, source))?);
-        let mut record = self.new_record(sandbox, config, &image)?;
+        let mut record = self.new_record(sandbox, (id.clone(), config), &image)?;
         record.restore = origin.map(|origin| origin.restore.clone());
-        let id = record.id.clone();
-        let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &sandbox.id);
-        self.reserve(&name, &id)?;
-        undo.push(Step::Name(name));
         undo.push(Step::Level(id.clone()));
         let pod = (sandbox.config(), sandbox.record.selinux.as_ref());
         record.selinux = inner.selinux.label_container(&id, &record.config, pod)?;
@@ -134,7 +152,7 @@ impl Runtime {
         }
         self.tell_created(&container).await;
         steps.tell("CreateContainer", &id);
-        Ok(id)
+        Ok(())
     }
 
     /// Puts there what a checkpoint has of a container, beside its processes.
@@ -171,10 +189,9 @@ impl Runtime {
     fn new_record(
         &self,
         sandbox: &Sandbox,
-        config: cri::ContainerConfig,
+        (id, config): (String, cri::ContainerConfig),
         image: &Image,
     ) -> Result<ContainerRecord, Error> {
-        let id = new_id();
         let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         let user = Accounts::read(&image.layers)
             .resolve(security, image.user())

@@ -8,7 +8,6 @@ use tracing::warn;
 
 use crate::container::{self, Container};
 use crate::error::Error;
-use crate::lock::locked;
 use crate::runtime::Runtime;
 
 impl Runtime {
@@ -50,7 +49,8 @@ impl Runtime {
         self.inner.containers.remove(&container.id);
         self.inner.selinux.release(&container.id);
         let metadata = container.record.config.metadata.clone().unwrap_or_default();
-        locked(&self.inner.names).remove(&container::name(&metadata, &container.record.sandbox_id));
+        let name = container::name(&metadata, &container.record.sandbox_id);
+        self.inner.names.release(&name, &container.id);
         self.event(&container.record.sandbox_id, &container.id, ContainerDeletedEvent);
         Ok(())
     }

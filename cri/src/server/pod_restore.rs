@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use super::container_create::Origin;
 use super::pod_checkpoint::{directory, no_options};
+use super::sandbox_run::no_config;
 use crate::checkpoint::{self, CheckpointError, CriuError, Manifest};
 use crate::container::Container;
 use crate::error::{Error, chain};
@@ -26,7 +27,7 @@ impl Runtime {
     ) -> Result<cri::RestorePodResponse, Error> {
         no_options(&request.options)?;
         let from = directory("checkpoint_path", &request.checkpoint_path)?;
-        let config = request.config.ok_or_else(|| Error::invalid("config", "is missing"))?;
+        let config = request.config.ok_or_else(no_config)?;
         check_names(&request.container_configs)?;
         let manifest = read(from.clone(), &request.runtime_handler).await?;
         let fitting =
@@ -44,14 +45,18 @@ impl Runtime {
             config: Some(config),
             runtime_handler: request.runtime_handler.clone(),
         };
-        let id = self.new_sandbox(run, true).await?;
+        let mut claim = self.sandbox_claim(&run).await?;
+        let id = claim.id().to_owned();
+        self.new_sandbox(run, id.clone(), true).await?;
         match self.restore_containers(&id, containers).await {
             Ok(restored_containers) => {
+                claim.keep();
                 info!(sandbox = id, from = request.checkpoint_path, "restored a pod");
                 Ok(cri::RestorePodResponse { pod_sandbox_id: id, restored_containers })
             }
             Err(error) => {
                 if let Err(error) = self.sandbox_unmake(id.clone()).await {
+                    claim.keep();
                     warn!(sandbox = id, error = error.chain(), "could not take a half-restored pod back");
                 }
                 Err(error)
@@ -81,7 +86,10 @@ impl Runtime {
         origin: &Origin,
     ) -> Result<cri::RestoredContainer, Error> {
         let name = config.metadata.clone().unwrap_or_default().name;
-        let container_id = self.new_container(sandbox, config, Some(origin)).await?;
+        let mut claim = self.claim_container(sandbox, &config).await?;
+        let container_id = claim.id().to_owned();
+        self.new_container(sandbox, (container_id.clone(), config), Some(origin)).await?;
+        claim.keep();
         Ok(cri::RestoredContainer { name, container_id })
     }
 

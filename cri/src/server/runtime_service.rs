@@ -6,7 +6,7 @@ use tonic::Request;
 
 use super::checkpoint::take_back;
 use super::pod_checkpoint;
-use super::status::{Answer, Streamed, answer, attended, blocking, create, finish, within};
+use super::status::{Answer, Streamed, answer, attended, blocking, create, create_named, finish, within};
 use crate::metrics;
 use crate::runtime::Runtime;
 
@@ -20,9 +20,10 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::RunPodSandboxRequest>,
     ) -> Answer<cri::RunPodSandboxResponse> {
-        create(
-            self.clone(),
-            |runtime| async move { runtime.sandbox_run(request.into_inner()).await },
+        let request = request.into_inner();
+        create_named(
+            (self.clone(), self.sandbox_claim(&request).await),
+            |runtime, id| async move { runtime.sandbox_run(request, id).await },
             |runtime, made| async move { runtime.sandbox_unmake(made.pod_sandbox_id).await },
         )
         .await
@@ -69,9 +70,10 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::CreateContainerRequest>,
     ) -> Answer<cri::CreateContainerResponse> {
-        create(
-            self.clone(),
-            |runtime| async move { runtime.container_create(request.into_inner()).await },
+        let request = request.into_inner();
+        create_named(
+            (self.clone(), self.container_claim(&request).await),
+            |runtime, id| async move { runtime.container_create(request, id).await },
             |runtime, made| async move { runtime.container_unmake(made.container_id).await },
         )
         .await

@@ -5,7 +5,6 @@ use cri::ContainerEventType::ContainerDeletedEvent;
 
 use super::sandbox_stop::first;
 use crate::error::Error;
-use crate::lock::locked;
 use crate::runtime::Runtime;
 use crate::sandbox;
 
@@ -32,7 +31,7 @@ impl Runtime {
         self.tell_pod_removed(&sandbox).await;
         if self.inner.sandboxes.remove(&sandbox.id).is_some() {
             let metadata = sandbox.config().metadata.clone().unwrap_or_default();
-            locked(&self.inner.names).remove(&sandbox::name(&metadata));
+            self.inner.names.release(&sandbox::name(&metadata), &sandbox.id);
             self.inner.selinux.release(&sandbox.id);
             self.event_of(&sandbox, &sandbox.id, ContainerDeletedEvent);
         }

@@ -9,7 +9,7 @@ use tracing::info;
 use crate::cgroup::is_below_root;
 use crate::error::Error;
 use crate::host::Host;
-use crate::lock::locked;
+use crate::names::Claim;
 use crate::records::{SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
 use crate::sandbox::sysctls::Own;
@@ -20,33 +20,42 @@ use crate::steps::Steps;
 use crate::undo::{Step, Undo};
 
 impl Runtime {
-    /// Makes a pod's sandbox and returns its id. Refuses a name that another sandbox has.
+    /// Takes the name for a new sandbox. Refuses one that another sandbox has, and waits for one that is being made or
+    /// undone.
+    pub(crate) async fn sandbox_claim(&self, request: &cri::RunPodSandboxRequest) -> Result<Claim, Error> {
+        let config = request.config.as_ref().ok_or_else(no_config)?;
+        check(config, &request.runtime_handler, &self.inner.host)?;
+        self.check_cgroup(config)?;
+        let metadata = config.metadata.clone().unwrap_or_default();
+        self.inner.names.claim(sandbox::name(&metadata), new_id()).await
+    }
+
+    /// Makes a pod's sandbox, which has its name, and returns its id.
     pub(crate) async fn sandbox_run(
         &self,
         request: cri::RunPodSandboxRequest,
+        id: String,
     ) -> Result<cri::RunPodSandboxResponse, Error> {
-        let pod_sandbox_id = self.new_sandbox(request, false).await?;
-        Ok(cri::RunPodSandboxResponse { pod_sandbox_id })
+        self.new_sandbox(request, id.clone(), false).await?;
+        Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
     }
 
-    /// The same, and for one that is `restoring` a restart still undoes it when it is ready: whoever restores it
-    /// says by its record when it is complete.
+    /// The same, and one that is `restoring` is undone by a restart also when it is ready: whoever restores it says by
+    /// its record when it is complete.
     pub(super) async fn new_sandbox(
         &self,
         request: cri::RunPodSandboxRequest,
+        id: String,
         restoring: bool,
-    ) -> Result<String, Error> {
-        let config = request.config.ok_or_else(|| Error::invalid("config", "is missing"))?;
-        check(&config, &request.runtime_handler, &self.inner.host)?;
-        self.check_cgroup(&config)?;
-        let id = new_id();
+    ) -> Result<(), Error> {
+        let config = request.config.ok_or_else(no_config)?;
         let record = SandboxRecord::new(&id, config, request.runtime_handler, now());
         let record = SandboxRecord { restoring, ..record };
         let mut undo = Undo::new(&self.inner);
         match self.make_sandbox(record, &mut undo).await {
             Ok(()) => {
                 undo.keep();
-                Ok(id)
+                Ok(())
             }
             Err(error) => {
                 undo.run().await;
@@ -60,9 +69,6 @@ impl Runtime {
         let mut steps = Steps::begin();
         let id = record.id.clone();
         let metadata = record.config.metadata.clone().unwrap_or_default();
-        let name = sandbox::name(&metadata);
-        self.reserve(&name, &id)?;
-        undo.push(Step::Name(name));
         undo.push(Step::Level(id.clone()));
         record.selinux = inner.selinux.label_pod(&id, &record.config)?;
         undo.push(Step::SandboxRecord(id.clone()));
@@ -106,16 +112,6 @@ impl Runtime {
         let sandbox = std::sync::Arc::new(Sandbox::new(record, SandboxState::Ready(live)));
         self.inner.sandboxes.insert(&sandbox.id, std::sync::Arc::clone(&sandbox));
         self.listen(sandbox, shim);
-    }
-
-    /// Reserves a name, or says who has it.
-    pub(crate) fn reserve(&self, name: &str, id: &str) -> Result<(), Error> {
-        let mut names = locked(&self.inner.names);
-        if let Some(holder) = names.get(name) {
-            return Err(Error::NameTaken { name: name.to_owned(), id: holder.clone() });
-        }
-        names.insert(name.to_owned(), id.to_owned());
-        Ok(())
     }
 
     /// Refuses a parent that leaves the hierarchy, or is not what the driver makes.
@@ -207,6 +203,11 @@ fn write_pod_file(record: &SandboxRecord, path: &Path, text: &str) -> Result<(),
             std::os::unix::fs::chown(path, Some(uid), Some(gid)).map_err(Error::file("give away", path))
         }
     }
+}
+
+/// What a request without a configuration is refused for.
+pub(super) fn no_config() -> Error {
+    Error::invalid("config", "is missing")
 }
 
 /// An id that nobody has.

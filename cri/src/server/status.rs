@@ -10,6 +10,7 @@ use tonic::{Code, Response, Status};
 use tracing::warn;
 
 use crate::error::Error;
+use crate::names::Claim;
 use crate::runtime::Runtime;
 use crate::shim_client::ErrorKind;
 
@@ -72,6 +73,38 @@ where
         Ok(result) => answer(result),
         Err(_panicked) => Err(Status::internal("the call ended without an answer")),
     }
+}
+
+/// The same for what has a name and an id. Its name is under way until it is told or unmade.
+pub(crate) async fn create_named<T, F, U>(
+    (runtime, claim): (Runtime, Result<Claim, Error>),
+    call: impl FnOnce(Runtime, String) -> F + Send,
+    unmake: impl FnOnce(Runtime, T) -> U + Send + 'static,
+) -> Answer<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+    U: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let mut claim = claim.map_err(|error| Status::from(&error))?;
+    let call = |runtime| {
+        let made = call(runtime, claim.id().to_owned());
+        async move {
+            let made = made.await?;
+            claim.keep();
+            Ok((made, claim))
+        }
+    };
+    let unmake = |runtime, (made, claim)| {
+        let unmade = unmake(runtime, made);
+        async move {
+            let unmade = unmade.await;
+            drop::<Claim>(claim);
+            unmade
+        }
+    };
+    let told = create(runtime, call, unmake).await?;
+    Ok(told.map(|(made, _claim)| made))
 }
 
 /// A call that may take so many seconds, if more than none.

@@ -58,15 +58,43 @@ pub(crate) async fn cancelled_calls_leave_nothing(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
-/// The same over the wire, by the deadline that a client sends with its call.
+/// A client that was late comes again at once, with the same name.
+pub(crate) async fn a_name_is_given_again_while_what_had_it_is_undone(machine: &mut Machine) {
+    let pod = machine.pod("stays").await;
+    let before = machine.traces().await;
+    let mut cancelled = 0;
+    for millis in [0, 1, 3, 6, 10] {
+        let moment = Duration::from_millis(millis);
+        match timeout(moment, machine.try_pod("again", |_| {})).await {
+            Ok(made) => machine.remove_pod(&made.expect("sandbox")).await,
+            Err(_) => cancelled += 1,
+        }
+        let again = machine.try_pod("again", |_| {}).await.expect("the same name");
+        let taken = machine.try_pod("again", |_| {}).await.expect_err("it has the name");
+        assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
+        machine.remove_pod(&again).await;
+        match timeout(moment, machine.create(&pod, "again", &["true"], |_| {})).await {
+            Ok(made) => machine.remove(&made.expect("container")).await,
+            Err(_) => cancelled += 1,
+        }
+        let again = machine.create(&pod, "again", &["true"], |_| {}).await.expect("the same name");
+        let taken = machine.create(&pod, "again", &["true"], |_| {}).await.expect_err("it has the name");
+        assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
+        machine.remove(&again).await;
+    }
+    assert!(cancelled > 4, "{cancelled}");
+    settles(machine, &before).await;
+    machine.remove_pod(&pod).await;
+}
+
+/// Calls that are cancelled over the wire, by the deadline that a client sends with its call.
 pub(crate) async fn deadlines_leave_nothing(machine: &mut Machine) {
     let mut wire = Wire::open(machine).await;
     let before = machine.traces().await;
     let mut late = 0;
     for millis in [1, 3, 5] {
         let metadata = cri::PodSandboxMetadata {
-            // The one before it may keep its name for a moment after all else of it is gone.
-            name: format!("late-{millis}"),
+            name: "late".into(),
             uid: "uid-late".into(),
             namespace: "default".into(),
             attempt: 0,
