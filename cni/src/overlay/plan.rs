@@ -188,7 +188,17 @@ pub(crate) fn wanted(
         for cidr in &peer.cidrs {
             let added = match overlapping(&taken, cidr) {
                 Some((other, of)) => Err(format!("its range {cidr} overlaps {other} of {of}")),
-                None => planner.peer((name, peer), *cidr, narrow.get(name).copied()),
+                None => {
+                    match (speaks(peer, cidr.is_ipv6()), planner.peer(peer, *cidr, narrow.get(name).copied()))
+                    {
+                        (true, Ok(())) => {
+                            planner.way(name, *cidr);
+                            Ok(())
+                        }
+                        (true, refused) => refused,
+                        (false, _) => Ok(()),
+                    }
+                }
             };
             match added {
                 Ok(()) => drop(taken.insert(cidr.network(), (*cidr, name))),
@@ -197,6 +207,16 @@ pub(crate) fn wanted(
         }
     }
     planner.wanted
+}
+
+/// Whether a peer can be held to a family of pods. The cluster gives each node a range of every family, also one of
+/// flannel's that has been told of one family: its pods have no address of the other. Such a peer announces an address
+/// of one family alone, and so does a node of ours that carries both in packets of one; what passes there is found by
+/// the family of these packets. A peer with ranges of one family has them in use, whatever carries them.
+fn speaks(peer: &Peer, v6: bool) -> bool {
+    let announces = |v6: bool| peer.ends.iter().any(|end| end.ip.is_ipv6() == v6);
+    let has_range = |v6: bool| peer.cidrs.iter().any(|cidr| cidr.is_ipv6() == v6);
+    announces(v6) || !(announces(!v6) && has_range(!v6))
 }
 
 /// A range that shares addresses with this one. Ranges in the map share none with each other.
@@ -251,12 +271,7 @@ impl Planner<'_> {
         }
     }
 
-    fn peer(
-        &mut self,
-        (name, peer): (&str, &Peer),
-        cidr: IpNetwork,
-        narrow: Option<u32>,
-    ) -> Result<(), String> {
+    fn peer(&mut self, peer: &Peer, cidr: IpNetwork, narrow: Option<u32>) -> Result<(), String> {
         let end = |v6: bool| peer.ends.iter().find(|end| end.ip.is_ipv6() == v6 && self.uplink(v6).is_some());
         let v6 = cidr.is_ipv6();
         let Some(end) = end(v6).or_else(|| end(!v6)).copied() else {
@@ -281,7 +296,6 @@ impl Planner<'_> {
             }
             (_, kind) => return Err(format!("its backend is {}, which ours does not speak", kind.name())),
         }
-        self.way(name, cidr);
         Ok(())
     }
 

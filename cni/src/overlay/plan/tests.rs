@@ -95,16 +95,35 @@ fn what_cannot_be_reached_is_refused_by_name_and_the_others_are_reached() {
         refused,
         [
             "n2: its VNI is 7, ours 1",
-            "n2: its VNI is 7, ours 1",
             "n3: its range 10.42.1.128/25 overlaps 10.42.1.0/24 of n1",
             "n3: its range 10.42.0.0/16 overlaps 10.42.0.0/24 of this node",
             "n4: its backend is host-gw, which ours does not speak",
-            "n4: its backend is host-gw, which ours does not speak",
-            "n5: it has no address of a family that this node has",
             "n5: it has no address of a family that this node has",
         ]
     );
     assert_eq!(made.tables.routes.len(), 2);
+}
+
+#[test]
+fn a_peer_is_tested_and_refused_by_the_families_that_it_announced() {
+    let only = |of: &str| {
+        let mut one = peer(3, PeerKind::Vxlan, &[4]);
+        one.1.cidrs.retain(|cidr| *cidr == net(of));
+        one
+    };
+    let tested = |backend: Backend, peer: (String, Peer)| -> Vec<String> {
+        let made = plan(backend, BOTH, &[peer]);
+        assert_eq!(made.refused, []);
+        made.ways.iter().map(|way| way.to.to_string()).collect()
+    };
+    assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[4, 6])), ["10.42.1.0", "fd42:0:0:1::"]);
+    // A node of flannel's with IPv4 alone, whose pods lack the range of IPv6 that the cluster gave it.
+    assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[4])), ["10.42.1.0"]);
+    assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[6])), ["fd42:0:0:1::"]);
+    assert_eq!(tested(Backend::HostGw, peer(1, PeerKind::HostGw, &[4])), ["10.42.1.1"]);
+    // With ranges of one family, that is what its pods have.
+    assert_eq!(tested(VXLAN, only("10.42.3.0/24")), ["10.42.3.0"]);
+    assert_eq!(tested(VXLAN, only("fd42:0:0:3::/64")), ["fd42:0:0:3::"]);
 }
 
 #[test]
