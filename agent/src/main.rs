@@ -88,6 +88,7 @@ enum Role {
 fn main() -> ExitCode {
     // Before anything that starts a thread: the shim forks, and a fork of a threaded process may hang. And
     // before the rules of the whole command line are made: their memory would stay dirty in every shim.
+    coracle_shim::init_if_called();
     if let Some(dir) = shim_dir() {
         return coracle_shim::main(coracle_shim::ShimArgs { dir });
     }

@@ -243,6 +243,12 @@ pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Re
     .map(drop)
 }
 
+/// Another descriptor for what `fd` is, closed when a program is started.
+pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: a descriptor number and an integer.
+    owned(c_long::from(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) }))
+}
+
 /// Makes `fd` one of the standard descriptors, without its close-on-exec flag.
 pub(crate) fn place(fd: RawFd, standard: RawFd) -> io::Result<()> {
     // SAFETY: both are plain descriptor numbers; `standard` is 0, 1 or 2, which no owner closes.

@@ -20,6 +20,7 @@ mod exec;
 mod fault;
 mod host_mounts;
 mod identity;
+mod init;
 mod kernel;
 mod log;
 mod overlay;
@@ -68,6 +69,14 @@ enum StartError {
     Ready(#[source] io::Error),
     #[error("wait for events")]
     Loop(#[source] nix::Error),
+}
+
+/// Whether the program was called to be the first process of a pod's pid namespace; then that is all it is, and this
+/// never returns. To be asked first, before any thread exists.
+pub fn init_if_called() {
+    if init::is_called() {
+        init::main();
+    }
 }
 
 /// Becomes the pod of `args.dir` and serves it until it is shut down.

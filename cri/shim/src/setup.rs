@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::SandboxConfig;
@@ -15,6 +15,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::cgroup::{self, CgroupError, Hierarchy};
 use crate::host_mounts::HostMounts;
+use crate::init::Init;
 use crate::kernel::{self, Fork};
 use crate::selinux;
 use crate::user_namespace::{self, Inside, Mapping, UserNamespace, UserNamespaceError};
@@ -70,6 +71,8 @@ pub(crate) struct Pod {
     pub(crate) listener: Listener,
     /// Pid of the shared pid namespace's init, or 0.
     pub(crate) init: i32,
+    /// What that one ends with, if it is a program of its own.
+    pub(crate) _lifeline: Option<OwnedFd>,
     /// The pod's own, if it is not the node's.
     pub(crate) user: Option<UserNamespace>,
 }
@@ -145,7 +148,8 @@ pub(crate) fn enter(
     let signals = receive_signals().map_err(SetupError::Signals)?;
 
     let host_mounts = HostMounts::look().map_err(SetupError::HostMounts)?;
-    let (user, mut init) = make_namespaces(config)?;
+    let init = Init::of(config).map_err(SetupError::Init)?;
+    let (user, mut init_pid) = make_namespaces(config, &init)?;
     if config.own_uts && !config.hostname.is_empty() {
         nix::unistd::sethostname(&config.hostname)
             .map_err(|source| SetupError::Hostname { name: config.hostname.clone(), source })?;
@@ -157,17 +161,26 @@ pub(crate) fn enter(
         let path = dir.join(name);
         fs::create_dir_all(&path).map_err(|source| SetupError::Directory { path, source })?;
     }
-    if config.share_pid && init == 0 {
-        init = start_init().map_err(SetupError::Init)?;
+    if config.share_pid && init_pid == 0 {
+        init_pid = init.start().map_err(SetupError::Init)?;
     }
     let path = PathBuf::from(&config.socket);
     let listener = Listener::bind(&path).map_err(|source| SetupError::Listen { path, source })?;
-    Ok(Pod { hierarchies, own_cgroups, host_mounts, signals, listener, init, user })
+    Ok(Pod {
+        hierarchies,
+        own_cgroups,
+        host_mounts,
+        signals,
+        listener,
+        init: init_pid,
+        _lifeline: init.into_lifeline(),
+        user,
+    })
 }
 
 /// The mount namespace is the node's user namespace's in any case: in it the shim mounts what a pod's root
 /// may not. Returns the pod's user namespace, and the pid of the init if that was to be made inside it.
-fn make_namespaces(config: &SandboxConfig) -> Result<(Option<UserNamespace>, i32), SetupError> {
+fn make_namespaces(config: &SandboxConfig, init: &Init) -> Result<(Option<UserNamespace>, i32), SetupError> {
     let mapping = Mapping::of(config);
     let wanted = namespaces(config);
     let flags = if mapping.is_some() { CloneFlags::CLONE_NEWNS } else { wanted };
@@ -177,7 +190,6 @@ fn make_namespaces(config: &SandboxConfig) -> Result<(Option<UserNamespace>, i32
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(SetupError::Propagation)?;
     let Some(mapping) = mapping else { return Ok((None, 0)) };
-    let init: fn() -> ! = run_init;
     let inside = Inside { flags: wanted - CloneFlags::CLONE_NEWNS, init: config.share_pid.then_some(init) };
     let (user, init) = user_namespace::make(mapping, &inside).map_err(SetupError::User)?;
     Ok((Some(user), init))
@@ -259,28 +271,6 @@ fn mount_shared_memory(config: &SandboxConfig, user: Option<&UserNamespace>) -> 
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("shm"), path, Some("tmpfs"), flags, Some(options.as_str()))
         .map_err(|errno| failed(errno.into()))
-}
-
-/// An init that does nothing: the kernel reaps for a process that ignores SIGCHLD.
-fn start_init() -> io::Result<i32> {
-    match kernel::clone(libc::CLONE_NEWPID, libc::SIGCHLD)? {
-        Fork::Parent(pid) => Ok(pid),
-        Fork::Child => run_init(),
-    }
-}
-
-fn run_init() -> ! {
-    kernel::reset_signals();
-    let quiet = fs::OpenOptions::new().read(true).write(true).open("/dev/null");
-    let quiet = quiet.and_then(|null| (0..=2).try_for_each(|fd| kernel::place(null.as_raw_fd(), fd)));
-    if quiet.is_err() || kernel::die_with_parent().is_err() || kernel::set_name(c"coracle-init").is_err() {
-        kernel::leave(1);
-    }
-    kernel::close_all_but(&[]);
-    kernel::ignore_children();
-    loop {
-        nix::unistd::pause();
-    }
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
+use crate::init::Init;
 use crate::kernel::{self, Fork};
 
 /// The step that failed.
@@ -50,11 +51,11 @@ pub(crate) struct UserNamespace {
 }
 
 /// What a child makes inside.
-pub(crate) struct Inside {
+pub(crate) struct Inside<'a> {
     /// Network, ipc and uts namespaces, as far as the pod has its own.
     pub(crate) flags: CloneFlags,
     /// The first process of a pid namespace, when containers share one. A child of the caller's.
-    pub(crate) init: Option<fn() -> !>,
+    pub(crate) init: Option<&'a Init>,
 }
 
 // === impl Mapping ===
@@ -94,7 +95,10 @@ fn host_id(mappings: &[IdMapping], id: u32) -> u32 {
 
 /// Makes a user namespace and what lies inside it, and enters the latter. Returns the pid of the init,
 /// or 0.
-pub(crate) fn make(mapping: Mapping, inside: &Inside) -> Result<(UserNamespace, i32), UserNamespaceError> {
+pub(crate) fn make(
+    mapping: Mapping,
+    inside: &Inside<'_>,
+) -> Result<(UserNamespace, i32), UserNamespaceError> {
     let (mut ours, theirs) = UnixStream::pair().map_err(UserNamespaceError::Fork)?;
     let child = match kernel::fork().map_err(UserNamespaceError::Fork)? {
         Fork::Parent(pid) => pid,
@@ -113,7 +117,7 @@ pub(crate) fn make(mapping: Mapping, inside: &Inside) -> Result<(UserNamespace, 
 }
 
 /// The child's whole life.
-fn go_ahead(mut talk: UnixStream, inside: &Inside) -> ! {
+fn go_ahead(mut talk: UnixStream, inside: &Inside<'_>) -> ! {
     let made = unshare(CloneFlags::CLONE_NEWUSER);
     let mapped = say(&mut talk, made.map(|()| 0)) && hear(&mut talk).is_ok();
     if mapped && made.is_ok() && say(&mut talk, fill(inside)) {
@@ -123,7 +127,7 @@ fn go_ahead(mut talk: UnixStream, inside: &Inside) -> ! {
 }
 
 /// Returns the init's pid, or 0.
-fn fill(inside: &Inside) -> nix::Result<i32> {
+fn fill(inside: &Inside<'_>) -> nix::Result<i32> {
     let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
     kernel::set_ids(0, 0).map_err(errno)?;
     unshare(inside.flags)?;
@@ -131,7 +135,7 @@ fn fill(inside: &Inside) -> nix::Result<i32> {
     // With the parent's parent as its parent, which is the shim.
     match kernel::clone(libc::CLONE_NEWPID | libc::CLONE_PARENT, 0).map_err(errno)? {
         Fork::Parent(pid) => Ok(pid),
-        Fork::Child => init(),
+        Fork::Child => init.run(),
     }
 }
 

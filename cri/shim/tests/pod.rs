@@ -47,6 +47,8 @@ const TESTS: &[Test] = tests![
     lifecycle::nested_cgroups_are_removed,
     lifecycle::a_broken_spec_leaves_nothing_and_says_why,
     lifecycle::a_shared_pid_namespace_has_an_init_that_reaps,
+    lifecycle::an_init_with_a_label_that_nobody_knows_is_one_without,
+    lifecycle::an_init_that_is_a_program_of_its_own_ends_with_its_shim,
     lifecycle::long_lines_go_out_in_parts,
     lifecycle::an_ordinary_user_with_a_profile_runs_without_no_new_privileges,
     lifecycle::each_volume_has_the_propagation_that_it_asks_for,
@@ -76,6 +78,7 @@ const TESTS: &[Test] = tests![
 ];
 
 fn main() -> ExitCode {
+    coracle_shim::init_if_called();
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("shim") => coracle_shim::main(coracle_shim::ShimArgs { dir: PathBuf::from(&args[3]) }),

@@ -93,6 +93,12 @@ impl fmt::Display for Label {
 // === impl Labels ===
 
 impl Labels {
+    /// The label of processes, and that of files, as the shim takes them: empty for none.
+    pub(crate) fn texts(&self) -> (String, String) {
+        let text = |label: &Option<Label>| label.as_ref().map(Label::to_string).unwrap_or_default();
+        (text(&self.process), text(&self.mount))
+    }
+
     /// The level that they share.
     pub(super) fn level(&self) -> Option<&str> {
         self.mount.as_ref().or(self.process.as_ref())?.level.as_deref()
@@ -192,8 +198,7 @@ mod tests {
     }
 
     fn texts(labels: &Labels) -> (String, String) {
-        let text = |label: &Option<Label>| label.as_ref().map(Label::to_string).unwrap_or_default();
-        (text(&labels.process), text(&labels.mount))
+        labels.texts()
     }
 
     fn pod(wish: &Wish) -> Labels {

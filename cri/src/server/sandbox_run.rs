@@ -15,6 +15,7 @@ use crate::runtime::Runtime;
 use crate::sandbox::sysctls::Own;
 use crate::sandbox::user_namespace::Mapping;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, attachment, files, namespaces, sysctls};
+use crate::selinux::Labels;
 use crate::shim_client::Shim;
 use crate::steps::Steps;
 use crate::undo::{Step, Undo};
@@ -127,7 +128,7 @@ impl Runtime {
     fn shim_config(&self, record: &SandboxRecord) -> shim::SandboxConfig {
         let config = &record.config;
         let own_network = namespaces::own_network(config);
-        let labels = record.selinux.as_ref();
+        let (process_label, mount_label) = record.selinux.as_ref().map(Labels::texts).unwrap_or_default();
         // It was checked before anything was made.
         let mapping = Mapping::of(Some(&namespaces::options(config))).ok().flatten();
         let (uid_mappings, gid_mappings) = mapping.map(|mapping| mapping.to_shim()).unwrap_or_default();
@@ -144,10 +145,8 @@ impl Runtime {
             shim_cgroup: self.inner.layout.shim(&record.id),
             shm_dir: self.inner.records.sandbox_dir(&record.id).join("shm").to_string_lossy().into_owned(),
             oom_score_adj: self.inner.host.oom_score(-998),
-            mount_label: labels
-                .and_then(|labels| labels.mount.as_ref())
-                .map(ToString::to_string)
-                .unwrap_or_default(),
+            mount_label,
+            process_label,
             ..Default::default()
         }
     }

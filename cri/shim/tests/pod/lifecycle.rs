@@ -138,6 +138,51 @@ pub(crate) async fn a_shared_pid_namespace_has_an_init_that_reaps(pod: Pod) {
     pod.end().await;
 }
 
+pub(crate) async fn an_init_with_a_label_that_nobody_knows_is_one_without(pod: Pod) {
+    pod.end().await;
+    let mut pod = Pod::start_with(|config| {
+        config.share_pid = true;
+        config.process_label = "no:such:label".to_owned();
+    })
+    .await;
+    let init = pod.shim.hello().await.unwrap().init_pid;
+    let mut spec = pod.spec("c", "cat /proc/1/comm");
+    spec["linux"]["namespaces"][1] = json!({ "type": "pid", "path": format!("/proc/{init}/ns/pid") });
+    pod.run_request(pod.create_request("c", &spec)).await;
+    assert_eq!(pod.exit("c", "").await.code, 0);
+    assert_eq!(pod.output("c", "stdout"), ["coracle-init"]);
+    let notes = fs::read_to_string(pod.dir.join("shim/shim.log")).unwrap();
+    assert!(notes.contains("start an init with the label no:such:label"), "{notes}");
+    pod.end().await;
+}
+
+/// As the init is where processes have labels.
+pub(crate) async fn an_init_that_is_a_program_of_its_own_ends_with_its_shim(pod: Pod) {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::{Command, Stdio};
+    pod.end().await;
+    let mut begun = Command::new(std::env::current_exe().unwrap());
+    begun.arg0("coracle-init").env_clear();
+    begun.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut init = begun.spawn().unwrap();
+    let status = || fs::read_to_string(format!("/proc/{}/status", init.id())).unwrap();
+    let ignored = |status: &str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
+        u64::from_str_radix(mask, 16).unwrap()
+    };
+    // SIGCHLD is the 17th.
+    while ignored(&status()) & (1 << 16) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(status().starts_with("Name:\tcoracle-init\n"), "{}", status());
+    assert_eq!(fs::read_dir(format!("/proc/{}/fd", init.id())).unwrap().count(), 3);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(init.try_wait().unwrap(), None, "it stays");
+    // The other end is the shim's.
+    drop(init.stdin.take());
+    assert!(init.wait().unwrap().success());
+}
+
 pub(crate) async fn long_lines_go_out_in_parts(mut pod: Pod) {
     pod.run("c", "head -c 40000 /dev/zero; echo").await;
     assert_eq!(pod.exit("c", "").await.code, 0);
