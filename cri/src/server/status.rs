@@ -1,6 +1,7 @@
 //! The only map from our errors to gRPC codes, and the shapes of answers.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_images::ErrorKind as ImageErrorKind;
@@ -50,29 +51,41 @@ where
 }
 
 /// Runs a creation to its end, in a task of its own. When the caller went away meanwhile, by its deadline too,
-/// what was made is unmade: nobody was told that it is there.
+/// what was made is unmade: nobody was told that it is there. Who goes when the answer is on its way to him was not told.
 pub(crate) async fn create<T, F, U>(
     runtime: Runtime,
     call: impl FnOnce(Runtime) -> F + Send,
     unmake: impl FnOnce(Runtime, T) -> U + Send + 'static,
 ) -> Answer<T>
 where
-    T: Send + 'static,
+    T: Clone + Send + 'static,
     F: Future<Output = Result<T, Error>> + Send + 'static,
     U: Future<Output = Result<(), Error>> + Send + 'static,
 {
     let (sender, receiver) = oneshot::channel();
     let made = call(runtime.clone());
     tokio::spawn(async move {
-        let Err(Ok(made)) = sender.send(made.await) else { return };
+        let made = match made.await {
+            Ok(made) => made,
+            Err(error) => return drop(sender.send(Err(error))),
+        };
+        let (tell, told) = oneshot::channel();
+        drop(sender.send(Ok((made.clone(), tell))));
+        if told.await.is_ok() {
+            return;
+        }
         if let Err(error) = unmake(runtime, made).await {
             warn!(error = error.chain(), "could not take back what a cancelled call made");
         }
     });
-    match receiver.await {
-        Ok(result) => answer(result),
-        Err(_panicked) => Err(Status::internal("the call ended without an answer")),
-    }
+    let Ok(made) = receiver.await else {
+        return Err(Status::internal("the call ended without an answer"));
+    };
+    answer(made.map(|(made, tell): (T, oneshot::Sender<()>)| {
+        // The other half waits for it.
+        let _heard = tell.send(());
+        made
+    }))
 }
 
 /// The same for what has a name and an id. Its name is under way until it is told or unmade.
@@ -82,7 +95,7 @@ pub(crate) async fn create_named<T, F, U>(
     unmake: impl FnOnce(Runtime, T) -> U + Send + 'static,
 ) -> Answer<T>
 where
-    T: Send + 'static,
+    T: Clone + Send + 'static,
     F: Future<Output = Result<T, Error>> + Send + 'static,
     U: Future<Output = Result<(), Error>> + Send + 'static,
 {
@@ -92,14 +105,14 @@ where
         async move {
             let made = made.await?;
             claim.keep();
-            Ok((made, claim))
+            Ok((made, Arc::new(claim)))
         }
     };
     let unmake = |runtime, (made, claim)| {
         let unmade = unmake(runtime, made);
         async move {
             let unmade = unmade.await;
-            drop::<Claim>(claim);
+            drop::<Arc<Claim>>(claim);
             unmade
         }
     };
