@@ -5,14 +5,21 @@
 //! the first process of other runtimes' pods has: the pod's containers may then look at process 1. Only a process that
 //! starts a program gets another label (policies let nobody change his own while he runs), so there it starts this
 //! same program anew, under the name [`NAME`]. The policy of containers lets their processes begin with any program.
+//!
+//! It lives in the shim's mounts, which are the node's, and a container that may trace processes reaches it. So it has
+//! an empty root directory, and no right but that to trace: who reaches it has that one, and gains no other.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 
+use caps::{CapSet, Capability};
 use coracle_proto::shim::SandboxConfig;
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::unistd::{chdir, chroot, fchdir};
 
 use crate::kernel::{self, Fork};
 use crate::report::note;
@@ -20,6 +27,9 @@ use crate::selinux;
 
 /// What an init is called that is a program of its own.
 pub(crate) const NAME: &std::ffi::CStr = c"coracle-init";
+
+/// A directory that shows what a process has open, of which it has next to nothing.
+const EMPTY: &str = "/proc/self/fdinfo";
 
 /// An init that is about to be.
 #[derive(Debug)]
@@ -31,6 +41,8 @@ pub(crate) struct Init {
 #[derive(Debug)]
 struct Relabelled {
     label: String,
+    /// The pod's shared memory, a mount with the pod's label; empty if it has none of its own.
+    shm_dir: String,
     /// Its end means the end of the shim. The kernel forgets what is to be sent when a parent dies as it gives a
     /// process another label, and the shim may die before it is told again.
     listens: OwnedFd,
@@ -45,7 +57,8 @@ impl Init {
             return Ok(Self { relabelled: None });
         }
         let (listens, lives) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        Ok(Self { relabelled: Some(Relabelled { label: config.process_label.clone(), listens, lives }) })
+        let (label, shm_dir) = (config.process_label.clone(), config.shm_dir.clone());
+        Ok(Self { relabelled: Some(Relabelled { label, shm_dir, listens, lives }) })
     }
 
     /// Starts it in a new pid namespace, and returns its pid.
@@ -71,6 +84,10 @@ impl Init {
             note(&format!("start an init with the label {}: {error}", relabelled.label));
         }
         let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null");
+        if let Err(error) = chdir(EMPTY).map_err(io::Error::from).and_then(|()| confine()) {
+            note(&format!("confine the pod's init: {error}"));
+            kernel::leave(1);
+        }
         let quiet = null.and_then(|null| (0..=2).try_for_each(|fd| kernel::place(null.as_raw_fd(), fd)));
         if quiet.is_err() || kernel::die_with_parent().is_err() || kernel::set_name(NAME).is_err() {
             kernel::leave(1);
@@ -88,15 +105,38 @@ impl Relabelled {
     fn begin_anew(&self) -> io::Result<()> {
         selinux::exec_as(&self.label)?;
         let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
+        let root = self.root().unwrap_or(null.try_clone()?);
         // The new program has three descriptors, of which a container's label may use the kind.
         let errors = kernel::duplicate(2)?;
         kernel::place(self.listens.as_raw_fd(), 0)?;
-        (1..=2).try_for_each(|fd| kernel::place(null.as_raw_fd(), fd))?;
+        kernel::place(root.as_raw_fd(), 1)?;
+        kernel::place(null.as_raw_fd(), 2)?;
         let none: [&std::ffi::CStr; 0] = [];
         let Err(errno) = nix::unistd::execve(c"/proc/self/exe", &[NAME], &none);
         kernel::place(errors.as_raw_fd(), 2)?;
         Err(errno.into())
     }
+
+    /// What containers look for in process 1 are mounts with a label of the pod's.
+    fn root(&self) -> Option<fs::File> {
+        let mut how = fs::OpenOptions::new();
+        how.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
+        how.open(&self.shm_dir).ok().filter(|_| Path::new(&self.shm_dir).is_absolute())
+    }
+}
+
+/// Makes the working directory the root, and gives up all rights but one. What is without rights anybody may trace that
+/// has its user's id: he would be rid of his seccomp profile and of his limits.
+fn confine() -> io::Result<()> {
+    let rooted = chroot(".").map_err(io::Error::from);
+    // Or whoever traces it has it start something as root.
+    kernel::no_new_privileges()?;
+    let all = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
+    let kept = all.into_iter().filter(|right| *right == Capability::CAP_SYS_PTRACE).collect();
+    for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+        caps::set(None, set, &kept).map_err(io::Error::other)?;
+    }
+    rooted
 }
 
 /// Whether this program was started to be an init.
@@ -108,6 +148,10 @@ pub(crate) fn is_called() -> bool {
 pub(crate) fn main() -> ! {
     if kernel::die_with_parent().is_err() || kernel::set_name(NAME).is_err() {
         kernel::leave(1);
+    }
+    // A policy may forbid it, which confines by itself.
+    if fchdir(io::stdout()).or_else(|_no_directory| chdir(EMPTY)).is_ok() {
+        drop(confine());
     }
     kernel::close_all_but(&[]);
     kernel::ignore_children();

@@ -47,6 +47,7 @@ const TESTS: &[Test] = tests![
     lifecycle::nested_cgroups_are_removed,
     lifecycle::a_broken_spec_leaves_nothing_and_says_why,
     lifecycle::a_shared_pid_namespace_has_an_init_that_reaps,
+    lifecycle::an_init_leads_nowhere,
     lifecycle::an_init_with_a_label_that_nobody_knows_is_one_without,
     lifecycle::an_init_that_is_a_program_of_its_own_ends_with_its_shim,
     lifecycle::long_lines_go_out_in_parts,

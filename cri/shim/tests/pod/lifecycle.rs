@@ -138,6 +138,33 @@ pub(crate) async fn a_shared_pid_namespace_has_an_init_that_reaps(pod: Pod) {
     pod.end().await;
 }
 
+/// Nobody gains by it what he has not, whether he may trace it or not.
+pub(crate) async fn an_init_leads_nowhere(pod: Pod) {
+    pod.end().await;
+    for may_trace in [false, true] {
+        let mut pod = Pod::start_with(|config| config.share_pid = true).await;
+        let init = pod.shim.hello().await.unwrap().init_pid;
+        let script = "grep -E 'CapPrm|CapEff|NoNewPrivs' /proc/1/status; ls /proc/1/root/; ls /proc/1/root/../etc; exit 3";
+        let mut spec = pod.spec("c", script);
+        spec["linux"]["namespaces"][1] = json!({ "type": "pid", "path": format!("/proc/{init}/ns/pid") });
+        for set in ["bounding", "effective", "permitted"] {
+            let list = spec["process"]["capabilities"][set].as_array_mut().unwrap();
+            list.extend(may_trace.then(|| json!("CAP_SYS_PTRACE")));
+        }
+        pod.run_request(pod.create_request("c", &spec)).await;
+        assert_eq!(pod.exit("c", "").await.code, 3);
+        let shown = pod.output("c", "stdout");
+        let only_tracing = ["CapPrm:\t0000000000080000", "CapEff:\t0000000000080000", "NoNewPrivs:\t1"];
+        assert_eq!(shown[..3], only_tracing);
+        // Its descriptors, where it may be looked at.
+        assert_eq!(shown[3..], if may_trace { vec!["0", "1", "2"] } else { vec![] });
+        let refused = pod.output("c", "stderr").join(" ");
+        let why = if may_trace { "No such file" } else { "Permission denied" };
+        assert!(refused.contains(why), "{refused}");
+        pod.end().await;
+    }
+}
+
 pub(crate) async fn an_init_with_a_label_that_nobody_knows_is_one_without(pod: Pod) {
     pod.end().await;
     let mut pod = Pod::start_with(|config| {
