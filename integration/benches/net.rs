@@ -1,6 +1,6 @@
-//! Packets between pods of two nodes: through the wiring that agents made, beside the same wiring made by hand with
-//! `ip`, in turn, on the same bridge; and beside that wiring with the masquerading that lets a pod reach the world,
-//! which has the kernel track every connection. `scripts/bench-net` runs it.
+//! Packets between pods of one node, and of two: through the wiring that agents made, beside the same wiring made by
+//! hand with `ip`, in turn, on the same bridge; and beside that wiring with the masquerading that lets a pod reach the
+//! world, which has the kernel track every connection. `scripts/bench-net` runs it.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -70,10 +70,20 @@ fn latency(pair: &Pair) -> f64 {
     time
 }
 
-/// What agents make: bridge, veth and addresses of one pod, and VXLAN to the other node, by hand.
+/// Where packets go: to a pod of the same node, and to one of another.
+struct Ways {
+    near: Pair,
+    far: Pair,
+}
+
+/// What agents make: bridge, veth and addresses of two pods, and VXLAN to the other node, by hand.
 struct HandMade {
     hosts: [Host; 2],
-    pods: [std::process::Child; 2],
+    pods: [[std::process::Child; 2]; 2],
+}
+
+fn ip(host: &Host, line: &str) {
+    host.run("ip", &line.split(' ').collect::<Vec<_>>());
 }
 
 impl HandMade {
@@ -82,44 +92,48 @@ impl HandMade {
         let hosts = numbers.map(Host::new);
         let pods = [0, 1].map(|n: usize| {
             let (host, own, other) = (&hosts[n], n + 1, 2 - n);
-            let ip = |line: &str| drop(host.run("ip", &line.split(' ').collect::<Vec<_>>()));
-            let mut pod = host.command("unshare");
-            let pod = pod.args(["--net", "cat"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
-            let of_host = std::fs::read_link(format!("/proc/{}/ns/net", host.pid())).unwrap();
-            eventually("the pod's namespace", 5, || {
-                let of_pod = std::fs::read_link(format!("/proc/{}/ns/net", pod.id())).ok()?;
-                let made = std::fs::read_to_string(format!("/proc/{}/comm", pod.id())).ok()?.trim() == "cat";
-                (made && of_pod != of_host).then_some(())
-            });
             host.run("sysctl", &["-qw", "net.ipv4.ip_forward=1"]);
-            ip(&format!(
-                "link add vx0 type vxlan id 9 dstport 8479 nolearning local 192.0.2.{} dev eth0",
-                numbers[n]
-            ));
-            ip(&format!("link set vx0 mtu 1430 up address 02:00:00:00:09:0{own}"));
-            ip(&format!("addr add 10.9.{own}.0/32 dev vx0"));
-            ip("link add br0 type bridge");
-            ip(&format!("addr add 10.9.{own}.1/24 dev br0"));
-            ip("link set br0 mtu 1430 up");
-            ip(&format!("link add pod0 mtu 1430 type veth peer name eth0 mtu 1430 netns {}", pod.id()));
-            ip("link set pod0 master br0 up");
+            let vxlan = "link add vx0 type vxlan id 9 dstport 8479 nolearning";
+            ip(host, &format!("{vxlan} local 192.0.2.{} dev eth0", numbers[n]));
+            ip(host, &format!("link set vx0 mtu 1430 up address 02:00:00:00:09:0{own}"));
+            ip(host, &format!("addr add 10.9.{own}.0/32 dev vx0"));
+            ip(host, "link add br0 type bridge");
+            ip(host, &format!("addr add 10.9.{own}.1/24 dev br0"));
+            ip(host, "link set br0 mtu 1430 up");
             let remote = format!("02:00:00:00:09:0{other}");
             let to = format!("192.0.2.{}", numbers[1 - n]);
             host.run("bridge", &["fdb", "add", &remote, "dev", "vx0", "dst", &to, "self", "permanent"]);
-            ip(&format!("neigh add 10.9.{other}.0 lladdr {remote} dev vx0 nud permanent"));
-            ip(&format!("route add 10.9.{other}.0/24 via 10.9.{other}.0 dev vx0 onlink"));
-            let inner = |line: &str| {
-                let net = format!("--net=/proc/{}/ns/net", pod.id());
-                let words: Vec<&str> = [net.as_str(), "ip"].into_iter().chain(line.split(' ')).collect();
-                host.run("nsenter", &words);
-            };
-            inner(&format!("addr add 10.9.{own}.2/24 dev eth0"));
-            inner("link set eth0 up");
-            inner("link set lo up");
-            inner(&format!("route add default via 10.9.{own}.1"));
-            pod
+            ip(host, &format!("neigh add 10.9.{other}.0 lladdr {remote} dev vx0 nud permanent"));
+            ip(host, &format!("route add 10.9.{other}.0/24 via 10.9.{other}.0 dev vx0 onlink"));
+            [2, 3].map(|last| Self::pod(host, own, last))
         });
         Self { hosts, pods }
+    }
+
+    /// A pod with this last byte of its address.
+    fn pod(host: &Host, own: usize, last: u8) -> std::process::Child {
+        let mut pod = host.command("unshare");
+        let pod = pod.args(["--net", "cat"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let of_host = std::fs::read_link(format!("/proc/{}/ns/net", host.pid())).unwrap();
+        eventually("the pod's namespace", 5, || {
+            let of_pod = std::fs::read_link(format!("/proc/{}/ns/net", pod.id())).ok()?;
+            let made = std::fs::read_to_string(format!("/proc/{}/comm", pod.id())).ok()?.trim() == "cat";
+            (made && of_pod != of_host).then_some(())
+        });
+        let pair =
+            format!("link add pod{last} mtu 1430 type veth peer name eth0 mtu 1430 netns {}", pod.id());
+        ip(host, &pair);
+        ip(host, &format!("link set pod{last} master br0 up"));
+        let inner = |line: &str| {
+            let net = format!("--net=/proc/{}/ns/net", pod.id());
+            let words: Vec<&str> = [net.as_str(), "ip"].into_iter().chain(line.split(' ')).collect();
+            host.run("nsenter", &words);
+        };
+        inner(&format!("addr add 10.9.{own}.{last}/24 dev eth0"));
+        inner("link set eth0 up");
+        inner("link set lo up");
+        inner(&format!("route add default via 10.9.{own}.1"));
+        pod
     }
 
     /// What a pod sends to the world has its host's address from now on.
@@ -132,37 +146,47 @@ impl HandMade {
         self
     }
 
-    fn pair(&self) -> Pair {
+    fn ways(&self) -> Ways {
         assert_ne!(self.hosts[0].pid(), self.hosts[1].pid());
-        Pair { from: self.pods[0].id(), to: self.pods[1].id(), ip: "10.9.2.2".parse().unwrap() }
+        let [[from, near], [far, _]] = &self.pods;
+        let pair = |to: &std::process::Child, ip: &str| Pair {
+            from: from.id(),
+            to: to.id(),
+            ip: ip.parse().unwrap(),
+        };
+        Ways { near: pair(near, "10.9.1.3"), far: pair(far, "10.9.2.2") }
     }
 }
 
 impl Drop for HandMade {
     fn drop(&mut self) {
-        for pod in &mut self.pods {
+        for pod in self.pods.iter_mut().flatten() {
             pod.kill().ok();
             pod.wait().ok();
         }
     }
 }
 
-fn pods(nodes: &Nodes) -> Pair {
-    nodes.kubectl(&["create", "deployment", "nginx", "--image=nginx", "--replicas=2"]);
+fn pods(nodes: &Nodes) -> Ways {
+    nodes.kubectl(&["create", "deployment", "nginx", "--image=nginx", "--replicas=4"]);
     nodes.kubectl(&["rollout", "status", "deployment/nginx", "--timeout=60s"]);
     let list = nodes.get(&["pods"]);
-    let ends: Vec<(u32, IpAddr)> = list["items"]
+    let mut ends: Vec<(String, u32, IpAddr)> = list["items"]
         .as_array()
         .unwrap()
         .iter()
         .map(|pod| {
             let uid = pod["metadata"]["uid"].as_str().unwrap();
             let process = nodes.agents().iter().find_map(|agent| agent.process_of(uid)).unwrap();
-            (process, pod["status"]["podIP"].as_str().unwrap().parse().unwrap())
+            let node = pod["spec"]["nodeName"].as_str().unwrap();
+            (node.to_owned(), process, pod["status"]["podIP"].as_str().unwrap().parse().unwrap())
         })
         .collect();
-    assert_ne!(list["items"][0]["spec"]["nodeName"], list["items"][1]["spec"]["nodeName"]);
-    Pair { from: ends[0].0, to: ends[1].0, ip: ends[1].1 }
+    ends.sort();
+    let [from, near, far, _] = ends.as_slice() else { panic!("four pods: {ends:?}") };
+    assert!(from.0 == near.0 && from.0 != far.0, "two on each node: {ends:?}");
+    let pair = |to: &(String, u32, IpAddr)| Pair { from: from.1, to: to.1, ip: to.2 };
+    Ways { near: pair(near), far: pair(far) }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -179,25 +203,28 @@ fn row(what: &str, unit: (f64, &str), measured: [Vec<f64>; 3], more_is_better: b
     println!("| {what} | {cells} | {:.3} | {:.3} |", ratio(plain), ratio(masked));
 }
 
+fn compare(what: &str, pairs: [&Pair; 3]) {
+    let (mut streams, mut asks) = ([const { Vec::new() }; 3], [const { Vec::new() }; 3]);
+    for round in 0..ROUNDS {
+        // In turn, and each as often first.
+        for which in (0..3).map(|turn| (round + turn) % 3) {
+            streams[which].push(throughput(pairs[which]));
+            asks[which].push(latency(pairs[which]));
+        }
+    }
+    println!("| {what}, p50 of {ROUNDS} | coracle | by hand | … masquerading | ratio | ratio |");
+    println!("|---|---|---|---|---|---|");
+    row("one TCP stream", (8e-9, "Gbit/s"), streams, true);
+    row("small datagram and answer", (1e6, "µs"), asks, false);
+}
+
 fn main() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, "10.42.0.0/16,fd42::/48", 2);
         let (ours, plain) = (pods(&nodes), HandMade::new([31, 32]));
         let masked = HandMade::new([33, 34]).masquerade();
-        let pairs = [ours, plain.pair(), masked.pair()];
-        let (mut streams, mut asks) = ([const { Vec::new() }; 3], [const { Vec::new() }; 3]);
-        for round in 0..ROUNDS {
-            // In turn, and each as often first.
-            for which in (0..3).map(|turn| (round + turn) % 3) {
-                streams[which].push(throughput(&pairs[which]));
-                asks[which].push(latency(&pairs[which]));
-            }
-        }
-        println!(
-            "| pod to pod across VXLAN, p50 of {ROUNDS} | coracle | by hand | … masquerading | ratio | ratio |"
-        );
-        println!("|---|---|---|---|---|---|");
-        row("one TCP stream", (8e-9, "Gbit/s"), streams, true);
-        row("small datagram and answer", (1e6, "µs"), asks, false);
+        let all = [ours, plain.ways(), masked.ways()];
+        compare("pod to pod on one node", all.each_ref().map(|ways| &ways.near));
+        compare("pod to pod across VXLAN", all.each_ref().map(|ways| &ways.far));
     });
 }
