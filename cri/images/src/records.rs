@@ -48,11 +48,12 @@ pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     let error = |verb| move |source| RecordError { verb, path: directory.to_owned(), source };
     let mut records = Vec::new();
     for entry in std::fs::read_dir(directory).map_err(error("list"))? {
-        let path = entry.map_err(error("list"))?.path();
+        let entry = entry.map_err(error("list"))?;
+        let path = entry.path();
         match path.extension().and_then(|e| e.to_str()) {
-            Some("json") => {}
+            Some("json") if !entry.metadata().is_ok_and(|metadata| metadata.len() == 0) => {}
             // Left by a write that was cut off.
-            Some("new") => {
+            Some("json" | "new") => {
                 std::fs::remove_file(&path).map_err(error("remove the remains of"))?;
                 continue;
             }
@@ -70,20 +71,33 @@ pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     Ok(records)
 }
 
-/// Writes a record so that after a power cut either the old one or the new one is there.
+/// Writes a record so that after a power cut either the old one or the new one is there, and where there was none either
+/// none or the new one.
 pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError> {
     let path = path(directory, &record.id);
-    let temporary = path.with_extension("new");
     let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(&serde_json::to_vec(record)?)?;
-        file.sync_all()?;
-        coracle_fault::point("pull.record-written");
-        std::fs::rename(&temporary, &path)?;
+        let text = serde_json::to_vec(record)?;
+        match File::create_new(&path) {
+            // Half of it would be no record (`read`), and nothing was there to be kept. So name and content are of one
+            // commit of the file system's journal, for which the next pull waits.
+            Ok(file) => put(file, &text).inspect_err(|_failed| drop(std::fs::remove_file(&path)))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let temporary = path.with_extension("new");
+                put(File::create(&temporary)?, &text)?;
+                std::fs::rename(&temporary, &path)?;
+            }
+            Err(error) => return Err(error),
+        }
         coracle_fault::point("pull.recorded");
         File::open(directory)?.sync_all()
     };
     write().map_err(|source| RecordError { verb: "write", path: path.clone(), source })
+}
+
+fn put(mut file: File, text: &[u8]) -> io::Result<()> {
+    file.write_all(text)?;
+    coracle_fault::point("pull.record-written");
+    file.sync_all()
 }
 
 /// Removes a record; one that is not there is removed already. Nothing is synced: one that a power cut brings back is
@@ -142,9 +156,13 @@ mod tests {
         let text = std::fs::read(&path).unwrap();
         std::fs::write(&path, &text[..text.len() / 2]).unwrap();
         std::fs::write(directory.path().join("x.new"), "half").unwrap();
+        std::fs::write(directory.path().join("y.json"), "").unwrap();
         assert_eq!(load(directory.path()).unwrap(), std::slice::from_ref(&good));
         assert!(path.with_extension("unreadable").exists());
-        assert!(!directory.path().join("x.new").exists());
+        assert!(!directory.path().join("x.new").exists() && !directory.path().join("y.json").exists());
+        write(directory.path(), &Record { generation: 4, ..good.clone() }).unwrap();
+        assert_eq!(load(directory.path()).unwrap()[0].generation, 4);
+        assert!(!path.with_extension("new").exists());
         remove(directory.path(), &good.id).unwrap();
         remove(directory.path(), &good.id).unwrap();
         assert_eq!(load(directory.path()).unwrap(), []);
