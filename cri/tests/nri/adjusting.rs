@@ -1,6 +1,7 @@
 //! What plugins change, as the kernel shows it.
 
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::nri::{
@@ -79,6 +80,16 @@ fn everything(machine: &Machine, cgroup: &str) -> ContainerAdjustment {
     }
 }
 
+/// A start is told by the end of a descriptor, a moment before the program's arguments can be read.
+async fn program_runs(pid: i32) {
+    let begun = async {
+        while std::fs::read(format!("/proc/{pid}/cmdline")).expect("proc").is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), begun).await.expect("a program");
+}
+
 pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {
     std::fs::create_dir_all(machine.path("given")).expect("directory");
     std::fs::write(machine.path("given/file"), "from the plugin").expect("file");
@@ -97,6 +108,7 @@ pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {
     machine.start(&id).await;
     let pid = machine.pid(&id).await;
     let proc = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).expect("proc");
+    program_runs(pid).await;
     assert!(proc("cmdline").contains("sleep"));
     let environment = proc("environ");
     let variables: Vec<&str> = environment.split('\0').collect();
