@@ -187,15 +187,18 @@ impl Bridge<'_> {
         let of_sandbox = Interface { sandbox, ..of_host(&inside) };
         answer.interfaces = vec![of_host(bridge), of_host(&host_end), of_sandbox];
         answer.interfaces.extend(gateway.as_ref().map(of_host));
-        self.announce(&inside, answer)
+        self.announce(&host_end, &inside, answer).await
     }
 
     /// Tells the neighbours of the addresses that the hardware address does not follow from: an earlier owner
     /// had another one. An executable must not end before that is done.
-    fn announce(&self, inside: &Link, answer: &Answer) -> Result<(), Error> {
+    async fn announce(&self, host_end: &Link, inside: &Link, answer: &Answer) -> Result<(), Error> {
         let addresses = answer.ips.iter().map(|ip| ip.address.ip());
         let news: Vec<_> =
             addresses.filter(|address| hardware_address(*address)[..] != inside.mac[..]).collect();
+        if !news.is_empty() && !self.conf.disable_container_interface {
+            self.host.links.passes_on(&host_end.name).await?;
+        }
         let announcing = announce(Netns::open(self.request.netns()?)?, inside, &news);
         if let Some(announcing) = announcing.filter(|_| !self.host.in_process) {
             drop(announcing.join());

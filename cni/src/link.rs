@@ -5,10 +5,12 @@ pub(crate) mod traffic;
 pub(crate) mod vlan;
 
 use std::io;
+use std::time::Duration;
 
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use netlink_packet_route::link::{
-    InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    BridgePortState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoVeth, LinkAttribute,
+    LinkFlags, LinkInfo, LinkMessage,
 };
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use rtnetlink::{
@@ -17,6 +19,9 @@ use rtnetlink::{
 
 use crate::error::Error;
 use crate::netns::Netns;
+
+/// How long the kernel may take to let a port's packets pass.
+const PASSING: Duration = Duration::from_secs(2);
 
 /// The links of one network namespace.
 pub(crate) struct Links {
@@ -40,6 +45,8 @@ pub(crate) struct Link {
     pub(crate) all_multicast: bool,
     /// The bridge that it is a port of.
     pub(crate) controller: Option<u32>,
+    /// What the bridge does with what comes by this port.
+    pub(crate) port_state: Option<BridgePortState>,
     /// The other end of a veth pair, by its index there.
     pub(crate) peer: Option<u32>,
     /// Whether the bridge tells VLANs apart; none when the kernel's cannot.
@@ -239,6 +246,24 @@ impl Links {
             .map_err(failed("add a forwarding entry to", &link.name))
     }
 
+    /// Waits until a bridge passes on what comes by a port of it: the kernel sees to that some time after both ends of the
+    /// pair are up, mostly at once. Not for ever, since a bridge that looks for loops takes half a minute.
+    pub(crate) async fn passes_on(&self, port: &str) -> Result<(), Error> {
+        let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
+        let (connection, _handle, mut changes) =
+            connected.map_err(|source| Error::Socket { action: "listen to links", source })?;
+        let listening = tokio::spawn(connection);
+        let passes = async {
+            while self.get(port).await?.port_state != Some(BridgePortState::Forwarding) {
+                changes.next().await;
+            }
+            Ok(())
+        };
+        let passes = tokio::time::timeout(PASSING, passes).await;
+        listening.abort();
+        passes.unwrap_or(Ok(()))
+    }
+
     /// Changes a link's properties.
     pub(crate) async fn change(&self, change: Change, verb: &'static str, name: &str) -> Result<(), Error> {
         self.handle.link().set(change.build()).execute().await.map_err(failed(verb, name))
@@ -365,6 +390,12 @@ impl Link {
                         _ => {}
                     }
                 }
+            }
+            LinkInfo::PortData(InfoPortData::BridgePort(properties)) => {
+                self.port_state = properties.iter().find_map(|property| match property {
+                    InfoBridgePort::State(state) => Some(*state),
+                    _ => None,
+                });
             }
             _ => {}
         }
