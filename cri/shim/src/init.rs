@@ -69,6 +69,12 @@ impl Init {
         }
     }
 
+    /// The pod is made, so one that waits for that goes on.
+    pub(crate) fn go_on(&self) -> io::Result<()> {
+        let Some(relabelled) = &self.relabelled else { return Ok(()) };
+        Ok(nix::unistd::write(&relabelled.lives, b"g").map(drop)?)
+    }
+
     /// What the shim keeps for as long as it lives.
     pub(crate) fn into_lifeline(self) -> Option<OwnedFd> {
         self.relabelled.map(|relabelled| relabelled.lives)
@@ -103,6 +109,12 @@ impl Init {
 impl Relabelled {
     /// Returns when it is refused.
     fn begin_anew(&self) -> io::Result<()> {
+        // Without the other end, or it would wait for itself.
+        kernel::close_all_but(&[self.listens.as_raw_fd()]);
+        // An init that is made inside a user namespace is there before the pod's mounts.
+        if nix::unistd::read(&self.listens, &mut [0]) != Ok(1) {
+            kernel::leave(1);
+        }
         selinux::exec_as(&self.label)?;
         let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
         let root = self.root().unwrap_or(null.try_clone()?);

@@ -164,6 +164,7 @@ pub(crate) fn enter(
     if config.share_pid && init_pid == 0 {
         init_pid = init.start().map_err(SetupError::Init)?;
     }
+    init.go_on().map_err(SetupError::Init)?;
     let path = PathBuf::from(&config.socket);
     let listener = Listener::bind(&path).map_err(|source| SetupError::Listen { path, source })?;
     Ok(Pod {
