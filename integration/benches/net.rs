@@ -140,7 +140,7 @@ impl HandMade {
     fn masquerade(self) -> Self {
         for (host, own) in self.hosts.iter().zip(1..) {
             let chain = "chain out { type nat hook postrouting priority srcnat; ";
-            let rule = format!("ip saddr 10.9.{own}.0/24 ip daddr != 10.9.0.0/16 masquerade; }}");
+            let rule = format!("ip saddr 10.9.{own}.0/24 ip daddr != 10.9.0.0/16 masquerade; }};");
             host.run("nft", &[&format!("table ip byhand {{ {chain}{rule} }}")]);
         }
         self
