@@ -26,7 +26,7 @@ pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Optio
     let index = link.index;
     (!frames.is_empty()).then(|| {
         std::thread::spawn(move || {
-            if let Err(error) = netns.run(|| send(index, &frames)) {
+            if let Err(error) = netns.enter().and_then(|()| send(index, &frames)) {
                 debug!(%error, "addresses are not announced");
             }
         })

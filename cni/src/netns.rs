@@ -26,13 +26,18 @@ impl Netns {
         self.file.as_raw_fd()
     }
 
+    /// Takes the calling thread into the namespace, for good: a thread that ends with what it does there.
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        Ok(setns(&self.file, CloneFlags::CLONE_NEWNET)?)
+    }
+
     /// Runs `work` inside the namespace, on a thread that is thrown away afterwards: a pool's thread
     /// that could not return to its own namespace would poison whatever runs on it next.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> Result<T, Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                setns(&self.file, CloneFlags::CLONE_NEWNET)?;
+                self.enter()?;
                 work()
             });
             inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
