@@ -11,6 +11,16 @@ pub fn cdi(data: &[u8]) {
     crate::cdi::fuzz(data);
 }
 
+/// What a shim sends to the runtime.
+pub fn link(data: &[u8]) {
+    crate::shim_client::fuzz(data);
+}
+
+/// A seccomp profile of the machine's own.
+pub fn seccomp(data: &[u8]) {
+    crate::container::filter::fuzz(data);
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -18,7 +28,13 @@ mod tests {
     #[test]
     fn the_corpora_are_replayed() {
         let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration/fuzz/corpus");
-        for (name, target) in [("spdy", super::spdy as fn(&[u8])), ("cdi", super::cdi)] {
+        let targets = [
+            ("spdy", super::spdy as fn(&[u8])),
+            ("cdi", super::cdi),
+            ("link", super::link),
+            ("seccomp", super::seccomp),
+        ];
+        for (name, target) in targets {
             let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).unwrap().collect();
             assert!(!inputs.is_empty(), "the corpus of {name} is empty");
             inputs.into_iter().for_each(|input| target(&std::fs::read(input.unwrap().path()).unwrap()));

@@ -406,3 +406,9 @@ impl Shim {
 pub fn socket_path(dir: &Path) -> PathBuf {
     dir.join("shim.sock")
 }
+
+/// What a shim sends.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    link::fuzz(data);
+}

@@ -37,6 +37,8 @@ mod wire;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use crate::log::fuzz as fuzz_log;
+#[cfg(any(test, feature = "fuzzing"))]
+pub use crate::wire::fuzz as fuzz_wire;
 
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;

@@ -174,3 +174,41 @@ impl AsFd for Agent {
         self.socket.as_fd()
     }
 }
+
+/// Any packets: whatever is no request ends the connection, every request is answered by its number, and nothing else
+/// comes back.
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn fuzz(data: &[u8]) {
+    use nix::sys::socket::{recv, send, socketpair};
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let Ok((shim, agent)) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags) else { return };
+    let mut connection = Agent { socket: shim, waiting: VecDeque::new() };
+    let (first, rest) = data.split_first().unwrap_or((&0, &[]));
+    for packet in rest.chunks(usize::from(*first) + 1) {
+        if send(agent.as_raw_fd(), packet, MsgFlags::MSG_DONTWAIT).is_err() {
+            return;
+        }
+        let Received::Request { id, request, .. } = connection.receive() else {
+            assert!(Packet::decode(packet).is_err());
+            return;
+        };
+        assert!(Request::decode(request.encode_to_vec().as_slice()).as_ref() == Ok(&request));
+        let replied = connection.reply(id, Err(Fault::no_container("fuzzed")));
+        let mut answer = vec![0; LARGEST];
+        let length = recv(agent.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT).unwrap_or_default();
+        let answer = Packet::decode(&answer[..length]).map(|answer| (answer.id, answer.body));
+        assert!(replied.is_ok() && matches!(answer, Ok((of, Some(packet::Body::Reply(_)))) if of == id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_corpus_is_replayed() {
+        let corpus =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../integration/fuzz/corpus/shim");
+        let inputs: Vec<_> = std::fs::read_dir(corpus).unwrap().collect();
+        assert!(!inputs.is_empty());
+        inputs.into_iter().for_each(|input| super::fuzz(&std::fs::read(input.unwrap().path()).unwrap()));
+    }
+}

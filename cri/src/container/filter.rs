@@ -86,6 +86,14 @@ enum Number {
     Newer(u32),
 }
 
+/// A profile of the machine's own: what is taken is a program that the kernel could take.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(profile) = serde_json::from_slice::<LinuxSeccomp>(data) else { return };
+    let program = compile(&profile).unwrap_or_default();
+    assert!(program.len().is_multiple_of(newer::INSTRUCTION));
+}
+
 fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
     let default = action(profile.default_action(), profile.default_errno_ret())?;
     let mut context = ScmpFilterContext::new(default)?;

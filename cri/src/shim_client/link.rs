@@ -136,3 +136,26 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
     shared.end();
     let _ = closed.send(false);
 }
+
+/// Whatever packets come: one that waits for an answer has it, or learns that none will come.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(super) fn fuzz(data: &[u8]) {
+    let Ok(tokio) = tokio::runtime::Builder::new_current_thread().enable_io().build() else { return };
+    tokio.block_on(async {
+        let Ok((socket, shim)) = Socket::pair() else { return };
+        let (events, mut told) = mpsc::unbounded_channel();
+        let link = Link::open(socket, events);
+        let call = request::Call::Hello(shim::Hello::default());
+        let (first, rest) = data.split_first().unwrap_or((&0, &[]));
+        let shim = async move {
+            for packet in rest.chunks(usize::from(*first) + 1) {
+                drop(shim.send(packet, &[]).await);
+            }
+            drop(shim);
+        };
+        let (answer, ()) = tokio::join!(link.call(call, Vec::new()), shim);
+        link.closed().await;
+        assert!(answer.is_ok() || link.shared.register(oneshot::channel().0).is_err());
+        while told.recv().await.is_some() {}
+    });
+}

@@ -57,6 +57,17 @@ impl Socket {
         Ok(Self { fd })
     }
 
+    /// Both ends of a connection.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn pair() -> std::io::Result<(Self, Self)> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let kind = SockType::SeqPacket;
+        let (one, other) = nix::sys::socket::socketpair(AddressFamily::Unix, kind, None, flags)?;
+        // SAFETY: each `AsyncFd` owns its descriptor and nothing else closes it.
+        let [one, other] = [one, other].map(|fd| unsafe { AsyncFd::register(fd) });
+        Ok((Self { fd: one? }, Self { fd: other? }))
+    }
+
     pub(super) fn peer_pid(&self) -> Result<i32, Error> {
         getsockopt(self.fd.get_ref(), sockopt::PeerCredentials)
             .map(|credentials| credentials.pid())
