@@ -7,9 +7,10 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::cri;
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::error::Error;
 use crate::runtime::RuntimeConfig;
@@ -152,6 +153,7 @@ impl Records {
         for dir in [&records.sandboxes, &records.containers, &records.layers] {
             std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
         }
+        scatter(&records.layers);
         Ok(records)
     }
 
@@ -265,6 +267,23 @@ fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
     }
 }
 
+/// Has ext4 make each directory in this one in a part of the disk of its own (chattr(1), `T`). Beside its
+/// neighbours, what a container writes waits for a search past every inode that was freed in the last five seconds:
+/// after some removals, milliseconds for a handful of directories. Other file systems know no such mark, and need none.
+fn scatter(dir: &Path) {
+    let mark = || -> std::io::Result<()> {
+        let dir = std::fs::File::open(dir)?;
+        let flags = ioctl_getflags(&dir)?;
+        if !flags.contains(IFlags::TOPDIR) {
+            ioctl_setflags(&dir, flags | IFlags::TOPDIR)?;
+        }
+        Ok(())
+    };
+    if let Err(error) = mark() {
+        debug!(%error, dir = %dir.display(), "writable layers stay close together on the disk");
+    }
+}
+
 fn remove(dir: &Path) -> Result<(), Error> {
     match std::fs::remove_dir_all(dir) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::file("remove", dir)(error)),
@@ -351,5 +370,15 @@ mod tests {
         let records = records(dir.path());
         records.remove_sandbox("x").expect("remove");
         records.remove_container("x").expect("remove");
+    }
+
+    #[test]
+    fn layers_are_scattered_where_the_file_system_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = records(dir.path()).layers;
+        let kind = rustix::fs::statfs(&layers).unwrap().f_type;
+        let flags = ioctl_getflags(std::fs::File::open(&layers).unwrap());
+        // libc's EXT4_SUPER_MAGIC: ext2 and ext3 have it too.
+        assert!(kind != 0xEF53 || flags.unwrap().contains(IFlags::TOPDIR));
     }
 }
