@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The measurements of scripts/bench, in a network namespace of their own. Everything started here ends here."""
-import json, os, re, shutil, signal, statistics, subprocess, sys, tempfile, time
+import http.client, json, os, re, shutil, signal, ssl, statistics, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CORACLE = os.path.join(ROOT, "target/coracle")
@@ -185,11 +185,103 @@ def whole():
         cluster.down()
 
 
+class Plane:
+    """A control plane alone, on a bridge that machines can be put on."""
+
+    ADDRESS = "192.0.2.1"
+
+    def __init__(self):
+        self.dir = tempfile.mkdtemp(prefix="coracle-bench-")
+        self.state = os.path.join(self.dir, "state")
+        self.process = None
+
+    def start(self):
+        sh("ip", "link", "add", "fabric0", "type", "bridge")
+        sh("ip", "addr", "add", f"{self.ADDRESS}/24", "dev", "fabric0")
+        sh("ip", "link", "set", "fabric0", "up")
+        places = ["--state-dir", self.state, "--run-dir", os.path.join(self.dir, "run")]
+        log = open(os.path.join(self.dir, "log"), "a")
+        addresses = ["--listen", "0.0.0.0:6443", "--advertise-address", self.ADDRESS]
+        self.process = subprocess.Popen([CORACLE, "controlplane", *places, *addresses], stdout=log, stderr=log)
+        wait("the control plane", 60, self.answers)
+
+    def get(self, path):
+        pki = lambda name: os.path.join(self.state, "pki", name)
+        context = ssl.create_default_context(cafile=pki("ca.crt"))
+        context.load_cert_chain(pki("admin.crt"), pki("admin.key"))
+        connection = http.client.HTTPSConnection(self.ADDRESS, 6443, context=context, timeout=60)
+        connection.request("GET", path)
+        return connection.getresponse()
+
+    def answers(self):
+        try:
+            return self.get("/readyz").status == 200
+        except OSError:
+            return False
+
+    def join(self, number):
+        """Seconds from the agent's start with --join to the event that says that its node is Ready."""
+        name = f"join-{number}"
+        host = subprocess.Popen(["unshare", "--net", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        enter = ["nsenter", f"--net=/proc/{host.pid}/ns/net", f"--mount=/proc/{host.pid}/ns/mnt", "--"]
+        path = lambda place: os.path.join(self.dir, name, place)
+        flags = ["--state-dir", path("state"), "--run-dir", path("run"), "--pod-log-dir", path("logs")]
+        flags += ["--cgroup-root", f"/{os.path.basename(self.dir)}-{number}", "--node-name", name]
+        agent = None
+        try:
+            namespace = lambda pid: os.readlink(f"/proc/{pid}/ns/mnt")
+            wait("the machine's namespaces", 10, lambda: namespace(host.pid) != namespace("self"))
+            sh("ip", "link", "add", "port0", "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
+            sh("ip", "link", "set", "port0", "master", "fabric0", "up")
+            sh(*enter, "ip", "link", "set", "lo", "up")
+            sh(*enter, "ip", "addr", "add", f"192.0.2.{10 + number}/24", "dev", "eth0")
+            sh(*enter, "ip", "link", "set", "eth0", "up")
+            command = sh(CORACLE, "token", "--state-dir", self.state, "create").split()
+            os.makedirs(path("state"))
+            log = open(path("log"), "a")
+            # It stands when the answer begins.
+            events = self.get(f"/api/v1/nodes?watch=1&fieldSelector=metadata.name={name}")
+            begin = time.monotonic()
+            agent = subprocess.Popen([*enter, CORACLE, *command[1:], *flags], stdout=log, stderr=log)
+            while True:
+                node = json.loads(events.readline())["object"]
+                conditions = node.get("status", {}).get("conditions", [])
+                if any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
+                    return time.monotonic() - begin
+        finally:
+            if agent:
+                agent.terminate()
+                agent.wait()
+            subprocess.run([*enter, CORACLE, "down", *flags, "--purge"], check=False)
+            host.kill()
+            host.wait()
+            # The pair goes with the namespace at the kernel's leisure.
+            subprocess.run(["ip", "link", "del", "port0"], capture_output=True, check=False)
+
+    def down(self):
+        if self.process:
+            self.process.terminate()
+            self.process.wait()
+        subprocess.run(["ip", "link", "del", "fabric0"], capture_output=True, check=False)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def joins():
+    plane = Plane()
+    try:
+        plane.start()
+        took = [plane.join(number) for number in range(5)]
+        row("coracle agent --join → node Ready", f"p50 {ms(quantile(took, .5))}, max {ms(max(took))}")
+    finally:
+        plane.down()
+
+
 def main():
     sh("ip", "link", "set", "lo", "up")
     size = os.path.getsize(CORACLE)
     print("| what | measured |\n|---|---|")
     row("binary", f"{size / 1e6:.1f} MB, static")
+    joins()
     whole()
 
 
