@@ -2,12 +2,13 @@
 //! them, and to whom this node is told, is its user's.
 //!
 //! ```text
-//! peers ──► plan::wanted ──► plan::difference ──► one batch of netlink messages
+//! peers ──► plan::Plan ──► plan::difference ──► one batch of netlink messages
 //!                               ▲
 //!   kernel's tables ── one dump ┘   at the start, and when a notification tells of a foreign change
 //! ```
 //! Between dumps the tables are known: whatever changes them is notified, and what is notified is compared with
-//! what is wanted. So a changed peer costs a few messages, however many peers there are, and an idle node nothing.
+//! what is wanted. So a changed peer is planned alone and costs a few messages, however many peers there are, and an
+//! idle node nothing.
 //!
 //! The layout on the wire and in the kernel is flannel's: per peer a forwarding entry (its hardware address → its
 //! node), a neighbour entry and a route (its range → by the range's first address → by the device).
@@ -25,7 +26,7 @@ mod range;
 mod socket;
 mod tunnel;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -36,7 +37,7 @@ pub use address::{LocalAddress, local_addresses};
 pub use error::OverlayError;
 use kernel::Kernel;
 use monitor::Monitor;
-use plan::{Change, Port, Tables, Uplink, Wanted};
+use plan::{Change, Node, Plan, Port, Tables, Uplink};
 pub use probe::{Passes, Way, examine};
 pub use range::merged;
 use tunnel::Tunnel;
@@ -63,7 +64,7 @@ pub enum Backend {
 }
 
 /// What is set about the overlay.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverlayConfig {
     /// How nodes are reached.
     pub backend: Backend,
@@ -132,15 +133,17 @@ pub struct Applied {
 
 /// The overlay of one network namespace. Blocks only as long as the kernel works.
 pub struct Overlay {
+    /// With the backend that the kernel has.
     config: OverlayConfig,
-    backend: Backend,
     kernel: Kernel,
     monitor: Monitor,
     tunnel: Option<Tunnel>,
-    /// The kernel's tables as far as they are known, and the uplinks; nothing after an error or a foreign change.
-    known: Option<(Tables, Vec<Uplink>, Vec<IpAddr>)>,
+    plan: Plan,
+    /// Whether the kernel's tables are as planned: not after an error or a foreign change.
+    known: bool,
     uplinks: Vec<Uplink>,
-    ways: Vec<Way>,
+    /// A foreign change was told of, and what else comes with it not waited for.
+    told: bool,
     /// Something was told of an uplink.
     shaken: bool,
 }
@@ -167,27 +170,25 @@ impl Overlay {
     ///
     /// # Errors
     /// When the interface's name cannot be one, or netlink cannot be used.
-    pub fn open(config: OverlayConfig) -> Result<Self, OverlayError> {
+    pub fn open(mut config: OverlayConfig) -> Result<Self, OverlayError> {
         let names = names(&config.interface)?;
         let mut kernel = Kernel::open(names)?;
-        let backend = match config.backend {
-            Backend::Vxlan { .. } if !kernel.has_vxlan()? => {
-                tracing::warn!(
-                    "the kernel has no VXLAN: pod packets between nodes go through this process, in UDP"
-                );
-                Backend::Udp
-            }
-            backend => backend,
-        };
+        if matches!(config.backend, Backend::Vxlan { .. }) && !kernel.has_vxlan()? {
+            tracing::warn!(
+                "the kernel has no VXLAN: pod packets between nodes go through this process, in UDP"
+            );
+            config.backend = Backend::Udp;
+        }
+        let nowhere = Node { config: config.clone(), local: Local::default(), uplinks: Vec::new() };
         Ok(Self {
             monitor: Monitor::open()?,
             config,
-            backend,
             kernel,
             tunnel: None,
-            known: None,
+            plan: Plan::new(nowhere, &BTreeMap::new(), &BTreeMap::new()),
+            known: false,
             uplinks: Vec::new(),
-            ways: Vec::new(),
+            told: false,
             shaken: false,
         })
     }
@@ -197,14 +198,14 @@ impl Overlay {
     /// # Errors
     /// When netlink cannot be used.
     pub fn mtu(&mut self, addresses: &[IpAddr]) -> Result<Option<u32>, OverlayError> {
-        Ok(plan::pod_mtu(&self.config, self.backend, &self.kernel.uplinks(addresses)?))
+        Ok(plan::pod_mtu(&self.config, &self.kernel.uplinks(addresses)?))
     }
 
     /// What other nodes must know of this one to reach it, for each of these addresses.
     #[must_use]
     pub fn announced(&self, addresses: &[IpAddr]) -> (PeerKind, Vec<End>) {
         let end = |ip: &IpAddr| {
-            let vtep = match self.backend {
+            let vtep = match self.config.backend {
                 Backend::Vxlan { vni, .. } => {
                     Some((vni, plan::hardware_address(&self.config.identity, ip.is_ipv6())))
                 }
@@ -212,7 +213,7 @@ impl Overlay {
             };
             End { ip: *ip, vtep }
         };
-        let kind = match self.backend {
+        let kind = match self.config.backend {
             Backend::Vxlan { .. } => PeerKind::Vxlan,
             Backend::HostGw => PeerKind::HostGw,
             Backend::Udp => PeerKind::Udp,
@@ -230,64 +231,64 @@ impl Overlay {
         &mut self,
         local: &Local,
         peers: &BTreeMap<String, Peer>,
-        narrow: &HashMap<String, u32>,
+        narrow: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
-        let known = self.known.take().filter(|(_, _, addresses)| *addresses == local.addresses);
-        let (mut seen, uplinks) = match known {
-            Some((tables, uplinks, _)) => (tables, uplinks),
-            None => self.observe(local, !peers.is_empty())?,
+        let mut changes = if std::mem::take(&mut self.known) && self.plan.addresses() == local.addresses {
+            self.plan.follow(local, peers, narrow)
+        } else {
+            let (seen, uplinks) = self.observe(local, !peers.is_empty())?;
+            let node = Node { config: self.config.clone(), local: local.clone(), uplinks };
+            self.plan = Plan::new(node, peers, narrow);
+            plan::difference(self.plan.tables(), &seen)
         };
-        let wanted = plan::wanted((&self.config, self.backend), (local, &uplinks), peers, narrow);
-        let mtu = plan::pod_mtu(&self.config, self.backend, &uplinks);
-        let mut applied = Applied { mtu, ..Applied::default() };
+        let mut applied = Applied { mtu: self.plan.mtu(), ..Applied::default() };
         // A device that was changed may have taken entries with it: that is looked at once more.
         for _ in 0..3 {
-            let changes = plan::difference(&wanted.tables, &seen);
             applied.changes += changes.len();
-            self.make(&changes, &wanted, &uplinks)?;
+            self.make(&changes)?;
             if !changes.iter().any(Change::has_consequences) {
                 break;
             }
             applied.moved = true;
-            seen = self.kernel.observe()?;
+            changes = plan::difference(self.plan.tables(), &self.kernel.observe()?);
         }
+        let uplinks = self.plan.uplinks();
         let listened = uplinks.iter().map(|uplink| uplink.index).chain(self.kernel.indexes()).collect();
         self.monitor.listen_to(listened)?;
-        applied.refused = wanted.refused;
+        applied.refused = self.plan.refused().to_vec();
         applied.moved |= std::mem::take(&mut self.shaken) || self.uplinks != uplinks;
-        self.ways = wanted.ways;
-        self.uplinks.clone_from(&uplinks);
-        self.known = Some((wanted.tables, uplinks, local.addresses.clone()));
+        self.uplinks = uplinks.to_vec();
+        self.known = true;
         Ok(applied)
     }
 
     /// Waits until somebody else changed what the overlay keeps in the kernel or stands on, such as the uplink's
     /// MTU. Then [`apply`](Self::apply) looks at everything. Cancel safe.
     pub async fn news(&mut self) {
-        let Self { kernel, monitor, known, .. } = self;
-        // While nothing is known, an address that comes may be the missing one.
-        let none = Tables::default();
-        let tables = known.as_ref().map_or(&none, |(tables, ..)| tables);
-        let shaken = AtomicBool::new(false);
-        let is_news = |message: &_| {
-            let news = kernel.is_news(message, tables);
-            shaken.fetch_or(news && kernel.is_foreign_link(message), Ordering::Relaxed);
-            news
-        };
-        monitor.news(is_news).await;
-        self.shaken |= shaken.into_inner();
-        let tables = known.take().map(|(tables, ..)| tables).unwrap_or_default();
+        let Self { kernel, monitor, plan, .. } = self;
+        if !self.told {
+            let shaken = AtomicBool::new(false);
+            let is_news = |message: &_| {
+                let news = kernel.is_news(message, plan.tables());
+                shaken.fetch_or(news && kernel.is_foreign_link(message), Ordering::Relaxed);
+                news
+            };
+            monitor.news(is_news).await;
+            self.shaken |= shaken.into_inner();
+            (self.known, self.told) = (false, true);
+        }
         // What changes comes in showers: one look for all of it.
         tokio::time::sleep(Duration::from_millis(5)).await;
-        let kernel = &self.kernel;
-        let is_shaking = |message: &_| kernel.is_news(message, &tables) && kernel.is_foreign_link(message);
-        self.shaken |= self.monitor.drain(is_shaking);
+        let is_shaking =
+            |message: &_| kernel.is_news(message, plan.tables()) && kernel.is_foreign_link(message);
+        self.shaken |= monitor.drain(is_shaking);
+        self.told = false;
     }
 
-    /// The ways to the peers of the last [`apply`](Self::apply), for [`examine`].
+    /// The ways to these peers of the last [`apply`](Self::apply), for [`examine`].
     #[must_use]
-    pub fn ways(&self) -> &[Way] {
-        &self.ways
+    pub fn ways(&self, peers: &BTreeSet<String>) -> Vec<Way> {
+        self.plan.ways(peers)
     }
 
     /// Has devices sum up packets, or the kernel before them: for networks in which what devices sum up is lost.
@@ -295,7 +296,7 @@ impl Overlay {
     /// # Errors
     /// When the kernel refuses.
     pub fn set_offload(&self, on: bool) -> Result<(), OverlayError> {
-        let devices = self.known.iter().flat_map(|(tables, ..)| tables.devices.keys());
+        let devices = self.plan.tables().devices.keys().filter(|_| self.known);
         for name in devices.filter_map(|port| self.kernel.name(*port)) {
             let set = offload::set(name, on);
             set.map_err(|source| OverlayError::Change {
@@ -311,7 +312,7 @@ impl Overlay {
     /// # Errors
     /// When the kernel refuses.
     pub fn remove(&mut self) -> Result<(), OverlayError> {
-        self.known = None;
+        self.known = false;
         self.tunnel = None;
         let seen = self.kernel.observe()?;
         self.kernel.run(&plan::difference(&Tables::default(), &seen))
@@ -320,6 +321,7 @@ impl Overlay {
     fn observe(&mut self, local: &Local, needed: bool) -> Result<(Tables, Vec<Uplink>), OverlayError> {
         // What was told until now is in the tables that are read now.
         self.monitor.drain(|_| false);
+        self.told = false;
         let uplinks = self.kernel.uplinks(&local.addresses)?;
         if needed && uplinks.is_empty() {
             let addresses: Vec<String> = local.addresses.iter().map(IpAddr::to_string).collect();
@@ -333,7 +335,7 @@ impl Overlay {
         Ok((seen, uplinks))
     }
 
-    fn make(&mut self, changes: &[Change], wanted: &Wanted, uplinks: &[Uplink]) -> Result<(), OverlayError> {
+    fn make(&mut self, changes: &[Change]) -> Result<(), OverlayError> {
         for change in changes {
             match change {
                 Change::MakeDevice(Port::Tun, _) => {
@@ -344,10 +346,9 @@ impl Overlay {
             }
         }
         if let Some(tunnel) = &mut self.tunnel {
-            let port = self.config.udp_port;
-            let sockets: Vec<_> = uplinks.iter().map(|u| SocketAddr::new(u.address.ip(), port)).collect();
-            tunnel.listen(&sockets)?;
-            tunnel.lead(wanted.tunnels.clone());
+            let socket = |uplink: &Uplink| SocketAddr::new(uplink.address.ip(), self.config.udp_port);
+            tunnel.listen(&self.plan.uplinks().iter().map(socket).collect::<Vec<_>>())?;
+            tunnel.lead(self.plan.tunnels());
         }
         self.kernel.run(changes)
     }

@@ -6,7 +6,7 @@
     reason = "a test may wait and panic"
 )]
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc;
@@ -101,7 +101,7 @@ impl Other {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let mut overlay = Overlay::open(config(number, backend)).unwrap();
-                let applied = overlay.apply(&local(number), &peers, &HashMap::new()).unwrap();
+                let applied = overlay.apply(&local(number), &peers, &BTreeMap::new()).unwrap();
                 assert_eq!(applied.refused, []);
                 for ip in [format!("10.42.{number}.7"), format!("fd42:0:0:{number}::7")] {
                     let socket = tokio::net::UdpSocket::bind((ip.as_str(), 7)).await.unwrap();
@@ -157,7 +157,7 @@ fn between_two_nodes(backend: Backend, mtu: u32, test: impl FnOnce(&mut Overlay,
         let other = Other::new(2, backend, BTreeMap::from([one]));
         uplink(1);
         let mut overlay = Overlay::open(config(1, backend)).unwrap();
-        let applied = overlay.apply(&local(1), &BTreeMap::from([two]), &HashMap::new()).unwrap();
+        let applied = overlay.apply(&local(1), &BTreeMap::from([two]), &BTreeMap::new()).unwrap();
         assert_eq!((applied.mtu, &applied.refused[..]), (Some(mtu), &[][..]));
         let length = mtu as usize;
         // Packets of the tunnel go through tasks of this runtime.
@@ -221,7 +221,7 @@ fn pods_reach_pods_in_udp_where_the_kernel_has_no_vxlan() {
 
 /// What passes to the other node, of IPv4 and IPv6.
 fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
-    let found = examine(overlay.ways()).unwrap();
+    let found = examine(&overlay.ways(&BTreeSet::from(["node-2".to_owned()]))).unwrap();
     found.into_iter().map(|Passes { bytes, offloaded }| (bytes, offloaded)).collect()
 }
 
@@ -307,7 +307,7 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
         uplink(1);
         let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
         let peers = peers(50);
-        overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+        overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         let right = tables();
         assert_eq!(right.lines().filter(|l| l.starts_with("10.")).count(), 2 * 50, "{right}");
         for damage in [
@@ -326,7 +326,7 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
             assert!(tables() != right, "no damage: {damage}");
             let news = tokio::time::timeout(Duration::from_secs(2), overlay.news());
             news.await.unwrap_or_else(|_| panic!("not noticed: {damage}"));
-            overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+            overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {damage}\n{}", tables());
         }
         for arguments in [
@@ -336,13 +336,13 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
             run("bridge", arguments);
             let news = tokio::time::timeout(Duration::from_secs(2), overlay.news());
             news.await.unwrap_or_else(|_| panic!("not noticed: {arguments:?}"));
-            overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+            overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {arguments:?}\n{}", tables());
         }
         // The uplink's MTU is the overlay's.
         ip("link set eth0 mtu 1400");
         tokio::time::timeout(Duration::from_secs(2), overlay.news()).await.unwrap();
-        assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().mtu, Some(1330));
+        assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().mtu, Some(1330));
         assert!(ip("link show coracle.1").contains("mtu 1350"));
     });
 }
@@ -354,12 +354,12 @@ fn own_changes_and_those_of_pods_are_no_news() {
         uplink(1);
         let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
         let mut peers = peers(1000);
-        assert!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes > 6000);
+        assert!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes > 6000);
         assert_eq!(tables().lines().filter(|line| line.contains("via fd42")).count(), 1000);
         peers.remove("peer-7");
         peers.get_mut("peer-8").unwrap().ends[0].ip = "198.19.0.1".parse().unwrap();
-        assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 6 + 2);
-        assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 0);
+        assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 6 + 2);
+        assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 0);
         ip("link add vethpod type veth peer name pod0");
         ip("link set vethpod up");
         ip("neigh add 10.42.1.9 lladdr 02:00:00:00:00:09 dev vethpod nud reachable");
@@ -367,11 +367,11 @@ fn own_changes_and_those_of_pods_are_no_news() {
         let news = tokio::time::timeout(Duration::from_millis(300), overlay.news()).await;
         // A pod's interface may come with an address of its own, of which nothing follows.
         if news.is_ok() {
-            assert_eq!(overlay.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 0);
+            assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 0);
         }
         // Another process finds all as it should be.
         let mut again = Overlay::open(config(1, VXLAN)).unwrap();
-        assert_eq!(again.apply(&local(1), &peers, &HashMap::new()).unwrap().changes, 0);
+        assert_eq!(again.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 0);
     });
 }
 
@@ -382,17 +382,17 @@ fn an_address_may_change_and_a_foreign_interface_is_left_alone() {
         uplink(1);
         let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
         let peers = peers(3);
-        overlay.apply(&local(1), &peers, &HashMap::new()).unwrap();
+        overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         ip("addr add 192.0.2.99/24 dev eth0");
         let moved = Local { addresses: vec!["192.0.2.99".parse().unwrap(), addresses(1)[1]], ..local(1) };
-        overlay.apply(&moved, &peers, &HashMap::new()).unwrap();
+        overlay.apply(&moved, &peers, &BTreeMap::new()).unwrap();
         assert!(ip("-d link show coracle.1").contains("local 192.0.2.99 dev eth0"));
         let gone = Local { addresses: vec!["192.0.2.200".parse().unwrap()], ..local(1) };
-        let error = overlay.apply(&gone, &peers, &HashMap::new()).unwrap_err();
+        let error = overlay.apply(&gone, &peers, &BTreeMap::new()).unwrap_err();
         assert_eq!(error.to_string(), "no interface has an address of this node (192.0.2.200)");
         overlay.remove().unwrap();
         ip("link add coracle.1 type bridge");
-        let error = overlay.apply(&local(1), &peers, &HashMap::new()).unwrap_err();
+        let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err();
         assert_eq!(error.to_string(), "an interface named coracle.1 exists and is not the overlay's");
         assert!(ip("-d link show coracle.1").contains("bridge"));
     });

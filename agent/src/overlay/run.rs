@@ -36,7 +36,7 @@ pub(crate) struct OverlayAgent {
     /// The node's own ranges, empty until it has some.
     pub(crate) ranges: watch::Receiver<Vec<IpNetwork>>,
     pub(crate) state: watch::Sender<State>,
-    /// What the network was told of others' ranges.
+    /// Others' ranges that the network was told of, in the order of the nodes.
     pub(crate) unmasqueraded: Vec<IpNetwork>,
 }
 
@@ -45,10 +45,18 @@ pub(crate) struct OverlayAgent {
 struct Nodes {
     /// False until all were listed once.
     complete: bool,
-    known: BTreeMap<String, Result<Peer, String>>,
+    known: Told,
     listed: BTreeMap<String, Result<Peer, String>>,
     /// Peers that came or changed and were not tested since.
     changed: BTreeSet<String>,
+}
+
+/// What nodes tell of themselves.
+#[derive(Default)]
+struct Told {
+    peers: BTreeMap<String, Peer>,
+    /// Of those that cannot be peers, why not.
+    wrong: BTreeMap<String, String>,
 }
 
 /// The overlay's test of itself: which peers wait for one, from when on, and the one that runs.
@@ -94,7 +102,7 @@ impl OverlayAgent {
                 Wake::Node(event) => nodes.take(&self.name, *event),
                 Wake::Apply => true,
                 Wake::Test => {
-                    tests.start(self.overlay.ways());
+                    tests.start(&self.overlay);
                     false
                 }
                 Wake::Tested(results) => self.learn(&mut tests, results),
@@ -127,9 +135,8 @@ impl OverlayAgent {
             return Ok(());
         }
         let addresses = one_of_each(&self.ips.borrow());
-        let peers: BTreeMap<String, Peer> =
-            nodes.known.iter().filter_map(|(name, peer)| Some((name.clone(), peer.clone().ok()?))).collect();
-        let applied = self.overlay.apply(&Local { cidrs, addresses }, &peers, &tests.verdicts.narrow())?;
+        let Told { peers, wrong } = &nodes.known;
+        let applied = self.overlay.apply(&Local { cidrs, addresses }, peers, &tests.verdicts.narrow())?;
         if applied.changes > 0 {
             tracing::debug!(
                 changes = applied.changes,
@@ -149,11 +156,10 @@ impl OverlayAgent {
         if let Err(error) = self.network.set_mtu(applied.mtu).await {
             tracing::warn!(error = chain(&error), "not every pod has the MTU of the way to other nodes");
         }
-        self.unmasquerade(peers.values().flat_map(|peer| peer.cidrs.iter().copied()).collect()).await;
-        let wrong = nodes.known.iter().filter_map(|(name, peer)| Some((name, peer.as_ref().err()?)));
+        self.unmasquerade(peers).await;
         let refused = applied.refused.iter().map(|(name, why)| (name, why));
         let mut impaired: Vec<String> =
-            wrong.chain(refused).map(|(name, why)| format!("{name}: {why}")).collect();
+            wrong.iter().chain(refused).map(|(name, why)| format!("{name}: {why}")).collect();
         impaired.extend(tests.verdicts.sentences());
         impaired.sort();
         impaired.dedup();
@@ -162,13 +168,13 @@ impl OverlayAgent {
     }
 
     /// Has packets to pods of other nodes keep their source.
-    async fn unmasquerade(&mut self, ranges: Vec<IpNetwork>) {
-        let ranges = coracle_cni::merged(ranges);
-        if self.unmasqueraded == ranges {
+    async fn unmasquerade(&mut self, peers: &BTreeMap<String, Peer>) {
+        let ranges = peers.values().flat_map(|peer| peer.cidrs.iter().copied());
+        if ranges.clone().eq(self.unmasqueraded.iter().copied()) {
             return;
         }
-        match self.network.set_unmasqueraded(ranges.clone()).await {
-            Ok(()) => self.unmasqueraded = ranges,
+        match self.network.set_unmasqueraded(coracle_cni::merged(ranges.clone())).await {
+            Ok(()) => self.unmasqueraded = ranges.collect(),
             Err(error) => {
                 tracing::warn!(error = chain(&error), "packets to pods of other nodes may be masqueraded");
             }
@@ -249,14 +255,13 @@ impl Tests {
     }
 
     /// Starts the test of the peers that wait for it, unless one runs: then that one's end is waited for.
-    fn start(&mut self, ways: &[Way]) {
+    fn start(&mut self, overlay: &Overlay) {
         self.at = None;
         if self.running.is_some() {
             self.at = Some(Instant::now() + BEFORE_TEST);
             return;
         }
-        let waiting = std::mem::take(&mut self.waiting);
-        let ways: Vec<Way> = ways.iter().filter(|way| waiting.contains(&way.peer)).cloned().collect();
+        let ways = overlay.ways(&std::mem::take(&mut self.waiting));
         if ways.is_empty() {
             return;
         }
@@ -282,30 +287,51 @@ impl Nodes {
             }
             Ok(Event::InitDone) => {
                 let listed = std::mem::take(&mut self.listed);
-                let others = listed.iter().filter(|(name, peer)| self.known.get(*name) != Some(peer));
-                self.changed.extend(others.map(|(name, _)| name.clone()));
-                let changed = !std::mem::replace(&mut self.complete, true) || listed != self.known;
-                self.known = listed;
-                return changed;
-            }
-            Ok(Event::Apply(node)) => {
-                let (name, now) = (node.name_any(), of(&node));
-                let changed = self.known.get(&name) != now.as_ref();
-                if changed {
-                    self.changed.insert(name.clone());
+                let known = self.known.peers.keys().chain(self.known.wrong.keys());
+                let gone: Vec<String> = known.filter(|name| !listed.contains_key(*name)).cloned().collect();
+                let there = listed.into_iter().map(|(name, peer)| (name, Some(peer)));
+                let mut changed = !std::mem::replace(&mut self.complete, true);
+                for (name, told) in gone.into_iter().map(|name| (name, None)).chain(there) {
+                    changed |= self.set(name, told);
                 }
-                match now {
-                    Some(peer) => self.known.insert(name, peer),
-                    None => self.known.remove(&name),
-                };
                 return changed;
             }
-            Ok(Event::Delete(node)) => {
-                self.changed.insert(node.name_any());
-                return self.known.remove(&node.name_any()).is_some();
-            }
+            Ok(Event::Apply(node)) => return self.set(node.name_any(), of(&node)),
+            Ok(Event::Delete(node)) => return self.set(node.name_any(), None),
             Err(error) => tracing::debug!(error = chain(&error), "the watch on nodes broke"),
         }
         false
     }
+
+    fn set(&mut self, name: String, told: Option<Result<Peer, String>>) -> bool {
+        let changed = self.known.set(&name, told);
+        if changed {
+            self.changed.insert(name);
+        }
+        changed
+    }
+}
+
+// === impl Told ===
+
+impl Told {
+    /// Takes in what a node tells, if it does; true when that is not what it told before.
+    fn set(&mut self, name: &str, told: Option<Result<Peer, String>>) -> bool {
+        let (peer, wrong) = told.map_or((None, None), |told| match told {
+            Ok(peer) => (Some(peer), None),
+            Err(wrong) => (None, Some(wrong)),
+        });
+        put(&mut self.peers, name, peer) | put(&mut self.wrong, name, wrong)
+    }
+}
+
+/// Has that name stand for that value or for nothing; true when it did not before.
+fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>) -> bool {
+    let differs = map.get(name) != value.as_ref();
+    match value {
+        Some(value) if differs => drop(map.insert(name.to_owned(), value)),
+        None if differs => drop(map.remove(name)),
+        _ => {}
+    }
+    differs
 }

@@ -1,6 +1,6 @@
 //! What follows from the overlay's tests of itself. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use coracle_cni::{Passes, Way};
@@ -80,8 +80,8 @@ impl Verdicts {
     }
 
     /// Peers that take less than full packets, and how many bytes.
-    pub(super) fn narrow(&self) -> HashMap<String, u32> {
-        let mut narrow: HashMap<String, u32> = HashMap::new();
+    pub(super) fn narrow(&self) -> BTreeMap<String, u32> {
+        let mut narrow: BTreeMap<String, u32> = BTreeMap::new();
         for (way, passes) in self.believed().filter(|(way, passes)| (1..way.mtu).contains(&passes.bytes)) {
             let least = narrow.entry(way.peer.clone()).or_insert(passes.bytes);
             *least = passes.bytes.min(*least);
@@ -152,7 +152,7 @@ mod tests {
         assert!(verdicts.sentences().is_empty() && verdicts.narrow().is_empty());
         assert_eq!(verdicts.again(), Some((vec!["a".to_owned(), "b".to_owned()], FIRST_RETRY)));
         assert_eq!(verdicts.learn(vec![result("a", 1300, true), result("b", 0, false)]), None);
-        assert_eq!(verdicts.narrow(), HashMap::from([("a".to_owned(), 1300)]));
+        assert_eq!(verdicts.narrow(), BTreeMap::from([("a".to_owned(), 1300)]));
         let told = verdicts.sentences().join("; ");
         assert!(told.contains("a: of packets of 1450 bytes") && told.contains("b: nothing passes"), "{told}");
         assert_eq!(verdicts.again().unwrap().1, FIRST_RETRY * 2);

@@ -107,7 +107,8 @@ impl Kernel {
             tables.forwards.extend(forwards.iter().filter_map(|m| read_forward(m, port)));
             for family in [AddressFamily::Inet, AddressFamily::Inet6] {
                 let neighbours = self.neighbours(family, index)?;
-                tables.neighbours.extend(neighbours.iter().filter_map(|m| read_neighbour(m, port)));
+                let lasting = neighbours.iter().filter_map(|m| read_neighbour(m, port));
+                tables.neighbours.extend(lasting.map(|n| ((n.port, n.ip), n.mac)));
             }
         }
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -326,7 +327,7 @@ impl Kernel {
             RouteNetlinkMessage::NewNeighbour(m) => at(m.header.ifindex).is_some_and(|port| {
                 read_forward(m, port).is_some_and(|f| !wanted.forwards.contains(&f))
                     || match read_neighbour(m, port) {
-                        Some(lasting) => !wanted.neighbours.contains(&lasting),
+                        Some(n) => wanted.neighbours.get(&(n.port, n.ip)) != Some(&n.mac),
                         None => is_wanted_neighbour(m, port, wanted),
                     }
             }),

@@ -138,7 +138,7 @@ pub(crate) fn read_neighbour(message: &NeighbourMessage, port: Port) -> Option<N
 pub(crate) fn is_wanted_neighbour(message: &NeighbourMessage, port: Port, wanted: &Tables) -> bool {
     let (to, _) = attributes(message);
     message.header.family != AddressFamily::Bridge
-        && to.is_some_and(|ip| wanted.neighbours.iter().any(|n| (n.port, n.ip) == (port, ip)))
+        && to.is_some_and(|ip| wanted.neighbours.contains_key(&(port, ip)))
 }
 
 pub(crate) fn old_route(to: IpNetwork) -> RouteMessage {

@@ -1,12 +1,16 @@
 //! What the kernel's tables must say for these peers, and what to change. Pure.
 
+mod follow;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use foldhash::fast::RandomState;
+pub(crate) use follow::Plan;
 use ipnetwork::IpNetwork;
 
-use super::{Backend, Local, Mac, OverlayConfig, Peer, PeerKind, Way};
+use super::range::{canonical, overlap, overlapping};
+use super::{Backend, Local, Mac, OverlayConfig, Peer, PeerKind};
 
 /// A device of the overlay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,12 +74,13 @@ pub(crate) struct Route {
     pub(crate) mtu: Option<u32>,
 }
 
-/// All that the overlay keeps in the kernel. Hashed fast: each change looks up every entry of every peer.
+/// All that the overlay keeps in the kernel. Hashed fast: a dump looks up every entry of every peer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) devices: BTreeMap<Port, Device>,
     pub(crate) forwards: HashSet<Forward, RandomState>,
-    pub(crate) neighbours: HashSet<Neighbour, RandomState>,
+    /// By what the kernel finds them by.
+    pub(crate) neighbours: HashMap<(Port, IpAddr), Mac, RandomState>,
     pub(crate) routes: HashMap<IpNetwork, Route, RandomState>,
 }
 
@@ -88,15 +93,34 @@ pub(crate) struct Uplink {
     pub(crate) mtu: u32,
 }
 
+/// This node, as far as anything wanted follows from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) config: OverlayConfig,
+    pub(crate) local: Local,
+    pub(crate) uplinks: Vec<Uplink>,
+}
+
 /// What is wanted, and what of the peers cannot be had.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) tables: Tables,
-    /// Where each range of a peer's behind UDP leads.
-    pub(crate) tunnels: Vec<(IpNetwork, IpAddr)>,
+    /// The ranges that routes lead to; no two share addresses.
+    pub(crate) ranges: BTreeMap<IpNetwork, Reached>,
     pub(crate) refused: Vec<(String, String)>,
-    /// On which what passes can be tested.
-    pub(crate) ways: Vec<Way>,
+    /// Whether no peer has a range or a forwarding entry that another has too: then what is wanted for one does not
+    /// depend on the others.
+    pub(crate) apart: bool,
+}
+
+/// Who has a range.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reached {
+    pub(crate) peer: String,
+    /// The peer's address that it is reached by.
+    pub(crate) by: IpAddr,
+    /// Whether what passes there can be tested.
+    pub(crate) answers: bool,
 }
 
 /// One step. They are in order: nothing is used before it is there, and what is in the way goes first.
@@ -137,8 +161,8 @@ impl Change {
 }
 
 /// Bytes of the longest packet between pods that leaves by every uplink, whoever the peers are.
-pub(crate) fn pod_mtu(config: &OverlayConfig, backend: Backend, uplinks: &[Uplink]) -> Option<u32> {
-    let port = match backend {
+pub(crate) fn pod_mtu(config: &OverlayConfig, uplinks: &[Uplink]) -> Option<u32> {
+    let port = match config.backend {
         Backend::Vxlan { .. } => Some(Port::Vxlan4),
         Backend::Udp => Some(Port::Tun),
         Backend::HostGw => None,
@@ -157,54 +181,32 @@ fn device_mtu(config: &OverlayConfig, port: Option<Port>, uplink: &Uplink) -> u3
 // === wanted ===
 
 struct Planner<'a> {
-    config: &'a OverlayConfig,
-    backend: Backend,
-    local: &'a Local,
-    uplinks: &'a [Uplink],
+    node: &'a Node,
     wanted: Wanted,
 }
 
-/// What these peers need on a node with these uplinks. `narrow` knows peers to which less than a full packet passes.
-pub(crate) fn wanted(
-    (config, backend): (&OverlayConfig, Backend),
-    (local, uplinks): (&Local, &[Uplink]),
-    peers: &BTreeMap<String, Peer>,
-    narrow: &HashMap<String, u32>,
+/// What leads to one range of a peer's.
+struct Lead {
+    to: IpNetwork,
+    by: IpAddr,
+    answers: bool,
+    route: Route,
+    hop: Option<(Forward, Neighbour)>,
+}
+
+/// What these peers need on this node, with the devices that it needs for all its peers. `narrow` knows peers to which
+/// less than a full packet passes.
+pub(crate) fn wanted<'a>(
+    node: &Node,
+    devices: BTreeMap<Port, Device>,
+    peers: impl Iterator<Item = (&'a String, &'a Peer)>,
+    narrow: &BTreeMap<String, u32>,
 ) -> Wanted {
-    let mut planner = Planner { config, backend, local, uplinks, wanted: Wanted::default() };
-    // A node alone has no devices of the overlay's, and loses nothing by it.
-    if !peers.is_empty() {
-        planner.devices(peers.values().any(|peer| peer.kind == PeerKind::Udp));
-    }
-    let Wanted { tables, ways, .. } = &mut planner.wanted;
-    let ranges = peers.values().map(|peer| peer.cidrs.len()).sum();
-    tables.forwards.reserve(ranges);
-    tables.neighbours.reserve(ranges);
-    tables.routes.reserve(ranges);
-    ways.reserve(ranges);
-    let mut taken: BTreeMap<IpAddr, (IpNetwork, &str)> =
-        local.cidrs.iter().map(|cidr| (cidr.network(), (*cidr, "this node"))).collect();
+    let tables = Tables { devices, ..Tables::default() };
+    let mut planner = Planner { node, wanted: Wanted { tables, apart: true, ..Wanted::default() } };
+    planner.reserve(peers.size_hint().1.unwrap_or_default());
     for (name, peer) in peers {
-        for cidr in &peer.cidrs {
-            let added = match overlapping(&taken, cidr) {
-                Some((other, of)) => Err(format!("its range {cidr} overlaps {other} of {of}")),
-                None => {
-                    match (speaks(peer, cidr.is_ipv6()), planner.peer(peer, *cidr, narrow.get(name).copied()))
-                    {
-                        (true, Ok(())) => {
-                            planner.way(name, *cidr);
-                            Ok(())
-                        }
-                        (true, refused) => refused,
-                        (false, _) => Ok(()),
-                    }
-                }
-            };
-            match added {
-                Ok(()) => drop(taken.insert(cidr.network(), (*cidr, name))),
-                Err(reason) => planner.wanted.refused.push((name.clone(), reason)),
-            }
-        }
+        planner.peer(name, peer, narrow.get(name).copied());
     }
     planner.wanted
 }
@@ -219,26 +221,21 @@ fn speaks(peer: &Peer, v6: bool) -> bool {
     announces(v6) || !(announces(!v6) && has_range(!v6))
 }
 
-/// A range that shares addresses with this one. Ranges in the map share none with each other.
-fn overlapping<'a>(
-    taken: &BTreeMap<IpAddr, (IpNetwork, &'a str)>,
-    cidr: &IpNetwork,
-) -> Option<(IpNetwork, &'a str)> {
-    let before = taken.range(..=cidr.network()).next_back();
-    let after = taken.range(cidr.network()..).next();
-    let shares = |other: &IpNetwork| other.contains(cidr.network()) || cidr.contains(other.network());
-    before.into_iter().chain(after).map(|(_, found)| *found).find(|(other, _)| shares(other))
-}
-
-impl Planner<'_> {
+impl Node {
     fn uplink(&self, v6: bool) -> Option<&Uplink> {
         self.uplinks.iter().find(|uplink| uplink.address.is_ipv6() == v6)
     }
 
-    fn devices(&mut self, udp_peers: bool) {
+    /// The devices by which all these peers are reached.
+    pub(crate) fn devices(&self, peers: &BTreeMap<String, Peer>) -> BTreeMap<Port, Device> {
+        let mut devices = BTreeMap::new();
+        // A node alone has no devices of the overlay's, and loses nothing by it.
+        if peers.is_empty() {
+            return devices;
+        }
         let ours = &self.local.cidrs;
-        if let Backend::Vxlan { vni, port, .. } = self.backend {
-            for uplink in self.uplinks {
+        if let Backend::Vxlan { vni, port, .. } = self.config.backend {
+            for uplink in &self.uplinks {
                 let v6 = uplink.address.is_ipv6();
                 // Each family of pods goes in packets of its own family, if nodes have them, else in the other.
                 let carried = |cidr: &&IpNetwork| {
@@ -254,90 +251,120 @@ impl Planner<'_> {
                 };
                 let slot = if v6 { Port::Vxlan6 } else { Port::Vxlan4 };
                 let addresses = ours.iter().filter(carried).map(IpNetwork::network).collect();
-                let device =
-                    Device { kind, mtu: device_mtu(self.config, Some(slot), uplink), up: true, addresses };
-                self.wanted.tables.devices.insert(slot, device);
+                let mtu = device_mtu(&self.config, Some(slot), uplink);
+                devices.insert(slot, Device { kind, mtu, up: true, addresses });
             }
         }
-        let is_udp = self.backend == Backend::Udp;
-        if let Some(narrowest) =
-            self.uplinks.iter().map(|uplink| device_mtu(self.config, Some(Port::Tun), uplink)).min()
-            && (is_udp || (udp_peers && matches!(self.backend, Backend::Vxlan { .. })))
+        let is_udp = self.config.backend == Backend::Udp;
+        let udp_peers = || peers.values().any(|peer| peer.kind == PeerKind::Udp);
+        let tunnel =
+            self.uplinks.iter().map(|uplink| device_mtu(&self.config, Some(Port::Tun), uplink)).min();
+        if let Some(mtu) = tunnel
+            && (is_udp || (matches!(self.config.backend, Backend::Vxlan { .. }) && udp_peers()))
         {
             // The addresses are the VXLAN device's where there is one.
             let addresses = ours.iter().map(IpNetwork::network).filter(|_| is_udp).collect();
-            let device = Device { kind: Kind::Tun, mtu: narrowest, up: true, addresses };
-            self.wanted.tables.devices.insert(Port::Tun, device);
+            devices.insert(Port::Tun, Device { kind: Kind::Tun, mtu, up: true, addresses });
         }
+        devices
+    }
+}
+
+impl Planner<'_> {
+    /// Makes room for so many peers, which have a range of each of this node's families.
+    fn reserve(&mut self, peers: usize) {
+        let (tables, ranges) = (&mut self.wanted.tables, peers * self.node.local.cidrs.len());
+        tables.forwards.reserve(ranges);
+        tables.neighbours.reserve(ranges);
+        tables.routes.reserve(ranges);
     }
 
-    fn peer(&mut self, peer: &Peer, cidr: IpNetwork, narrow: Option<u32>) -> Result<(), String> {
-        let end = |v6: bool| peer.ends.iter().find(|end| end.ip.is_ipv6() == v6 && self.uplink(v6).is_some());
-        let v6 = cidr.is_ipv6();
+    fn peer(&mut self, name: &str, peer: &Peer, narrow: Option<u32>) {
+        let mut leads = Vec::with_capacity(peer.cidrs.len());
+        for range in peer.cidrs.iter().copied().map(canonical) {
+            match self.lead(peer, range, narrow) {
+                Ok(lead) => leads.push(lead),
+                Err(reason) if speaks(peer, range.is_ipv6()) => self.refuse(name, reason),
+                Err(_not_in_use) => {}
+            }
+        }
+        let is_anothers = |(forward, _)| self.wanted.tables.forwards.contains(&forward);
+        self.wanted.apart &= !leads.iter().filter_map(|lead| lead.hop).any(is_anothers);
+        leads.into_iter().for_each(|lead| self.lay(name, lead));
+    }
+
+    /// Puts an entry into each table, unless a peer before has some of the range's addresses.
+    fn lay(&mut self, name: &str, Lead { to, by, answers, route, hop }: Lead) {
+        let taken = overlapping(&self.wanted.ranges, to).next();
+        if let Some(reason) =
+            taken.map(|(other, of)| format!("its range {to} overlaps {other} of {}", of.peer))
+        {
+            self.wanted.apart = false;
+            return self.refuse(name, reason);
+        }
+        let tables = &mut self.wanted.tables;
+        if let Some((forward, Neighbour { port, ip, mac })) = hop {
+            tables.forwards.insert(forward);
+            tables.neighbours.insert((port, ip), mac);
+        }
+        tables.routes.insert(to, route);
+        self.wanted.ranges.insert(to, Reached { peer: name.to_owned(), by, answers });
+    }
+
+    fn refuse(&mut self, name: &str, reason: String) {
+        self.wanted.refused.push((name.to_owned(), reason));
+    }
+
+    /// The way to a range of a peer's. It follows from nothing that other peers have.
+    fn lead(&self, peer: &Peer, to: IpNetwork, narrow: Option<u32>) -> Result<Lead, String> {
+        let (node, v6) = (self.node, to.is_ipv6());
+        if let Some(own) = node.local.cidrs.iter().find(|own| overlap(**own, to)) {
+            return Err(format!("its range {to} overlaps {own} of this node"));
+        }
+        let end = |v6: bool| peer.ends.iter().find(|end| end.ip.is_ipv6() == v6 && node.uplink(v6).is_some());
         let Some(end) = end(v6).or_else(|| end(!v6)).copied() else {
             return Err("it has no address of a family that this node has".to_owned());
         };
-        let direct = end.ip.is_ipv6() == v6 && self.uplink(v6).is_some_and(|u| u.address.contains(end.ip));
-        match (self.backend, peer.kind) {
-            (Backend::HostGw, PeerKind::HostGw) if direct => self.direct(cidr, end.ip, narrow),
-            (Backend::HostGw, PeerKind::HostGw) => {
+        let direct = node.uplink(v6).filter(|u| end.ip.is_ipv6() == v6 && u.address.contains(end.ip));
+        let (route, hop) = match (node.config.backend, peer.kind, direct) {
+            (Backend::HostGw, PeerKind::HostGw, Some(uplink))
+            | (Backend::Vxlan { direct_routing: true, .. }, PeerKind::Vxlan, Some(uplink)) => {
+                (straight(uplink, end.ip, narrow), None)
+            }
+            (Backend::HostGw, PeerKind::HostGw, None) => {
                 return Err(format!("{} is not in this node's subnet, as host-gw needs", end.ip));
             }
-            (Backend::Vxlan { direct_routing: true, .. }, PeerKind::Vxlan) if direct => {
-                self.direct(cidr, end.ip, narrow);
-            }
-            (Backend::Vxlan { vni, .. }, PeerKind::Vxlan) => match end.vtep {
-                Some((peer_vni, mac)) if peer_vni == vni => self.vxlan(cidr, (end.ip, mac), narrow),
+            (Backend::Vxlan { vni, .. }, PeerKind::Vxlan, _) => match end.vtep {
+                Some((peer_vni, mac)) if peer_vni == vni => self.vxlan(to, (end.ip, mac), narrow),
                 Some((other, _)) => return Err(format!("its VNI is {other}, ours {vni}")),
                 None => return Err("its hardware address is not announced".to_owned()),
             },
-            (Backend::Vxlan { .. }, PeerKind::Udp) | (Backend::Udp, PeerKind::Udp | PeerKind::Vxlan) => {
-                self.udp(cidr, end.ip, narrow);
+            (Backend::Vxlan { .. }, PeerKind::Udp, _)
+            | (Backend::Udp, PeerKind::Udp | PeerKind::Vxlan, _) => {
+                (self.through(Port::Tun, None, to, narrow), None)
             }
-            (_, kind) => return Err(format!("its backend is {}, which ours does not speak", kind.name())),
-        }
-        Ok(())
-    }
-
-    fn way(&mut self, peer: &str, cidr: IpNetwork) {
-        let Some(route) = self.wanted.tables.routes.get(&cidr) else { return };
-        let (to, mtu) = match route.out {
-            // A device of the overlay has the first address, a bridge behind it the second.
-            Out::Device(port) => (Some(cidr.network()), self.wanted.tables.devices.get(&port).map(|d| d.mtu)),
-            Out::Interface(_) => (second(cidr), pod_mtu(self.config, self.backend, self.uplinks)),
+            (_, kind, _) => return Err(format!("its backend is {}, which ours does not speak", kind.name())),
         };
-        if let (Some(to), Some(mtu)) = (to, mtu) {
-            self.wanted.ways.push(Way { peer: peer.to_owned(), to, mtu });
-        }
+        Ok(Lead { to, by: end.ip, answers: speaks(peer, v6), route, hop })
     }
 
-    fn direct(&mut self, cidr: IpNetwork, via: IpAddr, narrow: Option<u32>) {
-        let Some(uplink) = self.uplink(via.is_ipv6()) else { return };
-        let mtu = narrow.filter(|narrow| *narrow < uplink.mtu);
-        let route = Route { via: Some(via), out: Out::Interface(uplink.index), source: None, mtu };
-        self.wanted.tables.routes.insert(cidr, route);
-    }
-
-    fn vxlan(&mut self, cidr: IpNetwork, (to, mac): (IpAddr, Mac), narrow: Option<u32>) {
+    fn vxlan(
+        &self,
+        range: IpNetwork,
+        (to, mac): (IpAddr, Mac),
+        narrow: Option<u32>,
+    ) -> (Route, Option<(Forward, Neighbour)>) {
         let port = if to.is_ipv6() { Port::Vxlan6 } else { Port::Vxlan4 };
         // As flannel has it: the next hop is the first address of the peer's range, whose holder is known, so that
         // nothing is ever asked over the network.
-        let via = cidr.network();
-        self.wanted.tables.forwards.insert(Forward { port, mac, to });
-        self.wanted.tables.neighbours.insert(Neighbour { port, ip: via, mac });
-        let route = self.through(port, Some(via), cidr, narrow);
-        self.wanted.tables.routes.insert(cidr, route);
+        let via = range.network();
+        let hop = (Forward { port, mac, to }, Neighbour { port, ip: via, mac });
+        (self.through(port, Some(via), range, narrow), Some(hop))
     }
 
-    fn udp(&mut self, cidr: IpNetwork, to: IpAddr, narrow: Option<u32>) {
-        let route = self.through(Port::Tun, None, cidr, narrow);
-        self.wanted.tables.routes.insert(cidr, route);
-        self.wanted.tunnels.push((cidr, to));
-    }
-
-    fn through(&self, port: Port, via: Option<IpAddr>, cidr: IpNetwork, narrow: Option<u32>) -> Route {
+    fn through(&self, port: Port, via: Option<IpAddr>, range: IpNetwork, narrow: Option<u32>) -> Route {
         let whole = self.wanted.tables.devices.get(&port).map_or(0, |device| device.mtu);
-        let source = self.local.cidrs.iter().find(|own| own.is_ipv6() == cidr.is_ipv6());
+        let source = self.node.local.cidrs.iter().find(|own| own.is_ipv6() == range.is_ipv6());
         Route {
             via,
             out: Out::Device(port),
@@ -347,11 +374,9 @@ impl Planner<'_> {
     }
 }
 
-fn second(cidr: IpNetwork) -> Option<IpAddr> {
-    match cidr {
-        IpNetwork::V4(cidr) => cidr.nth(1).map(IpAddr::V4),
-        IpNetwork::V6(cidr) => cidr.nth(1).map(IpAddr::V6),
-    }
+fn straight(uplink: &Uplink, via: IpAddr, narrow: Option<u32>) -> Route {
+    let mtu = narrow.filter(|narrow| *narrow < uplink.mtu);
+    Route { via: Some(via), out: Out::Interface(uplink.index), source: None, mtu }
 }
 
 /// A locally administered address that follows from the node's name, so that peers' entries stay true when the
@@ -429,20 +454,18 @@ fn entries(wanted: &Tables, seen: &Tables, gone: &HashSet<Port>, changes: &mut V
         }
     }
     let stays = |port: Port| !gone.contains(&port);
-    for have in seen.neighbours.iter().filter(|n| stays(n.port)) {
-        let replaced = |n: &&Neighbour| n.port == have.port && n.ip == have.ip;
-        // The kernel replaces an entry of the same address; removing it afterwards would remove the new one.
-        if !wanted.neighbours.contains(have) && !wanted.neighbours.iter().any(|n| replaced(&n)) {
-            changes.push(Change::RemoveNeighbour(*have));
-        }
-    }
+    let neighbour =
+        |((port, ip), mac): (&(Port, IpAddr), &Mac)| Neighbour { port: *port, ip: *ip, mac: *mac };
+    // The kernel replaces an entry of the same address; removing it afterwards would remove the new one.
+    let old = seen.neighbours.iter().filter(|(key, _)| stays(key.0) && !wanted.neighbours.contains_key(key));
+    changes.extend(old.map(|entry| Change::RemoveNeighbour(neighbour(entry))));
     let old = seen.forwards.iter().filter(|f| stays(f.port) && !wanted.forwards.contains(f));
     changes.extend(old.map(|f| Change::RemoveForward(*f)));
-    let has = |port: Port| !gone.contains(&port);
-    let new = wanted.forwards.iter().filter(|f| !has(f.port) || !seen.forwards.contains(f));
+    let new = wanted.forwards.iter().filter(|f| !stays(f.port) || !seen.forwards.contains(f));
     changes.extend(new.map(|f| Change::AddForward(*f)));
-    let new = wanted.neighbours.iter().filter(|n| !has(n.port) || !seen.neighbours.contains(n));
-    changes.extend(new.map(|n| Change::AddNeighbour(*n)));
+    let new = wanted.neighbours.iter();
+    let new = new.filter(|(key, mac)| !stays(key.0) || seen.neighbours.get(key) != Some(mac));
+    changes.extend(new.map(|entry| Change::AddNeighbour(neighbour(entry))));
     for (to, want) in &wanted.routes {
         if leaves_by_gone(want) || seen.routes.get(to) != Some(want) {
             changes.push(Change::AddRoute(*to, *want));

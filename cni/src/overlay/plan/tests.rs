@@ -3,13 +3,13 @@
 use super::super::{End, Local};
 use super::*;
 
-const VXLAN: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: false };
+pub(super) const VXLAN: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: false };
 
-fn ip(text: &str) -> IpAddr {
+pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn net(text: &str) -> IpNetwork {
+pub(super) fn net(text: &str) -> IpNetwork {
     text.parse().unwrap()
 }
 
@@ -26,7 +26,7 @@ fn local() -> Local {
 }
 
 /// A peer with the ranges and addresses of a number.
-fn peer(number: u8, kind: PeerKind, families: &[u8]) -> (String, Peer) {
+pub(super) fn peer(number: u8, kind: PeerKind, families: &[u8]) -> (String, Peer) {
     let address =
         |v: &u8| if *v == 4 { ip(&format!("192.0.2.{number}")) } else { ip(&format!("2001:db8::{number}")) };
     let vtep = |v: &u8| (kind == PeerKind::Vxlan).then_some((1, [2, 0, 0, 0, number, *v]));
@@ -35,18 +35,22 @@ fn peer(number: u8, kind: PeerKind, families: &[u8]) -> (String, Peer) {
     (format!("n{number}"), Peer { cidrs, kind, ends })
 }
 
-fn plan(backend: Backend, up: &[&str], peers: &[(String, Peer)]) -> Wanted {
-    let peers = peers.iter().cloned().collect();
-    wanted((&config(), backend), (&local(), &uplinks(up)), &peers, &HashMap::new())
+/// A node of that backend with these uplinks.
+pub(super) fn node(backend: Backend, up: &[&str]) -> Node {
+    Node { config: OverlayConfig { backend, ..config() }, local: local(), uplinks: uplinks(up) }
 }
 
-const BOTH: &[&str] = &["192.0.2.100/24", "2001:db8::100/64"];
+fn plan(backend: Backend, up: &[&str], peers: &[(String, Peer)]) -> Plan {
+    Plan::new(node(backend, up), &peers.iter().cloned().collect(), &BTreeMap::new())
+}
+
+pub(super) const BOTH: &[&str] = &["192.0.2.100/24", "2001:db8::100/64"];
 
 #[test]
 fn each_family_of_pods_goes_in_packets_of_its_own() {
     let made = plan(VXLAN, BOTH, &[peer(1, PeerKind::Vxlan, &[4, 6])]);
-    assert_eq!(made.refused, []);
-    let tables = made.tables;
+    assert_eq!(made.refused(), []);
+    let tables = made.tables();
     let mtus: Vec<_> = tables.devices.iter().map(|(port, device)| (*port, device.mtu)).collect();
     assert_eq!(mtus, [(Port::Vxlan4, 1450), (Port::Vxlan6, 1430)]);
     let forwards = [
@@ -55,8 +59,8 @@ fn each_family_of_pods_goes_in_packets_of_its_own() {
     ];
     assert_eq!(tables.forwards, forwards.into_iter().collect());
     let neighbours = [
-        Neighbour { port: Port::Vxlan4, ip: ip("10.42.1.0"), mac: [2, 0, 0, 0, 1, 4] },
-        Neighbour { port: Port::Vxlan6, ip: ip("fd42:0:0:1::"), mac: [2, 0, 0, 0, 1, 6] },
+        ((Port::Vxlan4, ip("10.42.1.0")), [2, 0, 0, 0, 1, 4]),
+        ((Port::Vxlan6, ip("fd42:0:0:1::")), [2, 0, 0, 0, 1, 6]),
     ];
     assert_eq!(tables.neighbours, neighbours.into_iter().collect());
     let route = tables.routes[&net("10.42.1.0/24")];
@@ -70,7 +74,8 @@ fn with_one_family_of_nodes_it_carries_both_of_pods() {
     for (up, families, port) in
         [(&BOTH[..1], &[4][..], Port::Vxlan4), (&BOTH[1..], &[6], Port::Vxlan6), (BOTH, &[4], Port::Vxlan4)]
     {
-        let tables = plan(VXLAN, up, &[peer(1, PeerKind::Vxlan, families)]).tables;
+        let made = plan(VXLAN, up, &[peer(1, PeerKind::Vxlan, families)]);
+        let tables = made.tables();
         assert_eq!((tables.forwards.len(), tables.neighbours.len()), (1, 2));
         assert!(tables.routes.values().all(|route| route.out == Out::Device(port)), "{tables:?}");
     }
@@ -90,18 +95,18 @@ fn what_cannot_be_reached_is_refused_by_name_and_the_others_are_reached() {
         peer(5, PeerKind::Vxlan, &[6]),
     ];
     let made = plan(VXLAN, &BOTH[..1], &peers);
-    let refused: Vec<String> = made.refused.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+    let refused: Vec<String> = made.refused().iter().map(|(name, why)| format!("{name}: {why}")).collect();
     assert_eq!(
         refused,
         [
             "n2: its VNI is 7, ours 1",
-            "n3: its range 10.42.1.128/25 overlaps 10.42.1.0/24 of n1",
             "n3: its range 10.42.0.0/16 overlaps 10.42.0.0/24 of this node",
+            "n3: its range 10.42.1.128/25 overlaps 10.42.1.0/24 of n1",
             "n4: its backend is host-gw, which ours does not speak",
             "n5: it has no address of a family that this node has",
         ]
     );
-    assert_eq!(made.tables.routes.len(), 2);
+    assert_eq!(made.tables().routes.len(), 2);
 }
 
 #[test]
@@ -112,9 +117,10 @@ fn a_peer_is_tested_and_refused_by_the_families_that_it_announced() {
         one
     };
     let tested = |backend: Backend, peer: (String, Peer)| -> Vec<String> {
+        let name = peer.0.clone();
         let made = plan(backend, BOTH, &[peer]);
-        assert_eq!(made.refused, []);
-        made.ways.iter().map(|way| way.to.to_string()).collect()
+        assert_eq!(made.refused(), []);
+        made.ways(&BTreeSet::from([name])).iter().map(|way| way.to.to_string()).collect()
     };
     assert_eq!(tested(VXLAN, peer(1, PeerKind::Vxlan, &[4, 6])), ["10.42.1.0", "fd42:0:0:1::"]);
     // A node of flannel's with IPv4 alone, whose pods lack the range of IPv6 that the cluster gave it.
@@ -131,54 +137,62 @@ fn nodes_in_one_subnet_need_no_tunnel() {
     let direct = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
     let mut far = peer(2, PeerKind::Vxlan, &[4]);
     far.1.ends[0].ip = ip("198.51.100.2");
-    let tables = plan(direct, BOTH, &[peer(1, PeerKind::Vxlan, &[4, 6]), far]).tables;
-    let via = |text: &str| tables.routes[&net(text)];
+    let made = plan(direct, BOTH, &[peer(1, PeerKind::Vxlan, &[4, 6]), far]);
+    let via = |text: &str| made.tables().routes[&net(text)];
     let straight = Route { via: Some(ip("192.0.2.1")), out: Out::Interface(2), source: None, mtu: None };
     assert_eq!(via("10.42.1.0/24"), straight);
     assert_eq!(via("10.42.2.0/24").out, Out::Device(Port::Vxlan4));
     let made = plan(Backend::HostGw, BOTH, &[peer(1, PeerKind::HostGw, &[4, 6])]);
-    assert!(made.tables.devices.is_empty() && made.tables.routes.len() == 2);
+    assert!(made.tables().devices.is_empty() && made.tables().routes.len() == 2);
     let mut far = peer(2, PeerKind::HostGw, &[4]);
     far.1.ends[0].ip = ip("198.51.100.2");
-    let refused = plan(Backend::HostGw, BOTH, &[far]).refused;
-    assert!(refused[0].1.contains("not in this node's subnet"), "{refused:?}");
+    let made = plan(Backend::HostGw, BOTH, &[far]);
+    assert!(made.refused()[0].1.contains("not in this node's subnet"), "{:?}", made.refused());
 }
 
 #[test]
 fn who_has_no_vxlan_is_reached_in_udp_by_those_who_have() {
     let made = plan(VXLAN, BOTH, &[peer(1, PeerKind::Udp, &[4]), peer(2, PeerKind::Vxlan, &[4])]);
-    assert_eq!(made.tables.routes[&net("10.42.1.0/24")].out, Out::Device(Port::Tun));
-    assert_eq!(made.tables.routes[&net("10.42.2.0/24")].out, Out::Device(Port::Vxlan4));
+    assert_eq!(made.tables().routes[&net("10.42.1.0/24")].out, Out::Device(Port::Tun));
+    assert_eq!(made.tables().routes[&net("10.42.2.0/24")].out, Out::Device(Port::Vxlan4));
     let ways: Vec<_> =
-        made.tunnels.iter().map(|(range, node)| (range.to_string(), node.to_string())).collect();
+        made.tunnels().iter().map(|(range, node)| (range.to_string(), node.to_string())).collect();
     assert_eq!(ways[0], ("10.42.1.0/24".to_owned(), "192.0.2.1".to_owned()));
     let made = plan(Backend::Udp, BOTH, &[peer(2, PeerKind::Vxlan, &[4])]);
-    assert_eq!((made.tunnels.len(), made.tables.devices[&Port::Tun].mtu), (2, 1452));
+    assert_eq!((made.tunnels().len(), made.tables().devices[&Port::Tun].mtu), (2, 1452));
+}
+
+#[test]
+fn a_range_is_the_same_by_whichever_address_it_is_told() {
+    let (mut told, mut plain) = (peer(1, PeerKind::Vxlan, &[4, 6]), peer(1, PeerKind::Vxlan, &[4, 6]));
+    told.1.cidrs = vec![net("10.42.1.7/24"), net("fd42:0:0:1::7/64")];
+    plain.1.cidrs = vec![net("10.42.1.0/24"), net("fd42:0:0:1::/64")];
+    assert_eq!(plan(VXLAN, BOTH, &[told]).tables(), plan(VXLAN, BOTH, &[plain]).tables());
 }
 
 #[test]
 fn without_peers_there_is_nothing() {
-    assert_eq!(plan(VXLAN, BOTH, &[]).tables, Tables::default());
+    assert_eq!(*plan(VXLAN, BOTH, &[]).tables(), Tables::default());
 }
 
 #[test]
 fn a_narrow_peer_gets_a_narrow_route() {
     let peers = BTreeMap::from([peer(1, PeerKind::Vxlan, &[4]), peer(2, PeerKind::Vxlan, &[4])]);
-    let narrow = HashMap::from([("n1".to_owned(), 1300), ("n2".to_owned(), 1450)]);
-    let up = uplinks(&BOTH[..1]);
-    let tables = wanted((&config(), VXLAN), (&local(), &up), &peers, &narrow).tables;
+    let narrow = BTreeMap::from([("n1".to_owned(), 1300), ("n2".to_owned(), 1450)]);
+    let made = Plan::new(node(VXLAN, &BOTH[..1]), &peers, &narrow);
+    let tables = made.tables();
     assert_eq!(tables.routes[&net("10.42.1.0/24")].mtu, Some(1300));
     assert_eq!(tables.routes[&net("10.42.2.0/24")].mtu, None, "the device says so already");
 }
 
 /// What the kernel would have after these changes.
-fn after(mut tables: Tables, changes: &[Change]) -> Tables {
+pub(super) fn after(mut tables: Tables, changes: &[Change]) -> Tables {
     for change in changes.iter().cloned() {
         match change {
             Change::RemoveDevice(port) => {
                 tables.devices.remove(&port);
                 tables.forwards.retain(|f| f.port != port);
-                tables.neighbours.retain(|n| n.port != port);
+                tables.neighbours.retain(|(of, _), _| *of != port);
                 tables.routes.retain(|_, route| route.out != Out::Device(port));
             }
             Change::MakeDevice(port, mut device) => {
@@ -196,12 +210,13 @@ fn after(mut tables: Tables, changes: &[Change]) -> Tables {
                 assert!(tables.devices.get_mut(&port).unwrap().addresses.insert(ip));
             }
             Change::RemoveRoute(to, _) => assert!(tables.routes.remove(&to).is_some()),
-            Change::RemoveNeighbour(n) => assert!(tables.neighbours.remove(&n)),
+            Change::RemoveNeighbour(n) => {
+                assert_eq!(tables.neighbours.remove(&(n.port, n.ip)), Some(n.mac));
+            }
             Change::RemoveForward(f) => assert!(tables.forwards.remove(&f)),
             Change::AddForward(f) => assert!(tables.forwards.insert(f)),
             Change::AddNeighbour(n) => {
-                tables.neighbours.retain(|old| (old.port, old.ip) != (n.port, n.ip));
-                tables.neighbours.insert(n);
+                tables.neighbours.insert((n.port, n.ip), n.mac);
             }
             Change::AddRoute(to, route) => {
                 if let Out::Device(port) = route.out {
@@ -225,14 +240,14 @@ fn from_any_tables_to_any_others_and_then_nothing_more() {
     remade.1.ends[0].vtep = Some((1, [6; 6]));
     let all = [
         Tables::default(),
-        plan(VXLAN, BOTH, &[peer(1, v, &[4, 6]), peer(2, v, &[4])]).tables,
-        plan(VXLAN, BOTH, &[moved, peer(2, u, &[4])]).tables,
-        plan(VXLAN, BOTH, &[remade]).tables,
-        plan(VXLAN, &["192.0.2.200/24"], &[peer(1, v, &[4])]).tables,
-        plan(direct, BOTH, &[peer(1, v, &[4]), peer(3, v, &[4, 6])]).tables,
-        plan(other, BOTH, &[peer(2, v, &[4])]).tables,
-        plan(Backend::Udp, BOTH, &[peer(1, u, &[4]), peer(2, v, &[6])]).tables,
-        plan(Backend::HostGw, BOTH, &[peer(1, PeerKind::HostGw, &[4, 6])]).tables,
+        plan(VXLAN, BOTH, &[peer(1, v, &[4, 6]), peer(2, v, &[4])]).tables().clone(),
+        plan(VXLAN, BOTH, &[moved, peer(2, u, &[4])]).tables().clone(),
+        plan(VXLAN, BOTH, &[remade]).tables().clone(),
+        plan(VXLAN, &["192.0.2.200/24"], &[peer(1, v, &[4])]).tables().clone(),
+        plan(direct, BOTH, &[peer(1, v, &[4]), peer(3, v, &[4, 6])]).tables().clone(),
+        plan(other, BOTH, &[peer(2, v, &[4])]).tables().clone(),
+        plan(Backend::Udp, BOTH, &[peer(1, u, &[4]), peer(2, v, &[6])]).tables().clone(),
+        plan(Backend::HostGw, BOTH, &[peer(1, PeerKind::HostGw, &[4, 6])]).tables().clone(),
     ];
     for from in &all {
         for to in &all {
@@ -248,8 +263,8 @@ fn a_changed_peer_costs_what_changed_of_it() {
     let many: Vec<_> = (1..200).map(|number| peer(number, PeerKind::Vxlan, &[4])).collect();
     let mut other = many.clone();
     other[7].1.ends[0].ip = ip("192.0.2.250");
-    let (from, to) = (plan(VXLAN, &BOTH[..1], &many).tables, plan(VXLAN, &BOTH[..1], &other).tables);
-    assert_eq!(difference(&to, &from).len(), 2);
+    let (from, to) = (plan(VXLAN, &BOTH[..1], &many), plan(VXLAN, &BOTH[..1], &other));
+    assert_eq!(difference(to.tables(), from.tables()).len(), 2);
 }
 
 #[test]

@@ -1,0 +1,151 @@
+//! Following peers is planning everything anew, whatever comes after what.
+
+use proptest::collection::vec;
+use proptest::option::{of, weighted};
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::super::tests::{BOTH, VXLAN, after, ip, net, node, peer};
+use super::*;
+use crate::overlay::{Backend, End, PeerKind};
+
+const DIRECT: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
+
+/// One thing that happens.
+#[derive(Debug, Clone)]
+enum Event {
+    /// The peer of that number comes, or is another now, or leaves.
+    Peer(u8, Option<Peer>),
+    /// So many bytes pass to it.
+    Passes(u8, Option<u32>),
+    /// This node has these ranges of its own.
+    Local(Vec<IpNetwork>),
+}
+
+fn name(number: u8) -> String {
+    format!("n{number}")
+}
+
+fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
+    // Mostly its own; else others', parts and wholes of them, this node's, and some told by an address within.
+    let own = peer(number, PeerKind::Vxlan, &[4, 6]).1.cidrs;
+    let ranges = vec![
+        "10.42.1.0/24",
+        "10.42.2.0/24",
+        "10.42.2.128/25",
+        "10.42.2.0/23",
+        "10.42.1.7/24",
+        "10.42.0.0/16",
+        "10.42.99.0/24",
+        "fd42:0:0:1::/64",
+        "fd42:0:0:2::/63",
+        "fd42:0:0:99::/64",
+    ];
+    let cidrs = prop_oneof![6 => Just(own), 1 => vec(select(ranges).prop_map(net), 0..3)];
+    let kind = prop_oneof![6 => Just(PeerKind::Vxlan), 1 => Just(PeerKind::HostGw), 1 => Just(PeerKind::Udp)];
+    // Addresses and hardware addresses of its own, in part another's, or a node's that comes under two names.
+    let v4 = select(vec![format!("192.0.2.{number}"), "198.51.100.9".to_owned()]);
+    let v6 = select(vec![format!("2001:db8::{number}"), "2001:db8:9::9".to_owned()]);
+    let vtep =
+        move || weighted(0.9, (select(vec![1, 1, 1, 1, 7]), select(vec![[2, 0, 0, 0, 0, number], [2; 6]])));
+    let ends = (of((v4, vtep())), of((v6, vtep()))).prop_map(|(v4, v6)| {
+        v4.into_iter().chain(v6).map(|(text, vtep)| End { ip: ip(&text), vtep }).collect::<Vec<End>>()
+    });
+    let ends = prop_oneof![3 => ends, 1 => Just(peer(9, PeerKind::Vxlan, &[4, 6]).1.ends)];
+    (cidrs, kind, ends).prop_map(|(cidrs, kind, ends)| Peer { cidrs, kind, ends })
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let number = 1..7u8;
+    let peer =
+        number.clone().prop_flat_map(|n| weighted(0.8, any_peer(n)).prop_map(move |p| Event::Peer(n, p)));
+    let passes = (number, of(select(&[1300, 1440, 9000][..]))).prop_map(|(n, bytes)| Event::Passes(n, bytes));
+    let own = select(vec![vec!["10.42.0.0/24", "fd42::/64"], vec!["10.42.99.0/24"]]);
+    let local = own.prop_map(|own| Event::Local(own.into_iter().map(net).collect()));
+    prop_oneof![12 => peer, 3 => passes, 1 => local]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
+
+    #[test]
+    fn following_is_planning_anew(
+        backend in select(&[VXLAN, DIRECT, Backend::HostGw, Backend::Udp][..]),
+        up in select(vec![BOTH, &BOTH[..1], &BOTH[1..]]),
+        steps in vec(vec(any_event(), 1..4), 1..12),
+    ) {
+        let mut node = node(backend, up);
+        let (mut peers, mut narrow) = (BTreeMap::new(), BTreeMap::new());
+        let mut plan = Plan::new(node.clone(), &peers, &narrow);
+        for events in steps {
+            for event in events {
+                match event {
+                    Event::Peer(n, Some(peer)) => drop(peers.insert(name(n), peer)),
+                    Event::Peer(n, None) => drop(peers.remove(&name(n))),
+                    Event::Passes(n, Some(bytes)) => drop(narrow.insert(name(n), bytes)),
+                    Event::Passes(n, None) => drop(narrow.remove(&name(n))),
+                    Event::Local(cidrs) => node.local.cidrs = cidrs,
+                }
+            }
+            let before = plan.tables().clone();
+            let changes = plan.follow(&node.local, &peers, &narrow);
+            prop_assert_eq!(&plan, &Plan::new(node.clone(), &peers, &narrow));
+            prop_assert_eq!(&after(before, &changes), plan.tables(), "{:#?}", changes);
+        }
+    }
+}
+
+/// Peers 1 to 4, of two families.
+fn four() -> BTreeMap<String, Peer> {
+    (1..5).map(|number| peer(number, PeerKind::Vxlan, &[4, 6])).collect()
+}
+
+/// Whether the change is planned for the peers that changed alone.
+fn is_planned_alone(from: &BTreeMap<String, Peer>, to: &BTreeMap<String, Peer>) -> bool {
+    let mut plan = Plan::new(node(VXLAN, BOTH), from, &BTreeMap::new());
+    plan.follow_changed(to, &BTreeMap::new()).is_some()
+}
+
+#[test]
+fn who_shares_nothing_is_planned_alone() {
+    let all = four();
+    let with = |peer: (String, Peer)| {
+        let mut all = all.clone();
+        all.extend([peer]);
+        all
+    };
+    assert!(is_planned_alone(&all, &with(peer(5, PeerKind::Vxlan, &[4]))), "one that comes");
+    assert!(is_planned_alone(&with(peer(5, PeerKind::Vxlan, &[4])), &all), "one that leaves");
+    assert!(is_planned_alone(&all, &with(peer(4, PeerKind::Vxlan, &[6]))), "one that changes");
+    let mut heir = all.clone();
+    let cidrs = heir.remove("n4").unwrap().cidrs;
+    heir.insert("n9".to_owned(), Peer { cidrs, ..peer(9, PeerKind::Vxlan, &[4, 6]).1 });
+    assert!(is_planned_alone(&all, &heir), "one that takes the ranges of one that leaves");
+    // It needs a device that nobody else does, or has what others have.
+    let mut same_range = peer(5, PeerKind::Vxlan, &[4]);
+    same_range.1.cidrs = all["n1"].cidrs.clone();
+    let mut same_end = peer(5, PeerKind::Vxlan, &[4]);
+    same_end.1.ends = all["n1"].ends.clone();
+    for other in [peer(5, PeerKind::Udp, &[4]), same_range, same_end] {
+        assert!(!is_planned_alone(&all, &with(other.clone())), "{other:?} comes");
+        assert!(!is_planned_alone(&with(other.clone()), &all), "{other:?} leaves");
+    }
+    assert!(!is_planned_alone(&BTreeMap::new(), &all), "the first ones");
+}
+
+#[test]
+fn names_that_differ_are_found_wherever_they_are() {
+    let map = |text: &str| -> BTreeMap<String, char> {
+        text.split_whitespace().map(|entry| (entry[..1].to_owned(), entry.chars().last().unwrap())).collect()
+    };
+    let differ = |one: &str, other: &str| {
+        let names = differing(&map(one), &map(other));
+        assert_eq!(names, differing(&map(other), &map(one)));
+        names.into_iter().collect::<String>()
+    };
+    assert_eq!(differ("", ""), "");
+    assert_eq!(differ("a1 b1 c1", "a1 b1 c1"), "");
+    assert_eq!(differ("a1 b1 c1", "a2 b1 c2"), "ac");
+    assert_eq!(differ("b1 d1", "a1 b1 c1 d1 e1"), "ace");
+    assert_eq!(differ("a1 b1", ""), "ab");
+}
