@@ -16,6 +16,8 @@ mod streams;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -48,6 +50,8 @@ pub(crate) struct Subject {
     /// Its image's name, and the directories of its layers, the topmost first.
     pub(crate) image: String,
     pub(crate) lower: Vec<PathBuf>,
+    /// Becomes true before it is killed.
+    pub(crate) doomed: Arc<AtomicBool>,
 }
 
 /// Why there is no checkpoint.
@@ -85,6 +89,12 @@ pub enum CheckpointError {
         #[source]
         source: Box<CheckpointError>,
     },
+    /// A container of the pod was killed meanwhile.
+    #[error("container {id} is being stopped")]
+    Doomed {
+        /// The container.
+        id: String,
+    },
     /// It is no checkpoint, or a damaged one.
     #[error("{path:?} {why}")]
     Damaged {
@@ -103,7 +113,7 @@ impl CheckpointError {
         match self {
             Self::Criu(error) => matches!(error, CriuError::Absent),
             Self::Container { source, .. } => source.lacks_criu(),
-            Self::File { .. } | Self::Freeze { .. } | Self::Damaged { .. } => false,
+            Self::File { .. } | Self::Freeze { .. } | Self::Doomed { .. } | Self::Damaged { .. } => false,
         }
     }
 }
@@ -143,7 +153,12 @@ pub(crate) fn is_left(layer: &Path) -> bool {
 /// Whether a CRIU that a runtime before this one started still works on a container, which it must end by itself:
 /// what runs in the container is not its own meanwhile.
 pub(crate) fn is_at_work(layer: &Path) -> bool {
-    criu::is_at_work(&layer.join(WORKSHOP))
+    !criu::at_work(&layer.join(WORKSHOP)).is_empty()
+}
+
+/// Returns when it does not any more.
+pub(crate) async fn criu_ended(layer: &Path) -> io::Result<()> {
+    criu::ended(&layer.join(WORKSHOP)).await
 }
 
 /// Removes what a checkpoint that did not come to its end has left.

@@ -22,6 +22,8 @@ pub(crate) mod user;
 pub(crate) mod volume;
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use coracle_images::Held;
 use coracle_proto::cri;
@@ -40,8 +42,10 @@ pub(crate) struct Container {
     /// Held while a creation or start is under way, and by whoever records an exit: a container that
     /// ends at once is still started before it is stopped.
     pub(crate) starting: tokio::sync::Mutex<()>,
-    /// Held by remove.
-    pub(crate) removing: tokio::sync::Mutex<()>,
+    /// Held by remove, and by a checkpoint.
+    pub(crate) removing: Arc<tokio::sync::Mutex<()>>,
+    /// Becomes true before it is killed: a checkpoint has to let go of it.
+    pub(crate) doomed: Arc<AtomicBool>,
     /// What it uses, as far as that must be remembered.
     pub(crate) meter: Meter,
     /// Keep the layers of its image, and of those that are its volumes, by being there.
@@ -68,7 +72,8 @@ impl Container {
             record,
             state: watch::Sender::new(state),
             starting: tokio::sync::Mutex::default(),
-            removing: tokio::sync::Mutex::default(),
+            removing: Arc::default(),
+            doomed: Arc::default(),
             meter: Meter::default(),
             _held: held,
         }

@@ -26,6 +26,7 @@ mod lock;
 mod metrics;
 mod names;
 mod nri;
+mod pidfd;
 mod records;
 mod recover;
 mod resize;

@@ -2,8 +2,8 @@
 //! are undone, what died meanwhile is marked ended, and what nobody owns is removed.
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use coracle_cni::Live as LiveNetwork;
 use coracle_proto::cri::ContainerEventType::{self, ContainerStartedEvent, ContainerStoppedEvent};
@@ -12,6 +12,7 @@ use coracle_proto::shim::{ContainerState, State};
 use futures::future::join_all;
 use tracing::{info, warn};
 
+use crate::cgroup::freezer::Freezer;
 use crate::checkpoint;
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
@@ -20,10 +21,6 @@ use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, 
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
 use crate::shim_client::Shim;
-
-/// How often a CRIU that outlived its runtime is looked for, and how long in all.
-const CRIU_STEP: Duration = Duration::from_millis(50);
-const CRIU_LIMIT: Duration = Duration::from_secs(60);
 
 /// A sandbox's record with its shim, when that lives.
 type Reached = (SandboxRecord, Option<(Shim, State)>);
@@ -113,8 +110,9 @@ impl Runtime {
             match shims.get(record.sandbox_id.as_str()) {
                 Some(shim) if record.phase != ContainerPhase::Creating => {
                     known.insert(record.id.clone());
-                    self.end_checkpoint(&record).await;
-                    missed.extend(self.recover_container(record, *shim));
+                    let (container, before) = self.recover_container(record, *shim);
+                    self.end_checkpoint(&container).await;
+                    missed.extend(before);
                 }
                 Some(shim) => self.undo_container(&record, shim.map(|(shim, _)| shim)).await,
                 None => self.undo_container(&record, None).await,
@@ -129,26 +127,27 @@ impl Runtime {
         Ok(missed)
     }
 
-    /// Lets a container go on that was frozen for a checkpoint, and removes what is half-made.
-    async fn end_checkpoint(&self, record: &ContainerRecord) {
-        let layer = self.inner.records.layer_dir(&record.id);
+    /// Lets a container go on that was frozen for a checkpoint, and removes what is half-made. A CRIU that still works
+    /// on it is waited for beside all else; until then it is in its checkpoint, as if the runtime had not ended.
+    async fn end_checkpoint(&self, container: &Arc<Container>) {
+        let layer = self.inner.records.layer_dir(&container.id);
         if !checkpoint::is_left(&layer) {
             return;
         }
-        let mut waited = Duration::ZERO;
-        while checkpoint::is_at_work(&layer) && waited < CRIU_LIMIT {
-            tokio::time::sleep(CRIU_STEP).await;
-            waited += CRIU_STEP;
+        let freezer = self.inner.cgroups.freezer(&container.record.cgroup);
+        if !checkpoint::is_at_work(&layer) {
+            return let_go_on(&container.id, freezer.as_ref(), &layer);
         }
-        if let Some(freezer) = self.inner.cgroups.freezer(&record.cgroup)
-            && let Err(error) = freezer.thaw()
-        {
-            warn!(container = record.id, %error, "could not thaw a container");
-        }
-        if let Err(error) = checkpoint::forget(&layer) {
-            let error = chain(&error);
-            warn!(container = record.id, error, "could not remove a checkpoint that was not finished");
-        }
+        info!(container = container.id, "a CRIU that outlived its runtime works on a container");
+        let stays = Arc::clone(&container.removing).lock_owned().await;
+        let id = container.id.clone();
+        tokio::spawn(async move {
+            if let Err(error) = checkpoint::criu_ended(&layer).await {
+                warn!(container = id, %error, "could not wait for a CRIU");
+            }
+            let_go_on(&id, freezer.as_ref(), &layer);
+            drop(stays);
+        });
     }
 
     /// Takes back what is left of a container that was not completely made, or whose pod is lost.
@@ -169,9 +168,13 @@ impl Runtime {
         }
     }
 
-    /// Puts a container into the table, in the state that its shim reports. Returns what it went through
+    /// Puts a container into the table, in the state that its shim reports. Returns it, and what it went through
     /// meanwhile.
-    fn recover_container(&self, mut record: ContainerRecord, shim: Option<&(Shim, State)>) -> Vec<Missed> {
+    fn recover_container(
+        &self,
+        mut record: ContainerRecord,
+        shim: Option<&(Shim, State)>,
+    ) -> (Arc<Container>, Vec<Missed>) {
         let before = record.phase.clone();
         let seen = shim.and_then(|(_, state)| {
             state.containers.iter().find(|container| container.container_id == record.id)
@@ -210,7 +213,8 @@ impl Runtime {
         }
         let container = Arc::new(container);
         self.inner.containers.insert(&id, Arc::clone(&container));
-        missed(&before, &container)
+        let missed = missed(&before, &container);
+        (container, missed)
     }
 
     async fn recover_sandbox(&self, record: SandboxRecord, shim: Option<(Shim, State)>) {
@@ -260,6 +264,17 @@ impl Runtime {
         if let Err(error) = self.inner.network.reconcile(&live).await {
             warn!(%error, "could not reconcile the network");
         }
+    }
+}
+
+/// Thaws a container, and removes what is left of its checkpoint.
+fn let_go_on(id: &str, freezer: Option<&Freezer>, layer: &Path) {
+    if let Some(Err(error)) = freezer.map(Freezer::thaw) {
+        warn!(container = id, %error, "could not thaw a container");
+    }
+    if let Err(error) = checkpoint::forget(layer) {
+        let error = chain(&error);
+        warn!(container = id, error, "could not remove a checkpoint that was not finished");
     }
 }
 

@@ -1,15 +1,20 @@
 //! A group whose processes all stand still: `cgroup.freeze` on v2, the controller `freezer` on v1.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read as _, Seek as _};
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{Cgroups, below, processes};
 
-/// How often a group that is being frozen is looked at, and how long in all: a process may sleep in the kernel.
-const STEP: Duration = Duration::from_millis(2);
+/// How long a group may take to come to stand: a process may sleep in the kernel.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How often one of v1 is looked at meanwhile.
+const STEP: Duration = Duration::from_millis(2);
 
 /// A group that can be frozen.
 #[derive(Debug, Clone)]
@@ -34,19 +39,47 @@ impl Freezer {
     /// Freezes it, and returns when all of it stands still. Blocks.
     ///
     /// # Errors
-    /// The kernel's; `TimedOut` when it does not come to stand.
+    /// The kernel's; `TimedOut` when it does not come to stand; `Interrupted` when somebody thaws it meanwhile.
     pub(crate) fn freeze(&self) -> io::Result<()> {
         self.write("1", "FROZEN")?;
-        let mut waited = Duration::ZERO;
-        while !self.is_frozen()? {
-            if waited >= LIMIT {
-                return Err(io::Error::from(ErrorKind::TimedOut));
+        let until = Instant::now() + LIMIT;
+        if self.unified { self.wait_until_told(until) } else { self.wait_looking(until) }
+    }
+
+    /// The kernel tells who polls `cgroup.events` of what is not yet as it was when he read it.
+    fn wait_until_told(&self, until: Instant) -> io::Result<()> {
+        let mut events = File::open(self.dir.join("cgroup.events"))?;
+        loop {
+            let mut text = String::new();
+            events.rewind()?;
+            events.read_to_string(&mut text)?;
+            if text.lines().any(|line| line == "frozen 1") {
+                return Ok(());
+            }
+            wait_for_news(&events, until)?;
+        }
+    }
+
+    /// v1 has nothing to tell: it is a look at the state that makes a group frozen whose processes all stand
+    /// (`freezer_read` of kernel/cgroup/legacy_freezer.c).
+    fn wait_looking(&self, until: Instant) -> io::Result<()> {
+        loop {
+            match fs::read_to_string(self.dir.join("freezer.state"))?.trim() {
+                "FROZEN" => return Ok(()),
+                "THAWED" => return Err(io::Error::new(ErrorKind::Interrupted, "it was thawed meanwhile")),
+                _ => {}
+            }
+            if Instant::now() >= until {
+                return Err(ErrorKind::TimedOut.into());
             }
             #[expect(clippy::disallowed_methods, reason = "on a thread that may block")]
             std::thread::sleep(STEP);
-            waited += STEP;
         }
-        Ok(())
+    }
+
+    /// Whether what is killed while it is frozen ends only when it is thawed, as on v1.
+    pub(crate) fn holds_killed(&self) -> bool {
+        !self.unified
     }
 
     /// Lets it go on. One that is gone, or was not frozen, is a success.
@@ -64,13 +97,19 @@ impl Freezer {
             .open(self.dir.join(file))
             .and_then(|mut file| io::Write::write_all(&mut file, word.as_bytes()))
     }
+}
 
-    fn is_frozen(&self) -> io::Result<bool> {
-        if self.unified {
-            let events = fs::read_to_string(self.dir.join("cgroup.events"))?;
-            return Ok(events.lines().any(|line| line == "frozen 1"));
+/// Returns when the kernel has changed a file since it was read.
+fn wait_for_news(file: &File, until: Instant) -> io::Result<()> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLPRI)], left) {
+            Ok(0) => return Err(ErrorKind::TimedOut.into()),
+            Ok(_) => return Ok(()),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
         }
-        Ok(fs::read_to_string(self.dir.join("freezer.state"))?.trim() == "FROZEN")
     }
 }
 

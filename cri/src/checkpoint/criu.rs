@@ -16,10 +16,13 @@ use oci_spec::runtime::Spec;
 
 use super::Subject;
 use crate::cgroup::freezer::Freezer;
+use crate::pidfd;
 
 /// How much of what CRIU says is told.
 const LINES: usize = 3;
 const LOG: &str = "dump.log";
+/// What it says beside its log.
+const BESIDE: &str = "dump.err";
 
 /// Why CRIU did not dump.
 #[derive(Debug, thiserror::Error)]
@@ -67,16 +70,21 @@ pub(super) fn dump(
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
     }
     enter(&mut command, subject.shim_pid).map_err(CriuError::Run)?;
-    command.stdin(Stdio::null());
-    let output = command.output().map_err(|error| match error.kind() {
+    // No pipe of ours: it would be CRIU's end to write to it when we are gone, and that of what it dumps.
+    let beside = workshop.join(BESIDE);
+    let errors = File::create(&beside).map_err(CriuError::Run)?;
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    let status = command.status().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CriuError::Absent,
         _ => CriuError::Run(error),
     })?;
-    if output.status.success() {
+    let errors = fs::read_to_string(&beside).unwrap_or_default();
+    fs::remove_file(&beside).map_err(CriuError::Run)?;
+    if status.success() {
         return Ok(external);
     }
-    let said = said(&workshop.join(LOG), &String::from_utf8_lossy(&output.stderr));
-    Err(CriuError::Failed(said.unwrap_or_else(|| output.status.to_string())))
+    let said = said(&workshop.join(LOG), &errors);
+    Err(CriuError::Failed(said.unwrap_or_else(|| status.to_string())))
 }
 
 /// The errors that CRIU wrote to its log or, failing that, said beside it.
@@ -92,15 +100,38 @@ pub(crate) fn program() -> Result<PathBuf, CriuError> {
     found.ok_or(CriuError::Absent)
 }
 
-/// Whether a CRIU works in a directory.
-pub(super) fn is_at_work(workshop: &Path) -> bool {
+/// The processes that are a CRIU which works in a directory.
+pub(super) fn at_work(workshop: &Path) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| works_in(*pid, workshop)).collect()
+}
+
+/// By its command line, which one that has ended has no more.
+fn works_in(pid: i32, workshop: &Path) -> bool {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0);
     let wanted = workshop.as_os_str().as_bytes();
-    lines.any(|line| {
-        let mut words = line.split(|byte| *byte == 0);
-        words.next().is_some_and(|program| program.ends_with(b"criu")) && words.any(|word| word == wanted)
-    })
+    words.next().is_some_and(|program| program.ends_with(b"criu")) && words.any(|word| word == wanted)
+}
+
+/// Returns when no CRIU works in a directory any more.
+pub(super) async fn ended(workshop: &Path) -> io::Result<()> {
+    loop {
+        let pids = at_work(workshop);
+        if pids.is_empty() {
+            return Ok(());
+        }
+        for pid in pids {
+            match pidfd::open(pid) {
+                // Another process may have the pid by now.
+                Ok(process) if works_in(pid, workshop) => drop(pidfd::watch(process)?.readable().await?),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
 }
 
 /// The command is run in the namespaces that a shim holds for its pod, and sees the mounts that it made.
@@ -163,6 +194,8 @@ fn errors(log: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -182,19 +215,25 @@ mod tests {
         assert_eq!(external(mountinfo, &own), places.map(PathBuf::from));
     }
 
-    #[test]
-    fn who_works_in_a_directory_is_found_by_its_command_line() {
+    #[tokio::test]
+    async fn who_works_in_a_directory_is_found_by_its_command_line_and_waited_for() {
         let dir = tempfile::tempdir().expect("directory");
         let mut command = Command::new("/bin/sh");
         // One that waits for the end of its input.
         command.arg0("/sbin/criu").args(["-c", "read x"]).arg(dir.path()).stdin(Stdio::piped());
         let mut child = command.spawn().expect("a shell");
         // The kernel shows the line a moment after the program began.
-        assert!((0..100_000).any(|_| is_at_work(dir.path())));
-        assert!(!is_at_work(Path::new("/another")));
+        let pid = i32::try_from(child.id()).expect("a pid");
+        assert!((0..100_000).any(|_| at_work(dir.path()) == [pid]));
+        ended(Path::new("/another")).await.expect("nobody works there");
+        let mut end = Box::pin(ended(dir.path()));
+        let early = tokio::time::timeout(Duration::from_millis(50), &mut end).await;
+        assert!(early.is_err(), "it works still");
         drop(child.stdin.take());
+        // It is still to be reaped, as one whose parent does not look.
+        end.await.expect("its end");
+        assert_eq!(at_work(dir.path()), Vec::<i32>::new());
         child.wait().expect("its end");
-        assert!(!is_at_work(dir.path()));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
 use super::{CheckpointError, OUTPUT, Subject, WORKSHOP, archive, file, forget, make};
@@ -52,14 +53,29 @@ fn prepare(pod: &PodSubject) -> Result<(), CheckpointError> {
 fn dump_frozen(pod: &PodSubject) -> Result<Vec<RestoreRecord>, CheckpointError> {
     for (subject, freezer) in &pod.containers {
         let id = subject.record.id.clone();
-        freezer.freeze().map_err(|source| CheckpointError::Freeze { id, source })?;
+        let frozen = freezer.freeze().map_err(|source| CheckpointError::Freeze { id, source });
+        not_doomed(pod).and(frozen)?;
     }
-    let dumped = pod.containers.iter().map(|(subject, freezer)| {
-        make(subject, &subject.layer.join(WORKSHOP), Some(freezer)).map_err(|source| {
+    let mut dumped = Vec::new();
+    for (subject, freezer) in &pod.containers {
+        let made = make(subject, &subject.layer.join(WORKSHOP), Some(freezer)).map_err(|source| {
             CheckpointError::Container { id: subject.record.id.clone(), source: Box::new(source) }
-        })
-    });
-    dumped.collect()
+        });
+        // CRIU has frozen it again. What it says of processes that went away meanwhile is no news.
+        not_doomed(pod)?;
+        dumped.push(made?);
+    }
+    Ok(dumped)
+}
+
+/// Whoever kills a container says so first, and thaws it where the killed need that: looked at after a freezing, one
+/// of the two lets it go.
+fn not_doomed(pod: &PodSubject) -> Result<(), CheckpointError> {
+    let doomed = pod.containers.iter().find(|(subject, _)| subject.doomed.load(Ordering::SeqCst));
+    match doomed {
+        Some((subject, _)) => Err(CheckpointError::Doomed { id: subject.record.id.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// Lets all go on, whatever fails.

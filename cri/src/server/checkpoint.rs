@@ -1,6 +1,7 @@
 //! CheckpointContainer.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use coracle_proto::cri;
 use tracing::info;
@@ -47,6 +48,7 @@ impl Runtime {
             layer: inner.records.layer_dir(&container.id),
             image: name,
             lower: image.map(|image| image.layers.to_vec()).unwrap_or_default(),
+            doomed: Arc::clone(&container.doomed),
             record,
         })
     }

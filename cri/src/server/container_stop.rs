@@ -1,11 +1,14 @@
 //! StopContainer: its stop signal, its time, then the end by force. Absent and ended are successes.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coracle_proto::{cri, shim};
 use nix::sys::signal::Signal;
 use tokio::time::timeout;
+use tracing::warn;
 
+use crate::cgroup::freezer::Freezer;
 use crate::container::Container;
 use crate::error::Error;
 use crate::records::ContainerPhase;
@@ -53,6 +56,7 @@ impl Runtime {
         if gone || matches!(container.phase(), ContainerPhase::Exited(_)) {
             return Ok(());
         }
+        container.doomed.store(true, Ordering::SeqCst);
         if let Ok(shim) = self.shim_of(container) {
             let kill = shim::Signal {
                 container_id: container.id.clone(),
@@ -72,9 +76,19 @@ impl Runtime {
                 Err(source) => return Err(Error::Shim { doing: "kill the container", source }),
             }
         }
+        self.let_die(container);
         if timeout(KILL_TIME, container.wait_exited()).await.is_ok() {
             return Ok(());
         }
         Err(Error::WrongState { what: "container", id: container.id.clone(), state: "killed but not gone" })
+    }
+
+    /// One that is frozen for a checkpoint would wait for its end, which may take longer than any killing.
+    fn let_die(&self, container: &Container) {
+        let freezer = self.inner.cgroups.freezer(&container.record.cgroup);
+        let Some(freezer) = freezer.filter(Freezer::holds_killed) else { return };
+        if let Err(error) = freezer.thaw() {
+            warn!(container = container.id, %error, "could not thaw a container that was killed");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! The shim as a process: started, watched by a pidfd, reaped when it is our child.
-#![allow(unsafe_code, reason = "pidfd_open and waitid on a pidfd have no safe wrapper here")]
+#![allow(unsafe_code, reason = "pidfd_send_signal and waitid on a pidfd have no safe wrapper here")]
 
 use std::io::Read as _;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use coracle_proto::shim::SandboxConfig;
 use prost::Message as _;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use super::error::{Error, ErrorKind};
+use crate::pidfd;
 
 /// Name of the configuration in a shim's directory.
 const CONFIG: &str = "shim.pb";
@@ -34,15 +34,8 @@ impl Process {
         let failed = |error: &std::io::Error| {
             Error::new(ErrorKind::Gone, format!("open the shim's pid {pid}: {error}"))
         };
-        // SAFETY: pidfd_open takes two integers and no memory.
-        let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        let raw = i32::try_from(raw)
-            .ok()
-            .filter(|fd| *fd >= 0)
-            .ok_or_else(|| failed(&std::io::Error::last_os_error()))?;
-        // SAFETY: the kernel has just made this descriptor for us.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let watched = pidfd.try_clone().and_then(register);
+        let pidfd = pidfd::open(pid).map_err(|error| failed(&error))?;
+        let watched = pidfd.try_clone().and_then(pidfd::watch);
         let watched = watched.map_err(|error| failed(&error))?;
         let (sender, alive) = watch::channel(true);
         tokio::spawn(async move {
@@ -88,12 +81,6 @@ impl Process {
         };
         self.died().await;
     }
-}
-
-fn register(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
-    let registered = unsafe { AsyncFd::register_with_interest(fd, tokio::io::Interest::READABLE) };
-    registered.map_err(|error| std::io::Error::other(error.to_string()))
 }
 
 /// ECHILD says that another process is the parent: then it is not for us to reap.
