@@ -66,7 +66,7 @@ impl Names {
         }
     }
 
-    /// An object that was found again has its name.
+    /// An object that was found again, or that could not be undone, has its name.
     pub(crate) fn hold(&self, name: String, id: String) {
         locked(&self.holders).insert(name, Holder { id, under_way: None });
     }
@@ -96,8 +96,10 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if !self.kept {
-            self.names.release(&self.name, &self.id);
+        let mut holders = locked(&self.names.holders);
+        let ours = |holder: &Holder| holder.id == self.id && holder.under_way.is_some();
+        if !self.kept && holders.get(&self.name).is_some_and(ours) {
+            holders.remove(&self.name);
         }
     }
 }
@@ -156,6 +158,15 @@ mod tests {
         assert_eq!(taken_by(&names), Some("first".into()));
         names.release("name", "first");
         assert_eq!(taken_by(&names), None);
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_undone_keeps_its_name() {
+        let names = Names::default();
+        let first = claim(&names, "first").await.expect("free");
+        names.hold("name".into(), "first".into());
+        drop(first);
+        assert_eq!(taken_by(&names), Some("first".into()));
     }
 
     #[tokio::test]

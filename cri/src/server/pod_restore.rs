@@ -1,6 +1,7 @@
 //! RestorePod: a new sandbox with containers that wait to be started, and go on then where a checkpoint was made.
 //!
-//! Everything but the processes comes by the ordinary way. Whatever can be refused is, before anything is made.
+//! Everything but the processes comes by the ordinary way. Whatever can be refused is, before anything is made. A name
+//! is claimed as by RunPodSandbox: of the CRI's calls the two are among those that are not called idempotent.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,17 +15,26 @@ use super::sandbox_run::no_config;
 use crate::checkpoint::{self, CheckpointError, CriuError, Manifest};
 use crate::container::Container;
 use crate::error::{Error, chain};
+use crate::names::Claim;
 use crate::records::RestoreRecord;
 use crate::runtime::Runtime;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{self, Sandbox};
 use crate::shim_client::Shim;
 
+/// What a pod that can be restored is made from.
+#[derive(Debug)]
+pub(super) struct Restoration {
+    from: PathBuf,
+    sandbox: cri::RunPodSandboxRequest,
+    containers: Vec<(cri::ContainerConfig, Origin)>,
+}
+
 impl Runtime {
-    /// Makes a pod from a checkpoint. A call that fails leaves nothing.
-    pub(super) async fn pod_restore(
-        self,
+    /// Refuses what cannot be restored, and takes the name for the new sandbox.
+    pub(super) async fn restoration(
+        &self,
         request: cri::RestorePodRequest,
-    ) -> Result<cri::RestorePodResponse, Error> {
+    ) -> Result<(Restoration, Claim), Error> {
         no_options(&request.options)?;
         let from = directory("checkpoint_path", &request.checkpoint_path)?;
         let config = request.config.ok_or_else(no_config)?;
@@ -41,23 +51,30 @@ impl Runtime {
             containers.push((wanted.clone(), origin));
         }
         checkpoint::program().map_err(|error| unable(&from, error))?;
-        let run = cri::RunPodSandboxRequest {
-            config: Some(config),
-            runtime_handler: request.runtime_handler.clone(),
-        };
-        let mut claim = self.sandbox_claim(&run).await?;
-        let id = claim.id().to_owned();
-        self.new_sandbox(run, id.clone(), true).await?;
+        let sandbox =
+            cri::RunPodSandboxRequest { config: Some(config), runtime_handler: request.runtime_handler };
+        let claim = self.sandbox_claim(&sandbox).await?;
+        Ok((Restoration { from, sandbox, containers }, claim))
+    }
+
+    /// Makes a pod, which has its name, from a checkpoint. A call that fails leaves nothing.
+    pub(super) async fn pod_restore(
+        self,
+        restoration: Restoration,
+        id: String,
+    ) -> Result<cri::RestorePodResponse, Error> {
+        let Restoration { from, sandbox, containers } = restoration;
+        let metadata = sandbox.config.as_ref().and_then(|config| config.metadata.clone()).unwrap_or_default();
+        self.new_sandbox(sandbox, id.clone(), true).await?;
         match self.restore_containers(&id, containers).await {
             Ok(restored_containers) => {
-                claim.keep();
-                info!(sandbox = id, from = request.checkpoint_path, "restored a pod");
+                info!(sandbox = id, from = %from.display(), "restored a pod");
                 Ok(cri::RestorePodResponse { pod_sandbox_id: id, restored_containers })
             }
             Err(error) => {
                 if let Err(error) = self.sandbox_unmake(id.clone()).await {
-                    claim.keep();
                     warn!(sandbox = id, error = error.chain(), "could not take a half-restored pod back");
+                    self.inner.names.hold(sandbox::name(&metadata), id);
                 }
                 Err(error)
             }

@@ -2,7 +2,7 @@
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use tonic::Request;
+use tonic::{Request, Status};
 
 use super::checkpoint::take_back;
 use super::pod_checkpoint;
@@ -243,9 +243,11 @@ impl RuntimeService for Runtime {
     }
 
     async fn restore_pod(&self, request: Request<cri::RestorePodRequest>) -> Answer<cri::RestorePodResponse> {
-        create(
-            self.clone(),
-            |runtime| async move { runtime.pod_restore(request.into_inner()).await },
+        let restoration = self.restoration(request.into_inner()).await;
+        let (restoration, claim) = restoration.map_err(|error| Status::from(&error))?;
+        create_named(
+            (self.clone(), Ok(claim)),
+            |runtime, id| async move { runtime.pod_restore(restoration, id).await },
             |runtime, made| async move { runtime.sandbox_unmake(made.pod_sandbox_id).await },
         )
         .await
