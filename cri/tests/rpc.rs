@@ -14,6 +14,10 @@
 mod cancel;
 #[path = "rpc/checkpoint.rs"]
 mod checkpoint;
+#[path = "rpc/checkpoint_frozen.rs"]
+mod checkpoint_frozen;
+#[path = "rpc/checkpoint_killed.rs"]
+mod checkpoint_killed;
 #[path = "rpc/checkpoint_pod.rs"]
 mod checkpoint_pod;
 #[path = "rpc/events.rs"]
@@ -38,6 +42,10 @@ use fixture::{Session, run};
 use nix::sched::CloneFlags;
 
 fn main() -> ExitCode {
+    let other = checkpoint_frozen::wait_if_called().or_else(checkpoint_killed::checkpoint_if_called);
+    if let Some(end) = other {
+        return end;
+    }
     let mut session = match Session::begin(CloneFlags::CLONE_NEWNET) {
         Ok(session) => session,
         Err(end) => return end,
@@ -67,7 +75,11 @@ fn main() -> ExitCode {
         checkpoint_pod::a_pod_is_restored_where_it_was,
         checkpoint_pod::what_cannot_be_checkpointed_is_refused,
         checkpoint_pod::a_pod_that_is_not_wholly_restored_is_undone,
-        checkpoint_pod::what_a_dead_runtime_left_frozen_goes_on,
+        checkpoint_frozen::what_a_dead_runtime_left_frozen_goes_on,
+        checkpoint_frozen::a_criu_that_outlived_its_runtime_keeps_nobody_waiting,
+        checkpoint_frozen::what_is_frozen_can_be_stopped,
+        checkpoint_killed::a_runtime_killed_while_criu_dumps_finds_all_again,
+        checkpoint_killed::a_pod_is_stopped_while_criu_dumps_it,
     );
     session.end()
 }

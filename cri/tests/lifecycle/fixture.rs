@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use coracle_cni::{Network, NetworkConfig};
-use coracle_cri::{NriSettings, Runtime, RuntimeConfig};
+use coracle_cri::{CgroupDriver, NriSettings, Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
 use coracle_integration::end_cgroup;
 use coracle_proto::cri;
@@ -90,19 +90,14 @@ impl Machine {
     pub(crate) async fn new() -> Self {
         let dir = tempfile::tempdir().expect("directory");
         let layout = layout(dir.path());
-        let images = Images::open(ImagesConfig::new(dir.path().join("root"))).await.expect("images");
+        let images = open_images(dir.path()).await;
         images.import(&layout, Some(IMAGE)).await.expect("import");
-        let network = NetworkConfig {
-            conf_dir: None,
-            bin_dirs: Vec::new(),
-            state_dir: dir.path().join("state/cni"),
-            bridge: "corcri0".into(),
-            table: "corcri".into(),
-            mtu: None,
-        };
-        let network = Network::open(network).await.expect("network");
+        let network = open_network(dir.path()).await;
         network.set_pod_cidrs(vec!["10.88.0.0/24".parse().expect("range")]).await.expect("range");
-        let cgroup_root = format!("/coracle-cri-test-{}", std::process::id());
+        let cgroup_root = match cgroup_driver() {
+            CgroupDriver::Cgroupfs => format!("/coracle-cri-test-{}", std::process::id()),
+            CgroupDriver::Systemd => format!("/coraclecritest{}.slice", std::process::id()),
+        };
         let runtime = open(dir.path(), &cgroup_root, &images, &network).await;
         Self { runtime, dir, images, network, cgroup_root }
     }
@@ -138,6 +133,26 @@ impl Machine {
         self.open_runtime().await;
     }
 
+    /// Gives all up for [`Machine::borrowed`] in another process.
+    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    pub(crate) async fn lend(&mut self) {
+        self.images = open_images(&self.path("nothing")).await;
+        self.close_runtime().await;
+    }
+
+    /// That process is gone.
+    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    pub(crate) async fn take_back(&mut self) {
+        self.images = open_images(self.dir.path()).await;
+        self.open_runtime().await;
+    }
+
+    /// A runtime in the directory of a machine that was lent.
+    #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
+    pub(crate) async fn borrowed(dir: &Path, cgroup_root: &str) -> Runtime {
+        open(dir, cgroup_root, &open_images(dir).await, &open_network(dir).await).await
+    }
+
     /// Something in the machine's directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -146,6 +161,21 @@ impl Machine {
     /// The cgroup below which all of the runtime's are.
     pub(crate) fn cgroup_root(&self) -> &str {
         &self.cgroup_root
+    }
+
+    /// The cgroup of a pod, as its configuration names it.
+    fn pod_group(&self, name: &str) -> String {
+        match self.cgroup_root.strip_suffix(".slice") {
+            None => format!("{}/kubepods/pod-{name}", self.cgroup_root),
+            Some(root) => format!("{root}.slice{root}-{}.slice", name.replace('-', "_")),
+        }
+    }
+
+    /// The cgroup of a container of a pod of that name.
+    #[allow(dead_code, reason = "not all of the tests that share this look there")]
+    pub(crate) fn container_group(&self, pod: &str, id: &str) -> String {
+        let pod = self.pod_group(pod);
+        if pod.ends_with(".slice") { format!("{pod}/cri-coracle-{id}.scope") } else { format!("{pod}/{id}") }
     }
 
     async fn other_network(&self) -> Network {
@@ -192,7 +222,7 @@ impl Machine {
             log_directory: self.dir.path().join("logs").join(name).to_string_lossy().into_owned(),
             dns_config: Some(dns),
             linux: Some(cri::LinuxPodSandboxConfig {
-                cgroup_parent: format!("{}/kubepods/pod-{name}", self.cgroup_root),
+                cgroup_parent: self.pod_group(name),
                 security_context: Some(cri::LinuxSandboxSecurityContext {
                     namespace_options: Some(options),
                     ..Default::default()
@@ -403,6 +433,30 @@ fn list(dir: &Path) -> Vec<String> {
     entries.map(|entry| entry.path().to_string_lossy().into_owned()).collect()
 }
 
+async fn open_images(dir: &Path) -> Images {
+    Images::open(ImagesConfig::new(dir.join("root"))).await.expect("images")
+}
+
+async fn open_network(dir: &Path) -> Network {
+    let config = NetworkConfig {
+        conf_dir: None,
+        bin_dirs: Vec::new(),
+        state_dir: dir.join("state/cni"),
+        bridge: "corcri0".into(),
+        table: "corcri".into(),
+        mtu: None,
+    };
+    Network::open(config).await.expect("network")
+}
+
+/// Who makes cgroups, by the environment.
+fn cgroup_driver() -> CgroupDriver {
+    match std::env::var("CGROUP_DRIVER").as_deref() {
+        Ok("systemd") => CgroupDriver::Systemd,
+        _ => CgroupDriver::Cgroupfs,
+    }
+}
+
 async fn open(dir: &Path, cgroup_root: &str, images: &Images, network: &Network) -> Runtime {
     let nri = NriSettings {
         socket: Some(dir.join("nri.sock")),
@@ -416,6 +470,7 @@ async fn open(dir: &Path, cgroup_root: &str, images: &Images, network: &Network)
         root: dir.join("root"),
         state: dir.join("state"),
         cgroup_root: cgroup_root.to_owned(),
+        cgroup_driver: cgroup_driver(),
         shim_binary: std::env::current_exe().expect("our own path"),
         cdi_dirs: vec![dir.join("cdi")],
         ..Default::default()

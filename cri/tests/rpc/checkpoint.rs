@@ -51,7 +51,7 @@ pub(crate) async fn a_running_container_is_checkpointed_and_goes_on(machine: &mu
     assert_eq!(error.code(), Code::NotFound);
 }
 
-async fn checkpoint(machine: &Machine, id: &str, location: &Path) -> Result<(), Status> {
+pub(crate) async fn checkpoint(machine: &Machine, id: &str, location: &Path) -> Result<(), Status> {
     let request = cri::CheckpointContainerRequest {
         container_id: id.into(),
         location: location.display().to_string(),

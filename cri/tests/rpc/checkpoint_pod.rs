@@ -53,7 +53,7 @@ fn configs(machine: &Machine, pod: &str) -> Vec<cri::ContainerConfig> {
     vec![counter, talker]
 }
 
-async fn pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
+pub(crate) async fn pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
     let pod = machine.try_pod(name, |config| config.hostname = "same".into()).await.expect("sandbox");
     let mut ids = Vec::new();
     for config in configs(machine, name) {
@@ -71,7 +71,7 @@ async fn pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
     (pod, ids)
 }
 
-async fn count(machine: &Machine, id: &str) -> u32 {
+pub(crate) async fn count(machine: &Machine, id: &str) -> u32 {
     for _ in 0..200 {
         let read = machine.exec(id, &["cat", "/count"], 0).await.expect("exec");
         if let Ok(count) = String::from_utf8_lossy(&read.stdout).trim().parse() {
@@ -82,7 +82,7 @@ async fn count(machine: &Machine, id: &str) -> u32 {
     panic!("{id} does not count");
 }
 
-async fn goes_on(machine: &Machine, id: &str) {
+pub(crate) async fn goes_on(machine: &Machine, id: &str) {
     let before = count(machine, id).await;
     for _ in 0..200 {
         if count(machine, id).await > before {
@@ -93,7 +93,12 @@ async fn goes_on(machine: &Machine, id: &str) {
     panic!("{id} stands still at {before}");
 }
 
-async fn checkpoint(machine: &Machine, pod: &str, ids: &[String], output: &Path) -> Result<(), Status> {
+pub(crate) async fn checkpoint(
+    machine: &Machine,
+    pod: &str,
+    ids: &[String],
+    output: &Path,
+) -> Result<(), Status> {
     let request = cri::CheckpointPodRequest {
         pod_sandbox_id: pod.into(),
         output_path: output.display().to_string(),
@@ -121,13 +126,13 @@ async fn restore(
     machine.runtime.restore_pod(Request::new(request)).await.map(tonic::Response::into_inner)
 }
 
-fn empty_directory(machine: &Machine, name: &str) -> PathBuf {
+pub(crate) fn empty_directory(machine: &Machine, name: &str) -> PathBuf {
     let path = machine.path(name);
     std::fs::create_dir_all(&path).expect("directory");
     path
 }
 
-fn names(dir: &Path) -> Vec<String> {
+pub(crate) fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).expect("list").flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
@@ -218,8 +223,24 @@ pub(crate) async fn a_pod_that_is_not_wholly_restored_is_undone(machine: &mut Ma
     assert_eq!(machine.traces().await, Vec::<String>::new());
 }
 
-async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
+/// As RunPodSandbox does it: a caller that was late gets the name when what he began is undone; and what is made, and
+/// told, has its name.
+async fn is_made_again_and_once(machine: &Machine, output: &Path) -> cri::RestorePodResponse {
+    for millis in [1, 300, 1000] {
+        let call = restore(machine, restore_request(machine, output));
+        if let Ok(made) = tokio::time::timeout(Duration::from_millis(millis), call).await {
+            machine.remove_pod(&made.expect("a pod").pod_sandbox_id).await;
+        }
+    }
     let restored = restore(machine, restore_request(machine, output)).await.expect("a pod");
+    let taken = restore(machine, restore_request(machine, output)).await.expect_err("it has the name");
+    assert_eq!(taken.code(), Code::AlreadyExists, "{taken}");
+    assert!(taken.message().contains(&restored.pod_sandbox_id), "{taken}");
+    restored
+}
+
+async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
+    let restored = is_made_again_and_once(machine, output).await;
     let pod = restored.pod_sandbox_id;
     let names: Vec<&str> = restored.restored_containers.iter().map(|made| made.name.as_str()).collect();
     assert_eq!(names, ["counter", "talker"]);
@@ -260,6 +281,7 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
+    is_in_its_cgroups(machine, &pod, &ids[0]).await;
     // As every container, it is the shim's child: a restart changes nothing.
     let before = machine.pid(&ids[0]).await;
     machine.restart(Duration::from_millis(100)).await;
@@ -274,6 +296,20 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
     machine.stop(&ids[1], 0).await;
     assert_eq!(machine.status(&ids[1]).await.exit_code, 137);
     machine.remove_pod(&pod).await;
+}
+
+/// As a container is that was never anywhere else, and sees no more of them.
+async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
+    let plain = machine.run(pod, "plain", &["sleep", "1000"]).await;
+    let mut found = Vec::new();
+    for id in [restored, &plain] {
+        let seen = machine.exec(id, &["cat", "/proc/1/cgroup"], 0).await.expect("exec").stdout;
+        let from_outside = std::fs::read_to_string(format!("/proc/{}/cgroup", machine.pid(id).await));
+        let from_outside = from_outside.expect("cgroups");
+        assert!(from_outside.contains(id), "{from_outside}");
+        found.push((from_outside.replace(id, "ID"), String::from_utf8_lossy(&seen).into_owned()));
+    }
+    assert_eq!(found[0], found[1]);
 }
 
 /// By its code, and nothing is made.
@@ -361,29 +397,4 @@ pub(crate) async fn what_cannot_be_checkpointed_is_refused(machine: &mut Machine
         machine.remove_pod(&pod).await;
     }
     std::fs::remove_dir(&output).expect("it is there, and empty");
-}
-
-/// A runtime that is killed in the middle leaves its containers frozen, a workshop, a note and perhaps a file.
-pub(crate) async fn what_a_dead_runtime_left_frozen_goes_on(machine: &mut Machine) {
-    let (source, ids) = pod(machine, "frozen").await;
-    count(machine, &ids[0]).await;
-    let output = empty_directory(machine, "half-made");
-    machine.close_runtime().await;
-    let group = format!("{}/kubepods/pod-frozen/{}", machine.cgroup_root(), ids[0]);
-    let v2 = PathBuf::from("/sys/fs/cgroup").join(group.trim_start_matches('/')).join("cgroup.freeze");
-    let (file, word) = match v2.exists() {
-        true => (v2, "1"),
-        false => (PathBuf::from(format!("/sys/fs/cgroup/freezer{group}/freezer.state")), "FROZEN"),
-    };
-    std::fs::write(&file, word).expect("freeze");
-    let layer = machine.path("root/containers").join(&ids[0]);
-    std::fs::create_dir_all(layer.join("checkpoint/checkpoint")).expect("workshop");
-    std::fs::write(layer.join("checkpoint.output"), output.display().to_string()).expect("note");
-    std::fs::write(output.join(format!("{}.tar", ids[0])), "half").expect("file");
-    machine.open_runtime().await;
-    goes_on(machine, &ids[0]).await;
-    assert_eq!(names(&output), Vec::<String>::new());
-    assert!(!names(&layer).iter().any(|name| name.starts_with("checkpoint")), "{:?}", names(&layer));
-    machine.remove_pod(&source).await;
-    std::fs::remove_dir(&output).expect("remove");
 }

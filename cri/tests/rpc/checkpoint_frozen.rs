@@ -1,0 +1,150 @@
+//! Containers that stand still: what a runtime finds that one before it left in the middle of a checkpoint, and what
+//! is stopped meanwhile.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use coracle_proto::cri;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use tonic::Request;
+
+use crate::checkpoint_pod::{count, empty_directory, goes_on, names, pod};
+use crate::fixture::Machine;
+
+/// Where a container is frozen, the word for it, and the file that says so with the line.
+struct Freezer {
+    file: PathBuf,
+    word: &'static str,
+    seen: (PathBuf, &'static str),
+}
+
+impl Freezer {
+    fn of(machine: &Machine, pod: &str, id: &str) -> Self {
+        let group = machine.container_group(pod, id);
+        let v2 = Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'));
+        if v2.join("cgroup.freeze").exists() {
+            let seen = (v2.join("cgroup.events"), "frozen 1");
+            return Self { file: v2.join("cgroup.freeze"), word: "1", seen };
+        }
+        let file = PathBuf::from(format!("/sys/fs/cgroup/freezer{group}/freezer.state"));
+        Self { word: "FROZEN", seen: (file.clone(), "FROZEN"), file }
+    }
+
+    fn freeze(&self) {
+        std::fs::write(&self.file, self.word).expect("freeze");
+        assert!((0..100_000).any(|_| self.is_frozen()), "it does not come to stand");
+    }
+
+    fn is_frozen(&self) -> bool {
+        let (file, line) = &self.seen;
+        std::fs::read_to_string(file).expect("state").lines().any(|found| found == *line)
+    }
+}
+
+/// What a runtime leaves that is killed in the middle of a pod's checkpoint.
+fn leave_half_made(machine: &Machine, pod: &str, id: &str, output: &Path) -> Freezer {
+    let freezer = Freezer::of(machine, pod, id);
+    freezer.freeze();
+    let layer = layer(machine, id);
+    std::fs::create_dir_all(layer.join("checkpoint/checkpoint")).expect("workshop");
+    std::fs::write(layer.join("checkpoint.output"), output.display().to_string()).expect("note");
+    std::fs::write(output.join(format!("{id}.tar")), "half").expect("file");
+    freezer
+}
+
+pub(crate) fn layer(machine: &Machine, id: &str) -> PathBuf {
+    machine.path("root/containers").join(id)
+}
+
+/// Waits until nothing is left of a checkpoint.
+pub(crate) async fn nothing_is_left(machine: &Machine, id: &str, output: &Path) {
+    let left = || {
+        let mut left = names(output);
+        left.extend(names(&layer(machine, id)).into_iter().filter(|name| name.starts_with("checkpoint")));
+        left
+    };
+    for _ in 0..1200 {
+        if left().is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("left: {:?}", left());
+}
+
+pub(crate) async fn what_a_dead_runtime_left_frozen_goes_on(machine: &mut Machine) {
+    let (source, ids) = pod(machine, "frozen").await;
+    count(machine, &ids[0]).await;
+    let output = empty_directory(machine, "half-made");
+    machine.close_runtime().await;
+    leave_half_made(machine, "frozen", &ids[0], &output);
+    machine.open_runtime().await;
+    goes_on(machine, &ids[0]).await;
+    nothing_is_left(machine, &ids[0], &output).await;
+    machine.remove_pod(&source).await;
+    std::fs::remove_dir(&output).expect("remove");
+}
+
+/// As which the test is called to be taken for CRIU.
+const ROLE: &str = "wait";
+
+/// One that is called as CRIU is, and ends with its input.
+fn criu_in(workshop: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("our own path"));
+    command.arg0("/sbin/criu").arg(ROLE).arg(workshop).stdin(Stdio::piped());
+    command.spawn().expect("a process")
+}
+
+/// What it does, if that is what this process was called for.
+pub(crate) fn wait_if_called() -> Option<ExitCode> {
+    if std::env::args().nth(1).is_none_or(|role| role != ROLE) {
+        return None;
+    }
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).expect("input");
+    Some(ExitCode::SUCCESS)
+}
+
+pub(crate) async fn a_criu_that_outlived_its_runtime_keeps_nobody_waiting(machine: &mut Machine) {
+    let (source, ids) = pod(machine, "outlived").await;
+    let beside = machine.pod("beside").await;
+    let other = machine.run(&beside, "c", &["sleep", "1000"]).await;
+    count(machine, &ids[0]).await;
+    let output = empty_directory(machine, "outlived");
+    machine.close_runtime().await;
+    let dumped = leave_half_made(machine, "outlived", &ids[0], &output);
+    let waiting = leave_half_made(machine, "outlived", &ids[1], &output);
+    let mut criu = criu_in(&layer(machine, &ids[0]).join("checkpoint"));
+    let begun = Instant::now();
+    machine.open_runtime().await;
+    let exec = machine.exec(&other, &["true"], 0).await.expect("exec");
+    assert!(exec.exit_code == 0 && begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(!waiting.is_frozen() && dumped.is_frozen());
+    // One that waits for the other's end, and goes on after it.
+    let late = tokio::time::timeout(Duration::from_millis(300), machine.exec(&ids[0], &["true"], 0)).await;
+    assert!(late.is_err() && dumped.is_frozen(), "{late:?}");
+    drop(criu.stdin.take());
+    nothing_is_left(machine, &ids[0], &output).await;
+    goes_on(machine, &ids[0]).await;
+    criu.wait().expect("its end");
+    for pod in [source, beside] {
+        machine.remove_pod(&pod).await;
+    }
+    std::fs::remove_dir(&output).expect("remove");
+}
+
+pub(crate) async fn what_is_frozen_can_be_stopped(machine: &mut Machine) {
+    let (pod, ids) = pod(machine, "stopped").await;
+    for id in &ids {
+        Freezer::of(machine, "stopped", id).freeze();
+    }
+    let begun = Instant::now();
+    let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
+    machine.runtime.stop_pod_sandbox(Request::new(stop)).await.expect("stop");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    for id in &ids {
+        assert_eq!(machine.status(id).await.exit_code, 137);
+    }
+    machine.remove_pod(&pod).await;
+}
