@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use coracle_integration::{Flannel, Host, Nodes, eventually, on_a_machine};
+use coracle_integration::{Flannel, Host, Machine, Nodes, eventually, on_a_machine};
 use serde_json::{Value, json};
 
 use super::pods::{Pod, hosts_and_pods_reach_pods, seen_from, with_nginx};
@@ -72,6 +72,22 @@ fn known(host: &Host, seat: &Seat) -> Option<Entries> {
     Some(known)
 }
 
+/// A node's routes by its uplink to a next hop: range and next hop.
+fn routed(host: &Host) -> BTreeSet<[String; 2]> {
+    let families = ["-4", "-6"].map(|family| host.ip(&[family, "route", "show", "dev", "eth0"]));
+    let routes = families.iter().flat_map(|routes| routes.as_array().unwrap());
+    let routes = routes.filter(|route| route["gateway"].is_string());
+    routes.map(|route| [text(&route["dst"]), text(&route["gateway"])]).collect()
+}
+
+/// The forwarding entries of a node's VXLAN devices.
+fn tunnelled(host: &Host) -> Vec<Value> {
+    let links = host.ip(&["link", "show", "type", "vxlan"]);
+    let names = links.as_array().unwrap().iter().filter_map(|link| link["ifname"].as_str());
+    let entries = names.map(|name| host.run("bridge", &["-j", "fdb", "show", "dev", name]));
+    entries.flat_map(|entries| serde_json::from_str::<Vec<Value>>(&entries).unwrap()).collect()
+}
+
 /// Nodes of both sorts, and a pod on each.
 struct Mixed {
     nodes: Nodes,
@@ -80,10 +96,17 @@ struct Mixed {
 }
 
 impl Mixed {
-    fn up(machine: &mut coracle_integration::Machine, cidrs: &str) -> Self {
-        let nodes = Nodes::up(machine, cidrs, 2);
+    fn up(machine: &mut Machine, cidrs: &str) -> Self {
+        Self::of(machine, cidrs, &[], &json!({"Type": "vxlan"}))
+    }
+
+    /// With more flags for our agents, and flannel's configuration of its backend.
+    fn of(machine: &mut Machine, cidrs: &str, flags: &[&str], backend: &Value) -> Self {
+        let mut nodes = Nodes::alone(machine, cidrs, &[]);
+        (1..=2).for_each(|number| nodes.add(number, flags));
+        nodes.wait_ready();
         let mut pods = with_nginx(&nodes, 2);
-        let mut flannel = Flannel::join(&nodes, 3, cidrs, &json!({"Type": "vxlan"}));
+        let mut flannel = Flannel::join(&nodes, 3, cidrs, backend);
         let (process, ips) = flannel.attach();
         pods.push(Pod { node: flannel.name().to_owned(), ips, process });
         Self { nodes, flannel, pods }
@@ -115,6 +138,34 @@ impl Mixed {
         }
     }
 
+    /// That every node has a route to each other node's pods by that node, and none else, and nothing in a tunnel.
+    fn all_route_to_all(&self) {
+        let seats = self.seats();
+        for (host, seat) in &seats {
+            let others = seats.iter().filter(|(_, other)| other.name != seat.name);
+            let needed: BTreeSet<[String; 2]> = others
+                .flat_map(|(_, other)| other.ranges.iter().zip(&other.ends))
+                .map(|(range, (address, _))| [range.clone(), address.clone()])
+                .collect();
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+            while routed(host) != needed || !tunnelled(host).is_empty() {
+                let found = (routed(host), tunnelled(host));
+                assert!(std::time::Instant::now() < end, "{}: {found:#?}, not {needed:#?}", seat.name);
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+        }
+    }
+
+    /// That pods of either sort of node see each other's own addresses.
+    fn nobody_is_masqueraded(&self) {
+        let (ours, theirs) = (&self.pods[0], &self.pods[2]);
+        for (from, to) in [(ours, theirs), (theirs, ours)] {
+            for (ip, own) in to.ips.iter().zip(&from.ips) {
+                assert_eq!(&seen_from(from, to, ip), own);
+            }
+        }
+    }
+
     fn all_reach_all(&self, mtu: usize) {
         let seats = self.seats();
         let hosts: Vec<_> = seats.into_iter().map(|(_, seat)| (seat.name, seat.pid)).collect();
@@ -131,13 +182,7 @@ fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
         mixed.all_reach_all(MTU);
         // Flannel's pods may send more than ours take; they are told, and then send in pieces.
         mixed.all_reach_all(FLANNELS_MTU);
-        // Nobody's address is changed on the way.
-        let (ours, theirs) = (&mixed.pods[0], &mixed.pods[2]);
-        for (from, to) in [(ours, theirs), (theirs, ours)] {
-            for (ip, own) in to.ips.iter().zip(&from.ips) {
-                assert_eq!(&seen_from(from, to, ip), own);
-            }
-        }
+        mixed.nobody_is_masqueraded();
         // Its kernel answers our tests of the way, and it may say in the Node's status how it is.
         for agent in mixed.nodes.agents() {
             assert_eq!(condition(&mixed.nodes, agent.name(), "PodNetworkImpaired"), "False");
@@ -194,4 +239,47 @@ fn nodes_of_flannels_and_ours_forget_each_other() {
             (routes.as_array()?.is_empty() && links.as_array()?.is_empty()).then_some(())
         });
     });
+}
+
+/// Nodes in one subnet, which need no tunnel.
+fn without_a_tunnel(flags: &'static [&str], backend: Value, mtu: usize) {
+    on_a_machine(move |machine| {
+        let mut mixed = Mixed::of(machine, CIDRS, flags, &backend);
+        mixed.all_route_to_all();
+        mixed.all_reach_all(mtu);
+        mixed.nobody_is_masqueraded();
+        // Its bridge, which answers our tests of such a way, came with its first pod.
+        for agent in mixed.nodes.agents() {
+            eventually("a sound network", 30, || {
+                (condition(&mixed.nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+            });
+        }
+        // Either gets another address.
+        mixed.flannel.stop();
+        mixed.flannel.host().set_address(77);
+        mixed.flannel.start();
+        mixed.nodes.agent("node-1").host().set_address(88);
+        mixed.all_route_to_all();
+        mixed.all_reach_all(mtu);
+        // One of ours goes.
+        mixed.nodes.remove("node-2");
+        mixed.nodes.kubectl(&["delete", "node", "node-2"]);
+        mixed.pods.retain(|pod| pod.node != "node-2");
+        mixed.all_route_to_all();
+        mixed.all_reach_all(mtu);
+    });
+}
+
+#[test]
+fn nodes_of_flannels_and_ours_route_to_each_other_with_host_gw() {
+    without_a_tunnel(&["--overlay", "host-gw"], json!({"Type": "host-gw"}), 1500);
+}
+
+#[test]
+fn nodes_of_flannels_and_ours_route_to_each_other_with_direct_routing() {
+    without_a_tunnel(
+        &["--overlay-direct-routing", "true"],
+        json!({"Type": "vxlan", "DirectRouting": true}),
+        MTU,
+    );
 }
