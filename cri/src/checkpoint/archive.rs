@@ -48,7 +48,9 @@ pub(super) fn difference(
 /// Archives a directory at a place. It has no name there before it is whole and on the disk.
 pub(super) fn pack(directory: &Path, location: &Path) -> io::Result<()> {
     let parent = location.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    let (file, _) = write(directory, parent)?;
+    let file = archived(directory, BufWriter::new(unnamed(parent)?))?;
+    let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.sync_all()?;
     match fs::remove_file(location) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -59,12 +61,17 @@ pub(super) fn pack(directory: &Path, location: &Path) -> io::Result<()> {
 
 /// Archives a directory to a file without a name, which is gone when it is closed. Gives its digest as well.
 pub(super) fn write(directory: &Path, parent: &Path) -> io::Result<(File, String)> {
-    let mut archive = builder(Hashing { file: BufWriter::new(unnamed(parent)?), hash: Sha256::new() });
-    archive.append_dir_all("", directory)?;
-    let Hashing { file, hash } = archive.into_inner()?;
+    let to = Hashing { file: BufWriter::new(unnamed(parent)?), hash: Sha256::new() };
+    let Hashing { file, hash } = archived(directory, to)?;
     let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
     file.sync_all()?;
     Ok((file, hex::encode(hash.finalize())))
+}
+
+fn archived<W: Write>(directory: &Path, to: W) -> io::Result<W> {
+    let mut archive = builder(to);
+    archive.append_dir_all("", directory)?;
+    archive.into_inner()
 }
 
 /// A new file in a directory, without a name.
