@@ -112,8 +112,12 @@ impl Bridge<'_> {
     async fn wire(&self, netns: &Netns, answer: &mut Answer) -> Result<(), Error> {
         let (conf, links) = (&self.conf, &self.host.links);
         self.complete(answer);
-        let wanted =
-            link::Bridge { mtu: conf.mtu, promiscuous: conf.promiscuous, vlan_filtering: conf.vlans.any() };
+        let wanted = link::Bridge {
+            mtu: conf.mtu,
+            promiscuous: conf.promiscuous,
+            vlan_filtering: conf.vlans.any(),
+            ours: conf.ours,
+        };
         let (bridge, is_new) = links.ensure_bridge(&conf.bridge, wanted).await?;
         let made = self.plug(netns, &bridge, answer).await;
         if made.is_err() && is_new {

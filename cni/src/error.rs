@@ -128,6 +128,15 @@ pub enum Error {
         /// The interface's name.
         name: String,
     },
+    /// A bridge of the network's name exists and is somebody else's.
+    #[error(
+        "the bridge {name} is somebody else's and is left alone: name another one for the pods (--bridge), or remove it \
+         if nobody needs it (ip link delete {name})"
+    )]
+    ForeignBridge {
+        /// The bridge's name.
+        name: String,
+    },
     /// A host port that another sandbox holds.
     #[error("host port {port}/{protocol} is taken by sandbox {owner}")]
     HostPortTaken {
@@ -224,7 +233,7 @@ impl Error {
             Self::NoPlugin { .. } => 100,
             Self::Changed { .. } => 101,
             Self::AddressTaken { .. } | Self::HostPortTaken { .. } | Self::DuplicateAddress { .. } => 102,
-            Self::ForeignInterface { .. } | Self::InterfaceExists { .. } => 103,
+            Self::ForeignInterface { .. } | Self::ForeignBridge { .. } | Self::InterfaceExists { .. } => 103,
             Self::Link { .. } | Self::Firewall { .. } => 104,
         }
     }

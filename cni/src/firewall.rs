@@ -187,6 +187,12 @@ impl Firewall {
         followed
     }
 
+    /// The claim on file of the same plugin, network and attachment.
+    pub(crate) fn get(&self, claim: &Claim) -> Option<Claim> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.claims.get(&claim.key()).cloned()
+    }
+
     /// Takes a claim back; one never made is no error.
     pub(crate) fn remove(&self, claim: &Claim) -> Result<(), Error> {
         let key = claim.key();

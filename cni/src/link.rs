@@ -8,6 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
+use ipnetwork::IpNetwork;
 use netlink_packet_route::link::{
     BridgePortState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoVeth, LinkAttribute,
     LinkFlags, LinkInfo, LinkMessage,
@@ -20,6 +21,8 @@ use rtnetlink::{
 use crate::error::Error;
 use crate::netns::Netns;
 
+/// What says of a bridge that it is of our making and for our pods alone: its alias, which `ip link` shows.
+const OURS: &str = "coracle: pod network";
 /// How long the kernel may take to let a port's packets pass.
 const PASSING: Duration = Duration::from_secs(2);
 
@@ -53,6 +56,7 @@ pub(crate) struct Link {
     pub(crate) vlan_filtering: Option<bool>,
     /// The VLAN that the bridge gives each new port.
     pub(crate) default_vlan: Option<u16>,
+    alias: String,
     kind: Option<InfoKind>,
 }
 
@@ -63,6 +67,8 @@ pub(crate) struct Bridge {
     pub(crate) promiscuous: bool,
     /// Whether it tells VLANs apart; only a new one is made to.
     pub(crate) vlan_filtering: bool,
+    /// Whether it is to be ours alone: one that is there must bear our mark, and a new one gets it.
+    pub(crate) ours: bool,
 }
 
 /// A veth pair: one end on the bridge, the other inside the sandbox.
@@ -134,7 +140,14 @@ impl Links {
             None => self.make_bridge(name, wanted).await?,
         };
         link.must_be_bridge()?;
+        if wanted.ours && !is_new && !link.is_ours() {
+            return Err(Error::ForeignBridge { name: name.to_owned() });
+        }
         let mut change = LinkUnspec::new_with_index(link.index);
+        if wanted.ours && is_new {
+            // With the same word as `up`: what is down and not marked was being made.
+            change = change.alias(OURS);
+        }
         if let Some(mtu) = mtu {
             change = change.mtu(mtu);
         }
@@ -150,7 +163,7 @@ impl Links {
 
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<Link, Error> {
         // An address of its own: otherwise it takes the least of its ports', and changes as they come and go.
-        let mut message = LinkBridge::new(name).address(random_mac().to_vec());
+        let mut message = LinkBridge::new(name).address(random_mac().to_vec()).down();
         if let Some(mtu) = wanted.mtu {
             message = message.mtu(mtu);
         }
@@ -296,19 +309,48 @@ impl Links {
         }
     }
 
-    /// Removes the bridge's ports that are veth and of no wanted name.
-    pub(crate) async fn delete_ports_except(&self, bridge: u32, wanted: &[String]) -> Result<(), Error> {
-        let links: Vec<LinkMessage> = {
-            let _alone = self.listing.lock().await;
-            self.handle.link().get().execute().try_collect().await.map_err(failed("list", "links"))?
+    /// Marks a bridge as ours that we made before there was a mark, or made and had no time to mark: its hardware
+    /// address is of the form that we give, and it has addresses of ours and no others, or is not in use at all.
+    pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
+        let Some(link) = self.find(name).await? else { return Ok(()) };
+        if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&OUR_PREFIX) {
+            return Ok(());
+        }
+        let present = self.addresses(&link).await?;
+        let is_known = match present.is_empty() {
+            true => !link.up && self.ports(&link).await?.is_empty(),
+            false => present.iter().all(|present| ours.contains(&present.network)),
         };
-        for link in links.iter().map(Link::of) {
-            let is_port = link.controller == Some(bridge) && link.kind == Some(InfoKind::Veth);
-            if is_port && !wanted.contains(&link.name) {
-                self.delete(&link.name).await?;
+        if !is_known {
+            return Ok(());
+        }
+        self.change(LinkUnspec::new_with_index(link.index).alias(OURS), "mark", name).await
+    }
+
+    /// The bridge, if it bears our mark.
+    pub(crate) async fn find_ours(&self, name: &str) -> Result<Option<Link>, Error> {
+        Ok(self.find(name).await?.filter(|link| link.kind == Some(InfoKind::Bridge) && link.is_ours()))
+    }
+
+    /// Removes the bridge's ports that are veth and of no wanted name.
+    pub(crate) async fn delete_ports_except(&self, bridge: &Link, wanted: &[String]) -> Result<(), Error> {
+        for port in self.ports(bridge).await? {
+            if port.kind == Some(InfoKind::Veth) && !wanted.contains(&port.name) {
+                self.delete(&port.name).await?;
             }
         }
         Ok(())
+    }
+
+    async fn ports(&self, bridge: &Link) -> Result<Vec<Link>, Error> {
+        let all = self.all().await?.into_iter();
+        Ok(all.filter(|link| link.controller == Some(bridge.index)).collect())
+    }
+
+    async fn all(&self) -> Result<Vec<Link>, Error> {
+        let _alone = self.listing.lock().await;
+        let messages: Result<Vec<LinkMessage>, _> = self.handle.link().get().execute().try_collect().await;
+        Ok(messages.map_err(failed("list", "links"))?.iter().map(Link::of).collect())
     }
 
     pub(crate) async fn find(&self, name: &str) -> Result<Option<Link>, Error> {
@@ -355,6 +397,11 @@ impl Link {
         }
     }
 
+    /// Whether it bears our mark.
+    fn is_ours(&self) -> bool {
+        self.alias == OURS
+    }
+
     fn of(message: &LinkMessage) -> Self {
         let flags = message.header.flags;
         let mut link = Self {
@@ -367,6 +414,7 @@ impl Link {
         for attribute in &message.attributes {
             match attribute {
                 LinkAttribute::IfName(name) => link.name.clone_from(name),
+                LinkAttribute::IfAlias(alias) => link.alias.clone_from(alias),
                 LinkAttribute::Address(mac) => link.mac.clone_from(mac),
                 LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
                 LinkAttribute::TxQueueLen(length) => link.queue_length = *length,
@@ -402,12 +450,15 @@ impl Link {
     }
 }
 
+/// What hardware addresses of ours begin with.
+const OUR_PREFIX: u8 = 0x0a;
+
 /// A locally administered address that nobody has.
 pub(crate) fn random_mac() -> [u8; 6] {
     use std::hash::{BuildHasher, RandomState};
     // Seeded by the kernel, anew for each.
     let [a, b, c, d, e, ..] = RandomState::new().hash_one(std::process::id()).to_ne_bytes();
-    [0x0a, a, b, c, d, e]
+    [OUR_PREFIX, a, b, c, d, e]
 }
 
 fn is_errno(error: &rtnetlink::Error, errno: i32) -> bool {

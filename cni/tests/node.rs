@@ -40,12 +40,16 @@ struct Node {
 }
 
 async fn open(dir: &Path) -> Network {
+    open_with(dir, "coracle0").await
+}
+
+async fn open_with(dir: &Path, bridge: &str) -> Network {
     let config = NetworkConfig {
         conf_dir: None,
         bin_dirs: Vec::new(),
         state_dir: dir.to_owned(),
-        bridge: "coracle0".into(),
-        table: "coracle".into(),
+        bridge: bridge.to_owned(),
+        table: bridge.replace('0', ""),
         mtu: None,
     };
     Network::open(config).await.unwrap()
@@ -227,15 +231,7 @@ fn a_host_port_is_given_once_and_a_foreign_interface_is_left_alone() {
         assert_eq!(run("ip", &["-o", "link"]).matches("veth").count(), 1);
 
         run("ip", &["link", "add", "foreign0", "type", "veth", "peer", "name", "foreign1"]);
-        let config = NetworkConfig {
-            conf_dir: None,
-            bin_dirs: Vec::new(),
-            state_dir: node.dir.path().join("second"),
-            bridge: "foreign0".into(),
-            table: "second".into(),
-            mtu: None,
-        };
-        let second = Network::open(config).await.unwrap();
+        let second = open_with(&node.dir.path().join("second"), "foreign0").await;
         let error = second.set_pod_cidrs(vec!["10.98.0.0/24".parse().unwrap()]).await.unwrap_err();
         assert_eq!(error.to_string(), "an interface named foreign0 exists and is not a bridge");
         assert!(second.ready().is_err());
@@ -291,5 +287,76 @@ fn pods_that_live_get_the_mtu_that_the_network_gets() {
         assert_eq!(mtus(), [1450; 5]);
         again.check("aaaa").await.unwrap();
         again.del("aaaa").await.unwrap();
+    });
+}
+
+/// The links and their addresses.
+fn picture() -> String {
+    run("ip", &["addr"])
+}
+
+#[test]
+fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
+    on_a_node(async |node| {
+        // Somebody's bridge, with a gateway address of somebody's, and somebody's container.
+        run("ip", &["link", "add", "foreign0", "type", "bridge"]);
+        run("ip", &["addr", "add", "10.98.0.1/24", "dev", "foreign0"]);
+        run("ip", &["link", "add", "veththeirs", "type", "veth", "peer", "name", "theirs"]);
+        run("ip", &["link", "set", "veththeirs", "master", "foreign0", "up"]);
+        run("ip", &["link", "set", "foreign0", "address", "0a:00:00:00:00:01", "up"]);
+        run("ip", &["addr", "add", "192.0.2.1/24", "dev", "foreign0"]);
+        usleep_until(|| !picture().contains("tentative"));
+        let before = picture();
+        let second = async || open_with(&node.dir.path().join("second"), "foreign0").await;
+        let network = second().await;
+        let error = network.set_pod_cidrs(vec!["10.98.0.0/24".parse().unwrap()]).await.unwrap_err();
+        let said = "the bridge foreign0 is somebody else's and is left alone: name another one for the pods (--bridge), \
+                    or remove it if nobody needs it (ip link delete foreign0)";
+        assert_eq!(error.to_string(), said);
+        assert_eq!(network.ready().unwrap_err(), said);
+        let sandbox = Sandbox::new();
+        assert!(network.add(&attachment("aaaa", &sandbox, vec![])).await.is_err());
+        network.reconcile(&[]).await.unwrap();
+        assert_eq!(picture(), before);
+        network.remove().await.unwrap();
+        assert_eq!(picture(), before);
+
+        // Ours is removed by somebody, who takes its name: the next pod does not go to them.
+        run("ip", &["link", "delete", "coracle0"]);
+        run("ip", &["link", "add", "coracle0", "type", "bridge"]);
+        let before = picture();
+        let error = node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap_err();
+        assert!(error.to_string().contains("coracle0 is somebody else's"), "{error}");
+        assert_eq!(picture(), before);
+        // It goes away, and the pod after it finds a bridge of ours again.
+        run("ip", &["link", "delete", "coracle0"]);
+        node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap();
+        assert!(run("ip", &["link", "show", "coracle0"]).contains("alias coracle"));
+    });
+}
+
+#[test]
+fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
+    on_a_node(async |node| {
+        let unmark = || drop(run("ip", &["link", "set", "coracle0", "alias", ""]));
+        let is_marked = || run("ip", &["link", "show", "coracle0"]).contains("alias coracle");
+        assert!(is_marked());
+        let sandbox = Sandbox::new();
+        node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
+        unmark();
+        // Also with other ranges: it has the addresses that it was given last.
+        let again = open(node.dir.path()).await;
+        again.set_pod_cidrs(vec!["10.97.0.0/24".parse().unwrap()]).await.unwrap();
+        assert!(is_marked() && run("ip", &["addr", "show", "coracle0"]).contains("10.97.0.1/24"));
+        // What an end between the making and the marking leaves.
+        let link = run("ip", &["-o", "link", "show", "coracle0"]);
+        let mac = link.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap();
+        run("ip", &["link", "delete", "coracle0"]);
+        run("ip", &["link", "add", "coracle0", "address", mac, "type", "bridge"]);
+        again.set_pod_cidrs(vec!["10.97.0.0/24".parse().unwrap()]).await.unwrap();
+        assert!(is_marked());
+        unmark();
+        open(node.dir.path()).await.remove().await.unwrap();
+        assert!(!run("ip", &["link"]).contains("coracle0"));
     });
 }

@@ -29,6 +29,8 @@ pub(crate) struct Conf {
     pub(crate) disable_container_interface: bool,
     pub(crate) port_isolation: bool,
     pub(crate) vlans: Vlans,
+    /// Whether the bridge is to be ours alone, as the default network's is. Others are shared with whoever has them.
+    pub(crate) ours: bool,
     /// The type of the plugin that gives addresses.
     pub(crate) ipam: Option<String>,
     pub(crate) dns: Dns,
@@ -103,6 +105,7 @@ impl Conf {
             enable_dad: written.enabledad,
             disable_container_interface: written.disable_container_interface,
             port_isolation: written.port_isolation,
+            ours: request.conf.get("coracle").and_then(|own| own.get("ours")) == Some(&Value::Bool(true)),
             ipam: ipam.map(str::to_owned),
             bridge: written.bridge,
             dns: written.dns,

@@ -77,15 +77,25 @@ impl Network {
         let (config, host) = (&self.inner.config, &self.inner.host);
         let mtu = state.mtu.or(config.mtu);
         let gateways = state.cidrs.iter().map(|cidr| gateway(*cidr)).collect::<Result<Vec<_>, _>>()?;
+        self.claim_bridge(&gateways).await?;
+        let wanted = Bridge { mtu, ours: true, ..Bridge::default() };
+        let (bridge, _) = host.links.ensure_bridge(&config.bridge, wanted).await?;
         sysctl::forwarding(&state.cidrs)?;
-        let (bridge, _) =
-            host.links.ensure_bridge(&config.bridge, Bridge { mtu, ..Bridge::default() }).await?;
         host.links.ensure_addresses(&bridge, &gateways).await?;
         sysctl::route_localnet(&config.bridge)?;
         host.firewall.put(&claim(state))?;
         host.firewall.repair()?;
         let wrong = |reason: String| Error::invalid("the default network", reason);
         List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)
+    }
+
+    /// Marks the bridge as ours, if it has these addresses or those that it was given last.
+    pub(super) async fn claim_bridge(&self, gateways: &[IpNetwork]) -> Result<(), Error> {
+        let (config, host) = (&self.inner.config, &self.inner.host);
+        let earlier = host.firewall.get(&claim(&State::default())).map(|claim| claim.masquerade);
+        let earlier = earlier.into_iter().flatten().filter_map(|cidr| gateway(cidr).ok());
+        let gateways: Vec<IpNetwork> = gateways.iter().copied().chain(earlier).collect();
+        host.links.claim_bridge(&config.bridge, &gateways).await
     }
 
     /// Takes the default network's claim back: another network takes its place.
@@ -124,6 +134,7 @@ fn list(config: &NetworkConfig, mtu: Option<u32>, cidrs: &[IpNetwork]) -> Value 
             {
                 "type": "bridge",
                 "bridge": config.bridge,
+                "coracle": {"ours": true},
                 "mtu": mtu.unwrap_or(0),
                 "isDefaultGateway": true,
                 "hairpinMode": true,

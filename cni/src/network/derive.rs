@@ -45,11 +45,15 @@ impl Network {
     /// The first failure, after everything was tried.
     pub async fn remove(&self) -> Result<(), Error> {
         let inner = &self.inner;
+        let claimed = self.claim_bridge(&[]).await;
         let reconciled = self.reconcile(&[]).await;
         let firewall = inner.host.firewall.clear();
-        let bridge = inner.host.links.delete_bridge(&inner.config.bridge).await;
+        let bridge = match inner.host.links.find_ours(&inner.config.bridge).await {
+            Ok(Some(bridge)) => inner.host.links.delete(&bridge.name).await,
+            found => found.map(drop),
+        };
         self.set_ready(Err("the network was removed".to_owned()));
-        reconciled.and(firewall).and(bridge)
+        claimed.and(reconciled).and(firewall).and(bridge)
     }
 
     /// Tells all plugins what is valid, and makes the files of addresses what is in use.
@@ -85,9 +89,9 @@ impl Network {
     /// The default network's bridge is ours alone: ports of nobody are removed.
     async fn sweep_ports(&self, valid: &[Valid]) -> Result<(), Error> {
         let links = &self.inner.host.links;
-        let Some(bridge) = links.find(&self.inner.config.bridge).await? else { return Ok(()) };
+        let Some(bridge) = links.find_ours(&self.inner.config.bridge).await? else { return Ok(()) };
         let wanted: Vec<String> = valid.iter().map(|v| host_interface(&v.container_id, &v.ifname)).collect();
-        links.delete_ports_except(bridge.index, &wanted).await
+        links.delete_ports_except(&bridge, &wanted).await
     }
 
     /// Takes sandboxes that live, and whose records are lost, for what their namespaces show them to be.
