@@ -204,7 +204,7 @@ impl Bridge<'_> {
             self.host.links.passes_on(&host_end.name).await?;
         }
         let announcing = announce(Netns::open(self.request.netns()?)?, inside, &news);
-        if let Some(announcing) = announcing.filter(|_| !self.host.in_process) {
+        if let Some(announcing) = announcing.filter(|_| !self.host.in_process()) {
             drop(announcing.join());
         }
         Ok(())

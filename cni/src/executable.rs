@@ -81,7 +81,7 @@ async fn serve(
     let places = request.conf.get("coracle").cloned().map(|places| from_value::<Places>(places, "coracle"));
     let places = places.transpose()?.unwrap_or_default();
     let firewall = Firewall::open(&places.table, &places.state_dir, true)?;
-    let host = Host::here(firewall, false)?;
+    let host = Host::here(firewall, None)?;
     let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request).await?;
     Ok(answer.map(|answer| answer.to_value(version)))
 }

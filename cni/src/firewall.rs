@@ -318,6 +318,8 @@ impl Firewall {
 
     /// Written under another name first: a reader sees all of it or nothing.
     fn write(&self, key: &str, claim: &Claim) -> Result<(), Error> {
+        // Whoever deleted it, claims go on.
+        fs::create_dir_all(&self.dir).map_err(failed("create", &self.dir))?;
         let path = self.path(key);
         let temporary = path.with_extension("new");
         let text = serde_json::to_vec(claim).map_err(io::Error::from).map_err(failed("write", &path))?;

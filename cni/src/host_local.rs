@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::host::Host;
+use crate::invoke::cache::Cache;
 use crate::spec::Command;
 use crate::spec::request::{Request, from_value};
 use crate::spec::result::{Answer, Ip, Route};
@@ -56,7 +57,7 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
     let ipam = Ipam::of(request)?;
     let owner = Owner { id: request.container_id.clone(), ifname: request.ifname.clone() };
     match request.command {
-        Command::Add => return ipam.add(request, &owner, host.in_process).map(Some),
+        Command::Add => return ipam.add(request, &owner, host.attachments.as_deref()).map(Some),
         Command::Del => ipam.del(request, &owner)?,
         Command::Check => {
             if Store::open(&ipam.dir)?.held_by(&owner)?.is_empty() {
@@ -128,12 +129,19 @@ impl Ipam {
         Ok(Self { sets, routes: conf.routes, dir, resolv_conf })
     }
 
-    fn add(&self, request: &Request, owner: &Owner, known_new: bool) -> Result<Answer, Error> {
+    /// Gives an address of each set. A runtime knows who has which: files that somebody deleted are made again first,
+    /// and nobody is added twice.
+    fn add(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<Answer, Error> {
         let dns = self.resolv_conf.as_deref().map(resolver::read).transpose()?.unwrap_or_default();
         let mut wanted = requested(request)?;
         let mut store = Store::open(&self.dir)?;
-        if !known_new && let Some(address) = store.held_by(owner)?.first() {
-            return Err(Error::AddressTaken { address: *address, owner: owner.id.clone() });
+        match attachments {
+            Some(attachments) => self.complete(&mut store, request.network(), attachments)?,
+            None => {
+                if let Some(address) = store.held_by(owner)?.first() {
+                    return Err(Error::AddressTaken { address: *address, owner: owner.id.clone() });
+                }
+            }
         }
         let mut ips = Vec::with_capacity(self.sets.len());
         let taken = self.take(&mut store, owner, &mut wanted, &mut ips);
@@ -148,6 +156,16 @@ impl Ipam {
             return Err(error);
         }
         Ok(Answer { interfaces: Vec::new(), ips, routes: self.routes.clone(), dns })
+    }
+
+    /// Makes the files of the addresses that attachments have and that no file says.
+    fn complete(&self, store: &mut Store, network: &str, attachments: &Cache) -> Result<(), Error> {
+        for (address, owner) in attachments.missing(network, &store.addresses()?) {
+            if self.sets.iter().any(|set| set.contains(address)) {
+                store.take(&owner, &mut std::iter::once(address))?;
+            }
+        }
+        Ok(())
     }
 
     /// One address from each set: a requested one of it, or the next that is free.

@@ -165,7 +165,7 @@ pub(crate) async fn run(
     request: &Request,
 ) -> Result<Option<Answer>, Error> {
     // An executable that is this program would do the same, some milliseconds later.
-    let here = |_: &plugin::Kind| host.in_process || executables.is_this_program(kind);
+    let here = |_: &plugin::Kind| host.in_process() || executables.is_this_program(kind);
     match plugin::Kind::parse(kind).filter(here) {
         Some(own) => Box::pin(plugin::run(host, executables, own, request)).await,
         None => executables.run(kind, request).await,

@@ -100,7 +100,7 @@ struct Inner {
     config: NetworkConfig,
     host: Arc<Host>,
     executables: Executables,
-    cache: Cache,
+    cache: Arc<Cache>,
     /// Held for reading by ADD and DEL, for writing by whatever may free what they make (GC).
     state: RwLock<State>,
     leaving: Leaving,
@@ -143,12 +143,13 @@ impl Network {
         let events = Firewall::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?;
-        let host = Arc::new(Host::here(firewall, true)?);
+        let cache = Arc::new(Cache::open(&config.state_dir)?);
+        let host = Arc::new(Host::here(firewall, Some(Arc::clone(&cache)))?);
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT };
         let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();
         let network = Self {
             inner: Arc::new(Inner {
-                cache: Cache::open(&config.state_dir)?,
+                cache,
                 host,
                 executables,
                 state: RwLock::default(),
@@ -203,8 +204,7 @@ impl Network {
         if let Some(earlier) = inner.cache.get(&at.id) {
             self.give_back(&earlier).await?;
         }
-        let mut entry =
-            Entry { list: (*list).clone(), at: parameters(at), netns_id: netns::id(&at.netns), result: None };
+        let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
         inner.cache.put(entry.clone())?;
@@ -278,6 +278,7 @@ impl Network {
 
     async fn give_back(&self, entry: &Entry) -> Result<(), Error> {
         let mut at = entry.at.clone();
+        self.inner.cache.leave(&at.container_id);
         // The path may lead to somebody else's namespace by now.
         at.netns = at.netns.filter(|path| entry.netns_id.is_some() && netns::id(path) == entry.netns_id);
         self.invoker().del(&entry.list, &at, entry.result.as_ref()).await?;

@@ -360,3 +360,32 @@ fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
         assert!(!run("ip", &["link"]).contains("coracle0"));
     });
 }
+
+#[test]
+fn a_directory_that_is_deleted_under_a_running_node_gives_no_address_twice() {
+    on_a_node(async |node| {
+        let sandboxes: Vec<Sandbox> = (0..4).map(|_| Sandbox::new()).collect();
+        let add = async |number: usize| {
+            let at =
+                attachment(&format!("pod{number}"), &sandboxes[number], vec![port(8080 + number as u16, 80)]);
+            node.network.add(&at).await.unwrap().addresses[0].ip().to_string()
+        };
+        assert_eq!(add(0).await, "10.99.0.2");
+        std::fs::remove_dir_all(node.dir.path().join("networks/coracle")).unwrap();
+        assert_eq!(add(1).await, "10.99.0.3");
+        assert_eq!(held(node.dir.path()), ["10.99.0.2", "10.99.0.3"]);
+        for dir in ["networks", "results", "firewall"] {
+            std::fs::remove_dir_all(node.dir.path().join(dir)).unwrap();
+        }
+        assert_eq!(add(2).await, "10.99.0.4");
+        // One that leaves takes its address with it, and not more.
+        node.network.del("pod1").await.unwrap();
+        std::fs::remove_file(node.dir.path().join("networks/coracle/10.99.0.2")).unwrap();
+        assert_eq!(add(3).await, "10.99.0.5");
+        assert_eq!(held(node.dir.path()), ["10.99.0.2", "10.99.0.4", "10.99.0.5"]);
+        for id in ["pod0", "pod2", "pod3"] {
+            node.network.del(id).await.unwrap();
+        }
+        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+    });
+}

@@ -4,6 +4,7 @@
 //! A file appears with its whole text, by a link, so that a process killed at any instruction leaves either
 //! nothing or an address with an owner.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io;
 use std::net::IpAddr;
@@ -108,12 +109,20 @@ impl Store {
         }
     }
 
-    /// All addresses that are held.
-    pub(crate) fn held(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
-        let mut held = Vec::new();
+    /// All addresses that are held, by the names of their files alone.
+    pub(crate) fn addresses(&self) -> Result<HashSet<IpAddr>, Error> {
+        let mut addresses = HashSet::new();
         for entry in fs::read_dir(&self.dir).map_err(failed("read", &self.dir))? {
             let name = entry.map_err(failed("read", &self.dir))?.file_name();
-            let Some(address) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            addresses.extend(name.to_str().and_then(|name| name.parse::<IpAddr>().ok()));
+        }
+        Ok(addresses)
+    }
+
+    /// All addresses that are held, with their owners.
+    pub(crate) fn held(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
+        let mut held = Vec::new();
+        for address in self.addresses()? {
             if let Some(owner) = self.owner_of(address)? {
                 held.push((address, owner));
             }

@@ -28,7 +28,7 @@ fn act(request: &Request) -> Result<Vec<String>, Error> {
     let owner = Owner { id: request.container_id.clone(), ifname: request.ifname.clone() };
     match request.command {
         Command::Add => {
-            let answer = ipam.add(request, &owner, false)?;
+            let answer = ipam.add(request, &owner, None)?;
             Ok(answer.ips.iter().map(|ip| ip.address.to_string()).collect())
         }
         Command::Del => ipam.del(request, &owner).map(|()| Vec::new()),

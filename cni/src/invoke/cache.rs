@@ -3,8 +3,9 @@
 //! Written before the first plugin runs and again with the result. The directory lies on a tmpfs (`/run`):
 //! records go with the boot, as what they describe does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +15,7 @@ use tracing::warn;
 
 use super::Parameters;
 use crate::error::Error;
+use crate::host_local::store::Owner;
 use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
@@ -27,6 +29,8 @@ pub(crate) struct Entry {
     pub(crate) netns_id: Option<u64>,
     /// Absent while ADD runs, or when it never ended.
     pub(crate) result: Option<Answer>,
+    /// Whether its DEL has begun: what it was given is not certain to be its own any more.
+    leaving: bool,
 }
 
 /// The same as JSON, as other runtimes lay it down.
@@ -81,7 +85,28 @@ impl Cache {
         self.lock().values().cloned().collect()
     }
 
+    /// Notes that the DEL of an attachment begins.
+    pub(crate) fn leave(&self, id: &str) {
+        if let Some(entry) = self.lock().get_mut(id) {
+            entry.leaving = true;
+        }
+    }
+
+    /// Addresses that attachments of the network have and that are not among `present`, with their owners.
+    pub(crate) fn missing(&self, network: &str, present: &HashSet<IpAddr>) -> Vec<(IpAddr, Owner)> {
+        let known = self.lock();
+        let of_network = known.values().filter(|entry| entry.list.name == network && !entry.leaving);
+        let addresses = of_network.flat_map(|Entry { at, result, .. }| {
+            let ips = result.iter().flat_map(|result| result.addresses_of(&at.ifname));
+            ips.map(move |ip| (ip.address.ip(), at))
+        });
+        let owner = |at: &Parameters| Owner { id: at.container_id.clone(), ifname: at.ifname.clone() };
+        addresses.filter(|(ip, _)| !present.contains(ip)).map(|(ip, at)| (ip, owner(at))).collect()
+    }
+
     pub(crate) fn put(&self, entry: Entry) -> Result<(), Error> {
+        // Whoever deleted it, attachments go on.
+        fs::create_dir_all(&self.dir).map_err(failed("create", &self.dir))?;
         let path = self.path(&entry.at.container_id);
         let temporary = path.with_extension("new");
         let text = serde_json::to_vec(&entry.to_file());
@@ -108,6 +133,11 @@ impl Cache {
 }
 
 impl Entry {
+    /// Of an attachment that is to be made.
+    pub(crate) fn new(list: List, at: Parameters, netns_id: Option<u64>) -> Self {
+        Self { list, at, netns_id, result: None, leaving: false }
+    }
+
     fn to_file(&self) -> File {
         File {
             kind: KIND.to_owned(),
@@ -133,7 +163,7 @@ impl Entry {
             capabilities: file.capability_args,
         };
         (file.kind == KIND).then_some(())?;
-        Some(Self { list: List::parse(file.config).ok()?, at, netns_id: file.netns_id, result })
+        Some(Self { result, ..Self::new(List::parse(file.config).ok()?, at, file.netns_id) })
     }
 }
 
@@ -180,7 +210,7 @@ mod tests {
             capabilities: Capabilities::from([("mac".to_owned(), json!("m"))]),
         };
         let result = Answer::parse(json!({"ips": [{"address": "10.0.0.2/8"}]}), Version::V1_0_0).unwrap();
-        Entry { list: List::parse(list).unwrap(), at, netns_id: Some(7), result: Some(result) }
+        Entry { result: Some(result), ..Entry::new(List::parse(list).unwrap(), at, Some(7)) }
     }
 
     #[test]

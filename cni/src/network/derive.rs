@@ -102,12 +102,9 @@ impl Network {
             match look(&live).await {
                 Ok(result) => {
                     warn!(sandbox = live.id, "the network's record is lost: made again from what is there");
-                    let entry = Entry {
-                        list: (*list).clone(),
-                        netns_id: netns::id(&live.netns),
-                        at: parameters(live),
-                        result: Some(result),
-                    };
+                    let netns_id = netns::id(&live.netns);
+                    let mut entry = Entry::new((*list).clone(), parameters(live), netns_id);
+                    entry.result = Some(result);
                     first = first.and(self.inner.cache.put(entry));
                 }
                 Err(error) => {
