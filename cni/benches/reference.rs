@@ -155,6 +155,7 @@ fn main() -> ExitCode {
         conf_dir: Some(conf),
         bin_dirs: Vec::new(),
         state_dir: dir.path().join("state"),
+        root_dir: dir.path().join("root"),
         bridge: "bench9".into(),
         table: "bench".into(),
         mtu: None,

@@ -98,12 +98,13 @@ impl Invoker<'_> {
     }
 
     /// Tells every plugin which attachments are valid, so that it frees the rest. Our own are told in any
-    /// version. All are told; the first error is returned.
+    /// version. All are told; the first error is returned. Nobody is when the list says that others attach to the
+    /// network, too (`disableGC`).
     pub(crate) async fn gc(&self, list: &List, valid: &[Valid]) -> Result<(), Error> {
         let mut first = Ok(());
-        for plugin in &list.plugins {
-            let foreign = list.version.has_status_and_gc() && !list.disable_gc;
-            if foreign || plugin::Kind::parse(kind(plugin)).is_some() {
+        let told = list.plugins.iter().filter(|_| !list.disable_gc);
+        for plugin in told {
+            if list.version.has_status_and_gc() || plugin::Kind::parse(kind(plugin)).is_some() {
                 let mut request = self.general(Command::Gc, list, plugin);
                 request.set_valid_attachments(valid);
                 first = first.and(self.run(&request).await.map(drop));

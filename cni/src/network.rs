@@ -41,6 +41,9 @@ pub struct NetworkConfig {
     pub bin_dirs: Vec<PathBuf>,
     /// Where records and addresses are kept, for example `/run/coracle/cni`.
     pub state_dir: PathBuf,
+    /// Where records are kept of what outlasts a boot, as the addresses do that plugins of others gave; for example
+    /// `/var/lib/coracle/cni`.
+    pub root_dir: PathBuf,
     /// The bridge of the default network, for example `coracle0`.
     pub bridge: String,
     /// The nftables table that is ours alone, for example `coracle`.
@@ -143,7 +146,7 @@ impl Network {
         let events = Firewall::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?;
-        let cache = Arc::new(Cache::open(&config.state_dir)?);
+        let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
         let host = Arc::new(Host::here(firewall, Some(Arc::clone(&cache)))?);
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT };
         let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();

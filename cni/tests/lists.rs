@@ -54,6 +54,7 @@ impl Host {
             conf_dir: Some(self.path("conf")),
             bin_dirs: vec![self.path("bin"), REFERENCE.into()],
             state_dir: self.path("state"),
+            root_dir: self.path("root"),
             bridge: "coracle0".into(),
             table: "coracle".into(),
             mtu: None,
@@ -180,6 +181,60 @@ fn third_party_plugins_run_beside_our_own() {
         network.del("a1").await.unwrap();
         assert_eq!((links(), host.held("mixed")), (before, Vec::new()));
         assert_eq!(run("nft", &["list", "ruleset"]), "");
+    });
+}
+
+/// What a boot takes away: the namespaces, the links and what lies on a tmpfs. The number of a namespace that was may
+/// be that of another one now.
+fn boot(host: &Host) {
+    std::fs::remove_dir_all(host.path("state")).unwrap();
+    for entry in std::fs::read_dir(host.path("root/results")).unwrap() {
+        let path = entry.unwrap().path();
+        let mut record: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        record["boot"] = json!("the boot before");
+        std::fs::write(&path, record.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn addresses_that_other_plugins_asked_for_are_freed_after_a_boot() {
+    on_a_host(async |host| {
+        // Of 0.4.0, which knows no GC.
+        host.configure(&json!({"cniVersion": "0.4.0", "name": "shared", "plugins": [
+            {"type": "ptp", "ipam": ipam(&host, &json!([[{"subnet": "10.87.0.0/24"}]]))}]}));
+        let network = host.open().await;
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        for (id, sandbox) in [("a1", &a), ("b1", &b)] {
+            network.add(&attachment(id, sandbox)).await.unwrap();
+        }
+        // Another runtime has the directory, too.
+        let theirs = host.path("addresses/shared/10.87.0.77");
+        std::fs::write(&theirs, "0123456789abcdef\r\neth0").unwrap();
+        drop(network);
+        boot(&host);
+        let network = host.open().await;
+        network.reconcile(&[]).await.unwrap();
+        assert_eq!(host.held("shared"), ["10.87.0.77"]);
+        assert!(a.run(&["ip", "link"]).contains("eth0"), "a namespace that has the number of one that was");
+        assert_eq!(std::fs::read_dir(host.path("root/results")).unwrap().count(), 0);
+        assert_eq!(text(&network.add(&attachment("c1", &Sandbox::new())).await.unwrap()), ["10.87.0.4/24"]);
+    });
+}
+
+#[test]
+fn a_list_that_says_so_is_shared_with_other_runtimes() {
+    on_a_host(async |host| {
+        let mut list = bridge(&host, &json!([[{"subnet": "10.88.0.0/24"}]]), &json!({}));
+        list["disableGC"] = json!(true);
+        host.configure(&list);
+        let network = host.open().await;
+        let sandbox = Sandbox::new();
+        network.add(&attachment("a1", &sandbox)).await.unwrap();
+        std::fs::write(host.path("addresses/own/10.88.0.77"), "0123456789abcdef\r\neth0").unwrap();
+        drop((network, sandbox));
+        boot(&host);
+        host.open().await.reconcile(&[]).await.unwrap();
+        assert_eq!(host.held("own"), ["10.88.0.77"]);
     });
 }
 

@@ -48,6 +48,7 @@ async fn open_with(dir: &Path, bridge: &str) -> Network {
         conf_dir: None,
         bin_dirs: Vec::new(),
         state_dir: dir.to_owned(),
+        root_dir: dir.join("root"),
         bridge: bridge.to_owned(),
         table: bridge.replace('0', ""),
         mtu: None,

@@ -161,6 +161,7 @@ async fn network(dir: &std::path::Path) -> Network {
         conf_dir: None,
         bin_dirs: Vec::new(),
         state_dir: dir.join("cni"),
+        root_dir: dir.join("lasting"),
         bridge: "coracletest0".to_owned(),
         table: "coracletest".to_owned(),
         mtu: None,

@@ -171,6 +171,7 @@ fn network() -> Result<(), String> {
                     conf_dir: None,
                     bin_dirs: Vec::new(),
                     state_dir: dir.clone(),
+                    root_dir: dir.clone(),
                     bridge: "check0".into(),
                     table: "check".into(),
                     mtu: None,

@@ -32,6 +32,7 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
         conf_dir: node.cni.conf_dir.clone(),
         bin_dirs: node.cni.bin_dirs.clone(),
         state_dir: node.dirs.run.join("cni"),
+        root_dir: node.dirs.state.join("cni"),
         bridge: node.bridge.clone(),
         table: node.nft_table.clone(),
         mtu: node.mtu,

@@ -52,6 +52,7 @@ async fn network(settings: &settings::Runtime) -> anyhow::Result<Network> {
         conf_dir: settings.cni.conf_dir.clone(),
         bin_dirs: settings.cni.bin_dirs.clone(),
         state_dir: settings.state.join("cni"),
+        root_dir: settings.root.join("cni"),
         bridge: settings.bridge.clone(),
         table: settings.nft_table.clone(),
         mtu: None,

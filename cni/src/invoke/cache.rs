@@ -1,7 +1,8 @@
 //! What each attachment was given, a small file each, from which DEL, CHECK and GC work, also after a crash.
 //!
-//! Written before the first plugin runs and again with the result. The directory lies on a tmpfs (`/run`):
-//! records go with the boot, as what they describe does.
+//! Written before the first plugin runs and again with the result. Records lie on a tmpfs (`/run`) and go with the
+//! boot, as what they describe does. Those of lists with plugins of others do not: such a plugin may keep what it gave
+//! on disk, as host-local does below `/var/lib`. They outlast the boot, too, and the next start runs the DEL.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -43,6 +44,9 @@ struct File {
     network_name: String,
     netns: Option<PathBuf>,
     netns_id: Option<u64>,
+    /// The boot that the namespace is of: its number may be another one's in the next.
+    #[serde(default)]
+    boot: Option<String>,
     cni_args: String,
     capability_args: Capabilities,
     config: Value,
@@ -54,27 +58,32 @@ const KIND: &str = "coracleCacheV1";
 
 /// All attachments, in memory and on disk.
 pub(crate) struct Cache {
-    dir: PathBuf,
+    /// For records that go with the boot, and for those that do not.
+    volatile: PathBuf,
+    lasting: PathBuf,
+    boot: String,
     known: Mutex<BTreeMap<String, Entry>>,
 }
 
 // === impl Cache ===
 
 impl Cache {
-    pub(crate) fn open(state_dir: &Path) -> Result<Self, Error> {
-        let dir = state_dir.join("results");
-        fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
+    pub(crate) fn open(state_dir: &Path, root_dir: &Path) -> Result<Self, Error> {
+        let path = Path::new("/proc/sys/kernel/random/boot_id");
+        let boot = fs::read_to_string(path).map_err(failed("read", path))?.trim().to_owned();
+        let [volatile, lasting] = [state_dir, root_dir].map(|dir| dir.join("results"));
+        fs::create_dir_all(&volatile).map_err(failed("create", &volatile))?;
         let mut known = BTreeMap::new();
-        for entry in fs::read_dir(&dir).map_err(failed("read", &dir))? {
-            let path = entry.map_err(failed("read", &dir))?.path();
-            match read(&path) {
-                Some(entry) => {
-                    known.insert(entry.at.container_id.clone(), entry);
+        for dir in [&volatile, &lasting].into_iter().filter(|dir| dir.is_dir()) {
+            for entry in fs::read_dir(dir).map_err(failed("read", dir))? {
+                let path = entry.map_err(failed("read", dir))?.path();
+                match read(&path, &boot) {
+                    Some(entry) => drop(known.insert(entry.at.container_id.clone(), entry)),
+                    None => set_aside(&path)?,
                 }
-                None => set_aside(&path)?,
             }
         }
-        Ok(Self { dir, known: Mutex::new(known) })
+        Ok(Self { volatile, lasting, boot, known: Mutex::new(known) })
     }
 
     pub(crate) fn get(&self, id: &str) -> Option<Entry> {
@@ -105,26 +114,22 @@ impl Cache {
     }
 
     pub(crate) fn put(&self, entry: Entry) -> Result<(), Error> {
-        // Whoever deleted it, attachments go on.
-        fs::create_dir_all(&self.dir).map_err(failed("create", &self.dir))?;
-        let path = self.path(&entry.at.container_id);
-        let temporary = path.with_extension("new");
-        let text = serde_json::to_vec(&entry.to_file());
-        let text = text.map_err(std::io::Error::from).map_err(failed("write", &path))?;
-        fs::write(&temporary, text).map_err(failed("write", &temporary))?;
-        fs::rename(&temporary, &path).map_err(failed("write", &path))?;
+        let lasts = outlasts_the_boot(&entry.list);
+        let dir = if lasts { &self.lasting } else { &self.volatile };
+        let path = file(dir, &entry.at.container_id);
+        let text = serde_json::to_vec(&entry.to_file(&self.boot)).map_err(std::io::Error::from);
+        let written = text.and_then(|text| write(dir, &path, &text, lasts));
+        written.map_err(failed("write", &path))?;
         self.lock().insert(entry.at.container_id.clone(), entry);
         Ok(())
     }
 
     pub(crate) fn remove(&self, id: &str) -> Result<(), Error> {
-        remove_file(&self.path(id))?;
+        for dir in [&self.volatile, &self.lasting] {
+            remove_file(&file(dir, id))?;
+        }
         self.lock().remove(id);
         Ok(())
-    }
-
-    fn path(&self, id: &str) -> PathBuf {
-        self.dir.join(format!("{id}.json"))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
@@ -138,7 +143,7 @@ impl Entry {
         Self { list, at, netns_id, result: None, leaving: false }
     }
 
-    fn to_file(&self) -> File {
+    fn to_file(&self, boot: &str) -> File {
         File {
             kind: KIND.to_owned(),
             container_id: self.at.container_id.clone(),
@@ -146,6 +151,7 @@ impl Entry {
             network_name: self.list.name.clone(),
             netns: self.at.netns.clone(),
             netns_id: self.netns_id,
+            boot: Some(boot.to_owned()),
             cni_args: self.at.args.clone(),
             capability_args: self.at.capabilities.clone(),
             config: self.list.to_value(),
@@ -153,7 +159,7 @@ impl Entry {
         }
     }
 
-    fn of_file(file: File) -> Option<Self> {
+    fn of_file(file: File, boot: &str) -> Option<Self> {
         let result = file.result.map(|value| Answer::parse(value, Version::NEWEST)).transpose().ok()?;
         let at = Parameters {
             container_id: file.container_id,
@@ -163,15 +169,40 @@ impl Entry {
             capabilities: file.capability_args,
         };
         (file.kind == KIND).then_some(())?;
-        Some(Self { result, ..Self::new(List::parse(file.config).ok()?, at, file.netns_id) })
+        // Records without a boot are of a version that kept none longer.
+        let netns_id = file.netns_id.filter(|_| file.boot.is_none_or(|of| of == boot));
+        Some(Self { result, ..Self::new(List::parse(file.config).ok()?, at, netns_id) })
     }
 }
 
-fn read(path: &Path) -> Option<Entry> {
+/// Whether plugins may keep what they gave beyond the boot, and nobody but a DEL takes it back.
+fn outlasts_the_boot(list: &List) -> bool {
+    !super::is_own(list) || list.disable_gc
+}
+
+fn file(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.json"))
+}
+
+/// Written under another name first: a reader sees all of it or nothing. What is to outlast the boot is on the disk
+/// then, for who knows how that ends.
+fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<()> {
+    // Whoever deleted it, attachments go on.
+    fs::create_dir_all(dir)?;
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, text)?;
+    if lasts {
+        fs::File::open(&temporary)?.sync_all()?;
+    }
+    fs::rename(&temporary, path)?;
+    if lasts { fs::File::open(dir)?.sync_all() } else { Ok(()) }
+}
+
+fn read(path: &Path, boot: &str) -> Option<Entry> {
     if path.extension().is_none_or(|e| e != "json") {
         return None;
     }
-    Entry::of_file(serde_json::from_slice(&fs::read(path).ok()?).ok()?)
+    Entry::of_file(serde_json::from_slice(&fs::read(path).ok()?).ok()?, boot)
 }
 
 /// A torn record is no reason not to start: what it described is found by `reconcile`.
@@ -213,13 +244,37 @@ mod tests {
         Entry { result: Some(result), ..Entry::new(List::parse(list).unwrap(), at, Some(7)) }
     }
 
+    fn open(dir: &Path) -> Cache {
+        Cache::open(dir, &dir.join("root")).unwrap()
+    }
+
+    #[test]
+    fn records_of_other_peoples_plugins_outlast_the_boot_but_the_namespace_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut foreign = entry("b");
+        foreign.list.plugins[0].insert("type".to_owned(), json!("ptp"));
+        for entry in [entry("a"), foreign] {
+            open(dir.path()).put(entry).unwrap();
+        }
+        let path = dir.path().join("root/results/b.json");
+        fs::remove_dir_all(dir.path().join("results")).unwrap();
+        assert_eq!(open(dir.path()).all().iter().map(|e| e.netns_id).collect::<Vec<_>>(), [Some(7)]);
+        let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        file["boot"] = json!("another");
+        fs::write(&path, file.to_string()).unwrap();
+        let cache = open(dir.path());
+        assert_eq!(cache.all().iter().map(|e| e.netns_id).collect::<Vec<_>>(), [None]);
+        cache.remove("b").unwrap();
+        assert!(!path.exists());
+    }
+
     #[test]
     fn what_was_put_is_found_by_the_next_process_and_torn_files_are_not() {
         let dir = tempfile::tempdir().unwrap();
-        Cache::open(dir.path()).unwrap().put(entry("a")).unwrap();
+        open(dir.path()).put(entry("a")).unwrap();
         fs::write(dir.path().join("results/b.json"), "{").unwrap();
         fs::write(dir.path().join("results/c.new"), "").unwrap();
-        let cache = Cache::open(dir.path()).unwrap();
+        let cache = open(dir.path());
         let found = cache.all();
         assert_eq!(found.len(), 1);
         assert_eq!((&found[0].list, &found[0].result), (&entry("a").list, &entry("a").result));
