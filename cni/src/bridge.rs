@@ -54,6 +54,11 @@ pub(crate) async fn run(
     Ok(None)
 }
 
+/// What an attachment that was made wants of the firewall.
+pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
+    Ok(Conf::of(request)?.claim(request, &request.chained()?))
+}
+
 /// The host's end of an attachment's pair: `veth` and eleven letters that follow from whose it is, within the
 /// kernel's 15 bytes.
 pub(crate) fn host_interface(id: &str, ifname: &str) -> String {
@@ -177,7 +182,7 @@ impl Bridge<'_> {
         if conf.is_gateway {
             self.be_gateway(gateway.as_ref().unwrap_or(bridge), answer).await?;
         }
-        if let Some(claim) = self.claim(answer) {
+        if let Some(claim) = self.conf.claim(request, answer) {
             self.host.firewall.put(&claim)?;
         }
         let mtu = |link: &Link| Some(link.mtu).filter(|mtu| *mtu != 0);
@@ -303,15 +308,6 @@ impl Bridge<'_> {
         sysctl::forwarding(&gateways)
     }
 
-    /// What this attachment wants of the firewall.
-    fn claim(&self, answer: &Answer) -> Option<Claim> {
-        let networks =
-            answer.ips.iter().filter_map(|ip| IpNetwork::new(ip.address.network(), ip.address.prefix()).ok());
-        let masquerade: Vec<IpNetwork> = networks.collect();
-        let wanted = self.conf.ip_masq && !masquerade.is_empty();
-        wanted.then(|| Claim { masquerade, ..Claim::of(self.request) })
-    }
-
     async fn undo(&self) -> Result<(), Error> {
         let mut request = self.request.clone();
         request.command = Command::Del;
@@ -364,7 +360,7 @@ impl Bridge<'_> {
         }
         let inside = Links::inside(&Netns::open(request.netns()?)?)?;
         inside.check(&request.ifname, &previous, !self.conf.disable_container_interface).await?;
-        match self.claim(&previous) {
+        match self.conf.claim(request, &previous) {
             Some(claim) if !self.host.firewall.holds(&claim)? => Err(changed("the masquerading", gone)),
             _ => Ok(()),
         }

@@ -50,6 +50,11 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
     Ok(None)
 }
 
+/// What an attachment that was made wants of the firewall.
+pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
+    request.own::<Conf>()?.claim(request, &request.chained()?)
+}
+
 // === impl Conf ===
 
 impl Conf {

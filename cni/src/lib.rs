@@ -39,7 +39,7 @@ mod watch;
 
 pub use error::Error;
 pub use executable::main as plugin_main;
-pub use network::{Attached, Attachment, Live, Network, NetworkConfig};
+pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{
     Applied, Backend, End, Local, LocalAddress, Mac, Overlay, OverlayConfig, OverlayError, Passes, Peer,
     PeerKind, Way, examine, local_addresses, merged,

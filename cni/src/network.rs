@@ -82,17 +82,6 @@ pub struct Attached {
     pub host_interfaces: Vec<String>,
 }
 
-/// A sandbox that lives, as told to [`Network::reconcile`].
-#[derive(Debug, Clone)]
-pub struct Live {
-    /// The sandbox's id.
-    pub id: String,
-    /// Its network namespace.
-    pub netns: PathBuf,
-    /// Its interface.
-    pub ifname: String,
-}
-
 /// The node's pod network. Clones share one state.
 #[derive(Clone)]
 pub struct Network {
@@ -123,7 +112,7 @@ struct State {
     /// Whether the list is of the configuration directory.
     configured: bool,
     /// Sandboxes that live and that nothing is on record of.
-    unowned: Vec<Live>,
+    unowned: Vec<Attachment>,
 }
 
 impl Drop for Inner {

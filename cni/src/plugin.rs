@@ -1,6 +1,7 @@
 //! Our own plugin types, by name: the same code in process, in a chain with executables, and as executables.
 
 use crate::error::Error;
+use crate::firewall::Claim;
 use crate::host::Host;
 use crate::invoke::Executables;
 use crate::spec::Command;
@@ -59,6 +60,16 @@ impl Kind {
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// What the plugin wants of the firewall for the attachment of a request, which has the result of its ADD.
+pub(crate) fn claim(kind: Kind, request: &Request) -> Result<Option<Claim>, Error> {
+    match kind {
+        Kind::Bridge => bridge::claim(request),
+        Kind::Portmap => portmap::claim(request),
+        Kind::Firewall => gate::claim(request),
+        Kind::HostLocal | Kind::Loopback | Kind::Bandwidth | Kind::Tuning => Ok(None),
     }
 }
 

@@ -41,22 +41,20 @@ fn yes() -> bool {
 pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Error> {
     let conf: Conf = request.own()?;
     conf.check()?;
-    let ports: Vec<PortMapping> = request.capability("portMappings")?.unwrap_or_default();
-    if ports.iter().any(|port| port.host_port == 0 || port.container_port == 0) {
-        return Err(Error::invalid("runtimeConfig.portMappings", "0 is no port"));
-    }
+    ports(request)?;
     match request.command {
         Command::Add => {
             let previous = request.chained()?;
-            if !ports.is_empty() {
-                add(host, &conf, &claim(request, &conf, (ports, &previous))?, &previous)?;
+            if let Some(claim) = claim(request)? {
+                add(host, &conf, &claim, &previous)?;
             }
             return Ok(Some(previous));
         }
         Command::Del => host.firewall.remove(&Claim::of(request))?,
         Command::Check => {
-            let wanted = claim(request, &conf, (ports, &request.chained()?))?;
-            if !wanted.ports.is_empty() && !host.firewall.holds(&wanted)? {
+            if let Some(wanted) = claim(request)?
+                && !host.firewall.holds(&wanted)?
+            {
                 let (what, reason) = ("the host ports".to_owned(), "they are gone".to_owned());
                 return Err(Error::Changed { what, reason });
             }
@@ -79,12 +77,20 @@ fn add(host: &Host, conf: &Conf, claim: &Claim, previous: &Answer) -> Result<(),
     Ok(())
 }
 
-/// The ports lead to the first address of each family.
-fn claim(
-    request: &Request,
-    conf: &Conf,
-    (ports, previous): (Vec<PortMapping>, &Answer),
-) -> Result<Claim, Error> {
+fn ports(request: &Request) -> Result<Vec<PortMapping>, Error> {
+    let ports: Vec<PortMapping> = request.capability("portMappings")?.unwrap_or_default();
+    match ports.iter().any(|port| port.host_port == 0 || port.container_port == 0) {
+        true => Err(Error::invalid("runtimeConfig.portMappings", "0 is no port")),
+        false => Ok(ports),
+    }
+}
+
+/// What an attachment wants of the firewall: its ports lead to the first address of each family.
+pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
+    let (conf, ports, previous): (Conf, _, _) = (request.own()?, ports(request)?, request.chained()?);
+    if ports.is_empty() {
+        return Ok(None);
+    }
     let first = |v4: bool| {
         let mut of_family =
             previous.addresses_of(&request.ifname).filter(move |ip| ip.address.is_ipv4() == v4);
@@ -93,7 +99,7 @@ fn claim(
     let to = [first(true), first(false)].into_iter().flatten().collect();
     let conditions = conf.conditions()?;
     let masquerade_all = conf.snat && conf.masq_all;
-    Ok(Claim { ports, to, hairpin: conf.snat, masquerade_all, conditions, ..Claim::of(request) })
+    Ok(Some(Claim { ports, to, hairpin: conf.snat, masquerade_all, conditions, ..Claim::of(request) }))
 }
 
 // === impl Conf ===

@@ -8,12 +8,13 @@
     reason = "a test may wait and panic"
 )]
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use coracle_cni::{Attached, Attachment, Live, Network, NetworkConfig};
+use coracle_cni::{Attached, Attachment, Network, NetworkConfig};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
@@ -430,8 +431,7 @@ fn a_plugin_is_asked_for_its_status_and_its_garbage() {
         }
         std::fs::write(&log, "").unwrap();
         let again = host.open().await;
-        let live = Live { id: "a1".into(), netns: a.netns(), ifname: "eth0".into() };
-        again.reconcile(&[live]).await.unwrap();
+        again.reconcile(&[attachment("a1", &a)]).await.unwrap();
         let said = std::fs::read_to_string(&log).unwrap();
         let said: Vec<_> = said.lines().collect();
         assert!(said[0].starts_with("DEL b1 IgnoreUnknown=1;K8S_POD_NAME=b1 "), "{said:?}");
@@ -488,9 +488,8 @@ fn what_was_lost_is_made_again_from_what_lives() {
         drop(network);
         std::fs::remove_dir_all(host.path("state")).unwrap();
         let network = host.open().await;
-        let live = Live { id: "a1".into(), netns: a.netns(), ifname: "eth0".into() };
         // The ranges become known only after the runtime has told what lives, as they do on a node.
-        network.reconcile(&[live]).await.unwrap();
+        network.reconcile(&[attachment("a1", &a)]).await.unwrap();
         network
             .set_pod_cidrs(vec!["10.85.0.0/24".parse().unwrap(), "fd85::/64".parse().unwrap()])
             .await
@@ -510,6 +509,55 @@ fn what_was_lost_is_made_again_from_what_lives() {
         network.del("c1").await.unwrap();
         assert_eq!(held(&host), Vec::<String>::new());
         assert!(!run("ip", &["-o", "link"]).contains("veth"));
+    });
+}
+
+/// What the kernel has of the firewall, and what it follows from.
+fn firewall(host: &Host) -> (String, BTreeMap<String, String>) {
+    let files = std::fs::read_dir(host.path("state/firewall")).unwrap().map(|entry| entry.unwrap().path());
+    let claims = files.map(|path| {
+        (path.file_name().unwrap().to_str().unwrap().to_owned(), std::fs::read_to_string(&path).unwrap())
+    });
+    (run("nft", &["list", "table", "inet", "coracle"]), claims.collect())
+}
+
+#[test]
+fn what_the_firewall_lost_is_made_again_from_what_lives() {
+    on_a_host(async |host| {
+        let mut list =
+            bridge(&host, &json!([[{"subnet": "10.89.0.0/24"}], [{"subnet": "fd89::/64"}]]), &json!({}));
+        let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        list["plugins"].as_array_mut().unwrap().insert(1, portmap);
+        host.configure(&list);
+        let network = host.open().await;
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        let ports = |number: u16| {
+            let at = attachment(&format!("pod{number}"), if number == 8080 { &a } else { &b });
+            let ports = json!([{"hostPort": number, "containerPort": 80}]);
+            Attachment { ports: serde_json::from_value(ports).unwrap(), ..at }
+        };
+        network.add(&ports(8080)).await.unwrap();
+        let alone = firewall(&host);
+        network.add(&ports(8081)).await.unwrap();
+        let both = firewall(&host);
+        assert_eq!(both.1.len(), 6, "masquerading, ports and isolation of each: {both:?}");
+        // Or it would repair the table itself.
+        drop(network);
+        for lost in ["firewall", ""] {
+            std::fs::remove_dir_all(host.path("state").join(lost)).unwrap();
+            run("nft", &["flush", "ruleset"]);
+            let network = host.open().await;
+            network.reconcile(&[ports(8080), ports(8081)]).await.unwrap();
+            assert_eq!(firewall(&host), both, "{lost}");
+            for id in ["pod8080", "pod8081"] {
+                network.check(id).await.unwrap();
+            }
+        }
+        let network = host.open().await;
+        network.reconcile(&[ports(8080)]).await.unwrap();
+        assert_eq!(firewall(&host), alone);
+        network.del("pod8080").await.unwrap();
+        assert_eq!((run("nft", &["list", "ruleset"]), host.held("own")), (String::new(), Vec::new()));
     });
 }
 

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use coracle_cni::{Attachment, Live, Network, NetworkConfig, PortMapping, Protocol};
+use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
 use nix::sched::{CloneFlags, unshare};
 
 /// Runs the test on a thread in a fresh network namespace, which goes with the thread.
@@ -210,10 +210,7 @@ fn a_crash_leaks_nothing_after_reconciling() {
 
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
-        again
-            .reconcile(&[Live { id: "aaaa".into(), netns: a.netns.clone(), ifname: "eth0".into() }])
-            .await
-            .unwrap();
+        again.reconcile(&[attachment("aaaa", &a, vec![])]).await.unwrap();
         assert_eq!(held(node.dir.path()), ["10.99.0.2"]);
         usleep_until(|| !run("ip", &["-o", "link"]).contains(&theirs[1]));
         assert!(run("ip", &["-o", "link"]).contains(&ours[1]));

@@ -2,10 +2,10 @@
 //! are undone, what died meanwhile is marked ended, and what nobody owns is removed.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coracle_cni::Live as LiveNetwork;
+use coracle_cni::Attachment;
 use coracle_proto::cri::ContainerEventType::{self, ContainerStartedEvent, ContainerStoppedEvent};
 use coracle_proto::shim::container_state::Phase;
 use coracle_proto::shim::{ContainerState, State};
@@ -251,15 +251,11 @@ impl Runtime {
 
     /// Gives back what belongs to no living pod.
     async fn reconcile_network(&self, sandboxes: &[Reached]) {
-        let live: Vec<LiveNetwork> = sandboxes
+        let live: Vec<Attachment> = sandboxes
             .iter()
             .filter(|(record, _)| namespaces::own_network(&record.config))
             .filter_map(|(record, shim)| shim.as_ref().map(|(shim, _)| (record, shim)))
-            .map(|(record, shim)| LiveNetwork {
-                id: record.id.clone(),
-                netns: format!("/proc/{}/ns/net", shim.pid()).into(),
-                ifname: sandbox::attachment::INTERFACE.to_owned(),
-            })
+            .map(|(record, shim)| attachment(record, format!("/proc/{}/ns/net", shim.pid()).into()))
             .collect();
         if let Err(error) = self.inner.network.reconcile(&live).await {
             warn!(%error, "could not reconcile the network");
@@ -276,6 +272,16 @@ fn let_go_on(id: &str, freezer: Option<&Freezer>, layer: &Path) {
         let error = chain(&error);
         warn!(container = id, error, "could not remove a checkpoint that was not finished");
     }
+}
+
+/// A pod that lives, as the network was told of it.
+fn attachment(record: &SandboxRecord, netns: PathBuf) -> Attachment {
+    sandbox::attachment::of(&record.id, netns.clone(), &record.config).unwrap_or_else(|error| {
+        // By whatever rules it was let in, it lives.
+        warn!(sandbox = record.id, error = error.chain(), "not all is known of a pod's network");
+        let (id, ifname) = (record.id.clone(), sandbox::attachment::INTERFACE.to_owned());
+        Attachment { id, netns, ifname, ..Attachment::default() }
+    })
 }
 
 /// What a container went through between the phase on record and the one that it is in.

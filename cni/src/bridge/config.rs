@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
+use ipnetwork::IpNetwork;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::firewall::Claim;
 use crate::link::parse_mac;
 use crate::link::vlan::{LAST, Vlans};
 use crate::spec::is_interface_name;
 use crate::spec::request::Request;
-use crate::spec::result::Dns;
+use crate::spec::result::{Answer, Dns};
 
 /// The configuration, decided.
 #[derive(Debug)]
@@ -115,6 +117,15 @@ impl Conf {
             Some(name) => Err(Error::invalid("bridge", format!("{name:?} is no name of an interface"))),
             None => Ok(conf),
         }
+    }
+
+    /// What an attachment with these addresses wants of the firewall.
+    pub(crate) fn claim(&self, request: &Request, answer: &Answer) -> Option<Claim> {
+        let networks =
+            answer.ips.iter().filter_map(|ip| IpNetwork::new(ip.address.network(), ip.address.prefix()).ok());
+        let masquerade: Vec<IpNetwork> = networks.collect();
+        let wanted = self.ip_masq && !masquerade.is_empty();
+        wanted.then(|| Claim { masquerade, ..Claim::of(request) })
     }
 
     /// The host's interface in a VLAN of the bridge, where it is the gateway.

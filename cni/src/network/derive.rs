@@ -4,28 +4,30 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
-use super::{Live, Network, State};
+use super::{Attachment, Network, State, parameters};
 use crate::bridge::host_interface;
 use crate::error::Error;
 use crate::host_local;
 use crate::invoke::Parameters;
 use crate::invoke::cache::Entry;
-use crate::link::Links;
+use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};
-use crate::plugin::Kind;
+use crate::plugin::{self, Kind};
 use crate::spec::Command;
-use crate::spec::list::{Capabilities, List};
+use crate::spec::list::List;
 use crate::spec::request::{Request, Valid};
 use crate::spec::result::{Answer, Interface, Ip};
 
 impl Network {
-    /// Makes addresses, interfaces and firewall what the living sandboxes need, and frees the rest (CNI GC).
+    /// Makes addresses, interfaces and firewall what the living sandboxes need, and frees the rest (CNI GC). Of
+    /// one whose record is lost, what [`add`](Self::add) was told has to be told again.
     ///
     /// # Errors
     /// The first failure, after everything was tried.
-    pub async fn reconcile(&self, live: &[Live]) -> Result<(), Error> {
+    pub async fn reconcile(&self, live: &[Attachment]) -> Result<(), Error> {
         let inner = &self.inner;
         let mut state = inner.state.write().await;
         let mut first = Ok(());
@@ -65,7 +67,10 @@ impl Network {
             .iter()
             .map(|entry| valid(&entry.at))
             .chain(
-                state.unowned.iter().map(|l| Valid { container_id: l.id.clone(), ifname: l.ifname.clone() }),
+                state
+                    .unowned
+                    .iter()
+                    .map(|at| Valid { container_id: at.id.clone(), ifname: at.ifname.clone() }),
             )
             .collect();
         let mut lists: Vec<&List> = state.list.iter().map(Arc::as_ref).collect();
@@ -83,7 +88,11 @@ impl Network {
         let ids: HashSet<&str> = valid.iter().map(|v| v.container_id.as_str()).collect();
         let claims =
             inner.host.firewall.retain(|claim| claim.id.is_empty() || ids.contains(claim.id.as_str()));
-        first.and(claims).and(self.sweep_ports(&valid).await)
+        first = first.and(claims);
+        for entry in &entries {
+            first = first.and(self.claim_again(entry));
+        }
+        first.and(self.sweep_ports(&valid).await)
     }
 
     /// The default network's bridge is ours alone: ports of nobody are removed.
@@ -99,11 +108,10 @@ impl Network {
         let Some(list) = state.list.clone() else { return Ok(()) };
         let mut first = Ok(());
         for live in std::mem::take(&mut state.unowned) {
-            match look(&live).await {
+            match self.look(&live).await {
                 Ok(result) => {
                     warn!(sandbox = live.id, "the network's record is lost: made again from what is there");
-                    let netns_id = netns::id(&live.netns);
-                    let mut entry = Entry::new((*list).clone(), parameters(live), netns_id);
+                    let mut entry = Entry::new((*list).clone(), parameters(&live), netns::id(&live.netns));
                     entry.result = Some(result);
                     first = first.and(self.inner.cache.put(entry));
                 }
@@ -115,36 +123,70 @@ impl Network {
         }
         first
     }
+
+    /// What the sandbox has in truth.
+    async fn look(&self, live: &Attachment) -> Result<Answer, Error> {
+        let host = &self.inner.host.links;
+        let links = Links::inside(&Netns::open(&live.netns)?)?;
+        let Some(link) = links.find(&live.ifname).await? else { return Ok(Answer::default()) };
+        let addresses = links.addresses(&link).await?;
+        let outside = host.find(&host_interface(&live.id, &live.ifname)).await?;
+        let bridge = match outside.as_ref().and_then(|outside| outside.controller) {
+            Some(bridge) => host.find_index(bridge).await?,
+            None => None,
+        };
+        let of_host = |link: &Link| Interface {
+            name: link.name.clone(),
+            mac: format_mac(&link.mac),
+            mtu: Some(link.mtu),
+            ..Interface::default()
+        };
+        let sandbox = live.netns.to_string_lossy().into_owned();
+        let inside = Interface { sandbox, ..of_host(&link) };
+        // In the order in which the bridge plugin names them.
+        let mut interfaces: Vec<_> = bridge.iter().chain(&outside).map(of_host).collect();
+        let ips = addresses.iter().map(|a| Ip {
+            interface: Some(interfaces.len()),
+            address: a.network,
+            gateway: None,
+        });
+        let ips = ips.collect();
+        interfaces.push(inside);
+        Ok(Answer { interfaces, ips, ..Answer::default() })
+    }
+
+    /// Has the firewall say what our own plugins want for the attachment. Most of the time it does.
+    fn claim_again(&self, entry: &Entry) -> Result<(), Error> {
+        let Some(result) = &entry.result else { return Ok(()) };
+        let mut first = Ok(());
+        for conf in &entry.list.plugins {
+            let Some(kind) = conf.get("type").and_then(|kind| Kind::parse(kind.as_str()?)) else { continue };
+            let claim = plugin::claim(kind, &request(entry, conf, Some(result)));
+            first = first.and(match claim {
+                Ok(Some(claim)) => self.inner.host.firewall.put(&claim),
+                other => other.map(drop),
+            });
+        }
+        first
+    }
+}
+
+/// The ADD that an attachment had from one of its list's plugins.
+fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>) -> Request {
+    let previous = previous.map(|answer| answer.to_value(entry.list.version));
+    Request {
+        command: Command::Add,
+        container_id: entry.at.container_id.clone(),
+        netns: None,
+        ifname: entry.at.ifname.clone(),
+        args: entry.at.args.clone(),
+        path: Vec::new(),
+        conf: entry.list.derive(plugin, &entry.at.capabilities, previous),
+    }
 }
 
 fn valid(at: &Parameters) -> Valid {
     Valid { container_id: at.container_id.clone(), ifname: at.ifname.clone() }
-}
-
-fn parameters(live: Live) -> Parameters {
-    Parameters {
-        container_id: live.id,
-        netns: Some(live.netns),
-        ifname: live.ifname,
-        args: String::new(),
-        capabilities: Capabilities::new(),
-    }
-}
-
-/// What the sandbox has in truth.
-async fn look(live: &Live) -> Result<Answer, Error> {
-    let links = Links::inside(&Netns::open(&live.netns)?)?;
-    let Some(link) = links.find(&live.ifname).await? else { return Ok(Answer::default()) };
-    let addresses = links.addresses(&link).await?;
-    let inside = Interface {
-        name: live.ifname.clone(),
-        mac: crate::link::format_mac(&link.mac),
-        sandbox: live.netns.to_string_lossy().into_owned(),
-        ..Interface::default()
-    };
-    let outside = Interface { name: host_interface(&live.id, &live.ifname), ..Interface::default() };
-    let ips = addresses.iter().map(|a| Ip { interface: Some(1), address: a.network, gateway: None });
-    Ok(Answer { interfaces: vec![outside, inside], ips: ips.collect(), ..Answer::default() })
 }
 
 /// Makes the files of the addresses that an attachment of our own types has.
@@ -156,15 +198,7 @@ fn restore(entry: &Entry) -> Result<(), Error> {
         if ipam != Some(Kind::HostLocal.name()) {
             continue;
         }
-        let request = Request {
-            command: Command::Add,
-            container_id: entry.at.container_id.clone(),
-            netns: None,
-            ifname: entry.at.ifname.clone(),
-            args: entry.at.args.clone(),
-            path: Vec::new(),
-            conf: entry.list.derive(plugin, &entry.at.capabilities, None),
-        };
+        let request = request(entry, plugin, None);
         for ip in result.addresses_of(&entry.at.ifname) {
             first = first.and(host_local::restore(&request, ip.address.ip()).map(drop));
         }
