@@ -46,8 +46,8 @@ pub(crate) async fn run(host: &Host, request: &Request) -> Result<Option<Answer>
             check(host, request, &limits).await?;
             Ok(None)
         }
-        // A device whose sandbox is gone carries nothing; its name says whose it was, so that DEL finds it.
-        Command::Status | Command::Gc | Command::Version => Ok(None),
+        Command::Gc => host.links.sweep_ifbs().await.map(|()| None),
+        Command::Status | Command::Version => Ok(None),
     }
 }
 
@@ -78,7 +78,7 @@ async fn add(host: &Host, request: &Request, limits: &Limits, mut previous: Answ
 }
 
 async fn detour(host: &Host, link: &Link, device: &str, bucket: Bucket) -> Result<Link, Error> {
-    let device = host.links.ensure_ifb(device, link.mtu).await?;
+    let device = host.links.ensure_ifb(device, link).await?;
     host.links.set_bucket(&device, bucket).await?;
     host.links.detour(link, &device).await?;
     Ok(device)

@@ -15,7 +15,7 @@ use netlink_packet_route::link::{
 };
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
 use rtnetlink::{
-    Handle, LinkBridge, LinkBridgePort, LinkIfb, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection,
+    Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection,
 };
 
 use crate::error::Error;
@@ -219,16 +219,6 @@ impl Links {
         let message = near.set_info_data(InfoData::Veth(InfoVeth::Peer(far.build()))).build();
         let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
         self.handle.link().add(message).set_flags(flags).execute().await
-    }
-
-    /// Makes an intermediate device, up, or takes the one that is there.
-    pub(crate) async fn ensure_ifb(&self, name: &str, mtu: u32) -> Result<Link, Error> {
-        let message = LinkIfb::new(name).mtu(mtu).up().build();
-        match self.handle.link().add(message).execute().await {
-            Err(error) if !is_errno(&error, libc::EEXIST) => return Err(failed("create ifb", name)(error)),
-            _ => {}
-        }
-        self.get(name).await
     }
 
     /// Sets what the bridge does with a port.

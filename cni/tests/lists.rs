@@ -310,6 +310,38 @@ fn a_dual_stack_pod_is_wired_limited_and_checked() {
 }
 
 #[test]
+fn devices_of_limits_go_with_the_pods_that_nothing_is_known_of() {
+    on_a_host(async |host| {
+        host.configure(&bridge(&host, &json!([[{"subnet": "10.90.0.0/24"}]]), &json!({})));
+        let network = host.open().await;
+        let limited = |id: &str, sandbox: &Sandbox| {
+            let mut at = attachment(id, sandbox);
+            let limits = json!({"egressRate": 4_000_000, "egressBurst": 400_000});
+            at.capabilities.insert("bandwidth".into(), limits);
+            at
+        };
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        let stays = network.add(&limited("a1", &a)).await.unwrap().host_interfaces[2].clone();
+        let goes = network.add(&limited("b1", &b)).await.unwrap().host_interfaces[2].clone();
+        // Another implementation's, which has such names, too.
+        run("ip", &["link", "add", "bwp0123456789ab", "type", "ifb"]);
+        drop(network);
+        std::fs::remove_dir_all(host.path("state")).unwrap();
+        drop(b);
+        eventually("the end of the pair", async || {
+            run("ip", &["-o", "link", "show", "type", "veth"]).lines().count() == 1
+        })
+        .await;
+        host.open().await.reconcile(&[limited("a1", &a)]).await.unwrap();
+        let links = run("ip", &["link"]);
+        assert!(
+            links.contains(&stays) && links.contains("bwp0123456789ab") && !links.contains(&goes),
+            "{links}"
+        );
+    });
+}
+
+#[test]
 fn an_address_that_another_host_has_is_found_out() {
     on_a_host(async |host| {
         let ranges = json!([[{"subnet": "fd80::/64"}]]);

@@ -3,8 +3,10 @@
 use futures::{StreamExt, TryStreamExt};
 use netlink_packet_core::{DefaultNla, NetlinkMessage, NetlinkPayload, Nla, NlasIterator};
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::InfoKind;
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcOption};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST};
+use rtnetlink::{LinkIfb, LinkUnspec};
 
 use super::{Link, Links, failed, is_errno};
 use crate::error::Error;
@@ -18,6 +20,8 @@ pub(crate) struct Bucket {
     pub(crate) burst: u32,
 }
 
+/// How the alias of an intermediate device begins; the link's name follows.
+const OF: &str = "coracle: limits of ";
 const TBF: &str = "tbf";
 /// `TCA_TBF_*`.
 const PARAMETERS: u16 = 1;
@@ -51,6 +55,31 @@ impl Bucket {
 }
 
 impl Links {
+    /// Makes an intermediate device for a link's traffic, up, or takes the one that is there. It says whose it is.
+    pub(crate) async fn ensure_ifb(&self, name: &str, of: &Link) -> Result<Link, Error> {
+        let message = LinkIfb::new(name).mtu(of.mtu).up().build();
+        match self.handle.link().add(message).execute().await {
+            Err(error) if !is_errno(&error, libc::EEXIST) => return Err(failed("create ifb", name)(error)),
+            _ => {}
+        }
+        let device = self.get(name).await?;
+        let change = LinkUnspec::new_with_index(device.index).alias(format!("{OF}{}", of.name));
+        self.change(change, "mark", name).await?;
+        Ok(device)
+    }
+
+    /// Removes the intermediate devices whose links are gone: nothing comes to them any more, whoever made them.
+    pub(crate) async fn sweep_ifbs(&self) -> Result<(), Error> {
+        let links = self.all().await?;
+        let is_there = |name: &str| links.iter().any(|link| link.name == name);
+        for device in links.iter().filter(|link| link.kind == Some(InfoKind::Ifb)) {
+            if device.alias.strip_prefix(OF).is_some_and(|of| !is_there(of)) {
+                self.delete(&device.name).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Puts a bucket on what leaves by the link.
     pub(crate) async fn set_bucket(&self, link: &Link, bucket: Bucket) -> Result<(), Error> {
         let mut message = TcMessage::with_index(i32::try_from(link.index).unwrap_or_default());

@@ -92,7 +92,9 @@ impl Network {
         for entry in &entries {
             first = first.and(self.claim_again(entry));
         }
-        first.and(self.sweep_ports(&valid).await)
+        // In this order, for a device goes with its port.
+        first = first.and(self.sweep_ports(&valid).await);
+        first.and(inner.host.links.sweep_ifbs().await)
     }
 
     /// The default network's bridge is ours alone: ports of nobody are removed.
