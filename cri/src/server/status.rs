@@ -44,7 +44,7 @@ where
     T: Send + 'static,
     F: Future<Output = Result<T, Error>> + Send + 'static,
 {
-    match tokio::spawn(call(runtime)).await {
+    match tokio::spawn(Box::pin(call(runtime))).await {
         Ok(result) => answer(result),
         Err(panic) => Err(Status::internal(panic.to_string())),
     }
@@ -101,7 +101,8 @@ where
 {
     let mut claim = claim.map_err(|error| Status::from(&error))?;
     let call = |runtime| {
-        let made = call(runtime, claim.id().to_owned());
+        // Kilobytes, which are moved with whatever has them in it.
+        let made = Box::pin(call(runtime, claim.id().to_owned()));
         async move {
             let made = made.await?;
             claim.keep();
