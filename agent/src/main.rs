@@ -10,6 +10,10 @@ use clap::{Parser, Subcommand};
 
 use crate::settings::{ControlPlaneSettings, LogSettings, NodeSettings, Places, RuntimeSettings, Settings};
 
+/// musl's own gives every few pages back to the kernel and asks for them again, some forty times a pod.
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 /// The whole Kubernetes node in one light binary, and a thin control plane beside it.
 #[derive(Parser)]
 #[command(name = "coracle", version, max_term_width = 100, disable_help_subcommand = true)]
