@@ -46,12 +46,14 @@ pub enum Error {
     #[error("{0} is not supported")]
     Unsupported(&'static str),
     /// The command of an exec did not end in time.
-    #[error("command {command:?} timed out after {seconds} s")]
+    #[error("command {command:?} timed out after {seconds} s{last_words}")]
     Timeout {
         /// The command.
         command: String,
         /// The limit.
         seconds: i64,
+        /// What it wrote last, with what separates it from the rest.
+        last_words: String,
     },
     /// The image store refused.
     #[error("image {reference:?}")]

@@ -57,6 +57,14 @@ pub enum ExecStdio {
         /// Write end for its standard error.
         stderr: Option<OwnedFd>,
     },
+    /// For a command that is waited for, and killed with all that it started when that takes too long: it adopts
+    /// the orphans among its descendants.
+    Captured {
+        /// Write end for its standard output.
+        stdout: OwnedFd,
+        /// Write end for its standard error.
+        stderr: OwnedFd,
+    },
 }
 
 /// A process that was started by [`Shim::exec`].
@@ -254,6 +262,10 @@ impl Shim {
             ExecStdio::Terminal => {
                 exec.terminal = true;
                 Vec::new()
+            }
+            ExecStdio::Captured { stdout, stderr } => {
+                (exec.has_stdout, exec.has_stderr, exec.adopts_orphans) = (true, true, true);
+                vec![stdout, stderr]
             }
             ExecStdio::Pipes { stdin, stdout, stderr } => {
                 exec.has_stdin = stdin.is_some();

@@ -22,6 +22,8 @@ mod checkpoint_killed;
 mod checkpoint_pod;
 #[path = "rpc/events.rs"]
 mod events;
+#[path = "rpc/exec.rs"]
+mod exec;
 #[path = "rpc/figures.rs"]
 mod figures;
 #[path = "lifecycle/fixture.rs"]
@@ -69,6 +71,11 @@ fn main() -> ExitCode {
         cancel::deadlines_leave_nothing,
         cancel::a_cancelled_exec_is_killed,
         cancel::a_cancelled_pull_leaves_no_image,
+        exec::a_late_command_tells_what_it_wrote_last,
+        exec::what_was_written_is_returned_though_it_is_held_open,
+        exec::a_late_command_takes_with_it_whatever_it_started,
+        exec::a_full_answer_fits_into_a_message,
+        exec::two_thousand_execs_leave_nothing,
         images::removals_pulls_and_creations_at_once_agree,
         images::a_failed_pull_says_what_the_kubelet_shows,
         checkpoint::a_running_container_is_checkpointed_and_goes_on,

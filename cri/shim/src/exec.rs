@@ -33,6 +33,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) stdio: [Option<&'a OwnedFd>; 3],
     /// Where the second fork sends the master of the terminal that it makes.
     pub(crate) terminal: Option<&'a OwnedFd>,
+    /// Whether orphans among its descendants become its children while it lives.
+    pub(crate) adopts_orphans: bool,
     /// The shim's pid.
     pub(crate) shim: i32,
     pub(crate) speaker: Speaker,

@@ -192,6 +192,7 @@ pub(crate) fn set_name(name: &std::ffi::CStr) -> io::Result<()> {
     prctl(libc::PR_SET_NAME, name.as_ptr() as usize)
 }
 
+/// Orphans among the descendants become this process's children, also when it has become another program.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
 }

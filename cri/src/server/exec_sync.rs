@@ -1,16 +1,20 @@
 //! ExecSync: run a command in a container, wait, and return what it wrote.
 
+mod outputs;
+mod tree;
+
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::time::Duration;
 
 use coracle_proto::{cri, shim};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use oci_spec::runtime::Process;
-use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
+use self::outputs::Outputs;
 use super::container_create::PROCESS_FILE;
 use crate::container::Container;
 use crate::error::Error;
@@ -19,10 +23,12 @@ use crate::runtime::Runtime;
 use crate::shim_client::{ErrorKind, ExecStdio, Started};
 use crate::stream::Descriptor;
 
-/// What is kept of each of the two outputs, as containerd and the kubelet agree.
-const OUTPUT_LIMIT: usize = 16 << 20;
 /// How long outputs may stay open after the command ended, by processes that it left behind.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// The same when all of it was killed: what is in the pipes is read.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// As much of a command line is in an error.
+const COMMAND_SHOWN: usize = 256;
 
 /// A command that runs in a container.
 #[derive(Debug)]
@@ -35,16 +41,20 @@ pub(crate) struct Exec {
 impl Runtime {
     /// Runs a command and returns its output and exit code. After the time-out, or when the caller is `gone`, it
     /// is killed with all that it started.
+    ///
+    /// A command that is late is an error, as with containerd: by its code the kubelet tells a probe that took
+    /// too long from one that could not be run. An error has no room for outputs, so their ends are in its text.
+    /// A command that ended in time is none, whoever it left behind to hold its outputs open.
     pub(crate) async fn exec_sync(
         &self,
         request: cri::ExecSyncRequest,
         gone: impl Future<Output = ()>,
     ) -> Result<cri::ExecSyncResponse, Error> {
         let container = self.running(&request.container_id)?;
-        let (out, out_end) = pipe()?;
-        let (err, err_end) = pipe()?;
-        let stdio = ExecStdio::Pipes { stdin: None, stdout: Some(out_end), stderr: Some(err_end) };
-        let exec = match self.exec(&container, request.cmd.clone(), stdio).await {
+        let (out, stdout) = pipe()?;
+        let (err, stderr) = pipe()?;
+        let captured = ExecStdio::Captured { stdout, stderr };
+        let exec = match self.exec(&container, request.cmd.clone(), captured).await {
             Ok(exec) => exec,
             Err(Error::Shim { source, .. }) if exit_code(source.kind).is_some() => {
                 return Ok(cri::ExecSyncResponse {
@@ -55,37 +65,71 @@ impl Runtime {
             }
             Err(error) => return Err(error),
         };
-        let Exec { id, started, exit } = exec;
-        let run = async {
-            // Both are read while the command runs, or it would wait for us.
-            let mut outputs = std::pin::pin!(async { tokio::join!(collect(out), collect(err)) });
-            let mut exit = std::pin::pin!(exit);
+        let over = async {
             tokio::select! {
-                // Neither loses anything: both futures live on outside of the select.
-                outputs = &mut outputs => (exit.await, Some(outputs)),
-                code = &mut exit => (code, timeout(DRAIN_TIME, outputs).await.ok()),
+                () = late(request.timeout) => {}
+                () = gone => {}
             }
         };
-        let seconds = u64::try_from(request.timeout).ok().filter(|seconds| *seconds > 0);
-        let too_long = async {
-            match seconds {
-                Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
-                None => std::future::pending().await,
+        let mut outputs = Outputs::default();
+        match self.attend(&container, exec, outputs.read(out, err), over).await {
+            Some(Ok(exit)) => Ok(outputs.answer(exit.code)),
+            Some(Err(_gone)) => Err(self.lost(&container)),
+            None => Err(Error::Timeout {
+                command: shown(&request.cmd),
+                seconds: request.timeout,
+                last_words: outputs.last_words(),
+            }),
+        }
+    }
+
+    /// Reads until the command has ended, and its outputs. None when its time was over before: then it is killed.
+    async fn attend(
+        &self,
+        container: &Container,
+        exec: Exec,
+        reading: impl Future<Output = ()>,
+        over: impl Future<Output = ()>,
+    ) -> Option<Result<shim::Exit, oneshot::error::RecvError>> {
+        let Exec { id, started, exit } = exec;
+        let (mut reading, mut exit, mut over) = (pin!(reading), pin!(exit), pin!(over));
+        let mut open = true;
+        let exit = loop {
+            tokio::select! {
+                biased;
+                // None of them loses anything: all live on outside of the loop.
+                exit = &mut exit => break Some(exit),
+                () = &mut over => break None,
+                () = &mut reading, if open => open = false,
             }
         };
-        let ended = tokio::select! {
-            // What the others drop is of no use any more.
-            ended = run => Some(ended),
-            () = too_long => None,
-            () = gone => None,
-        };
-        let Some((exit, outputs)) = ended else {
-            self.kill_exec(&container, &id, started.pid).await;
-            return Err(Error::Timeout { command: request.cmd.join(" "), seconds: request.timeout });
-        };
-        let exit = exit.map_err(|_gone| self.lost(&container))?;
-        let (stdout, stderr) = outputs.unwrap_or_default();
-        Ok(cri::ExecSyncResponse { stdout, stderr, exit_code: exit.code })
+        if exit.is_none() {
+            self.kill_exec(container, &id, started.pid).await;
+        }
+        if open {
+            tokio::select! {
+                biased;
+                () = reading => {}
+                () = sleep(if exit.is_some() { DRAIN_TIME } else { LAST_WORDS }) => {}
+                // What the command wrote is in the pipes by now, and so has been read: reading comes first.
+                () = over, if exit.is_some() => {}
+            }
+        }
+        exit
+    }
+
+    /// Kills an exec with all that it started.
+    async fn kill_exec(&self, container: &Container, exec_id: &str, pid: i32) {
+        tree::kill_descendants(&self.inner.cgroups, &container.record.cgroup, pid).await;
+        if let Ok(shim) = self.shim_of(container) {
+            let kill = shim::Signal {
+                container_id: container.id.clone(),
+                exec_id: exec_id.to_owned(),
+                signal: nix::sys::signal::Signal::SIGKILL as i32,
+                all: false,
+            };
+            let _gone = shim.signal(kill).await;
+        }
     }
 
     /// Starts a command in a container, as its own process but for the command line.
@@ -118,28 +162,6 @@ impl Runtime {
                 sandbox.forget_exec(&id);
                 Err(Error::Shim { doing: "run the command in the container", source })
             }
-        }
-    }
-
-    /// Kills an exec with all of its session: it leads one of its own.
-    pub(crate) async fn kill_exec(&self, container: &Container, exec_id: &str, pid: i32) {
-        for member in self.inner.cgroups.processes(&container.record.cgroup) {
-            if session(member) == Some(pid) {
-                // Gone meanwhile is what we want.
-                let _gone = nix::sys::signal::kill(
-                    nix::unistd::Pid::from_raw(member),
-                    nix::sys::signal::Signal::SIGKILL,
-                );
-            }
-        }
-        if let Ok(shim) = self.shim_of(container) {
-            let kill = shim::Signal {
-                container_id: container.id.clone(),
-                exec_id: exec_id.to_owned(),
-                signal: nix::sys::signal::Signal::SIGKILL as i32,
-                all: false,
-            };
-            let _gone = shim.signal(kill).await;
         }
     }
 
@@ -181,25 +203,21 @@ fn pipe() -> Result<(Descriptor, OwnedFd), Error> {
     Ok((Descriptor::new(ours).map_err(kernel)?, theirs))
 }
 
-/// All that comes, up to the limit; the rest is read and dropped, so that the command can go on.
-async fn collect(mut from: impl AsyncRead + Unpin) -> Vec<u8> {
-    let mut kept = Vec::new();
-    let mut buffer = vec![0; 32 << 10];
-    while let Ok(count) = from.read(&mut buffer).await {
-        if count == 0 {
-            break;
-        }
-        let room = OUTPUT_LIMIT - kept.len();
-        kept.extend_from_slice(&buffer[..count.min(room)]);
+/// When a call's seconds are over; never, if it has none.
+async fn late(seconds: i64) {
+    match u64::try_from(seconds) {
+        Ok(seconds) if seconds > 0 => sleep(Duration::from_secs(seconds)).await,
+        _ => std::future::pending().await,
     }
-    kept
 }
 
-/// The session that a process belongs to: proc(5), field 6 of `stat`.
-fn session(pid: i32) -> Option<i32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything.
-    stat.rsplit_once(") ")?.1.split(' ').nth(3)?.parse().ok()
+/// A command line for an error: the beginning of a long one.
+fn shown(command: &[String]) -> String {
+    let line = command.join(" ");
+    match line.char_indices().find(|(at, _)| *at >= COMMAND_SHOWN) {
+        Some((at, _)) => format!("{}…", &line[..at]),
+        None => line,
+    }
 }
 
 #[cfg(test)]
@@ -207,15 +225,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_session_is_known() {
-        let own = nix::unistd::getsid(None).expect("session").as_raw();
-        assert_eq!(session(nix::unistd::getpid().as_raw()), Some(own));
-        assert_eq!(session(i32::MAX), None);
-    }
-
-    #[tokio::test]
-    async fn output_beyond_the_limit_is_dropped() {
-        let long = vec![b'x'; OUTPUT_LIMIT + 5];
-        assert_eq!(collect(long.as_slice()).await.len(), OUTPUT_LIMIT);
+    fn an_error_shows_the_beginning_of_a_long_command() {
+        assert_eq!(shown(&["echo".into(), "hi".into()]), "echo hi");
+        let long = shown(&["é".repeat(500)]);
+        assert!(long.ends_with("é…") && long.len() < COMMAND_SHOWN + 6, "{}", long.len());
     }
 }

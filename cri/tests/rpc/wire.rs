@@ -26,7 +26,9 @@ impl Wire {
         let stop = CancellationToken::new();
         let server = tokio::spawn(machine.runtime.clone().serve(listener, stop.clone()));
         let endpoint = Endpoint::try_from(format!("unix://{}", path.display())).expect("address");
-        let client = RuntimeServiceClient::new(endpoint.connect().await.expect("connect"));
+        // As much as the kubelet and crictl take.
+        let client = RuntimeServiceClient::new(endpoint.connect().await.expect("connect"))
+            .max_decoding_message_size(16 << 20);
         Self { client, stop, server, _dir: dir }
     }
 

@@ -44,6 +44,8 @@ enum ExecError {
     Fork(#[source] io::Error),
     #[error("begin a session")]
     Session(#[source] nix::Error),
+    #[error("adopt orphans")]
+    Adopt(#[source] io::Error),
     #[error("connect the standard streams")]
     Stdio(#[source] io::Error),
     #[error("take the terminal")]
@@ -129,6 +131,9 @@ fn second(plan: &Plan<'_>, process: &Process, filter: Option<&Filter>) -> ! {
 
 fn prepare(plan: &Plan<'_>, process: &Process, filter: Option<&Filter>) -> Result<Vec<CString>, ExecError> {
     nix::unistd::setsid().map_err(ExecError::Session)?;
+    if plan.adopts_orphans {
+        kernel::become_subreaper().map_err(ExecError::Adopt)?;
+    }
     connect(plan, process.user().uid())?;
     Ok(identity::assume(process, filter)?)
 }

@@ -74,6 +74,7 @@ impl Shim {
             target_pid: pid,
             stdio: stdio.map(|has| if has { fds.next() } else { None }),
             terminal: theirs.as_ref(),
+            adopts_orphans: exec.adopts_orphans,
             shim: nix::unistd::getpid().as_raw(),
             speaker: Speaker::new(&speaking),
         };

@@ -1,0 +1,130 @@
+//! What an exec writes: read as it comes, kept up to a limit.
+
+use coracle_proto::cri;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// Kept of both together. Clients, the kubelet among them, refuse a message of more than 16 MiB; the rest is for
+/// its other fields.
+const LIMIT: usize = (16 << 20) - (1 << 10);
+/// Of that, what each has for itself, however much the other brings.
+const RESERVE: usize = 64 << 10;
+/// Of each, what an error's text takes: headers of gRPC must stay small.
+const TAIL: usize = 1 << 10;
+const READ_SIZE: usize = 32 << 10;
+
+/// Both outputs, so far.
+#[derive(Debug, Default)]
+pub(super) struct Outputs {
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+}
+
+// === impl Outputs ===
+
+impl Outputs {
+    /// Reads both to their ends. What does not fit is read and dropped, so that the command can go on. What was
+    /// read stays when this is given up.
+    pub(super) async fn read(
+        &mut self,
+        mut stdout: impl AsyncRead + Unpin,
+        mut stderr: impl AsyncRead + Unpin,
+    ) {
+        let (mut out, mut err) = (vec![0; READ_SIZE], vec![0; READ_SIZE]);
+        let (mut out_open, mut err_open) = (true, true);
+        while out_open || err_open {
+            tokio::select! {
+                // Both arms are cancel safe: a read that did not come about has read nothing.
+                read = stdout.read(&mut out), if out_open => {
+                    let count = read.unwrap_or_default();
+                    out_open = count > 0;
+                    keep(&mut self.stdout, self.stderr.len(), &out[..count]);
+                }
+                read = stderr.read(&mut err), if err_open => {
+                    let count = read.unwrap_or_default();
+                    err_open = count > 0;
+                    keep(&mut self.stderr, self.stdout.len(), &err[..count]);
+                }
+            }
+        }
+    }
+
+    /// The answer to a call whose command ended.
+    pub(super) fn answer(self, exit_code: i32) -> cri::ExecSyncResponse {
+        cri::ExecSyncResponse { stdout: self.stdout, stderr: self.stderr, exit_code }
+    }
+
+    /// What came last, in words; empty when nothing came.
+    pub(super) fn last_words(&self) -> String {
+        let mut words = String::new();
+        for (name, bytes) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
+            if !bytes.is_empty() {
+                words.push_str(&format!("; last on {name}: \"{}\"", tail(bytes)));
+            }
+        }
+        words
+    }
+}
+
+fn keep(into: &mut Vec<u8>, other: usize, bytes: &[u8]) {
+    let room = (LIMIT - other.max(RESERVE)).saturating_sub(into.len());
+    into.extend_from_slice(&bytes[..bytes.len().min(room)]);
+}
+
+/// The end of a text on one line. Bounded when it is escaped already, which makes some characters longer.
+fn tail(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(TAIL)..]);
+    let mut room = TAIL;
+    let fitting = text.char_indices().rev().take_while(|(_, character)| {
+        let size: usize = character.escape_debug().map(char::len_utf8).sum();
+        let fits = size <= room;
+        room = room.saturating_sub(size);
+        fits
+    });
+    let start = fitting.last().map_or(text.len(), |(at, _)| at);
+    text[start..].trim_end().escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn written(stdout: &[u8], stderr: &[u8]) -> Outputs {
+        let mut outputs = Outputs::default();
+        outputs.read(stdout, stderr).await;
+        outputs
+    }
+
+    #[tokio::test]
+    async fn both_together_fit_into_a_message_and_neither_starves() {
+        let long = vec![b'x'; 20 << 20];
+        let both = written(&long, &long).await;
+        assert_eq!(both.stdout.len() + both.stderr.len(), LIMIT);
+        assert!(both.stdout.len() >= RESERVE && both.stderr.len() >= RESERVE);
+        let loud = written(&long, b"why").await;
+        assert_eq!((loud.stdout.len(), loud.stderr.as_slice()), (LIMIT - RESERVE, &b"why"[..]));
+        let answer = prost::Message::encoded_len(&both.answer(i32::MIN));
+        assert!(answer <= 16 << 20, "{answer}");
+    }
+
+    #[tokio::test]
+    async fn what_was_read_stays_when_the_rest_does_not_come() {
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        tokio::io::AsyncWriteExt::write_all(&mut theirs, b"so far").await.expect("write");
+        let mut outputs = Outputs::default();
+        let reading = outputs.read(ours, tokio::io::empty());
+        let late = tokio::time::timeout(std::time::Duration::from_millis(50), reading).await;
+        assert!(late.is_err(), "it is still open");
+        assert_eq!(outputs.answer(0).stdout, b"so far");
+    }
+
+    #[tokio::test]
+    async fn the_last_words_are_on_one_line_and_short() {
+        assert_eq!(written(b"", b"").await.last_words(), "");
+        let both = written(b"one\ntwo\n", b"why").await;
+        assert_eq!(both.last_words(), r#"; last on stdout: "one\ntwo"; last on stderr: "why""#);
+        for long in [&[0xff; 5000][..], &[1; 5000], "é".repeat(3000).as_bytes()] {
+            let words = written(long, b"").await.last_words();
+            assert!(words.len() > TAIL / 2 && words.len() < TAIL + 40, "{}", words.len());
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! All that an exec started, to be killed with it.
+//!
+//! An exec that is waited for adopts the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), whatever
+//! sessions and groups they are in. So while it lives, parents lead from each of them to it, on cgroup v1 as on
+//! v2, and never from a process of the container's own.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::time::Instant;
+
+use crate::cgroup::Cgroups;
+
+/// How long until killed processes are looked for again, and how long in all: a process may sleep in the kernel.
+const STEP: Duration = Duration::from_millis(3);
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A process, as proc(5) has it in `stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    pid: i32,
+    parent: i32,
+    session: i32,
+    /// It runs no more, and waits for its parent to notice.
+    dead: bool,
+}
+
+/// Kills all that the exec `leader` in `group` started, but not itself: whoever does that next knows its end.
+pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32) {
+    let begun = Instant::now();
+    if !look(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader) {
+        return;
+    }
+    // Standing still it starts nothing, and does not end: its orphans would be the container's then.
+    send(leader, Signal::SIGSTOP);
+    let mut killed = HashSet::new();
+    while begun.elapsed() < LIMIT {
+        let found = descendants(&look(cgroups, group), leader);
+        if found.is_empty() {
+            return;
+        }
+        let mut newcomers = false;
+        for pid in found {
+            newcomers |= killed.insert(pid);
+            send(pid, Signal::SIGKILL);
+        }
+        // Those who are killed take a moment; those who were started meanwhile must get none.
+        if newcomers {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(STEP).await;
+        }
+    }
+}
+
+fn send(pid: i32, signal: Signal) {
+    // Gone meanwhile is what we want.
+    let _gone = kill(Pid::from_raw(pid), signal);
+}
+
+fn look(cgroups: &Cgroups, group: &str) -> Vec<Process> {
+    cgroups.processes(group).into_iter().filter_map(Process::look).collect()
+}
+
+/// Who lives and descends from `leader`, or is of its session: under a shim of an earlier version, orphans are not
+/// adopted.
+fn descendants(processes: &[Process], leader: i32) -> Vec<i32> {
+    let mut family = HashSet::from([leader]);
+    loop {
+        let before = family.len();
+        for process in processes {
+            if process.session == leader || family.contains(&process.parent) {
+                family.insert(process.pid);
+            }
+        }
+        if family.len() == before {
+            break;
+        }
+    }
+    let found = processes.iter().filter(|process| family.contains(&process.pid));
+    found.filter(|process| process.pid != leader && !process.dead).map(|process| process.pid).collect()
+}
+
+// === impl Process ===
+
+impl Process {
+    fn look(pid: i32) -> Option<Self> {
+        Self::parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(pid: i32, stat: &str) -> Option<Self> {
+        // The name in parentheses may hold anything.
+        let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let number = |at: usize| fields.get(at)?.parse::<i32>().ok();
+        // A process whose first thread ended is no zombie while another runs.
+        let dead = matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1;
+        Some(Self { pid, parent: number(1)?, session: number(3)?, dead })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32, session: i32) -> Process {
+        Process { pid, parent, session, dead: false }
+    }
+
+    #[test]
+    fn descendants_are_found_whatever_their_session() {
+        let processes = [
+            // Listed before their parents.
+            process(9, 8, 9),
+            process(8, 7, 8),
+            process(7, 5, 5),
+            process(5, 2, 5),
+            process(6, 3, 5),
+            // The container's own.
+            process(3, 2, 3),
+            process(4, 3, 3),
+        ];
+        let mut found = descendants(&processes, 5);
+        found.sort_unstable();
+        assert_eq!(found, [6, 7, 8, 9]);
+        assert_eq!(descendants(&[process(5, 2, 5), process(3, 2, 3)], 5), [0; 0]);
+        assert_eq!(descendants(&[Process { dead: true, ..process(7, 5, 5) }], 5), [0; 0]);
+    }
+
+    #[test]
+    fn a_process_is_read_as_proc_shows_it() {
+        let rest = "0 0 0 0 0 0 0 0 0 0 0 0 20 0";
+        let stat = |state: &str, threads: u32| format!("7 (a) b) {state} 5 6 4 {rest} {threads} 0 99\n");
+        let expected = Process { pid: 7, parent: 5, session: 4, dead: false };
+        assert_eq!(Process::parse(7, &stat("S", 1)), Some(expected));
+        assert_eq!(Process::parse(7, &stat("Z", 1)), Some(Process { dead: true, ..expected }));
+        assert_eq!(Process::parse(7, &stat("Z", 2)), Some(expected));
+        assert_eq!(Process::parse(7, "7 (a"), None);
+        let own = Process::look(nix::unistd::getpid().as_raw()).expect("ourselves");
+        assert_eq!(own.parent, nix::unistd::getppid().as_raw());
+        assert_eq!(own.session, nix::unistd::getsid(None).expect("session").as_raw());
+        assert_eq!(Process::look(i32::MAX), None);
+    }
+}

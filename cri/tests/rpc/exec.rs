@@ -1,0 +1,137 @@
+//! ExecSync: what it returns when time is short or outputs are long, and what it leaves behind.
+
+use std::time::{Duration, Instant};
+
+use coracle_proto::cri;
+use tonic::{Code, Request};
+
+use crate::fixture::Machine;
+use crate::wire::Wire;
+
+fn request(id: &str, script: &str, timeout: i64) -> Request<cri::ExecSyncRequest> {
+    let cmd = ["sh", "-c", script].map(str::to_owned).into();
+    Request::new(cri::ExecSyncRequest { container_id: id.to_owned(), cmd, timeout })
+}
+
+pub(crate) async fn a_late_command_tells_what_it_wrote_last(machine: &mut Machine) {
+    let pod = machine.pod("late-exec").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let mut wire = Wire::open(machine).await;
+    let script = "echo begun; echo why >&2; sleep 99";
+    let late = wire.client.exec_sync(request(&id, script, 1)).await.expect_err("too long");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    let text = late.message();
+    assert!(text.contains(r#"stdout: "begun""#) && text.contains(r#"stderr: "why""#), "{text}");
+    // What a client's headers cannot take must not turn the time-out into another failure.
+    let script = "dd if=/dev/urandom bs=1000 count=50; dd if=/dev/urandom bs=1000 count=50 >&2; sleep 99";
+    let late = wire.client.exec_sync(request(&id, script, 1)).await.expect_err("too long");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    let script = format!("sleep 99; : {}", "é".repeat(20_000));
+    let late = wire.client.exec_sync(request(&id, &script, 1)).await.expect_err("too long");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    wire.close().await;
+    machine.restart(Duration::ZERO).await;
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn what_was_written_is_returned_though_it_is_held_open(machine: &mut Machine) {
+    let pod = machine.pod("held").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let script = "echo hi; echo oh >&2; sleep 95 & exit 3";
+    // With a time-out it takes no longer than that; the command itself has ended in time.
+    for (timeout, most) in [(0, 10), (1, 4)] {
+        let begun = Instant::now();
+        let answer = machine.exec(&id, &["sh", "-c", script], timeout).await.expect("it ended");
+        let (stdout, stderr) = (answer.stdout.as_slice(), answer.stderr.as_slice());
+        assert_eq!((stdout, stderr, answer.exit_code), (&b"hi\n"[..], &b"oh\n"[..], 3));
+        assert!(begun.elapsed() < Duration::from_secs(most), "{:?}", begun.elapsed());
+    }
+    let processes = machine.exec(&id, &["ps"], 0).await.expect("exec").stdout;
+    let processes = String::from_utf8_lossy(&processes).into_owned();
+    assert_eq!(processes.matches("sleep 95").count(), 2, "what a command leaves behind goes on: {processes}");
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_late_command_takes_with_it_whatever_it_started(machine: &mut Machine) {
+    let pod = machine.pod("tree").await;
+    let own = "setsid sleep 1001 & (sleep 1002 &); exec sleep 1000";
+    let id = machine.run(&pod, "c", &["sh", "-c", own]).await;
+    // Another session; an orphan of another session, without environment and outputs; and one who goes on starting.
+    let script = "setsid sleep 94 & \
+        (env -i /bin/setsid /bin/sh -c 'sleep 93 >/dev/null 2>&1 & exit' &); \
+        setsid sh -c 'while :; do (setsid sleep 92 &); usleep 20000; done' & \
+        sleep 91";
+    let begun = Instant::now();
+    let late = machine.exec(&id, &["sh", "-c", script], 2).await.expect_err("too long");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    let processes = machine.exec(&id, &["ps"], 0).await.expect("exec").stdout;
+    let processes = String::from_utf8_lossy(&processes).into_owned();
+    // The dead have no arguments any more: nobody reaps in this container.
+    assert!(!processes.contains("sleep 9") && !processes.contains("usleep 2"), "{processes}");
+    for own in ["sleep 1000", "sleep 1001", "sleep 1002"] {
+        assert!(processes.contains(own), "{own} is the container's: {processes}");
+    }
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_full_answer_fits_into_a_message(machine: &mut Machine) {
+    let pod = machine.pod("full").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let mut wire = Wire::open(machine).await;
+    let script = "dd if=/dev/zero bs=1M count=20 2>/dev/null & dd if=/dev/zero bs=1M count=20 >&2 2>/dev/null; \
+        wait; exit 5";
+    let answer = wire.client.exec_sync(request(&id, script, 60)).await.expect("it fits").into_inner();
+    assert_eq!(answer.exit_code, 5, "the command went on to its end");
+    let (stdout, stderr) = (answer.stdout.len(), answer.stderr.len());
+    assert!(stdout > 0 && stderr > 0 && stdout + stderr > 15 << 20, "{stdout} and {stderr}");
+    wire.close().await;
+    machine.restart(Duration::ZERO).await;
+    machine.remove_pod(&pod).await;
+}
+
+/// Descriptors, threads and kilobytes of a process.
+#[derive(Debug)]
+struct Holdings {
+    descriptors: usize,
+    threads: u64,
+    memory: u64,
+}
+
+impl Holdings {
+    fn of(pid: i32) -> Self {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+        let field = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).expect("field");
+            line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("number")
+        };
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors").count();
+        Self { descriptors, threads: field("Threads:"), memory: field("VmRSS:") }
+    }
+}
+
+pub(crate) async fn two_thousand_execs_leave_nothing(machine: &mut Machine) {
+    let pod = machine.pod("many").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let (runtime, shim) = (nix::unistd::getpid().as_raw(), machine.shim_pid(&pod).await);
+    let many = async |count: usize| {
+        for _ in 0..count {
+            let answer = machine.exec(&id, &["echo", "x"], 20).await.expect("exec");
+            assert_eq!((answer.stdout.as_slice(), answer.exit_code), (&b"x\n"[..], 0));
+        }
+    };
+    // What the first ones make once for all.
+    many(200).await;
+    let before = [Holdings::of(runtime), Holdings::of(shim)];
+    many(2000).await;
+    let after = [Holdings::of(runtime), Holdings::of(shim)];
+    println!("  {before:?} {after:?}");
+    for (before, after, slack) in
+        before.iter().zip(&after).zip([2048, 256]).map(|((before, after), slack)| (before, after, slack))
+    {
+        assert!(after.descriptors <= before.descriptors, "{before:?} {after:?}");
+        assert!(after.threads <= before.threads, "{before:?} {after:?}");
+        assert!(after.memory <= before.memory + slack, "{before:?} {after:?}");
+    }
+    machine.remove_pod(&pod).await;
+}
