@@ -47,4 +47,4 @@ pub use coracle_nri::Settings as NriSettings;
 pub use error::Error;
 pub use runtime::{Runtime, RuntimeConfig};
 pub use selinux::labels_containers;
-pub use stream::{BoxBody, serve as serve_streams};
+pub use stream::{BoxBody, notice_lost_client, serve as serve_streams};

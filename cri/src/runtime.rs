@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_cni::Network;
 use coracle_images::Images;
@@ -42,6 +43,8 @@ pub struct RuntimeConfig {
     pub shim_binary: PathBuf,
     /// What the URLs that Exec, Attach and PortForward return begin with, without a slash at the end.
     pub stream_url: String,
+    /// How long nothing may move on a stream before it is given up, its client being gone; none = for ever.
+    pub stream_idle_limit: Option<Duration>,
     /// Where NRI plugins are found; nowhere by default.
     pub nri: Settings,
     /// Where vendors describe their devices (CDI); what lies in a later one counts more.
@@ -92,6 +95,8 @@ impl Default for RuntimeConfig {
             log_max_files: 5,
             shim_binary: PathBuf::from("/proc/self/exe"),
             stream_url: "http://127.0.0.1".to_owned(),
+            // As the kubelet's --streaming-connection-idle-timeout, and containerd's.
+            stream_idle_limit: Some(Duration::from_secs(4 * 3600)),
             nri: Settings::default(),
             cdi_dirs: ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from).into(),
         }

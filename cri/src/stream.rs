@@ -7,6 +7,7 @@
 mod command;
 mod descriptor;
 mod forward;
+mod idle;
 mod spdy;
 mod spdy_command;
 mod spdy_forward;
@@ -15,18 +16,22 @@ mod upgrade;
 mod websocket;
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::upgrade::Upgraded;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpListener;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use self::command::Client;
 pub(crate) use self::descriptor::Descriptor;
+use self::idle::Watched;
 use self::spdy::Session;
 use self::spdy_command::wanted;
 pub(crate) use self::token::{Ticket, Tokens};
@@ -38,6 +43,19 @@ pub(crate) use self::spdy::fuzz as fuzz_spdy;
 
 /// The body of an answer: short texts only, the streams go over the upgraded connection.
 pub type BoxBody = Full<Bytes>;
+
+/// What a client's streams go over.
+type Connection = Watched<TokioIo<Upgraded>>;
+
+/// How long a client may take to write the head of its request.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a connection is silent before its other end is asked whether it is still there, by the kernel; how long
+/// until it is asked again, and how often in vain until the connection ends. Seconds.
+const SILENT: u32 = 60;
+const ASK_AGAIN: u32 = 15;
+const ASK_TIMES: u32 = 4;
+/// How long to wait when no connection can be accepted: for want of descriptors, until some are closed.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 impl Runtime {
     /// Answers a request for `/exec/{token}`, `/attach/{token}` or `/portforward/{token}` and serves
@@ -60,14 +78,26 @@ impl Runtime {
         let upgraded = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             match upgraded.await {
-                Ok(connection) => runtime.serve_stream(ticket, transport, connection).await,
+                Ok(connection) => runtime.serve_upgraded(ticket, transport, connection).await,
                 Err(error) => debug!(%error, "a client did not upgrade its connection"),
             }
         });
         response
     }
 
-    async fn serve_stream(&self, ticket: Ticket, transport: Transport, connection: Upgraded) {
+    /// Until the stream ends, or nothing has moved on it for so long that it is given up.
+    async fn serve_upgraded(&self, ticket: Ticket, transport: Transport, connection: Upgraded) {
+        let (connection, idle) = idle::watch(TokioIo::new(connection));
+        tokio::select! {
+            // What serves it is dropped; its tasks end with the connection.
+            () = idle.expired(self.inner.config.stream_idle_limit) => {
+                debug!("a stream on which nothing moves was given up");
+            }
+            () = self.serve_stream(ticket, transport, connection) => {}
+        }
+    }
+
+    async fn serve_stream(&self, ticket: Ticket, transport: Transport, connection: Connection) {
         match (ticket, transport.protocol()) {
             (Ticket::PortForward(request), Protocol::WebSocketChannels) => {
                 websocket::forward(self, request, websocket::accept(connection).await).await;
@@ -77,10 +107,10 @@ impl Runtime {
                 spdy_forward::forward(self, &request, Session::open(tunnel)).await;
             }
             (Ticket::PortForward(request), Protocol::Spdy) => {
-                spdy_forward::forward(self, &request, Session::open(TokioIo::new(connection))).await;
+                spdy_forward::forward(self, &request, Session::open(connection)).await;
             }
             (command, Protocol::Spdy) => {
-                let (session, wanted) = (Session::open(TokioIo::new(connection)), wanted(&command));
+                let (session, wanted) = (Session::open(connection), wanted(&command));
                 spdy_command::command(session, &wanted, async |client| self.run(command, client).await).await;
             }
             (command, Protocol::WebSocketChannels | Protocol::WebSocketSpdy) => {
@@ -106,6 +136,16 @@ fn text(status: StatusCode, text: &str) -> Response<BoxBody> {
     response
 }
 
+/// So that a client that lost its power or its way, and says no word, is noticed in minutes. There is no limit for
+/// what was sent and is not taken: who looks at a long output a page at a time takes none for hours.
+pub fn notice_lost_client(connection: &TcpStream) {
+    // A connection for which it cannot be set is served as it is.
+    let _set = setsockopt(connection, sockopt::TcpKeepIdle, &SILENT);
+    let _set = setsockopt(connection, sockopt::TcpKeepInterval, &ASK_AGAIN);
+    let _set = setsockopt(connection, sockopt::TcpKeepCount, &ASK_TIMES);
+    let _set = setsockopt(connection, sockopt::KeepAlive, &true);
+}
+
 /// Serves streams over HTTP until `shutdown`: for gRPC clients, which are given URLs.
 pub async fn serve(runtime: Runtime, listener: TcpListener, shutdown: CancellationToken) {
     loop {
@@ -114,7 +154,15 @@ pub async fn serve(runtime: Runtime, listener: TcpListener, shutdown: Cancellati
             () = shutdown.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let Ok((connection, _)) = accepted else { continue };
+        let connection = match accepted {
+            Ok((connection, _client)) => connection,
+            Err(error) => {
+                warn!(%error, "cannot accept a connection for streams");
+                sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        notice_lost_client(&connection);
         let runtime = runtime.clone();
         tokio::spawn(async move {
             let service = hyper::service::service_fn(move |request| {
@@ -122,6 +170,8 @@ pub async fn serve(runtime: Runtime, listener: TcpListener, shutdown: Cancellati
                 async move { Ok::<_, Infallible>(runtime.stream(request).await) }
             });
             let served = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIME)
                 .serve_connection(TokioIo::new(connection), service)
                 .with_upgrades()
                 .await;

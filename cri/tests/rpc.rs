@@ -20,6 +20,9 @@ mod checkpoint_frozen;
 mod checkpoint_killed;
 #[path = "rpc/checkpoint_pod.rs"]
 mod checkpoint_pod;
+#[path = "lifecycle/client.rs"]
+#[allow(dead_code, reason = "shared with another test, which uses the rest")]
+mod client;
 #[path = "rpc/events.rs"]
 mod events;
 #[path = "rpc/exec.rs"]
@@ -33,6 +36,10 @@ mod fixture;
 mod images;
 #[path = "rpc/lists.rs"]
 mod lists;
+#[path = "rpc/spdy.rs"]
+mod spdy;
+#[path = "rpc/streams.rs"]
+mod streams;
 #[path = "rpc/update.rs"]
 mod update;
 #[path = "rpc/wire.rs"]
@@ -76,6 +83,10 @@ fn main() -> ExitCode {
         exec::a_late_command_takes_with_it_whatever_it_started,
         exec::a_full_answer_fits_into_a_message,
         exec::two_thousand_execs_leave_nothing,
+        streams::a_client_that_has_said_its_last_word_still_hears_the_pod,
+        streams::a_client_that_goes_leaves_no_connection,
+        streams::a_stream_on_which_nothing_moves_is_given_up,
+        streams::a_client_that_says_nothing_is_not_waited_for,
         images::removals_pulls_and_creations_at_once_agree,
         images::a_failed_pull_says_what_the_kubelet_shows,
         checkpoint::a_running_container_is_checkpointed_and_goes_on,

@@ -1,15 +1,20 @@
 //! One forwarded connection: bytes between a client and a port inside a pod, whatever the transport.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::sleep;
 
 use crate::error::Error;
 use crate::runtime::Runtime;
 
 const READ_SIZE: usize = 32 << 10;
 const BACKLOG: usize = 16;
+/// How long a pod may take to read what a client has said that is gone.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// What comes back from a pod's port.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,6 +35,8 @@ pub(super) struct Forward<K> {
     pub(super) port: u16,
     pub(super) key: K,
     pub(super) back: mpsc::Sender<(K, Back)>,
+    /// Its place among the connections that its client may have at once, if there is such a limit.
+    pub(super) _place: Option<OwnedSemaphorePermit>,
 }
 
 // === impl Forward ===
@@ -74,12 +81,23 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
             to_pod.shutdown().await.map_err(broken)
         };
         // A client that has said its last word still hears the pod out; a pod that has, is done.
-        let mut answers = std::pin::pin!(answers);
+        let exchange = async {
+            let mut answers = std::pin::pin!(answers);
+            tokio::select! {
+                // The answers live on outside of the select; questions are over when it ends.
+                answered = &mut answers => answered,
+                // Also when the pod refused what was said: it may have answered before.
+                _asked = questions => answers.await,
+            }
+        };
+        let gone = async {
+            self.back.closed().await;
+            sleep(LINGER).await;
+        };
         tokio::select! {
-            // The answers live on outside of the select; questions are over when it ends.
-            answered = &mut answers => answered,
-            // Also when the pod refused what was said: it may have answered before.
-            _asked = questions => answers.await,
+            exchanged = exchange => exchanged,
+            // Nobody hears a pod that keeps its end open.
+            () = gone => Ok(()),
         }
     }
 

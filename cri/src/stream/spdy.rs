@@ -22,6 +22,8 @@ const BACKLOG: usize = 16;
 /// How long a client may take to close after we are done.
 const LINGER: Duration = Duration::from_secs(5);
 const READ_SIZE: usize = 32 << 10;
+/// RST_STREAM: the stream is not served, and nothing was done for it.
+const REFUSED: u32 = 3;
 /// RST_STREAM: the stream is not needed any more.
 const CANCEL: u32 = 5;
 
@@ -60,6 +62,11 @@ impl Writer {
     /// Says the last word on a stream.
     pub(crate) async fn finish(&self, id: u32) -> bool {
         self.frames.send(Frame::Data { id, fin: true, bytes: Bytes::new() }).await.is_ok()
+    }
+
+    /// Does not serve a stream.
+    pub(crate) async fn refuse(&self, id: u32) -> bool {
+        self.frames.send(Frame::RstStream { id, status: REFUSED }).await.is_ok()
     }
 
     /// Gives a stream up.

@@ -2,22 +2,27 @@
 //! `requestid`, one for errors and one for data, that name the port.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use coracle_proto::cri;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::forward::{Back, Forward};
 use super::spdy::{Event, Session, Writer, header};
 use crate::runtime::Runtime;
 
 const BACKLOG: usize = 16;
+/// Connections that a client may have at once, each of two streams: each costs us a descriptor and the pod one.
+const MOST: usize = 512;
 
 /// The streams of all connections.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Connections {
+    /// A place for each connection, from its first stream until both sides are done.
+    places: Arc<Semaphore>,
     /// Error streams that wait for their data stream, by request.
-    errors: HashMap<String, u32>,
+    errors: HashMap<String, (u32, OwnedSemaphorePermit)>,
     /// Where the client's bytes go, by data stream.
     inputs: HashMap<u32, mpsc::Sender<Bytes>>,
 }
@@ -25,30 +30,50 @@ struct Connections {
 /// Data stream and error stream of a connection.
 type Pair = (u32, u32);
 
+/// What a new stream is.
+#[derive(Debug)]
+enum Opened {
+    /// One half of a connection.
+    Half,
+    /// The other half, and where to connect.
+    Whole { pair: Pair, port: u16, place: OwnedSemaphorePermit },
+    /// One too many, or none of ours.
+    Refused,
+}
+
 /// Serves a client until it closes.
 pub(super) async fn forward(runtime: &Runtime, request: &cri::PortForwardRequest, mut session: Session) {
     let (back, mut answers) = mpsc::channel(BACKLOG);
     let writer = session.writer.clone();
-    let answering = tokio::spawn(async move {
+    let answering = async {
         while let Some((pair, what)) = answers.recv().await {
             answer(&writer, pair, what).await;
         }
-    });
-    let mut connections = Connections::default();
-    while let Some(event) = session.events.recv().await {
-        match event {
-            Event::Opened { id, headers } => {
-                if let Some((pair, port)) = connections.opened(id, &headers) {
-                    let sandbox_id = request.pod_sandbox_id.clone();
-                    let forward = Forward { sandbox_id, port, key: pair, back: back.clone() };
-                    connections.inputs.insert(pair.0, forward.open(runtime));
-                }
+    };
+    let mut connections = Connections::new(MOST);
+    let serving = async {
+        while let Some(event) = session.events.recv().await {
+            match event {
+                Event::Opened { id, headers } => match connections.opened(id, &headers) {
+                    Opened::Half => {}
+                    Opened::Whole { pair, port, place } => {
+                        let sandbox_id = request.pod_sandbox_id.clone();
+                        let back = back.clone();
+                        let forward = Forward { sandbox_id, port, key: pair, back, _place: Some(place) };
+                        connections.inputs.insert(pair.0, forward.open(runtime));
+                    }
+                    Opened::Refused => drop(session.writer.refuse(id).await),
+                },
+                Event::Data { id, bytes, fin } => connections.data(id, bytes, fin).await,
+                Event::Reset { id } => connections.reset(id),
             }
-            Event::Data { id, bytes, fin } => connections.data(id, bytes, fin).await,
-            Event::Reset { id } => drop(connections.inputs.remove(&id)),
         }
+    };
+    tokio::select! {
+        // When the client is gone nobody hears the answers. They do not end before.
+        () = serving => {}
+        () = answering => {}
     }
-    answering.abort();
 }
 
 async fn answer(writer: &Writer, (data, error): Pair, what: Back) {
@@ -66,16 +91,29 @@ async fn answer(writer: &Writer, (data, error): Pair, what: Back) {
 // === impl Connections ===
 
 impl Connections {
+    fn new(most: usize) -> Self {
+        let places = Arc::new(Semaphore::new(most));
+        Self { places, errors: HashMap::new(), inputs: HashMap::new() }
+    }
+
     /// Notes a stream. Both of a request make a connection to the port.
-    fn opened(&mut self, id: u32, headers: &[(String, String)]) -> Option<(Pair, u16)> {
+    fn opened(&mut self, id: u32, headers: &[(String, String)]) -> Opened {
+        // What is done with needs no room; the client may have said no last word to it.
+        self.inputs.retain(|_, input| !input.is_closed());
         let request = header(headers, "requestid").to_owned();
         if header(headers, "streamtype") == "error" {
-            self.errors.insert(request, id);
-            return None;
+            let Ok(place) = self.places.clone().try_acquire_owned() else { return Opened::Refused };
+            self.errors.insert(request, (id, place));
+            return Opened::Half;
         }
-        let error = self.errors.remove(&request)?;
-        let port = header(headers, "port").parse().ok()?;
-        Some(((id, error), port))
+        let Some((error, place)) = self.errors.remove(&request) else { return Opened::Refused };
+        let Ok(port) = header(headers, "port").parse() else { return Opened::Refused };
+        Opened::Whole { pair: (id, error), port, place }
+    }
+
+    fn reset(&mut self, id: u32) {
+        self.inputs.remove(&id);
+        self.errors.retain(|_, (error, _)| *error != id);
     }
 
     async fn data(&mut self, id: u32, bytes: Bytes, fin: bool) {
@@ -101,13 +139,36 @@ mod tests {
             .into()
     }
 
+    fn pair(opened: Opened) -> Option<Pair> {
+        match opened {
+            Opened::Whole { pair, port: 80, .. } => Some(pair),
+            _ => None,
+        }
+    }
+
     #[test]
     fn two_streams_of_one_request_are_a_connection() {
-        let mut connections = Connections::default();
-        assert_eq!(connections.opened(1, &headers("error", "0")), None);
-        assert_eq!(connections.opened(3, &headers("error", "1")), None);
-        assert_eq!(connections.opened(5, &headers("data", "1")), Some(((5, 3), 80)));
-        assert_eq!(connections.opened(7, &headers("data", "0")), Some(((7, 1), 80)));
-        assert_eq!(connections.opened(9, &headers("data", "9")), None);
+        let mut connections = Connections::new(9);
+        assert!(matches!(connections.opened(1, &headers("error", "0")), Opened::Half));
+        assert!(matches!(connections.opened(3, &headers("error", "1")), Opened::Half));
+        assert_eq!(pair(connections.opened(5, &headers("data", "1"))), Some((5, 3)));
+        assert_eq!(pair(connections.opened(7, &headers("data", "0"))), Some((7, 1)));
+        assert!(matches!(connections.opened(9, &headers("data", "9")), Opened::Refused));
+    }
+
+    #[test]
+    fn a_client_has_so_many_connections_at_once() {
+        let mut connections = Connections::new(2);
+        assert!(matches!(connections.opened(1, &headers("error", "0")), Opened::Half));
+        assert!(matches!(connections.opened(3, &headers("error", "1")), Opened::Half));
+        assert!(matches!(connections.opened(5, &headers("error", "2")), Opened::Refused));
+        // One that was given up, and one that is done, make room.
+        connections.reset(1);
+        assert!(matches!(connections.opened(7, &headers("error", "3")), Opened::Half));
+        assert!(matches!(connections.opened(9, &headers("error", "4")), Opened::Refused));
+        let whole = connections.opened(11, &headers("data", "1"));
+        assert!(matches!(connections.opened(13, &headers("error", "5")), Opened::Refused));
+        drop(whole);
+        assert!(matches!(connections.opened(15, &headers("error", "6")), Opened::Half));
     }
 }

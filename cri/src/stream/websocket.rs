@@ -9,8 +9,6 @@ use bytes::{Bytes, BytesMut};
 use coracle_proto::cri;
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
-use hyper::upgrade::Upgraded;
-use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -20,6 +18,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::protocol::frame::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 
+use super::Connection;
 use super::command::{self, Client, Input, Output};
 use super::forward::{Back, Forward};
 use crate::runtime::Runtime;
@@ -37,13 +36,13 @@ const BUFFER: usize = 64 << 10;
 /// How long a client may take to close after we are done.
 const LINGER: Duration = Duration::from_secs(5);
 
-type Socket = WebSocketStream<TokioIo<Upgraded>>;
+type Socket = WebSocketStream<Connection>;
 type Sender = SplitSink<Socket, Message>;
 type Receiver = SplitStream<Socket>;
 
 /// The protocol of an upgraded connection.
-pub(super) async fn accept(connection: Upgraded) -> Socket {
-    WebSocketStream::from_raw_socket(TokioIo::new(connection), Role::Server, None).await
+pub(super) async fn accept(connection: Connection) -> Socket {
+    WebSocketStream::from_raw_socket(connection, Role::Server, None).await
 }
 
 /// The two ends of a command's client; the futures that serve it must be polled beside the command.
@@ -138,7 +137,7 @@ pub(super) async fn forward(runtime: &Runtime, request: cri::PortForwardRequest,
             }
         }
         let sandbox_id = request.pod_sandbox_id.clone();
-        let forward = Forward { sandbox_id, port, key: channel, back: back.clone() };
+        let forward = Forward { sandbox_id, port, key: channel, back: back.clone(), _place: None };
         inputs.push(forward.open(runtime));
     }
     drop(back);

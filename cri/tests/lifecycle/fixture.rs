@@ -126,6 +126,14 @@ impl Machine {
         self.runtime = open(self.dir.path(), &self.cgroup_root, &self.images, &self.network).await;
     }
 
+    /// The same with other settings.
+    pub(crate) async fn open_runtime_with(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
+        let mut config = config(self.dir.path(), &self.cgroup_root);
+        change(&mut config);
+        let runtime = Runtime::open(config, self.images.clone(), self.network.clone()).await;
+        self.runtime = runtime.expect("runtime");
+    }
+
     /// The agent ends, and begins again after a while.
     pub(crate) async fn restart(&mut self, away: Duration) {
         self.close_runtime().await;
@@ -460,6 +468,10 @@ fn cgroup_driver() -> CgroupDriver {
 }
 
 async fn open(dir: &Path, cgroup_root: &str, images: &Images, network: &Network) -> Runtime {
+    Runtime::open(config(dir, cgroup_root), images.clone(), network.clone()).await.expect("runtime")
+}
+
+fn config(dir: &Path, cgroup_root: &str) -> RuntimeConfig {
     let nri = NriSettings {
         socket: Some(dir.join("nri.sock")),
         plugins: Some(dir.join("plugins")),
@@ -467,7 +479,7 @@ async fn open(dir: &Path, cgroup_root: &str, images: &Images, network: &Network)
         request_time: Duration::from_millis(700),
         ..NriSettings::default()
     };
-    let config = RuntimeConfig {
+    RuntimeConfig {
         nri,
         root: dir.join("root"),
         state: dir.join("state"),
@@ -476,8 +488,7 @@ async fn open(dir: &Path, cgroup_root: &str, images: &Images, network: &Network)
         shim_binary: std::env::current_exe().expect("our own path"),
         cdi_dirs: vec![dir.join("cdi")],
         ..Default::default()
-    };
-    Runtime::open(config, images.clone(), network.clone()).await.expect("runtime")
+    }
 }
 
 /// An OCI layout with one layer: busybox under every name that it knows.

@@ -1,0 +1,150 @@
+//! Streams whose clients are slow to end, or gone.
+
+use std::time::{Duration, Instant};
+
+use coracle_proto::cri;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use futures::{SinkExt, StreamExt};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tokio_tungstenite::tungstenite::Message;
+use tonic::Request;
+
+use crate::client::Streams;
+use crate::fixture::Machine;
+use crate::spdy::Spdy;
+
+/// A pod where each connection to a port is served by a script.
+async fn serving(machine: &Machine, name: &str, script: &str) -> String {
+    let pod = machine.pod(name).await;
+    let id = machine.run(&pod, "c", &["nc", "-ll", "-p", "8080", "-e", "sh", "-c", script]).await;
+    for _ in 0..500 {
+        let listening =
+            machine.exec(&id, &["grep", ":1F90 ", "/proc/net/tcp", "/proc/net/tcp6"], 0).await.expect("exec");
+        if listening.exit_code == 0 {
+            return pod;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    panic!("the server does not listen");
+}
+
+async fn forward(machine: &Machine, streams: &Streams, pod: &str) -> Spdy {
+    let request = cri::PortForwardRequest { pod_sandbox_id: pod.to_owned(), port: vec![8080] };
+    let url = machine.runtime.port_forward(Request::new(request)).await.expect("forward").into_inner().url;
+    Spdy::connect(streams, &url, "portforward.k8s.io").await
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
+}
+
+pub(crate) async fn a_client_that_has_said_its_last_word_still_hears_the_pod(machine: &mut Machine) {
+    let script = "x=$(cat); sleep 1; echo \"heard $x\"";
+    let pod = serving(machine, "half", script).await;
+    let streams = Streams::open(machine).await;
+    let mut client = forward(machine, &streams, &pod).await;
+    // Two connections at once, each with its own answer.
+    let first = client.open_port(1, 8080).await;
+    let second = client.open_port(5, 8080).await;
+    client.write(first, b"one", true).await;
+    client.write(second, b"tw", false).await;
+    client.write(second, b"o", true).await;
+    let answer = timeout(Duration::from_secs(20), client.read_to_end(first)).await.expect("an answer");
+    assert_eq!(String::from_utf8_lossy(&answer), "heard one\n");
+    let third = client.open_port(9, 8080).await;
+    client.write(third, b"three", true).await;
+    let answer = timeout(Duration::from_secs(20), client.read_to_end(third)).await.expect("an answer");
+    assert_eq!(String::from_utf8_lossy(&answer), "heard three\n");
+    drop(client);
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_client_that_goes_leaves_no_connection(machine: &mut Machine) {
+    // A server that neither reads, writes nor closes.
+    let pod = serving(machine, "deaf-server", "exec sleep 999").await;
+    let streams = Streams::open(machine).await;
+    let before = descriptors();
+    let mut client = forward(machine, &streams, &pod).await;
+    for id in 0..10 {
+        let data = client.open_port(1 + 4 * id, 8080).await;
+        client.write(data, b"hello", false).await;
+    }
+    for _ in 0..500 {
+        if descriptors() >= before + 12 {
+            break;
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert!(descriptors() >= before + 12, "ten connections and both ends of the client's");
+    drop(client);
+    let gone = Instant::now();
+    while descriptors() > before {
+        assert!(gone.elapsed() < Duration::from_secs(20), "{} of {before}", descriptors());
+        sleep(Duration::from_millis(50)).await;
+    }
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_stream_on_which_nothing_moves_is_given_up(machine: &mut Machine) {
+    let pod = serving(machine, "idle", "exec sleep 999").await;
+    let id = machine.run(&pod, "shell", &["sleep", "1000"]).await;
+    machine.close_runtime().await;
+    let limit = Duration::from_secs(2);
+    machine.open_runtime_with(|config| config.stream_idle_limit = Some(limit)).await;
+    let streams = Streams::open(machine).await;
+    let before = descriptors();
+    let request = cri::ExecRequest {
+        container_id: id.clone(),
+        cmd: vec!["cat".into()],
+        stdin: true,
+        stdout: true,
+        ..Default::default()
+    };
+    let url = machine.runtime.exec(Request::new(request)).await.expect("exec").into_inner().url;
+    let mut shell = streams.connect(&url, "v5.channel.k8s.io").await;
+    let mut ports = forward(machine, &streams, &pod).await;
+    let port = ports.open_port(1, 8080).await;
+    let opened = Instant::now();
+    // One who talks stays, the other is given up meanwhile.
+    let silent = tokio::spawn(async move { ports.read_to_end(port).await });
+    for _ in 0..10 {
+        sleep(limit / 4).await;
+        shell.send(Message::Binary(b"\x00x".as_slice().into())).await.expect("it is served");
+        let echo = timeout(limit, shell.next()).await.expect("in time").expect("open").expect("message");
+        assert_eq!(echo.into_data(), b"\x01x".as_slice());
+    }
+    assert!(silent.is_finished() && opened.elapsed() >= limit * 2, "{:?}", opened.elapsed());
+    let quiet = Instant::now();
+    while let Ok(Some(Ok(_))) = timeout(limit * 3, shell.next()).await {}
+    assert!(quiet.elapsed() >= limit * 3 / 4 && quiet.elapsed() < limit * 3, "{:?}", quiet.elapsed());
+    drop(shell);
+    // Nothing is held for them: the command's input is closed, so that it ends.
+    let closed = Instant::now();
+    loop {
+        let processes = machine.exec(&id, &["ps"], 0).await.expect("exec").stdout;
+        if descriptors() <= before && !String::from_utf8_lossy(&processes).contains(" cat") {
+            break;
+        }
+        assert!(closed.elapsed() < Duration::from_secs(20), "{} of {before}", descriptors());
+        sleep(Duration::from_millis(50)).await;
+    }
+    drop(streams);
+    machine.restart(Duration::ZERO).await;
+    machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn a_client_that_says_nothing_is_not_waited_for(machine: &mut Machine) {
+    let streams = Streams::open(machine).await;
+    let mut client = TcpStream::connect(&streams.address).await.expect("connect");
+    let port = client.peer_addr().expect("address").port();
+    // The kernel asks for it when it is silent: a timer runs for the server's end.
+    sleep(Duration::from_millis(500)).await;
+    let sockets = std::fs::read_to_string("/proc/self/net/tcp").expect("sockets");
+    let end = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let end = end.into_iter().find(|f| f[1].ends_with(&format!(":{port:04X}")) && f[3] == "01");
+    assert!(end.as_ref().is_some_and(|fields| fields[5].starts_with("02:")), "{end:?}");
+    let ended = timeout(Duration::from_secs(25), client.read_to_end(&mut Vec::new())).await;
+    assert!(ended.is_ok(), "the head of a request must come in time");
+}
