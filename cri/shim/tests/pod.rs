@@ -5,7 +5,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test")]
 #![allow(missing_docs, unreachable_pub, dead_code, reason = "the client is compiled in, and used in part")]
 
-// A link to the client's own file: the shim must not need the runtime to be tested.
+// Links to the client's own files: the shim must not need the runtime to be tested.
+#[path = "../../src/pidfd.rs"]
+mod pidfd;
 mod shim_client;
 
 #[path = "pod/attach.rs"]
