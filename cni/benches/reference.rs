@@ -1,7 +1,9 @@
-//! ADD and DEL of a pod with one host port: our plugins in process and as executables, beside the reference's
-//! (Debian's containernetworking-plugins), in turn and in one run. As root: `cargo bench -p coracle-cni`.
+//! ADD and DEL of pods with one host port: our plugins in process and as executables, beside the reference's (Debian's
+//! containernetworking-plugins), in turn and in one run. As root: `cargo bench -p coracle-cni --bench reference`, with
+//! the path of a built `coracle` behind `--` when it is not `target/coracle`.
 //!
-//! The executables are this program under their names: plugins and nothing else.
+//! Once a pod at a time, where our DEL is the whole of it as theirs is, and once many together, removed as a node
+//! removes them: the namespace ends, and what is left is swept. The second ends when no address is held.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -13,14 +15,19 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coracle_cni::{Attachment, Network, NetworkConfig, PluginKind, plugin_main};
+use coracle_cni::{Attachment, Network, NetworkConfig, PluginKind};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
 use serde_json::{Value, json};
 
-const ROUNDS: usize = 40;
+/// Pods one at a time, and many together.
+const ROUNDS: u16 = 40;
+const PODS: u16 = 100;
+const BATCHES: u16 = 3;
 
 /// A process in a network namespace of its own, which stands for a sandbox.
 struct Sandbox(Child);
@@ -29,7 +36,11 @@ impl Sandbox {
     fn new() -> Self {
         let child =
             Command::new("unshare").args(["--net", "sleep", "1000"]).stdin(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(30));
+        let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let path = format!("/proc/{}/ns/net", child.id());
+        while std::fs::read_link(&path).is_ok_and(|netns| netns == own) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
         Self(child)
     }
 
@@ -69,90 +80,169 @@ fn call(dir: &Path, command: &str, (id, netns): (&str, &Path), conf: &Value) -> 
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// One pod by executables: how long its ADD took, and its DEL.
-fn by_executables(dir: &Path, list: &Value, (id, netns): (&str, &Path), port: u16) -> [Duration; 2] {
-    let ports = json!({"portMappings": [{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]});
-    let conf = |index: usize, previous: Option<&Value>| {
-        let mut conf = list["plugins"][index].clone();
-        for key in ["cniVersion", "name"] {
-            conf[key] = list[key].clone();
-        }
-        if index == 1 {
-            conf["runtimeConfig"] = ports.clone();
-        }
-        if let Some(previous) = previous {
-            conf["prevResult"] = previous.clone();
-        }
-        conf
+/// What something took: time, and processor time of this process and of those that it waited for. What the kernel
+/// does beside is nobody's: the end of a namespace, for one.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    wall: Duration,
+    cpu: Duration,
+}
+
+impl Cost {
+    fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
+        let (start, before) = (Instant::now(), cpu());
+        let result = work();
+        (result, Self { wall: start.elapsed(), cpu: cpu() - before })
+    }
+}
+
+fn cpu() -> Duration {
+    let of = |who| {
+        let usage = getrusage(who).unwrap();
+        usage.user_time().num_microseconds() + usage.system_time().num_microseconds()
     };
-    let start = Instant::now();
-    let result = call(dir, "ADD", (id, netns), &conf(0, None));
-    let result = call(dir, "ADD", (id, netns), &conf(1, Some(&result)));
-    let added = start.elapsed();
-    let start = Instant::now();
-    call(dir, "DEL", (id, netns), &conf(1, Some(&result)));
-    call(dir, "DEL", (id, netns), &conf(0, Some(&result)));
-    [added, start.elapsed()]
+    Duration::from_micros((of(UsageWho::RUSAGE_SELF) + of(UsageWho::RUSAGE_CHILDREN)).unsigned_abs())
 }
 
-/// One pod in process. Its end is what the runtime calls when the namespace ends.
-async fn in_process(network: &Network, (id, netns): (&str, &Path), port: u16) -> [Duration; 2] {
-    let ports = json!([{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]);
-    let at = Attachment {
-        id: id.to_owned(),
-        netns: netns.to_owned(),
-        ifname: "eth0".to_owned(),
-        ports: serde_json::from_value(ports).unwrap(),
-        ..Attachment::default()
-    };
-    let start = Instant::now();
-    network.add(&at).await.unwrap();
-    let added = start.elapsed();
-    let start = Instant::now();
-    network.release(id).await.unwrap();
-    [added, start.elapsed()]
+/// One of those that are compared.
+enum Side {
+    /// In process, with the directory of its addresses.
+    Inside(tokio::runtime::Runtime, Network, PathBuf),
+    /// Executables, with the list that they are given.
+    Outside(PathBuf, Value),
 }
 
-fn median(samples: &[[Duration; 2]], of: impl Fn(&[Duration; 2]) -> Duration) -> f64 {
-    let mut all: Vec<_> = samples.iter().map(of).collect();
-    all.sort();
-    all[all.len() / 2].as_secs_f64() * 1000.0
+impl Side {
+    fn add(&self, id: &str, netns: &Path, port: u16) -> Value {
+        let ports = json!([{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]);
+        match self {
+            Self::Inside(runtime, network, _) => {
+                let at = Attachment {
+                    id: id.to_owned(),
+                    netns: netns.to_owned(),
+                    ifname: "eth0".to_owned(),
+                    ports: serde_json::from_value(ports).unwrap(),
+                    ..Attachment::default()
+                };
+                runtime.block_on(network.add(&at)).unwrap();
+                Value::Null
+            }
+            Self::Outside(dir, list) => {
+                let result = call(dir, "ADD", (id, netns), &conf(list, 0, (&ports, None)));
+                call(dir, "ADD", (id, netns), &conf(list, 1, (&ports, Some(&result))))
+            }
+        }
+    }
+
+    /// The whole DEL.
+    fn del(&self, id: &str, netns: &Path, port: u16, result: &Value) {
+        match self {
+            Self::Inside(runtime, network, _) => runtime.block_on(network.del(id)).unwrap(),
+            Self::Outside(dir, list) => {
+                let ports = json!([{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]);
+                for index in [1, 0] {
+                    call(dir, "DEL", (id, netns), &conf(list, index, (&ports, Some(result))));
+                }
+            }
+        }
+    }
+
+    /// ADD and DEL of a pod, one after the other.
+    fn one(&self, id: &str, port: u16) -> [Cost; 2] {
+        let sandbox = Sandbox::new();
+        let netns = sandbox.netns();
+        let (result, added) = Cost::of(|| self.add(id, &netns, port));
+        let ((), deleted) = Cost::of(|| self.del(id, &netns, port, &result));
+        [added, deleted]
+    }
+
+    /// All pods added, then all removed with their namespaces, to the end of it. For each.
+    fn many(&self, batch: u16) -> [Cost; 2] {
+        let sandboxes: Vec<Sandbox> = (0..PODS).map(|_| Sandbox::new()).collect();
+        let pods =
+            sandboxes.iter().zip(10_000..).map(|(s, port)| (format!("many{batch}-{port}"), s.netns(), port));
+        let pods: Vec<_> = pods.collect();
+        let (results, added) = Cost::of(|| {
+            let add = |(id, netns, port): &(String, PathBuf, u16)| self.add(id, netns, *port);
+            pods.iter().map(add).collect::<Vec<_>>()
+        });
+        let ((), deleted) = Cost::of(|| {
+            for ((result, sandbox), (id, netns, port)) in results.iter().zip(sandboxes).zip(&pods) {
+                match self {
+                    Self::Inside(runtime, network, _) => runtime.block_on(network.release(id)).unwrap(),
+                    Self::Outside(..) => self.del(id, netns, *port, result),
+                }
+                drop(sandbox);
+            }
+            if let Self::Inside(_, _, addresses) = self {
+                // The pod that stays, the lock, and the address given last.
+                while std::fs::read_dir(addresses).unwrap().count() > 3 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        [added, deleted].map(|cost| Cost { wall: cost.wall / PODS.into(), cpu: cost.cpu / PODS.into() })
+    }
 }
 
-fn print(samples: &[Vec<[Duration; 2]>; 3]) {
-    println!(
-        "| p50 of {ROUNDS}, ms | in process | executables | reference | ratios |\n|---|---|---|---|---|"
-    );
-    let both: fn(&[Duration; 2]) -> Duration = |both| both[0] + both[1];
+/// What a plugin of the list is given.
+fn conf(list: &Value, index: usize, (ports, previous): (&Value, Option<&Value>)) -> Value {
+    let mut conf = list["plugins"][index].clone();
+    for key in ["cniVersion", "name"] {
+        conf[key] = list[key].clone();
+    }
+    if index == 1 {
+        conf["runtimeConfig"] = json!({"portMappings": ports});
+    }
+    if let Some(previous) = previous {
+        conf["prevResult"] = previous.clone();
+    }
+    conf
+}
+
+/// The middle of the time, and the mean of the processor time, in milliseconds.
+fn summary(samples: &[[Cost; 2]], of: impl Fn(&[Cost; 2]) -> Cost) -> [f64; 2] {
+    let mut wall: Vec<_> = samples.iter().map(|sample| of(sample).wall).collect();
+    wall.sort();
+    let cpu: Duration = samples.iter().map(|sample| of(sample).cpu).sum();
+    [wall[wall.len() / 2].as_secs_f64() * 1e3, cpu.as_secs_f64() * 1e3 / samples.len() as f64]
+}
+
+fn print(what: &str, samples: &[Vec<[Cost; 2]>; 3]) {
+    println!("| {what}, ms | in process | executables | reference | ratios |\n|---|---|---|---|---|");
+    let both = |[a, b]: &[Cost; 2]| Cost { wall: a.wall + b.wall, cpu: a.cpu + b.cpu };
     for (what, of) in [
-        ("ADD", (|both| both[0]) as fn(&[Duration; 2]) -> Duration),
-        ("DEL", |both| both[1]),
+        ("ADD", (|costs| costs[0]) as fn(&[Cost; 2]) -> Cost),
+        ("DEL", |costs| costs[1]),
         ("ADD + DEL", both),
     ] {
-        let [inside, outside, theirs] = samples.each_ref().map(|samples| median(samples, of));
-        let ratios = [theirs / inside, theirs / outside].map(|ratio| format!("{ratio:.1}")).join(" / ");
-        println!("| {what} | {inside:.2} | {outside:.2} | {theirs:.2} | {ratios} |");
+        let all = samples.each_ref().map(|samples| summary(samples, of));
+        for (index, unit) in ["", ", CPU"].into_iter().enumerate() {
+            let [inside, outside, theirs] = all.map(|side| side[index]);
+            let ratios = [theirs / inside, theirs / outside].map(|ratio| format!("{ratio:.1}")).join(" / ");
+            println!("| {what}{unit} | {inside:.2} | {outside:.2} | {theirs:.2} | {ratios} |");
+        }
     }
 }
 
-fn main() -> ExitCode {
-    let program = PathBuf::from(std::env::args_os().next().unwrap());
-    if let Some(kind) = program.file_name().and_then(|name| PluginKind::parse(name.to_str()?)) {
-        return plugin_main(kind);
-    }
+fn main() {
+    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/coracle").to_owned();
+    let coracle = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or(built);
+    let coracle = std::fs::canonicalize(&coracle).unwrap_or_else(|error| panic!("{coracle}: {error}"));
     unshare(CloneFlags::CLONE_NEWNET).expect("this needs root");
     let dir = tempfile::tempdir_in("/run").unwrap();
     let (ours, reference) = (dir.path().join("bin"), PathBuf::from("/usr/lib/cni"));
     std::fs::create_dir_all(&ours).unwrap();
     for kind in PluginKind::ALL {
-        std::os::unix::fs::symlink(std::env::current_exe().unwrap(), ours.join(kind.name())).unwrap();
+        std::os::unix::fs::symlink(&coracle, ours.join(kind.name())).unwrap();
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let conf = dir.path().join("conf");
-    std::fs::create_dir_all(&conf).unwrap();
-    std::fs::write(conf.join("10.conflist"), list("bench0", "10.91.0.0/16", dir.path()).to_string()).unwrap();
+    let places = dir.path().join("conf");
+    std::fs::create_dir_all(&places).unwrap();
+    std::fs::write(places.join("10.conflist"), list("bench0", "10.91.0.0/16", dir.path()).to_string())
+        .unwrap();
     let config = NetworkConfig {
-        conf_dir: Some(conf),
+        conf_dir: Some(places),
         bin_dirs: Vec::new(),
         state_dir: dir.path().join("state"),
         root_dir: dir.path().join("root"),
@@ -161,31 +251,28 @@ fn main() -> ExitCode {
         mtu: None,
     };
     let network = runtime.block_on(Network::open(config)).unwrap();
-    let lists = [list("bench1", "10.92.0.0/16", dir.path()), list("bench2", "10.93.0.0/16", dir.path())];
+    let sides = [
+        Side::Inside(runtime, network, dir.path().join("addresses/bench0")),
+        Side::Outside(ours, list("bench1", "10.92.0.0/16", dir.path())),
+        Side::Outside(reference, list("bench2", "10.93.0.0/16", dir.path())),
+    ];
     // A pod that stays, as there is on a node: what a first pod makes for all is not what is measured.
     let stays = [Sandbox::new(), Sandbox::new(), Sandbox::new()];
-    let at = |netns: PathBuf| Attachment {
-        id: "stays".into(),
-        netns,
-        ifname: "eth0".into(),
-        ..Attachment::default()
-    };
-    runtime.block_on(network.add(&at(stays[0].netns()))).unwrap();
-    for (dir, list, sandbox) in [(&ours, &lists[0], &stays[1]), (&reference, &lists[1], &stays[2])] {
-        let mut conf = list["plugins"][0].clone();
-        conf["cniVersion"] = list["cniVersion"].clone();
-        conf["name"] = list["name"].clone();
-        call(dir, "ADD", ("stays", &sandbox.netns()), &conf);
+    for ((side, sandbox), port) in sides.iter().zip(&stays).zip(7000..) {
+        side.add("stays", &sandbox.netns(), port);
     }
-    let mut samples: [Vec<[Duration; 2]>; 3] = Default::default();
+    let mut samples: [Vec<[Cost; 2]>; 3] = Default::default();
     for round in 0..ROUNDS {
-        let sandboxes = [Sandbox::new(), Sandbox::new(), Sandbox::new()];
-        let netns = sandboxes.each_ref().map(Sandbox::netns);
-        let (id, port) = (format!("pod{round}"), 8000 + u16::try_from(round).unwrap());
-        samples[0].push(runtime.block_on(in_process(&network, (&id, &netns[0]), port)));
-        samples[1].push(by_executables(&ours, &lists[0], (&id, &netns[1]), port + 1000));
-        samples[2].push(by_executables(&reference, &lists[1], (&id, &netns[2]), port + 2000));
+        for (side, samples) in sides.iter().zip(&mut samples) {
+            samples.push(side.one(&format!("pod{round}"), 8000 + round));
+        }
     }
-    print(&samples);
-    ExitCode::SUCCESS
+    print(&format!("a pod at a time, p50 of {ROUNDS}"), &samples);
+    let mut samples: [Vec<[Cost; 2]>; 3] = Default::default();
+    for batch in 0..BATCHES {
+        for (side, samples) in sides.iter().zip(&mut samples) {
+            samples.push(side.many(batch));
+        }
+    }
+    print(&format!("{PODS} pods together, p50 of {BATCHES}"), &samples);
 }
