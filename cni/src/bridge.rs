@@ -37,6 +37,9 @@ pub(crate) async fn run(
         Command::Status => {
             if let Some(link) = host.links.find(&bridge.conf.bridge).await? {
                 link.must_be_bridge()?;
+                if bridge.conf.ours {
+                    link.must_be_ours()?;
+                }
             }
             bridge.ask_ipam().await?;
         }

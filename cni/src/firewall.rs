@@ -187,6 +187,26 @@ impl Firewall {
         followed
     }
 
+    /// Adds or replaces all of these, and makes the table follow, if it is not known to: once for all. Those that can
+    /// be had are, whatever becomes of the others; the first failure is returned.
+    pub(crate) fn ensure(&self, claims: Vec<Claim>) -> Result<(), Error> {
+        let (mut state, _lock) = self.lock()?;
+        let mut first = Ok(());
+        for claim in claims {
+            let key = claim.key();
+            if state.claims.get(&key) == Some(&claim) {
+                continue;
+            }
+            let others = state.claims.iter().filter(|(other, _)| **other != key).map(|(_, claim)| claim);
+            let can_be = check_ports(&claim, others).and_then(|()| self.write(&key, &claim));
+            if can_be.is_ok() {
+                state.claims.insert(key, claim);
+            }
+            first = first.and(can_be);
+        }
+        first.and(self.follow(&mut state))
+    }
+
     /// The claim on file of the same plugin, network and attachment.
     pub(crate) fn get(&self, claim: &Claim) -> Option<Claim> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

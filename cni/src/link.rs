@@ -140,8 +140,8 @@ impl Links {
             None => self.make_bridge(name, wanted).await?,
         };
         link.must_be_bridge()?;
-        if wanted.ours && !is_new && !link.is_ours() {
-            return Err(Error::ForeignBridge { name: name.to_owned() });
+        if wanted.ours && !is_new {
+            link.must_be_ours()?;
         }
         let mut change = LinkUnspec::new_with_index(link.index);
         if wanted.ours && is_new {
@@ -384,6 +384,14 @@ impl Link {
         match self.kind {
             Some(InfoKind::Bridge) => Ok(()),
             _ => Err(Error::ForeignInterface { name: self.name.clone() }),
+        }
+    }
+
+    /// Refuses a bridge that is somebody else's.
+    pub(crate) fn must_be_ours(&self) -> Result<(), Error> {
+        match self.is_ours() {
+            true => Ok(()),
+            false => Err(Error::ForeignBridge { name: self.name.clone() }),
         }
     }
 

@@ -575,7 +575,8 @@ fn what_the_firewall_lost_is_made_again_from_what_lives() {
         assert_eq!(both.1.len(), 6, "masquerading, ports and isolation of each: {both:?}");
         // Or it would repair the table itself.
         drop(network);
-        for lost in ["firewall", ""] {
+        for lost in ["none", "firewall", ""] {
+            std::fs::create_dir_all(host.path("state/none")).unwrap();
             std::fs::remove_dir_all(host.path("state").join(lost)).unwrap();
             run("nft", &["flush", "ruleset"]);
             let network = host.open().await;

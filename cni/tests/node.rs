@@ -325,6 +325,7 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
         let before = picture();
         let error = node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap_err();
         assert!(error.to_string().contains("coracle0 is somebody else's"), "{error}");
+        assert_eq!(node.network.status().await.unwrap_err(), error.to_string());
         assert_eq!(picture(), before);
         // It goes away, and the pod after it finds a bridge of ours again.
         run("ip", &["link", "delete", "coracle0"]);

@@ -175,6 +175,40 @@ fn a_start_that_cannot_succeed_says_why_and_leaves_nothing() {
 }
 
 #[test]
+fn a_foreign_bridge_of_the_networks_name_is_refused_and_left_alone() {
+    on_a_machine(|machine| {
+        let ip = |arguments: &[&str]| {
+            let output = Command::new("ip").args(arguments).output().unwrap();
+            assert!(output.status.success(), "ip {arguments:?}");
+            String::from_utf8(output.stdout).unwrap()
+        };
+        ip(&["link", "add", "theirs0", "address", "0a:00:00:00:00:01", "type", "bridge"]);
+        ip(&["addr", "add", "192.0.2.1/24", "dev", "theirs0"]);
+        ip(&["link", "set", "theirs0", "up"]);
+        let before = ip(&["addr"]);
+        let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+        let listen = format!("unix://{}", path("cri.sock"));
+        let places =
+            ["--bridge", "theirs0", "--cgroup-root", &format!("/{}", machine.name())].map(str::to_owned);
+        let output = Command::new(Machine::coracle())
+            .args(["runtime", "--root", &path("state"), "--state", &path("run"), "--listen", &listen])
+            .args(["--cni-conf-dir", ""])
+            .args(&places)
+            .output()
+            .unwrap();
+        one_sentence(&output, &["theirs0 is somebody else's", "--bridge", "ip link delete theirs0"]);
+        assert_eq!(ip(&["addr"]), before);
+        let down = Command::new(Machine::coracle())
+            .args(["down", "--state-dir", &path("state"), "--run-dir", &path("run")])
+            .args(&places)
+            .output()
+            .unwrap();
+        assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
+        assert_eq!(ip(&["addr"]), before);
+    });
+}
+
+#[test]
 fn a_second_node_on_the_same_directories_is_refused() {
     with_cluster(|machine, cluster| {
         one_sentence(&up(machine, &[]), &["in use by process", &cluster.pid().to_string()]);

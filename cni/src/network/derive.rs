@@ -10,6 +10,7 @@ use tracing::{debug, warn};
 use super::{Attachment, Network, State, parameters};
 use crate::bridge::host_interface;
 use crate::error::Error;
+use crate::firewall::Claim;
 use crate::host_local;
 use crate::invoke::Parameters;
 use crate::invoke::cache::Entry;
@@ -86,12 +87,11 @@ impl Network {
             first = first.and(restore(entry));
         }
         let ids: HashSet<&str> = valid.iter().map(|v| v.container_id.as_str()).collect();
-        let claims =
+        let retained =
             inner.host.firewall.retain(|claim| claim.id.is_empty() || ids.contains(claim.id.as_str()));
-        first = first.and(claims);
-        for entry in &entries {
-            first = first.and(self.claim_again(entry));
-        }
+        first = first.and(retained);
+        let (wanted, told) = claims(&entries);
+        first = first.and(told).and(inner.host.firewall.ensure(wanted));
         // In this order, for a device goes with its port.
         first = first.and(self.sweep_ports(&valid).await);
         first.and(inner.host.links.sweep_ifbs().await)
@@ -156,21 +156,22 @@ impl Network {
         interfaces.push(inside);
         Ok(Answer { interfaces, ips, ..Answer::default() })
     }
+}
 
-    /// Has the firewall say what our own plugins want for the attachment. Most of the time it does.
-    fn claim_again(&self, entry: &Entry) -> Result<(), Error> {
-        let Some(result) = &entry.result else { return Ok(()) };
-        let mut first = Ok(());
+/// What our own plugins want of the firewall for these, and the first of them that cannot be told.
+fn claims(entries: &[Entry]) -> (Vec<Claim>, Result<(), Error>) {
+    let (mut claims, mut first) = (Vec::new(), Ok(()));
+    for entry in entries {
+        let Some(result) = &entry.result else { continue };
         for conf in &entry.list.plugins {
             let Some(kind) = conf.get("type").and_then(|kind| Kind::parse(kind.as_str()?)) else { continue };
-            let claim = plugin::claim(kind, &request(entry, conf, Some(result)));
-            first = first.and(match claim {
-                Ok(Some(claim)) => self.inner.host.firewall.put(&claim),
-                other => other.map(drop),
-            });
+            match plugin::claim(kind, &request(entry, conf, Some(result))) {
+                Ok(claim) => claims.extend(claim),
+                Err(error) => first = first.and(Err(error)),
+            }
         }
-        first
     }
+    (claims, first)
 }
 
 /// The ADD that an attachment had from one of its list's plugins.
