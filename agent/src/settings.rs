@@ -4,6 +4,7 @@ mod cgroup;
 mod cni;
 mod nri;
 mod overlay;
+mod ranges;
 mod runtime;
 
 use std::io::IsTerminal;
@@ -17,6 +18,7 @@ use cni::Cni;
 use coracle_agent::Identity;
 use coracle_cri::{CgroupDriver, NriSettings};
 use ipnetwork::{IpNetwork, Ipv4Network};
+use ranges::Ranges;
 use serde::Deserialize;
 
 pub(crate) use runtime::{Runtime, RuntimeSettings};
@@ -185,6 +187,12 @@ pub(crate) struct ControlPlaneSettings {
     /// Range of service addresses [default: 10.43.0.0/16]
     #[arg(long, value_name = "CIDR")]
     service_cidr: Option<Ipv4Network>,
+    /// Prefix length of a node's range of IPv4 [default: 24]
+    #[arg(long, value_name = "LENGTH")]
+    node_cidr_mask_size_ipv4: Option<u8>,
+    /// Prefix length of a node's range of IPv6 [default: 64]
+    #[arg(long, value_name = "LENGTH")]
+    node_cidr_mask_size_ipv6: Option<u8>,
     /// Static tokens: lines of token,user,uid,"group,group"
     #[arg(long, value_name = "FILE")]
     token_auth_file: Option<PathBuf>,
@@ -246,8 +254,7 @@ pub(crate) struct ControlPlane {
     pub(crate) dirs: Dirs,
     pub(crate) listen: SocketAddr,
     pub(crate) advertise_address: Option<IpAddr>,
-    pub(crate) cluster_cidrs: Vec<IpNetwork>,
-    pub(crate) service_cidr: Ipv4Network,
+    pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
     pub(crate) signing_duration: Duration,
@@ -364,8 +371,11 @@ impl Settings {
             dirs: self.dirs(),
             listen: plane.listen.unwrap_or_else(|| ([0, 0, 0, 0], 6443).into()),
             advertise_address: plane.advertise_address,
-            cluster_cidrs: cluster_cidrs(plane.cluster_cidr)?,
-            service_cidr: plane.service_cidr.map_or_else(|| "10.43.0.0/16".parse(), Ok)?,
+            ranges: ranges::decide(
+                plane.cluster_cidr,
+                plane.service_cidr,
+                [plane.node_cidr_mask_size_ipv4, plane.node_cidr_mask_size_ipv6],
+            )?,
             token_auth_file: plane.token_auth_file,
             tls_sans: plane.tls_san,
             signing_duration: seconds(plane.cluster_signing_seconds.unwrap_or(365 * 24 * 3600)),
@@ -424,6 +434,8 @@ impl ControlPlaneSettings {
             advertise_address: self.advertise_address.or(file.advertise_address),
             cluster_cidr: if self.cluster_cidr.is_empty() { file.cluster_cidr } else { self.cluster_cidr },
             service_cidr: self.service_cidr.or(file.service_cidr),
+            node_cidr_mask_size_ipv4: self.node_cidr_mask_size_ipv4.or(file.node_cidr_mask_size_ipv4),
+            node_cidr_mask_size_ipv6: self.node_cidr_mask_size_ipv6.or(file.node_cidr_mask_size_ipv6),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
             tls_san: if self.tls_san.is_empty() { file.tls_san } else { self.tls_san },
             cluster_signing_seconds: self.cluster_signing_seconds.or(file.cluster_signing_seconds),
@@ -457,14 +469,6 @@ impl File {
 /// Paths are used from several processes and namespaces: relative ones would mean something else there.
 fn absolute(path: PathBuf) -> anyhow::Result<PathBuf> {
     std::path::absolute(&path).with_context(|| format!("{} is not a path", path.display()))
-}
-
-/// At most one range of each family, as a node's `podCIDRs` may hold.
-fn cluster_cidrs(asked: Vec<IpNetwork>) -> anyhow::Result<Vec<IpNetwork>> {
-    let of_v4 = asked.iter().filter(|cidr| cidr.is_ipv4()).count();
-    let twice = of_v4 > 1 || asked.len() - of_v4 > 1;
-    anyhow::ensure!(!twice, "cluster-cidr takes one range of each family, not {}", asked.len());
-    Ok(if asked.is_empty() { vec!["10.42.0.0/16".parse()?] } else { asked })
 }
 
 fn seconds(count: u32) -> Duration {

@@ -37,6 +37,8 @@ pub struct ControlPlaneConfig {
     pub serving_names: Vec<String>,
     /// Addresses of pods, at most one range of each family; nodes get parts of them.
     pub cluster_cidrs: Vec<IpNetwork>,
+    /// Prefix lengths of a node's parts, of IPv4 and of IPv6.
+    pub node_masks: [u8; 2],
     /// Addresses of services.
     pub service_cidr: Ipv4Network,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
@@ -116,6 +118,7 @@ impl ControlPlaneConfig {
             advertise: None,
             serving_names: Vec::new(),
             cluster_cidrs: vec![IpNetwork::V4(network(10, 42))],
+            node_masks: [24, 64],
             service_cidr: network(10, 43),
             token_file: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
@@ -200,6 +203,8 @@ fn controllers_config(
     let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
     Ok(ControllersConfig {
         cluster_cidrs: config.cluster_cidrs.clone(),
+        node_mask_v4: config.node_masks[0],
+        node_mask_v6: config.node_masks[1],
         root_ca_pem: Some(pki.authority_pem().to_owned()),
         server: Some(format!("https://{address}")),
         signer: Some(signer),

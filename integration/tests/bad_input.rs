@@ -169,6 +169,16 @@ fn a_start_that_cannot_succeed_says_why_and_leaves_nothing() {
         let file = machine.path("wrong.toml");
         fs::write(&file, "[node]\nbrigde = \"x\"\n").unwrap();
         one_sentence(&up(machine, &["--config", file.to_str().unwrap()]), &["wrong.toml", "brigde"]);
+        for (cidr, says) in [
+            ("10.42.0.0/28", ["cluster-cidr 10.42.0.0/28 is smaller", "a /24 (node-cidr-mask-size-ipv4)"]),
+            ("fd42::/72", ["cluster-cidr fd42::/72 is smaller", "a /64 (node-cidr-mask-size-ipv6)"]),
+            (
+                "10.0.0.0/8",
+                ["cluster-cidr 10.0.0.0/8 and service-cidr 10.43.0.0/16 overlap", "address of a service"],
+            ),
+        ] {
+            one_sentence(&up(machine, &["--cluster-cidr", cidr]), &says);
+        }
         let left: Vec<String> = Trace::of(machine).since(&before).into_iter().map(str::to_owned).collect();
         assert!(left.iter().all(|l| l.starts_with("file ")), "{left:?}");
     });

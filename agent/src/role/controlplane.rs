@@ -31,8 +31,9 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
     config.listen = settings.listen;
     config.advertise = settings.advertise_address;
-    config.cluster_cidrs = settings.cluster_cidrs;
-    config.service_cidr = settings.service_cidr;
+    config.cluster_cidrs = settings.ranges.cluster;
+    config.service_cidr = settings.ranges.service;
+    config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
     config.serving_names = settings.tls_sans;
     config.signing_duration = settings.signing_duration;

@@ -23,14 +23,6 @@ fn an_unknown_key_is_an_error_that_names_it() {
 }
 
 #[test]
-fn the_cluster_has_one_range_of_each_family() {
-    let of = |text: &[&str]| cluster_cidrs(text.iter().map(|t| t.parse().unwrap()).collect());
-    assert_eq!(of(&[]).unwrap(), ["10.42.0.0/16".parse::<IpNetwork>().unwrap()]);
-    assert_eq!(of(&["10.0.0.0/8", "fd00::/48"]).unwrap().len(), 2);
-    assert!(of(&["10.0.0.0/8", "10.0.0.0/9"]).is_err());
-}
-
-#[test]
 fn half_a_set_of_credentials_is_refused() {
     let node = NodeSettings { tls_cert_file: Some("/c".into()), ..NodeSettings::default() };
     let dirs = Dirs { state: "/s".into(), run: "/r".into() };

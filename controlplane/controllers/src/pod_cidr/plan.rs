@@ -60,10 +60,11 @@ struct Free {
 
 impl Free {
     fn new(cluster: IpNetwork, mask: u8, taken: &[IpNetwork]) -> Self {
-        let bits = mask.saturating_sub(cluster.prefix()).min(32);
+        // None of that size is inside a range that is smaller.
+        let count = mask.checked_sub(cluster.prefix()).map_or(0, |bits| 1 << bits.min(32));
         let (same, other) = taken.iter().copied().partition(|range: &IpNetwork| range.prefix() == mask);
         let same: Vec<IpNetwork> = same;
-        Self { cluster, mask, next: 0, count: 1 << bits, same: same.into_iter().collect(), other }
+        Self { cluster, mask, next: 0, count, same: same.into_iter().collect(), other }
     }
 
     fn at(&self, number: u128) -> Option<IpNetwork> {
@@ -144,5 +145,13 @@ mod tests {
         let expected = ["a 10.42.0.0/24 fd00::/64", "b 10.42.1.0/24 fd00:0:0:1::/64", "c none"];
         assert_eq!(decide(&nodes, &["10.42.0.0/23", "fd00::/48"], 24), expected);
         assert!(decide(&nodes, &[], 24).is_empty());
+    }
+
+    #[test]
+    fn nothing_beside_a_small_range_is_given() {
+        let nodes = [node("a", &[]), node("b", &[])];
+        assert_eq!(decide(&nodes, &["10.42.0.0/28"], 24), ["a none", "b none"]);
+        assert_eq!(decide(&nodes, &["fd00::/72"], 24), ["a none", "b none"]);
+        assert_eq!(decide(&nodes, &["10.42.0.0/24"], 24), ["a 10.42.0.0/24", "b none"]);
     }
 }
