@@ -173,6 +173,7 @@ impl Server {
 
 async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend) {
     let _ = connection.set_nodelay(true);
+    coracle_cri::notice_lost_client(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
     let service = hyper::service::service_fn(move |request| {

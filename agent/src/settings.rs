@@ -160,6 +160,10 @@ pub(crate) struct NodeSettings {
     /// Files kept of one container's log [default: 5]
     #[arg(long, value_name = "COUNT")]
     log_max_files: Option<u32>,
+    /// Seconds after which a stream (exec, attach, port-forward) on which nothing moves is given up; 0 = never
+    /// [default: 14400]
+    #[arg(long, value_name = "SECONDS")]
+    stream_idle_seconds: Option<u32>,
     /// Certificate of the kubelet API (`agent` only; `up` makes its own)
     #[arg(long, value_name = "FILE")]
     tls_cert_file: Option<PathBuf>,
@@ -238,6 +242,7 @@ pub(crate) struct Node {
     pub(crate) nri: NriSettings,
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
+    pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) credentials: Option<Credentials>,
 }
 
@@ -361,6 +366,7 @@ impl Settings {
             ),
             log_max_size: node.log_max_size.unwrap_or(10 << 20),
             log_max_files: node.log_max_files.unwrap_or(5),
+            stream_idle_limit: stream_idle_limit(node.stream_idle_seconds),
             credentials,
         })
     }
@@ -420,6 +426,7 @@ impl NodeSettings {
             nri_plugin_config_dir: self.nri_plugin_config_dir.or(file.nri_plugin_config_dir),
             log_max_size: self.log_max_size.or(file.log_max_size),
             log_max_files: self.log_max_files.or(file.log_max_files),
+            stream_idle_seconds: self.stream_idle_seconds.or(file.stream_idle_seconds),
             tls_cert_file: self.tls_cert_file.or(file.tls_cert_file),
             tls_private_key_file: self.tls_private_key_file.or(file.tls_private_key_file),
             client_ca_file: self.client_ca_file.or(file.client_ca_file),
@@ -469,6 +476,11 @@ impl File {
 /// Paths are used from several processes and namespaces: relative ones would mean something else there.
 fn absolute(path: PathBuf) -> anyhow::Result<PathBuf> {
     std::path::absolute(&path).with_context(|| format!("{} is not a path", path.display()))
+}
+
+/// None for a stream that is never given up.
+fn stream_idle_limit(asked: Option<u32>) -> Option<Duration> {
+    Some(asked.unwrap_or(4 * 3600)).filter(|count| *count > 0).map(seconds)
 }
 
 fn seconds(count: u32) -> Duration {

@@ -47,6 +47,7 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
         log_max_size: node.log_max_size,
         nri: node.nri.clone(),
         log_max_files: node.log_max_files,
+        stream_idle_limit: node.stream_idle_limit,
         stream_url: streams.map_or(defaults.stream_url, |address| format!("http://{address}")),
         ..defaults
     };

@@ -27,6 +27,7 @@ pub(crate) async fn run(flags: RuntimeSettings) -> anyhow::Result<()> {
         cgroup_driver: settings.cgroup_driver,
         nri: settings.nri,
         stream_url: format!("http://{}", streams.local_addr()?),
+        stream_idle_limit: settings.stream_idle_limit,
         ..RuntimeConfig::default()
     };
     let runtime = Runtime::open(config, images.clone(), network).await.context("cannot open the runtime")?;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use coracle_cri::{CgroupDriver, NriSettings};
@@ -65,6 +66,9 @@ pub(crate) struct RuntimeSettings {
     /// Where streams (exec, attach, port-forward) are served; port 0 chooses one [default: 127.0.0.1:0]
     #[arg(long, value_name = "ADDRESS")]
     stream_listen: Option<SocketAddr>,
+    /// Seconds after which a stream on which nothing moves is given up; 0 = never [default: 14400]
+    #[arg(long, value_name = "SECONDS")]
+    stream_idle_seconds: Option<u32>,
 }
 
 /// The runtime's settings, all decided.
@@ -81,6 +85,7 @@ pub(crate) struct Runtime {
     pub(crate) cgroup_root: String,
     pub(crate) cgroup_driver: CgroupDriver,
     pub(crate) stream_listen: SocketAddr,
+    pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) nri: NriSettings,
 }
 
@@ -111,6 +116,7 @@ impl RuntimeSettings {
             nri_plugin_dir: self.nri_plugin_dir.or(file.nri_plugin_dir),
             nri_plugin_config_dir: self.nri_plugin_config_dir.or(file.nri_plugin_config_dir),
             stream_listen: self.stream_listen.or(file.stream_listen),
+            stream_idle_seconds: self.stream_idle_seconds.or(file.stream_idle_seconds),
         }
     }
 
@@ -134,6 +140,7 @@ impl RuntimeSettings {
             cgroup_root: self.cgroup_root.unwrap_or_else(|| "/".into()),
             cgroup_driver: cgroup::decide(self.cgroup_driver),
             stream_listen: self.stream_listen.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
+            stream_idle_limit: super::stream_idle_limit(self.stream_idle_seconds),
         })
     }
 }
@@ -151,6 +158,15 @@ mod tests {
         let decided = (runtime.bridge.as_str(), runtime.root, runtime.nft_table.as_str());
         assert_eq!(decided, ("fromflag", "/fromfile".into(), "coracle"));
         assert_eq!(runtime.cgroup_driver, CgroupDriver::Systemd);
+    }
+
+    #[test]
+    fn streams_may_be_idle_for_four_hours_or_as_long_as_is_said() {
+        let limit = |seconds| {
+            let flags = RuntimeSettings { stream_idle_seconds: seconds, ..RuntimeSettings::default() };
+            flags.decide().unwrap().stream_idle_limit.map(|limit| limit.as_secs())
+        };
+        assert_eq!([limit(None), limit(Some(7)), limit(Some(0))], [Some(4 * 3600), Some(7), None]);
     }
 
     #[test]

@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_process_is_read_as_proc_shows_it() {
-        let rest = "0 0 0 0 0 0 0 0 0 0 0 0 20 0";
+        let rest = "0 0 0 0 0 0 0 0 0 0 0 20 0";
         let stat = |state: &str, threads: u32| format!("7 (a) b) {state} 5 6 4 {rest} {threads} 0 99\n");
         let expected = Process { pid: 7, parent: 5, session: 4, dead: false };
         assert_eq!(Process::parse(7, &stat("S", 1)), Some(expected));
