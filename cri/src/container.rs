@@ -22,23 +22,25 @@ pub(crate) mod user;
 pub(crate) mod volume;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use coracle_images::Held;
 use coracle_proto::cri;
 use tokio::sync::watch;
 
-use crate::records::{ContainerPhase, ContainerRecord, ExitRecord};
+use crate::lock::locked;
+use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, Transition};
 use crate::stats::Meter;
 
 /// A container that is in the table.
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
-    /// Immutable but for `phase`, `pid` and the configuration's resources, which `state` holds.
+    /// Immutable but for `phase`, `pid` and the configuration's resources, which `state` holds, and the transitions.
     pub(crate) record: ContainerRecord,
     state: watch::Sender<ContainerState>,
+    transitions: Mutex<Vec<Transition>>,
     /// Held while a creation or start is under way, and by whoever records an exit: a container that
     /// ends at once is still started before it is stopped.
     pub(crate) starting: tokio::sync::Mutex<()>,
@@ -69,6 +71,7 @@ impl Container {
         let state = ContainerState { phase: record.phase.clone(), pid: record.pid, resources };
         Self {
             id: record.id.clone(),
+            transitions: Mutex::new(record.transitions.clone()),
             record,
             state: watch::Sender::new(state),
             starting: tokio::sync::Mutex::default(),
@@ -90,11 +93,26 @@ impl Container {
     /// What there is to remember now.
     pub(crate) fn record_now(&self) -> ContainerRecord {
         let state = self.state.borrow().clone();
-        let mut record = ContainerRecord { phase: state.phase, pid: state.pid, ..self.record.clone() };
+        let mut record = ContainerRecord {
+            phase: state.phase,
+            pid: state.pid,
+            transitions: self.transitions(),
+            ..self.record.clone()
+        };
         if state.resources.is_some() {
             record.config.linux.get_or_insert_default().resources = state.resources;
         }
         record
+    }
+
+    /// What became of it, as far as somebody is told.
+    pub(crate) fn transitions(&self) -> Vec<Transition> {
+        locked(&self.transitions).clone()
+    }
+
+    /// Notes what became of it, for its record.
+    pub(crate) fn note(&self, transition: Option<Transition>) {
+        locked(&self.transitions).extend(transition);
     }
 
     pub(crate) fn created(&self, pid: i32) {

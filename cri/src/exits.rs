@@ -63,17 +63,17 @@ impl Runtime {
         self.note_end(container, exit)
     }
 
-    /// Records the end of a container and tells everybody, once. The caller holds `starting`.
+    /// Records the end of a container and tells everybody, once. Of one that was never completely made, nobody was told
+    /// anything. The caller holds `starting`.
     pub(crate) fn note_end(&self, container: &Container, mut exit: ExitRecord) -> Result<(), Error> {
         exit.started_at = container.started_at();
         let (code, reason) = (exit.code, exit.reason.clone());
-        if container.exited(exit) {
+        let made = container.visible();
+        if container.exited(exit) && made {
             info!(container = container.id, code, reason, "container ended");
-            // Its bundle is gone when it is being removed at the same time.
-            if self.inner.containers.get(&container.id).is_some() {
-                self.inner.records.write_container(&container.record_now())?;
-            }
-            self.event(&container.record.sandbox_id, &container.id, ContainerStoppedEvent);
+            let telling = self.container_became(container, ContainerStoppedEvent)?;
+            coracle_fault::point("exit.recorded");
+            telling.tell(container);
             self.tell_stopped_later(&container.id);
         }
         Ok(())
@@ -94,18 +94,21 @@ impl Runtime {
         if let Err(source) = self.inner.network.del(&sandbox.id).await {
             warn!(sandbox = sandbox.id, error = %source, "could not take a dead pod's network away");
         }
-        self.record_dead(sandbox).await;
-        self.event(&sandbox.id, &sandbox.id, ContainerStoppedEvent);
+        // Not while it is being removed, or its directory would come back.
+        let _alone = sandbox.ending.lock().await;
+        if self.inner.sandboxes.get(&sandbox.id).is_some() {
+            self.note_death(sandbox);
+        }
     }
 
-    /// Not while it is being removed, or its directory would come back.
-    async fn record_dead(&self, sandbox: &Sandbox) {
-        let _alone = sandbox.ending.lock().await;
-        if self.inner.sandboxes.get(&sandbox.id).is_some()
-            && let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now())
-        {
+    /// Records that a sandbox is dead and tells everybody.
+    pub(crate) fn note_death(&self, sandbox: &Sandbox) {
+        let mut telling = self.telling();
+        sandbox.note(telling.next(ContainerStoppedEvent, now()));
+        if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
             warn!(sandbox = sandbox.id, error = error.chain(), "could not record a dead sandbox");
         }
+        telling.tell_sandbox(sandbox);
     }
 
     /// Ends a container that has no shim any more.

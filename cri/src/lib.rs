@@ -39,6 +39,7 @@ mod stats;
 mod steps;
 mod stream;
 mod table;
+mod telling;
 mod undo;
 
 pub use cgroup::driver::CgroupDriver;

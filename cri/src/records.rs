@@ -2,6 +2,8 @@
 //! with the boot as what it describes is). Written to a temporary name and renamed, so that a reader
 //! sees the old or the new one. Fields are only ever added.
 
+mod removed;
+
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,8 @@ use crate::error::Error;
 use crate::runtime::RuntimeConfig;
 use crate::selinux::Labels;
 
+pub(crate) use removed::{Removed, Subject, forget};
+
 const VERSION: u32 = 1;
 const FILE: &str = "record.json";
 
@@ -29,6 +33,16 @@ pub(crate) enum SandboxPhase {
     Ready,
     /// Stopped, or its shim died.
     NotReady,
+}
+
+/// What became of a pod or a container, and the number under which listeners are told: the next one is told after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Transition {
+    pub(crate) number: u64,
+    /// A value of the CRI's `ContainerEventType`.
+    pub(crate) what: i32,
+    pub(crate) at: i64,
 }
 
 /// What is remembered of a sandbox.
@@ -51,6 +65,9 @@ pub(crate) struct SandboxRecord {
     /// Made for a checkpoint whose containers are not all there yet: undone when found after a restart.
     #[serde(default)]
     pub(crate) restoring: bool,
+    /// What became of it while somebody was there to be told, or could yet come.
+    #[serde(default)]
+    pub(crate) transitions: Vec<Transition>,
 }
 
 /// How far a container has come.
@@ -112,6 +129,9 @@ pub(crate) struct ContainerRecord {
     /// What its processes are restored from when it is started, if not made from its command.
     #[serde(default)]
     pub(crate) restore: Option<RestoreRecord>,
+    /// What became of it while somebody was there to be told, or could yet come.
+    #[serde(default)]
+    pub(crate) transitions: Vec<Transition>,
 }
 
 /// What a container's images, in its layer's directory, need beside themselves.
@@ -130,6 +150,10 @@ pub(crate) struct Records {
     sandboxes: PathBuf,
     containers: PathBuf,
     layers: PathBuf,
+    /// Records of what is gone, while nobody was told so.
+    removed: PathBuf,
+    /// How far listeners were told.
+    told: PathBuf,
 }
 
 /// All records of one kind, as found.
@@ -149,12 +173,19 @@ impl Records {
             sandboxes: config.state.join("sandboxes"),
             containers: config.state.join("containers"),
             layers: config.root.join("containers"),
+            removed: config.state.join("removed"),
+            told: config.state.join("told"),
         };
-        for dir in [&records.sandboxes, &records.containers, &records.layers] {
+        for dir in [&records.sandboxes, &records.containers, &records.layers, &records.removed] {
             std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
         }
         scatter(&records.layers);
         Ok(records)
+    }
+
+    /// The file that says how far listeners were told.
+    pub(crate) fn told_file(&self) -> &Path {
+        &self.told
     }
 
     pub(crate) fn sandbox_dir(&self, id: &str) -> PathBuf {
@@ -236,6 +267,7 @@ impl SandboxRecord {
             addresses: Vec::new(),
             selinux: None,
             restoring: false,
+            transitions: Vec::new(),
         }
     }
 }
@@ -253,15 +285,10 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 
 fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
     let path = dir.join(FILE);
-    let bytes = serde_json::to_vec(record).map_err(|source| Error::Format {
-        doing: "encode",
-        path: path.clone(),
-        source,
-    })?;
-    match replace(&path, &bytes) {
+    match write_at(&path, record) {
         Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => {
             std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
-            replace(&path, &bytes)
+            write_at(&path, record)
         }
         other => other,
     }
@@ -282,6 +309,15 @@ fn scatter(dir: &Path) {
     if let Err(error) = mark() {
         debug!(%error, dir = %dir.display(), "writable layers stay close together on the disk");
     }
+}
+
+fn write_at<T: Serialize>(path: &Path, record: &T) -> Result<(), Error> {
+    let bytes = serde_json::to_vec(record).map_err(|source| Error::Format {
+        doing: "encode",
+        path: path.to_owned(),
+        source,
+    })?;
+    replace(path, &bytes)
 }
 
 fn remove(dir: &Path) -> Result<(), Error> {
@@ -345,7 +381,7 @@ pub(crate) mod message {
 mod tests {
     use super::*;
 
-    fn records(dir: &Path) -> Records {
+    pub(super) fn records(dir: &Path) -> Records {
         let config = RuntimeConfig { root: dir.join("root"), state: dir.join("state"), ..Default::default() };
         Records::open(&config).expect("directories")
     }

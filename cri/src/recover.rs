@@ -17,7 +17,7 @@ use crate::checkpoint;
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
 use crate::exits::exit_record;
-use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, SandboxRecord};
+use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, SandboxRecord, Transition};
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
 use crate::shim_client::Shim;
@@ -35,25 +35,48 @@ struct Missed {
 impl Runtime {
     pub(crate) async fn recover(&self) -> Result<(), Error> {
         let found = self.inner.records.sandboxes()?;
+        let removed = self.inner.records.removed()?;
+        let transitions = found.readable.iter().flat_map(|record| &record.transitions);
+        self.skip_numbers(transitions.map(|transition| transition.number));
+        self.skip_numbers(removed.iter().map(|removed| removed.number));
         for id in &found.lost {
             self.undo_sandbox(id).await;
         }
         let reached = join_all(found.readable.into_iter().map(|record| self.reach(record))).await;
         let mut sandboxes = Vec::new();
         for (record, shim) in reached {
-            if record.phase == SandboxPhase::Creating || record.restoring {
+            if record.phase == SandboxPhase::Creating {
                 self.undo_sandbox(&record.id).await;
             } else {
                 sandboxes.push((record, shim));
             }
         }
         let missed = self.recover_containers(&sandboxes).await?;
+        let last = self.number_missed(missed);
         self.reconcile_network(&sandboxes).await;
+        let mut half_restored = Vec::new();
         for (record, shim) in sandboxes {
+            half_restored.extend(record.restoring.then(|| record.id.clone()));
             self.recover_sandbox(record, shim).await;
         }
-        self.tell_missed(missed);
+        self.tell_left(removed, last);
+        for id in half_restored {
+            self.remove_half_restored(id).await;
+        }
         Ok(())
+    }
+
+    /// No event gets a number that one of an earlier life has.
+    fn skip_numbers(&self, numbers: impl Iterator<Item = u64>) {
+        self.inner.events.turn().skip(numbers.max().unwrap_or_default());
+    }
+
+    /// Takes back a pod whose restoring did not come to its end. Listeners were told that it is there.
+    async fn remove_half_restored(&self, id: String) {
+        info!(sandbox = id, "remove a pod that was not completely restored");
+        if let Err(error) = self.sandbox_unmake(id.clone()).await {
+            warn!(sandbox = id, error = error.chain(), "could not take a half-restored pod back");
+        }
     }
 
     /// Looks for the shim of a sandbox that should have one.
@@ -92,18 +115,28 @@ impl Runtime {
         }
     }
 
-    /// Tells what happened while no runtime was there, in the order in which it did.
-    fn tell_missed(&self, mut missed: Vec<Missed>) {
+    /// Records what happened while no runtime was there, to be told in the order in which it did. Returns the last
+    /// number that it got.
+    fn number_missed(&self, mut missed: Vec<Missed>) -> u64 {
         missed.sort_by_key(|missed| missed.at);
-        for Missed { container, what, .. } in missed {
-            self.event(&container.record.sandbox_id, &container.id, what);
+        let mut turn = self.inner.events.turn();
+        for Missed { at, container, what } in &missed {
+            container.note(turn.number().map(|number| Transition { number, what: (*what).into(), at: *at }));
         }
+        for container in self.inner.containers.all() {
+            if let Err(error) = self.inner.records.write_container(&container.record_now()) {
+                warn!(container = container.id, error = error.chain(), "could not record a container");
+            }
+        }
+        turn.last()
     }
 
     async fn recover_containers(&self, sandboxes: &[Reached]) -> Result<Vec<Missed>, Error> {
         let shims: HashMap<&str, Option<&(Shim, State)>> =
             sandboxes.iter().map(|(record, shim)| (record.id.as_str(), shim.as_ref())).collect();
         let found = self.inner.records.containers()?;
+        let transitions = found.readable.iter().flat_map(|record| &record.transitions);
+        self.skip_numbers(transitions.map(|transition| transition.number));
         let mut known = HashSet::new();
         let mut missed = Vec::new();
         for record in found.readable {
@@ -207,12 +240,8 @@ impl Runtime {
         if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
             container.exited(exit_record(&container, exit));
         }
-        let id = container.id.clone();
-        if let Err(error) = self.inner.records.write_container(&container.record_now()) {
-            warn!(container = id, error = error.chain(), "could not record a container");
-        }
         let container = Arc::new(container);
-        self.inner.containers.insert(&id, Arc::clone(&container));
+        self.inner.containers.insert(&container.id, Arc::clone(&container));
         let missed = missed(&before, &container);
         (container, missed)
     }
@@ -231,9 +260,6 @@ impl Runtime {
             None => {
                 died = record.phase == SandboxPhase::Ready;
                 let sandbox = Sandbox::new(record, SandboxState::NotReady);
-                if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
-                    warn!(sandbox = id, error = error.chain(), "could not record a dead sandbox");
-                }
                 self.inner.sandboxes.insert(&id, Arc::new(sandbox));
                 HashSet::new()
             }
@@ -244,8 +270,8 @@ impl Runtime {
                 self.container_lost(&container).await;
             }
         }
-        if died {
-            self.event(&id, &id, ContainerStoppedEvent);
+        if died && let Some(sandbox) = self.inner.sandboxes.get(&id) {
+            self.note_death(&sandbox);
         }
     }
 
@@ -291,6 +317,10 @@ fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec<Missed> {
     let stopped = |exit: &ExitRecord| missed(exit.finished_at, ContainerStoppedEvent);
     match (before, container.phase()) {
         (ContainerPhase::Created, ContainerPhase::Running { .. }) => vec![started()],
+        // Not every one that ended was started.
+        (ContainerPhase::Created, ContainerPhase::Exited(exit)) if exit.started_at == 0 => {
+            vec![stopped(&exit)]
+        }
         (ContainerPhase::Created, ContainerPhase::Exited(exit)) => vec![started(), stopped(&exit)],
         (ContainerPhase::Running { .. }, ContainerPhase::Exited(exit)) => vec![stopped(&exit)],
         _ => Vec::new(),

@@ -119,6 +119,7 @@ impl Runtime {
         cgroups.check_driver(config.cgroup_driver)?;
         let host = Host::look(&cgroups)?;
         let records = Records::open(&config)?;
+        let events = Events::open(records.told_file())?;
         mount_points::make(&config.root)?;
         let selinux = Selinux::look();
         selinux.label_layers(&config.root);
@@ -137,7 +138,7 @@ impl Runtime {
             containers: Table::default(),
             names: Names::default(),
             discarding: tokio::sync::Mutex::default(),
-            events: Events::default(),
+            events,
             changes: watch::Sender::new(()),
             tokens: Tokens::default(),
             nri,

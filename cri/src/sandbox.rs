@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::error::Error;
 use crate::lock::locked;
-use crate::records::{SandboxPhase, SandboxRecord};
+use crate::records::{SandboxPhase, SandboxRecord, Transition};
 use crate::shim_client::Shim;
 use crate::stats::Meter;
 
@@ -29,10 +29,11 @@ use crate::stats::Meter;
 pub(crate) struct Sandbox {
     pub(crate) id: String,
     /// Immutable but for `phase`, which [`SandboxState`] holds, and the configuration's resources and overhead,
-    /// which `size` holds.
+    /// which `size` holds, and the transitions.
     pub(crate) record: SandboxRecord,
     state: Mutex<SandboxState>,
     size: Mutex<PodSize>,
+    transitions: Mutex<Vec<Transition>>,
     /// Held by stop and remove, so that two of them do not cross.
     pub(crate) ending: tokio::sync::Mutex<()>,
     /// What the pod uses, as far as that must be remembered.
@@ -74,6 +75,7 @@ impl Sandbox {
         let linux = record.config.linux.clone().unwrap_or_default();
         Self {
             id: record.id.clone(),
+            transitions: Mutex::new(record.transitions.clone()),
             record,
             state: Mutex::new(state),
             size: Mutex::new(PodSize { overhead: linux.overhead, resources: linux.resources }),
@@ -113,13 +115,23 @@ impl Sandbox {
 
     pub(crate) fn record_now(&self) -> SandboxRecord {
         let phase = if self.live().is_some() { SandboxPhase::Ready } else { SandboxPhase::NotReady };
-        let mut record = SandboxRecord { phase, ..self.record.clone() };
+        let mut record = SandboxRecord { phase, transitions: self.transitions(), ..self.record.clone() };
         let size = self.size();
         if size != PodSize::default() {
             let linux = record.config.linux.get_or_insert_default();
             (linux.overhead, linux.resources) = (size.overhead, size.resources);
         }
         record
+    }
+
+    /// What became of it, as far as somebody is told.
+    pub(crate) fn transitions(&self) -> Vec<Transition> {
+        locked(&self.transitions).clone()
+    }
+
+    /// Notes what became of it, for its record.
+    pub(crate) fn note(&self, transition: Option<Transition>) {
+        locked(&self.transitions).extend(transition);
     }
 
     /// What the pod may use now.

@@ -72,6 +72,7 @@ fn main() -> ExitCode {
         figures::the_runtime_describes_itself,
         events::what_ended_while_nobody_was_there_is_told,
         events::a_pod_that_died_alone_is_told,
+        events::what_nobody_heard_is_told_by_a_later_life,
         events::the_server_stops_though_somebody_listens,
         cancel::cancelled_calls_leave_nothing,
         cancel::a_name_is_given_again_while_what_had_it_is_undone,

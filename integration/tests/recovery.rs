@@ -1,5 +1,6 @@
 //! The runtime and the shim killed behind every step that leaves something: what comes after is a true
-//! picture, the half-made is undone, and the same pod can be made again.
+//! picture, the half-made is undone, and the same pod can be made again; and listeners are told every transition once,
+//! over both lives.
 //!
 //! The points are read from the sources, so that none can be forgotten; one that is not reached fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
@@ -14,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use coracle_integration::{Machine, Trace, on_a_machine};
-use node::Node;
+use node::{Heard, Node, told_once};
 
 /// All points of `coracle_fault::point("…")` below a directory.
 fn points(dir: &Path, found: &mut BTreeSet<String>) {
@@ -60,6 +61,7 @@ fn killed_behind_any_step_everything_is_found_or_undone() {
 /// A life cut short at a point, and what the next runtime makes of it.
 async fn one(machine: &Machine, mirrors: &Path, point: &str, clean: &Trace) {
     let mut node = Node::start(machine, mirrors, Some(point)).await;
+    node.listen().await;
     let cut = node.whole_life().await;
     let reached = match point.strip_prefix("shim.") {
         None => node.has_crashed().await,
@@ -68,13 +70,33 @@ async fn one(machine: &Machine, mirrors: &Path, point: &str, clean: &Trace) {
     };
     assert!(reached, "{point} was not reached: {cut:?}");
     node.stop();
+    let heard = node.heard().await;
+    let (known, started) = (node.known.clone(), node.started.clone());
 
     let mut node = Node::start(machine, mirrors, None).await;
+    node.known.extend(known);
+    node.started.extend(started);
+    node.listen().await;
     node.is_true().await.unwrap_or_else(|why| panic!("after {point}: {why}"));
     node.remove_all().await.unwrap_or_else(|status| panic!("removing after {point}: {status}"));
     node.whole_life().await.unwrap_or_else(|status| panic!("the same again after {point}: {status}"));
     settled(machine, clean).await;
+    all_told(&mut node, heard).await.unwrap_or_else(|why| panic!("over both lives, after {point}: {why}"));
     node.stop();
+}
+
+/// Waits, for a while, until both lives together told everything once.
+async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
+    let mut told = Ok(());
+    for _ in 0..100 {
+        let heard = [before.clone(), node.heard().await].concat();
+        told = told_once(&heard, &node.known, &node.started);
+        if told.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    told
 }
 
 /// Waits, for a while, until nothing is left but the runtime that runs.

@@ -145,9 +145,9 @@ impl Runtime {
             coracle_fault::point("create.made");
             steps.done("creator");
             container.created(pid);
-            inner.records.write_container(&container.record_now())?;
+            let telling = self.container_became(&container, ContainerCreatedEvent)?;
             coracle_fault::point("create.ready");
-            self.event(&sandbox.id, &id, ContainerCreatedEvent);
+            telling.tell(&container);
             steps.done("ready");
         }
         self.tell_created(&container).await;
@@ -219,6 +219,7 @@ impl Runtime {
             selinux: None,
             pid: 0,
             restore: None,
+            transitions: Vec::new(),
             config,
             id,
         })

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use coracle_proto::cri;
-use cri::ContainerEventType::ContainerDeletedEvent;
 use tracing::warn;
 
 use crate::container::{self, Container};
@@ -43,7 +42,7 @@ impl Runtime {
         self.inner.cgroups.kill(&container.record.cgroup).await;
         self.inner.cgroups.remove(&container.record.cgroup).await?;
         coracle_fault::point("remove.cgroup");
-        self.inner.records.forget_container(&container.id)?;
+        let telling = self.container_gone(container)?;
         self.discard_layer(&container.id);
         coracle_fault::point("remove.forgotten");
         self.inner.containers.remove(&container.id);
@@ -51,7 +50,7 @@ impl Runtime {
         let metadata = container.record.config.metadata.clone().unwrap_or_default();
         let name = container::name(&metadata, &container.record.sandbox_id);
         self.inner.names.release(&name, &container.id);
-        self.event(&container.record.sandbox_id, &container.id, ContainerDeletedEvent);
+        telling.tell(container);
         Ok(())
     }
 

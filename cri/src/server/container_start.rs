@@ -34,9 +34,9 @@ impl Runtime {
         coracle_fault::point("start.runs");
         steps.done("the program runs");
         container.started(started_at);
-        self.inner.records.write_container(&container.record_now())?;
+        let telling = self.container_became(&container, ContainerStartedEvent)?;
         coracle_fault::point("start.recorded");
-        self.event(&container.record.sandbox_id, &container.id, ContainerStartedEvent);
+        telling.tell(&container);
         self.run_hooks_after_start(&container).await?;
         steps.done("record");
         self.tell_started(&container).await;

@@ -1,7 +1,6 @@
 //! RemovePodSandbox: stop it if need be, remove its containers, forget it. Absent is a success.
 
 use coracle_proto::cri;
-use cri::ContainerEventType::ContainerDeletedEvent;
 
 use super::sandbox_stop::first;
 use crate::error::Error;
@@ -24,22 +23,24 @@ impl Runtime {
         first(errors)?;
         coracle_fault::point("remove-pod.containers");
         let _alone = sandbox.ending.lock().await;
+        if self.inner.sandboxes.get(&sandbox.id).is_none() {
+            return Ok(cri::RemovePodSandboxResponse {});
+        }
         self.inner.cgroups.remove(&self.inner.layout.own_pod(&sandbox.id)).await?;
         coracle_fault::point("remove-pod.cgroup");
-        self.inner.records.remove_sandbox(&sandbox.id)?;
-        coracle_fault::point("remove-pod.forgotten");
         self.tell_pod_removed(&sandbox).await;
-        if self.inner.sandboxes.remove(&sandbox.id).is_some() {
-            let metadata = sandbox.config().metadata.clone().unwrap_or_default();
-            self.inner.names.release(&sandbox::name(&metadata), &sandbox.id);
-            self.inner.selinux.release(&sandbox.id);
-            self.event_of(&sandbox, &sandbox.id, ContainerDeletedEvent);
-        }
+        let telling = self.sandbox_gone(&sandbox)?;
+        coracle_fault::point("remove-pod.forgotten");
+        self.inner.sandboxes.remove(&sandbox.id);
+        let metadata = sandbox.config().metadata.clone().unwrap_or_default();
+        self.inner.names.release(&sandbox::name(&metadata), &sandbox.id);
+        self.inner.selinux.release(&sandbox.id);
+        telling.tell_sandbox(&sandbox);
         Ok(cri::RemovePodSandboxResponse {})
     }
 
     /// Takes back a sandbox that nobody was told of.
-    pub(super) async fn sandbox_unmake(&self, pod_sandbox_id: String) -> Result<(), Error> {
+    pub(crate) async fn sandbox_unmake(&self, pod_sandbox_id: String) -> Result<(), Error> {
         self.sandbox_remove(cri::RemovePodSandboxRequest { pod_sandbox_id }).await.map(|_removed| ())
     }
 }

@@ -1,6 +1,7 @@
 //! RunPodSandbox: record, shim, network, in this order, all of it or nothing.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::{ContainerCreatedEvent, ContainerStartedEvent};
@@ -95,24 +96,26 @@ impl Runtime {
         let _pass = inner.nri.pass().await;
         self.tell_pod_runs(&record, &live, undo).await?;
         record.phase = SandboxPhase::Ready;
+        let mut telling = self.telling();
+        let ready = [ContainerCreatedEvent, ContainerStartedEvent];
+        record.transitions = ready.into_iter().filter_map(|what| telling.next(what, now())).collect();
         inner.records.write_sandbox(&record)?;
         record.restoring = false;
         coracle_fault::point("run.ready");
         info!(sandbox = id, pod = metadata.name, namespace = metadata.namespace, "sandbox runs");
-        self.adopt_sandbox(record, live);
-        self.event(&id, &id, ContainerCreatedEvent);
-        self.event(&id, &id, ContainerStartedEvent);
+        telling.tell_sandbox(&self.adopt_sandbox(record, live));
         steps.done("ready");
         steps.tell("RunPodSandbox", &id);
         Ok(())
     }
 
     /// Puts a sandbox whose shim lives into the table and listens to the shim.
-    pub(crate) fn adopt_sandbox(&self, record: SandboxRecord, live: Live) {
+    pub(crate) fn adopt_sandbox(&self, record: SandboxRecord, live: Live) -> Arc<Sandbox> {
         let shim = live.shim.clone();
-        let sandbox = std::sync::Arc::new(Sandbox::new(record, SandboxState::Ready(live)));
-        self.inner.sandboxes.insert(&sandbox.id, std::sync::Arc::clone(&sandbox));
-        self.listen(sandbox, shim);
+        let sandbox = Arc::new(Sandbox::new(record, SandboxState::Ready(live)));
+        self.inner.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
+        self.listen(Arc::clone(&sandbox), shim);
+        sandbox
     }
 
     /// Refuses a parent that leaves the hierarchy, or is not what the driver makes.

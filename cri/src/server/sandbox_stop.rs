@@ -6,6 +6,7 @@ use cri::ContainerEventType::ContainerStoppedEvent;
 use futures::future::join_all;
 use tracing::{info, warn};
 
+use super::sandbox_run::now;
 use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::sandbox::{Live, Sandbox};
@@ -54,10 +55,12 @@ impl Runtime {
         live.shim.shutdown().await;
         coracle_fault::point("stop-pod.shim");
         sandbox.forget_all_execs();
+        let mut telling = self.telling();
+        sandbox.note(telling.next(ContainerStoppedEvent, now()));
         self.inner.records.write_sandbox(&sandbox.record_now())?;
         coracle_fault::point("stop-pod.recorded");
         info!(sandbox = sandbox.id, "sandbox stopped");
-        self.event(&sandbox.id, &sandbox.id, ContainerStoppedEvent);
+        telling.tell_sandbox(sandbox);
         Ok(())
     }
 }

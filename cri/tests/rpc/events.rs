@@ -18,6 +18,13 @@ async fn listen(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
     machine.runtime.get_container_events(request).await.expect("events").into_inner()
 }
 
+/// A listener that was told all that is to tell.
+async fn up_to_date(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
+    let mut events = listen(machine).await;
+    told(&mut events).await;
+    events
+}
+
 /// What a listener is told until nothing comes for a while.
 async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i32)> {
     let mut seen = Vec::new();
@@ -29,6 +36,7 @@ async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i
 }
 
 pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Machine) {
+    let mut before = up_to_date(machine).await;
     let pod = machine.pod("away").await;
     let limited = |config: &mut cri::ContainerConfig| {
         let limits = cri::LinuxContainerResources { memory_limit_in_bytes: 16 << 20, ..Default::default() };
@@ -39,6 +47,7 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
     let hog = machine.create(&pod, "hog", &hog, limited).await.expect("create");
     machine.start(&hog).await;
     let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
+    assert_eq!(told(&mut before).await.len(), 8);
     machine.restart(Duration::from_secs(9)).await;
     let mut events = listen(machine).await;
     let stopped = i32::from(ContainerStoppedEvent);
@@ -75,15 +84,57 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
 }
 
 pub(crate) async fn a_pod_that_died_alone_is_told(machine: &mut Machine) {
+    let mut before = up_to_date(machine).await;
     let pod = machine.pod("alone").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let shim = nix::unistd::Pid::from_raw(machine.shim_pid(&pod).await);
+    assert_eq!(told(&mut before).await.len(), 4);
     machine.close_runtime().await;
     nix::sys::signal::kill(shim, nix::sys::signal::Signal::SIGKILL).expect("kill");
     machine.open_runtime().await;
     let stopped = i32::from(ContainerStoppedEvent);
     assert_eq!(told(&mut listen(machine).await).await, [(id, stopped), (pod.clone(), stopped)]);
     machine.remove_pod(&pod).await;
+}
+
+pub(crate) async fn what_nobody_heard_is_told_by_a_later_life(machine: &mut Machine) {
+    drop(up_to_date(machine).await);
+    machine.restart(Duration::ZERO).await;
+    let pod = machine.pod("unheard").await;
+    let first = machine.run(&pod, "first", &["sleep", "1000"]).await;
+    machine.stop(&first, 0).await;
+    machine.remove(&first).await;
+    let second = machine.run(&pod, "second", &["sleep", "1000"]).await;
+    machine.restart(Duration::ZERO).await;
+    machine.remove_pod(&pod).await;
+    machine.restart(Duration::ZERO).await;
+    let mut events = listen(machine).await;
+    let (mut seen, mut last) = (Vec::new(), 0);
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
+        let event = event.expect("event");
+        assert_eq!(event.pod_sandbox_status.expect("pod").id, pod, "also of a pod that is gone");
+        assert!(event.created_at >= last, "told when it was");
+        last = event.created_at;
+        seen.push((event.container_id, event.container_event_type));
+    }
+    let [created, started, stopped, deleted] = [0, 1, 2, 3];
+    let expected = [
+        (&pod, created),
+        (&pod, started),
+        (&first, created),
+        (&first, started),
+        (&first, stopped),
+        (&first, deleted),
+        (&second, created),
+        (&second, started),
+        (&second, stopped),
+        (&pod, stopped),
+        (&second, deleted),
+        (&pod, deleted),
+    ];
+    assert_eq!(seen, expected.map(|(id, what)| (id.clone(), what)), "each once, in order");
+    machine.restart(Duration::ZERO).await;
+    assert_eq!(told(&mut listen(machine).await).await, []);
 }
 
 pub(crate) async fn the_server_stops_though_somebody_listens(machine: &mut Machine) {

@@ -1,14 +1,17 @@
 //! A runtime under test with its client.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coracle_integration::Machine;
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_client::ImageServiceClient;
 use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
+use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
@@ -25,7 +28,16 @@ pub(crate) struct Node {
     log: PathBuf,
     /// What its containers run.
     command: &'static str,
+    heard: Arc<Mutex<Heard>>,
+    listener: Option<JoinHandle<()>>,
+    /// What it said that it made, and that it lists.
+    pub(crate) known: BTreeSet<String>,
+    /// What it said that it started.
+    pub(crate) started: BTreeSet<String>,
 }
+
+/// What became of what, in the words of events, in their order.
+pub(crate) type Heard = Vec<(String, i32)>;
 
 // === impl Node ===
 
@@ -52,6 +64,10 @@ impl Node {
         })
         .await;
         Self {
+            heard: Arc::default(),
+            listener: None,
+            known: BTreeSet::new(),
+            started: BTreeSet::new(),
             process,
             runtime: RuntimeServiceClient::new(channel.clone()),
             images: ImageServiceClient::new(channel),
@@ -70,6 +86,28 @@ impl Node {
     /// Its process.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// Listens to its events until it ends.
+    pub(crate) async fn listen(&mut self) {
+        let events = self.runtime.get_container_events(cri::GetEventsRequest {}).await;
+        let mut events = events.unwrap().into_inner();
+        let heard = Arc::clone(&self.heard);
+        self.listener = Some(tokio::spawn(async move {
+            while let Ok(Some(event)) = events.message().await {
+                heard.lock().unwrap().push((event.container_id, event.container_event_type));
+            }
+        }));
+    }
+
+    /// What it told; all of it when it ended.
+    pub(crate) async fn heard(&mut self) -> Heard {
+        if self.process.try_wait().unwrap().is_some()
+            && let Some(listener) = self.listener.take()
+        {
+            listener.await.unwrap();
+        }
+        self.heard.lock().unwrap().clone()
     }
 
     /// Kills it. Pods go on.
@@ -95,6 +133,8 @@ impl Node {
         let sandbox = self.sandbox();
         let run = cri::RunPodSandboxRequest { config: Some(sandbox.clone()), ..Default::default() };
         let pod_sandbox_id = self.runtime.run_pod_sandbox(run).await?.into_inner().pod_sandbox_id;
+        self.known.insert(pod_sandbox_id.clone());
+        self.started.insert(pod_sandbox_id.clone());
         let create = cri::CreateContainerRequest {
             pod_sandbox_id: pod_sandbox_id.clone(),
             config: Some(container(image.clone(), self.command)),
@@ -102,7 +142,9 @@ impl Node {
         };
         let container_id = self.runtime.create_container(create).await?.into_inner().container_id;
         let id = || container_id.clone();
+        self.known.insert(id());
         self.runtime.start_container(cri::StartContainerRequest { container_id: id() }).await?;
+        self.started.insert(id());
         let cmd = vec!["echo".to_owned(), "alive".to_owned()];
         let exec = cri::ExecSyncRequest { container_id: id(), cmd, timeout: 10 };
         let said = self.runtime.exec_sync(exec).await?.into_inner();
@@ -127,6 +169,7 @@ impl Node {
         let say = |status: Status| status.to_string();
         let sandboxes = self.runtime.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await;
         for sandbox in sandboxes.map_err(say)?.into_inner().items {
+            self.known.insert(sandbox.id.clone());
             let status = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.id, verbose: false };
             let status = self.runtime.pod_sandbox_status(status).await.map_err(say)?.into_inner();
             let status = status.status.ok_or("a sandbox without a status")?;
@@ -138,6 +181,7 @@ impl Node {
         }
         let containers = self.runtime.list_containers(cri::ListContainersRequest::default()).await;
         for container in containers.map_err(say)?.into_inner().containers {
+            self.known.insert(container.id.clone());
             if container.state() != cri::ContainerState::ContainerRunning {
                 continue;
             }
@@ -191,6 +235,29 @@ impl Node {
             ..Default::default()
         }
     }
+}
+
+/// Whether all that was known, and is gone, was told from its beginning to its end, each transition once and in order.
+pub(crate) fn told_once(
+    heard: &Heard,
+    known: &BTreeSet<String>,
+    started: &BTreeSet<String>,
+) -> Result<(), String> {
+    let mut lives: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+    known.iter().for_each(|id| drop(lives.entry(id).or_default()));
+    heard.iter().for_each(|(id, what)| lives.entry(id).or_default().push(*what));
+    // Created, started, stopped, deleted: 0 to 3.
+    for (id, life) in lives {
+        let whole = if started.contains(id) {
+            life == [0, 1, 2, 3]
+        } else {
+            life == [0, 1, 2, 3] || life == [0, 2, 3]
+        };
+        if !whole {
+            return Err(format!("{id} was told as {life:?}"));
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Node {

@@ -1,0 +1,138 @@
+//! Records of what was removed, each kept until a listener took the news: a runtime that dies before that tells it in
+//! its next life. The record is moved away, not written again, so a removal costs one rename more.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use super::{ContainerRecord, FILE, Records, SandboxRecord, remove, write_at};
+use crate::error::{Error, chain};
+
+/// What was removed.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Subject {
+    Container(ContainerRecord),
+    Sandbox(SandboxRecord),
+}
+
+/// A removal that nobody may have been told of.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Removed {
+    /// The number under which it is told.
+    pub(crate) number: u64,
+    pub(crate) subject: Subject,
+    /// Its file, removed when it was told.
+    pub(crate) file: PathBuf,
+}
+
+// === impl Subject ===
+
+impl Subject {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Container(_) => "container",
+            Self::Sandbox(_) => "sandbox",
+        }
+    }
+}
+
+// === impl Records ===
+
+impl Records {
+    /// Removes what [`Records::forget_container`] and [`Records::remove_sandbox`] do, but for the record, and returns
+    /// where that is now.
+    pub(crate) fn bury(&self, subject: &Subject, number: u64) -> Result<PathBuf, Error> {
+        let file = self.removed.join(format!("{number}.{}", subject.kind()));
+        let dir = match subject {
+            Subject::Container(record) => self.container_dir(&record.id),
+            Subject::Sandbox(record) => self.sandbox_dir(&record.id),
+        };
+        let record = dir.join(FILE);
+        match std::fs::rename(&record, &file) {
+            Ok(()) => {}
+            // Half-removed by a call that failed.
+            Err(error) if error.kind() == ErrorKind::NotFound => match subject {
+                Subject::Container(record) => write_at(&file, record)?,
+                Subject::Sandbox(record) => write_at(&file, record)?,
+            },
+            Err(error) => return Err(Error::file("move away", &record)(error)),
+        }
+        remove(&dir).inspect_err(|_| {
+            // It is still there, and its record says so to the next call or the next start.
+            if let Err(error) = std::fs::rename(&file, &record) {
+                warn!(%error, record = %record.display(), "could not move a record back");
+            }
+        })?;
+        Ok(file)
+    }
+
+    /// All that is kept of what is gone.
+    pub(crate) fn removed(&self) -> Result<Vec<Removed>, Error> {
+        let entries = std::fs::read_dir(&self.removed).map_err(Error::file("list", &self.removed))?;
+        let mut found = Vec::new();
+        for file in entries.flatten().map(|entry| entry.path()) {
+            match read(&file) {
+                Some((number, subject)) => found.push(Removed { number, subject, file }),
+                None => forget(&file),
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Removes the record of what is gone: it was told, or cannot be.
+pub(crate) fn forget(file: &Path) {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            warn!(%error, file = %file.display(), "could not remove the record of what is gone");
+        }
+        _ => {}
+    }
+}
+
+fn read(file: &Path) -> Option<(u64, Subject)> {
+    let (number, kind) = file.file_name()?.to_str()?.split_once('.')?;
+    let number = number.parse().ok()?;
+    match kind {
+        "container" => Some((number, Subject::Container(decode(file)?))),
+        "sandbox" => Some((number, Subject::Sandbox(decode(file)?))),
+        _ => None,
+    }
+}
+
+fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
+    let bytes = std::fs::read(file).ok()?;
+    let decoded = serde_json::from_slice(&bytes);
+    decoded.inspect_err(|error| warn!(error = chain(error), "the record of what is gone cannot be read")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::records;
+    use super::*;
+
+    #[test]
+    fn what_is_removed_is_found_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().expect("directory");
+        let records = records(dir.path());
+        let record = SandboxRecord::new("a", Default::default(), String::new(), 7);
+        records.write_sandbox(&record).expect("write");
+        std::fs::write(records.sandbox_dir("a").join("hosts"), "").expect("write");
+        let subject = Subject::Sandbox(record);
+        let file = records.bury(&subject, 12).expect("bury");
+        assert!(!records.sandbox_dir("a").exists());
+        let removed = Removed { number: 12, subject: subject.clone(), file: file.clone() };
+        assert_eq!(records.removed().expect("list"), [removed]);
+        forget(&file);
+        assert_eq!(records.removed().expect("list"), []);
+        // Also when a removal before it failed half-way.
+        let file = records.bury(&subject, 13).expect("bury");
+        assert_eq!(read(&file), Some((13, subject)));
+        // What cannot be read is not kept.
+        std::fs::write(&file, "{").expect("write");
+        assert_eq!(records.removed().expect("list"), []);
+        assert!(!file.exists());
+    }
+}
