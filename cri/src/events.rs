@@ -114,9 +114,10 @@ impl Events {
             .chain(end.filter_map(async |end| end))
     }
 
-    /// Whether an event would reach anybody. One that is gone counts until the next event.
+    /// Whether an event would reach anybody.
     fn wanted(&self) -> bool {
-        let state = locked(&self.state);
+        let mut state = locked(&self.state);
+        state.listeners.retain(|listener| !listener.sender.is_closed());
         state.ended.unwrap_or_else(|| state.somebody())
     }
 
@@ -313,6 +314,13 @@ mod tests {
         let listener = events.listen();
         let expected: Vec<_> = (0..400).chain([999, 1000]).map(Ok).collect();
         assert_eq!(all(events, listener).await, expected);
+    }
+
+    #[test]
+    fn nothing_is_numbered_for_who_is_gone() {
+        let events = events();
+        drop(events.listen());
+        assert_eq!(events.turn().number(), None);
     }
 
     #[test]
