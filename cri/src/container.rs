@@ -16,7 +16,7 @@ pub(crate) mod mount_points;
 mod mounts;
 pub(crate) mod oci_spec;
 pub(crate) mod resources;
-mod seccomp;
+pub(crate) mod seccomp;
 pub(crate) mod signal;
 pub(crate) mod user;
 pub(crate) mod volume;

@@ -152,17 +152,17 @@ fn swap_alone(memory: i64, both: i64, seen: &Seen) -> Result<String, Error> {
     }
 }
 
-/// The kubelet sends a limit of 0 for every size, wanted or not: it needs nothing where nothing can be limited.
+/// Refuses limits that nothing can hold. The kubelet sends one of 0 for every size, wanted or not: it needs nothing.
+pub(crate) fn check_huge_pages(limits: &[HugepageLimit], hugetlb: bool) -> Result<(), Error> {
+    if !hugetlb && limits.iter().any(|limit| limit.limit > 0) {
+        return Err(Error::Unsupported("a limit of huge pages, without the kernel's hugetlb controller,"));
+    }
+    Ok(())
+}
+
 fn huge_pages(limits: &[HugepageLimit], seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
-    for limit in limits {
-        if !seen.hugetlb {
-            if limit.limit > 0 {
-                return Err(Error::Unsupported(
-                    "a limit of huge pages, without the kernel's hugetlb controller,",
-                ));
-            }
-            continue;
-        }
+    check_huge_pages(limits, seen.hugetlb)?;
+    for limit in limits.iter().filter(|_| seen.hugetlb) {
         if limit.page_size.is_empty() || limit.page_size.contains('/') {
             return Err(Error::invalid("hugepage_limits", format!("{:?} is no size", limit.page_size)));
         }

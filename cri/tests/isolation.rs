@@ -10,9 +10,13 @@
 
 #[path = "isolation/confinement.rs"]
 mod confinement;
+#[path = "isolation/fields.rs"]
+mod fields;
 #[path = "lifecycle/fixture.rs"]
 #[allow(dead_code, reason = "shared with the tests of lifecycles")]
 mod fixture;
+#[path = "isolation/processes.rs"]
+mod processes;
 #[path = "isolation/user_namespace.rs"]
 mod user_namespace;
 #[path = "isolation/volumes.rs"]
@@ -38,6 +42,10 @@ fn main() -> ExitCode {
         confinement::groups_are_those_of_the_policy,
         confinement::the_default_profile_holds_where_there_is_apparmor,
         confinement::what_the_kernel_cannot_confine_is_refused,
+        fields::a_seccomp_profile_of_old_counts,
+        fields::what_cannot_be_honoured_is_refused,
+        fields::a_privileged_container_needs_a_pod_for_it,
+        processes::a_container_joins_the_processes_of_another,
         volumes::read_only_is_recursive_when_asked,
         volumes::an_image_is_a_volume_whole_and_in_part,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,

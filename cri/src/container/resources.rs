@@ -3,8 +3,8 @@
 use coracle_proto::cri::LinuxContainerResources;
 use oci_spec::runtime::{LinuxCpu, LinuxHugepageLimit, LinuxMemory, LinuxResources};
 
-/// The limits of a container. Huge pages are left out where nothing can limit them: the kubelet
-/// sends a limit of 0 for every size, wanted or not.
+/// The limits of a container. Huge pages are left out where nothing can limit them: what is
+/// not refused then is a limit of 0, which the kubelet sends for every size, wanted or not.
 pub(crate) fn limits(request: Option<&LinuxContainerResources>, hugetlb: bool) -> LinuxResources {
     let mut resources = LinuxResources::default();
     let Some(request) = request else { return resources };

@@ -1,6 +1,8 @@
 //! Seccomp profiles: the default one as data, a file's, or none. The default is the list that
 //! containerd ships, widened by the container's capabilities. Pure.
 
+use coracle_proto::cri::SecurityProfile;
+use coracle_proto::cri::security_profile::ProfileType;
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
     Arch, LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompArgBuilder, LinuxSeccompOperator,
@@ -177,6 +179,20 @@ fn arch_calls() -> &'static str {
     }
 }
 
+/// What a profile's path means, the field of old: none when it is empty.
+pub(crate) fn of_path(path: &str) -> Result<Option<SecurityProfile>, String> {
+    let (kind, file) = match path {
+        "" => return Ok(None),
+        "unconfined" => (ProfileType::Unconfined, ""),
+        "runtime/default" | "docker/default" => (ProfileType::RuntimeDefault, ""),
+        path => match path.strip_prefix("localhost/") {
+            Some(file) => (ProfileType::Localhost, file),
+            None => return Err(format!("{path:?} is no seccomp profile")),
+        },
+    };
+    Ok(Some(SecurityProfile { profile_type: kind.into(), localhost_ref: file.to_owned() }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,6 +203,17 @@ mod tests {
                 && call.args().is_none()
                 && call.names().iter().any(|known| known == name)
         })
+    }
+
+    #[test]
+    fn a_profile_of_old_is_one_of_today_or_refused() {
+        let of =
+            |path| of_path(path).expect("a profile").map(|found| (found.profile_type(), found.localhost_ref));
+        assert_eq!(of(""), None);
+        assert_eq!(of("unconfined"), Some((ProfileType::Unconfined, String::new())));
+        assert_eq!(of("runtime/default"), Some((ProfileType::RuntimeDefault, String::new())));
+        assert_eq!(of("localhost//p.json"), Some((ProfileType::Localhost, "/p.json".to_owned())));
+        assert!(of_path("/p.json").expect_err("no prefix").contains("/p.json"));
     }
 
     #[test]

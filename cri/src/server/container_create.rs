@@ -18,12 +18,12 @@ use crate::container::confinement::{self, Modules};
 use crate::container::devices::{self, Node};
 use crate::container::oci_spec::{Facts, SandboxFacts, oci_spec};
 use crate::container::user::Accounts;
-use crate::container::{self, Container, mount_points, signal, volume};
+use crate::container::{self, Container, mount_points, seccomp, signal, volume};
 use crate::error::{self, Error};
-use crate::host::Kernel;
+use crate::host::Host;
 use crate::names::Claim;
 use crate::records::{ContainerPhase, ContainerRecord, RestoreRecord, replace};
-use crate::resize::check_unified;
+use crate::resize::{check_huge_pages, check_unified};
 use crate::runtime::Runtime;
 use crate::sandbox::user_namespace::Mapping;
 use crate::sandbox::{Live, Sandbox, namespaces};
@@ -50,7 +50,11 @@ impl Runtime {
     ) -> Result<Claim, Error> {
         let id = &request.pod_sandbox_id;
         let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
-        self.claim_container(&sandbox, request.config.as_ref().ok_or_else(no_config)?).await
+        let config = request.config.as_ref().ok_or_else(no_config)?;
+        // As the pod is now: a container may have been added to it since.
+        let pods = [Some(sandbox.config()), request.sandbox_config.as_ref()];
+        check_privilege(config, pods.into_iter().flatten())?;
+        self.claim_container(&sandbox, config).await
     }
 
     pub(super) async fn claim_container(
@@ -58,7 +62,7 @@ impl Runtime {
         sandbox: &Sandbox,
         config: &cri::ContainerConfig,
     ) -> Result<Claim, Error> {
-        check(config, self.inner.host.kernel)?;
+        check(config, &self.inner.host)?;
         let metadata = config.metadata.clone().unwrap_or_default();
         self.inner.names.claim(container::name(&metadata, &sandbox.id), new_id()).await
     }
@@ -111,6 +115,10 @@ impl Runtime {
             state: "not ready",
         })?;
         let image = self.image_of(&config)?;
+        if let Some(profile) = old_profile(&config)? {
+            let linux = config.linux.get_or_insert_default();
+            linux.security_context.get_or_insert_default().seccomp = Some(profile);
+        }
         let mut held = self.hold_images(&mut config)?;
         held.push(inner.images.hold(&image.id).map_err(|source| image_error(&image.id, source))?);
         let mut record = self.new_record(sandbox, (id.clone(), config), &image)?;
@@ -370,11 +378,40 @@ impl Runtime {
 }
 
 /// Refuses what cannot be done before anything is.
-fn check(config: &cri::ContainerConfig, kernel: Kernel) -> Result<(), Error> {
+fn check(config: &cri::ContainerConfig, host: &Host) -> Result<(), Error> {
     if config.metadata.as_ref().is_none_or(|metadata| metadata.name.is_empty()) {
         return Err(Error::invalid("config.metadata", "needs a name"));
     }
-    config.mounts.iter().try_for_each(|mount| volume::check(mount, kernel))
+    if config.windows.is_some() {
+        return Err(Error::invalid("config.windows", "this is Linux"));
+    }
+    old_profile(config)?;
+    let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    let pages = resources.map(|resources| resources.hugepage_limits.as_slice()).unwrap_or_default();
+    check_huge_pages(pages, host.hugetlb)?;
+    config.mounts.iter().try_for_each(|mount| volume::check(mount, host.kernel))
+}
+
+/// Refuses a privileged container in a pod that was not said to have any.
+fn check_privilege<'a>(
+    config: &cri::ContainerConfig,
+    mut pods: impl Iterator<Item = &'a cri::PodSandboxConfig>,
+) -> Result<(), Error> {
+    let expected = pods.any(|pod| namespaces::security(pod).is_some_and(|security| security.privileged));
+    if security(config).privileged && !expected {
+        let why = "its pod sandbox is not for privileged containers";
+        return Err(Error::invalid("config.linux.security_context.privileged", why));
+    }
+    Ok(())
+}
+
+/// The seccomp profile in the field of old, which counts where that of today is empty.
+fn old_profile(config: &cri::ContainerConfig) -> Result<Option<cri::SecurityProfile>, Error> {
+    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let Some(security) = security.filter(|security| security.seccomp.is_none()) else { return Ok(None) };
+    #[allow(deprecated, reason = "older kubelets set it")]
+    let path = security.seccomp_profile_path.as_str();
+    seccomp::of_path(path).map_err(|why| Error::invalid("seccomp_profile_path", why))
 }
 
 /// Refuses limits by file, as the client and plugins ask for, that are not limits. An update refuses the same.

@@ -230,6 +230,9 @@ fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> 
     if metadata.name.is_empty() || metadata.namespace.is_empty() || metadata.uid.is_empty() {
         return Err(Error::invalid("config.metadata", "needs name, namespace and uid"));
     }
+    if config.windows.is_some() {
+        return Err(Error::invalid("config.windows", "this is Linux"));
+    }
     if !runtime_handler.is_empty() {
         return Err(Error::invalid("runtime_handler", format!("there is none named {runtime_handler:?}")));
     }
