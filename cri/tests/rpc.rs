@@ -70,6 +70,7 @@ fn main() -> ExitCode {
         figures::every_metric_has_a_value_and_its_labels,
         figures::rates_and_sizes_are_true,
         figures::the_runtime_describes_itself,
+        figures::pods_get_addresses_from_the_range_that_is_told,
         events::what_ended_while_nobody_was_there_is_told,
         events::a_pod_that_died_alone_is_told,
         events::what_nobody_heard_is_told_by_a_later_life,

@@ -50,7 +50,11 @@ impl Runtime {
             status: Some(cri::RuntimeStatus { conditions: vec![runtime, network] }),
             info,
             runtime_handlers: vec![cri::RuntimeHandler { name: String::new(), features: Some(features) }],
-            features: Some(cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
+            features: Some(cri::RuntimeFeatures {
+                supplemental_groups_policy: true,
+                user_namespaces_host_network: kernel.user_namespaces,
+                mount_options: true,
+            }),
         })
     }
 

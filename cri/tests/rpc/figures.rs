@@ -140,9 +140,47 @@ pub(crate) async fn the_runtime_describes_itself(machine: &mut Machine) {
     assert!(
         status.runtime_handlers.iter().any(|handler| handler.name.is_empty() && handler.features.is_some())
     );
-    assert!(status.features.expect("features").supplemental_groups_policy);
+    // Each is what the isolation's tests try.
+    let handler = status.runtime_handlers.first().and_then(|handler| handler.features).expect("features");
+    assert_eq!(
+        status.features,
+        Some(cri::RuntimeFeatures {
+            supplemental_groups_policy: true,
+            user_namespaces_host_network: handler.user_namespaces,
+            mount_options: true,
+        })
+    );
     for name in ["config", "host", "runtime"] {
         let info: serde_json::Value = serde_json::from_str(&status.info[name]).expect(name);
         assert!(info.is_object(), "{info}");
     }
+}
+
+async fn tell_range(machine: &Machine, pod_cidr: &str) -> Result<(), tonic::Status> {
+    let network_config = Some(cri::NetworkConfig { pod_cidr: pod_cidr.to_owned() });
+    let runtime_config = Some(cri::RuntimeConfig { network_config });
+    let request = Request::new(cri::UpdateRuntimeConfigRequest { runtime_config });
+    machine.runtime.update_runtime_config(request).await.map(drop)
+}
+
+pub(crate) async fn pods_get_addresses_from_the_range_that_is_told(machine: &mut Machine) {
+    let address = async |machine: &Machine, name: &str| {
+        let pod = machine.pod(name).await;
+        let network = machine.sandbox(&pod).await.network.expect("network");
+        machine.remove_pod(&pod).await;
+        network.ip
+    };
+    for refused in ["10.89.0.0/33", "here"] {
+        let refused = tell_range(machine, refused).await.expect_err("no range");
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+    }
+    // Nothing told is nothing changed.
+    tell_range(machine, "").await.expect("nothing");
+    let request = Request::new(cri::UpdateRuntimeConfigRequest { runtime_config: None });
+    machine.runtime.update_runtime_config(request).await.expect("nothing");
+    assert!(address(machine, "before").await.starts_with("10.88.0."));
+    tell_range(machine, "10.89.0.0/24").await.expect("a range");
+    assert!(address(machine, "after").await.starts_with("10.89.0."));
+    tell_range(machine, "10.88.0.0/24").await.expect("the range of old");
+    assert!(address(machine, "again").await.starts_with("10.88.0."));
 }
