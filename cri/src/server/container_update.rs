@@ -10,7 +10,8 @@ use crate::resize::merged;
 use crate::runtime::Runtime;
 
 impl Runtime {
-    /// Changes a container's limits. What the request leaves at 0 or empty stays as it is.
+    /// Changes a container's limits. What the request leaves at 0 or empty stays as it is. Its annotations are for
+    /// limits and options that the CRI has no field for, of which there is none here; they mean nothing, as elsewhere.
     pub(crate) async fn container_update(
         &self,
         request: cri::UpdateContainerResourcesRequest,
@@ -18,9 +19,6 @@ impl Runtime {
         let container = self.container(&request.container_id)?;
         if request.windows.is_some() {
             return Err(Error::invalid("windows", "this is Linux"));
-        }
-        if !request.annotations.is_empty() {
-            return Err(Error::Unsupported("an annotation of new resources"));
         }
         updatable(&container)?;
         let Some(asked) = request.linux else { return Ok(cri::UpdateContainerResourcesResponse {}) };

@@ -111,6 +111,17 @@ pub(crate) async fn limits_change_in_the_kernel_and_on_record(machine: &mut Mach
     let shown = &Group::of(machine, &id).await.spec["linux"]["resources"];
     assert_eq!((&shown["memory"]["limit"], &shown["cpu"]["shares"]), (&json!(32 * MIB), &json!(2048)));
     assert!(shown["devices"].is_array(), "{shown}");
+    // Annotations mean nothing, and take nothing away.
+    let request = cri::UpdateContainerResourcesRequest {
+        container_id: id.clone(),
+        linux: Some(cri::LinuxContainerResources { memory_limit_in_bytes: 48 * MIB, ..Default::default() }),
+        annotations: [("experimental.example/limit".to_owned(), "1".to_owned())].into(),
+        ..Default::default()
+    };
+    machine.runtime.update_container_resources(Request::new(request)).await.expect("annotated");
+    assert_eq!(group.memory(), (48 * MIB).to_string());
+    let found = resources(machine, &id).await;
+    assert_eq!(found.memory_limit_in_bytes, 48 * MIB);
     // A new agent knows, and can go on.
     machine.restart(Duration::ZERO).await;
     assert_eq!(resources(machine, &id).await, found);
