@@ -14,6 +14,9 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::settings::Node;
 
+/// The oldest Linux that has all that a container needs: mount_setattr(2) is its, close_range(2) and openat2(2) are older.
+const KERNEL: (u32, u32) = (5, 12);
+
 /// What a missing thing costs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Cost {
@@ -62,6 +65,7 @@ fn findings(node: &Node) -> Vec<Finding> {
     if all.iter().any(|f| f.missing.is_some()) {
         return all;
     }
+    all.push(kernel());
     all.extend(["net", "ipc", "uts", "pid", "mnt"].map(|name| {
         finding(&format!("{name} namespaces"), Cost::Fatal, exists(&format!("/proc/self/ns/{name}")))
     }));
@@ -84,6 +88,18 @@ fn finding(what: &str, cost: Cost, result: Result<(), String>) -> Finding {
 
 fn root() -> Result<(), String> {
     nix::unistd::geteuid().is_root().then_some(()).ok_or_else(|| "not run as root".to_owned())
+}
+
+fn kernel() -> Finding {
+    let release = nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned());
+    let new_enough = release.map_err(|errno| errno.to_string()).and_then(|release| is_new_enough(&release));
+    finding(&format!("Linux {}.{} or newer", KERNEL.0, KERNEL.1), Cost::Fatal, new_enough)
+}
+
+fn is_new_enough(release: &str) -> Result<(), String> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    (version >= KERNEL).then_some(()).ok_or_else(|| format!("this is {release}"))
 }
 
 fn exists(path: &str) -> Result<(), String> {
@@ -201,6 +217,13 @@ fn writable(dir: &Path) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_old_kernel_is_named() {
+        assert_eq!(is_new_enough("5.12.0"), Ok(()));
+        assert_eq!(is_new_enough("6.1.0-18-amd64"), Ok(()));
+        assert_eq!(is_new_enough("5.4.0-150-generic"), Err("this is 5.4.0-150-generic".to_owned()));
+    }
 
     #[test]
     fn the_report_names_what_is_missing_and_what_that_costs() {

@@ -113,6 +113,8 @@ enum CreateError {
     Filter(#[source] io::Error),
     #[error("duplicate a descriptor")]
     Duplicate(#[source] io::Error),
+    #[error("close the shim's descriptors")]
+    Close(#[source] io::Error),
     #[error("create the container")]
     Library(#[source] Box<LibcontainerError>),
     #[error("make the container's cgroup")]
@@ -131,8 +133,8 @@ pub(crate) fn run(plan: &Plan<'_>, speaker: Speaker) -> ! {
     let mut keep: Vec<RawFd> = ends.into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
     keep.extend([speaker.fd(), plan.gate.as_raw_fd(), plan.host_mounts.as_raw_fd()]);
     keep.extend(plan.user.map(|user| user.fd.as_raw_fd()));
-    kernel::close_all_but(&keep);
-    if let Err(error) = create(plan, speaker) {
+    let closed = kernel::close_all_but(&keep).map_err(CreateError::Close);
+    if let Err(error) = closed.and_then(|()| create(plan, speaker)) {
         speaker.say(&Word::Failed(kind(&error), fault::chain(&error)));
     }
     kernel::leave(0)

@@ -98,7 +98,10 @@ impl Init {
         if quiet.is_err() || kernel::die_with_parent().is_err() || kernel::set_name(NAME).is_err() {
             kernel::leave(1);
         }
-        kernel::close_all_but(&[]);
+        if let Err(error) = kernel::close_all_but(&[]) {
+            note(&format!("close the shim's descriptors in the pod's init: {error}"));
+            kernel::leave(1);
+        }
         kernel::ignore_children();
         loop {
             nix::unistd::pause();
@@ -110,7 +113,7 @@ impl Relabelled {
     /// Returns when it is refused.
     fn begin_anew(&self) -> io::Result<()> {
         // Without the other end, or it would wait for itself.
-        kernel::close_all_but(&[self.listens.as_raw_fd()]);
+        kernel::close_all_but(&[self.listens.as_raw_fd()])?;
         // An init that is made inside a user namespace is there before the pod's mounts.
         if nix::unistd::read(&self.listens, &mut [0]) != Ok(1) {
             kernel::leave(1);
@@ -165,7 +168,9 @@ pub(crate) fn main() -> ! {
     if fchdir(io::stdout()).or_else(|_no_directory| chdir(EMPTY)).is_ok() {
         drop(confine());
     }
-    kernel::close_all_but(&[]);
+    if kernel::close_all_but(&[]).is_err() {
+        kernel::leave(1);
+    }
     kernel::ignore_children();
     let line = io::stdin();
     loop {

@@ -125,8 +125,8 @@ pub(crate) fn leave(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Closes every descriptor but the standard ones and `keep`.
-pub(crate) fn close_all_but(keep: &[RawFd]) {
+/// Closes every descriptor but the standard ones and `keep`. A container must not have what is left open when it fails.
+pub(crate) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<c_uint> =
         keep.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
@@ -134,10 +134,11 @@ pub(crate) fn close_all_but(keep: &[RawFd]) {
     for kept in keep.into_iter().chain([c_uint::MAX]) {
         if kept > first {
             // SAFETY: only a child calls this that owns nothing in the range.
-            unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0) };
+            check(unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0) })?;
         }
         first = kept.saturating_add(1);
     }
+    Ok(())
 }
 
 /// Default actions for all signals and an empty mask: what a program may expect to start with.

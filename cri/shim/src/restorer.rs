@@ -47,6 +47,8 @@ pub(crate) struct Plan<'a> {
 enum RestoreError {
     #[error("write what is said to {}", .path.display())]
     Log { path: PathBuf, source: io::Error },
+    #[error("close the shim's descriptors")]
+    Close(#[source] io::Error),
     #[error("open the streams of the container")]
     Stream(#[source] io::Error),
     #[error("join the container")]
@@ -74,8 +76,8 @@ pub(crate) fn run(plan: &Plan<'_>) -> ! {
     kernel::die_with(plan.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-restore");
-    kernel::close_all_but(&[]);
-    let Err(error) = become_criu(plan);
+    let closed = kernel::close_all_but(&[]).map_err(RestoreError::Close);
+    let Err(error) = closed.and_then(|()| become_criu(plan));
     let _ = writeln!(io::stderr(), "{}", fault::chain(&error));
     kernel::leave(1)
 }

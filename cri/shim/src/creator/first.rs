@@ -74,6 +74,8 @@ enum FirstError {
     Terminal(#[source] Box<dyn std::error::Error>),
     #[error("make the root file system read-only")]
     ReadOnly(#[source] io::Error),
+    #[error("close the shim's descriptors")]
+    Close(#[source] io::Error),
     #[error("read the seccomp profile")]
     Filter(#[source] io::Error),
     #[error(transparent)]
@@ -137,7 +139,8 @@ fn prepare<'a>(first: &First<'a>) -> Result<(&'a Process, Vec<CString>), FirstEr
     }
     drop(root);
     // Nothing of the host is open any more when the container's own paths are walked.
-    kernel::close_all_but(&[first.speaker.fd(), first.plan.gate.as_raw_fd()]);
+    let keep = [first.speaker.fd(), first.plan.gate.as_raw_fd()];
+    kernel::close_all_but(&keep).map_err(FirstError::Close)?;
     let filter = Filter::of(first.spec, || Ok(first.plan.seccomp_program.to_vec()));
     let env = identity::assume(process, filter.map_err(FirstError::Filter)?.as_ref())?;
     Ok((process, env))

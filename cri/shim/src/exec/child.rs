@@ -38,6 +38,8 @@ enum ExecError {
     OomScore { score: i32, source: io::Error },
     #[error("set the resource limits")]
     Limits(#[source] nix::Error),
+    #[error("close the shim's descriptors")]
+    Close(#[source] io::Error),
     #[error("join the container's namespaces")]
     Namespaces(#[source] nix::Error),
     #[error("fork in the container")]
@@ -63,8 +65,7 @@ pub(crate) fn run(plan: &Plan<'_>) -> ! {
     let stdio = plan.stdio.into_iter().flatten().chain(plan.terminal).chain([plan.target]);
     let mut keep: Vec<RawFd> = stdio.map(AsRawFd::as_raw_fd).collect();
     keep.push(plan.speaker.fd());
-    kernel::close_all_but(&keep);
-    match first(plan) {
+    match kernel::close_all_but(&keep).map_err(ExecError::Close).and_then(|()| first(plan)) {
         Ok(pid) => plan.speaker.say(&Word::Pid(pid)),
         Err(error) => plan.speaker.say(&Word::Failed(Kind::Internal, fault::chain(&error))),
     }
