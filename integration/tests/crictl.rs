@@ -239,6 +239,39 @@ fn ports_are_forwarded_and_everything_is_removed_by_force() {
 }
 
 #[test]
+fn a_node_is_set_its_metrics_are_named_and_a_container_is_checkpointed() {
+    on_a_runtime(|machine, cri| {
+        cri.crictl(&["update-runtime-config", "--pod-cidr", "10.99.0.0/24"]);
+        let (pod, id) = start(cri, configs(machine), BUSYBOX, "shell");
+        let address = cri.json(&["inspectp", &pod])["status"]["network"]["ip"].clone();
+        assert!(address.as_str().unwrap().starts_with("10.99.0."), "{address}");
+        let bad = cri.try_crictl(&["update-runtime-config", "--pod-cidr", "nowhere"]);
+        assert!(String::from_utf8_lossy(&bad.stderr).contains("nowhere"));
+
+        let described = cri.json(&["metricdescs"]);
+        let described = described["descriptors"].as_array().unwrap();
+        let names: Vec<_> = described.iter().filter_map(|one| one["name"].as_str()).collect();
+        let metrics = cri.json(&["metricsp"]);
+        let used = metrics["podMetrics"][0]["containerMetrics"][0]["metrics"].as_array().unwrap();
+        assert!(used.iter().all(|one| names.contains(&one["name"].as_str().unwrap())), "{names:?}");
+
+        let archive = machine.path("checkpoint.tar");
+        let export = format!("--export={}", archive.display());
+        let output = cri.try_crictl(&["checkpoint", &export, &id]);
+        if ["/usr/sbin/criu", "/usr/bin/criu", "/usr/local/sbin/criu"]
+            .iter()
+            .any(|criu| fs::exists(criu).unwrap())
+        {
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(fs::metadata(&archive).unwrap().len() > 0);
+            assert_eq!(cri.crictl(&["ps", "-q", "--state", "running"]), id);
+        } else {
+            assert!(String::from_utf8_lossy(&output.stderr).contains("CRIU"));
+        }
+    });
+}
+
+#[test]
 fn what_is_not_there_is_told() {
     on_a_runtime(|machine, cri| {
         let path = configs(machine);
