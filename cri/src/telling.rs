@@ -86,15 +86,15 @@ impl Runtime {
         for container in self.inner.containers.all() {
             add(container.transitions(), (&container.record.sandbox_id, &container.id), None);
         }
-        for Removed { number, subject, file } in left {
-            let deleted = |at| Transition { number, what: ContainerDeletedEvent.into(), at };
+        for Removed { number, at, subject, file } in left {
+            let deleted = [Transition { number, what: ContainerDeletedEvent.into(), at }];
             match subject {
                 Subject::Container(record) => {
-                    let transitions = [&record.transitions[..], &[deleted(written(&file))]].concat();
+                    let transitions = [&record.transitions[..], &deleted].concat();
                     add(transitions, (&record.sandbox_id, &record.id), Some(&file));
                 }
                 Subject::Sandbox(record) => {
-                    let transitions = [&record.transitions[..], &[deleted(written(&file))]].concat();
+                    let transitions = [&record.transitions[..], &deleted].concat();
                     add(transitions, (&record.id, &record.id), Some(&file));
                     let id = record.id.clone();
                     pods.insert(id, Sandbox::new(record, SandboxState::NotReady).status());
@@ -143,7 +143,7 @@ impl Telling<'_> {
     }
 
     fn bury(&mut self, subject: &Subject, deleted: Transition) -> Result<(), Error> {
-        self.removed = Some(self.runtime.inner.records.bury(subject, deleted.number)?);
+        self.removed = Some(self.runtime.inner.records.bury(subject, deleted.number, deleted.at)?);
         Ok(())
     }
 
@@ -170,13 +170,4 @@ impl Telling<'_> {
             });
         }
     }
-}
-
-/// When a file was moved here, in Unix nanoseconds: a rename changes its inode.
-fn written(file: &std::path::Path) -> i64 {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(file).map_or_else(
-        |_| now(),
-        |metadata| metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec()),
-    )
 }

@@ -22,6 +22,8 @@ pub(crate) enum Subject {
 pub(crate) struct Removed {
     /// The number under which it is told.
     pub(crate) number: u64,
+    /// When it was removed.
+    pub(crate) at: i64,
     pub(crate) subject: Subject,
     /// Its file, removed when it was told.
     pub(crate) file: PathBuf,
@@ -43,8 +45,8 @@ impl Subject {
 impl Records {
     /// Removes what [`Records::forget_container`] and [`Records::remove_sandbox`] do, but for the record, and returns
     /// where that is now.
-    pub(crate) fn bury(&self, subject: &Subject, number: u64) -> Result<PathBuf, Error> {
-        let file = self.removed.join(format!("{number}.{}", subject.kind()));
+    pub(crate) fn bury(&self, subject: &Subject, number: u64, at: i64) -> Result<PathBuf, Error> {
+        let file = self.removed.join(format!("{number}.{at}.{}", subject.kind()));
         let dir = match subject {
             Subject::Container(record) => self.container_dir(&record.id),
             Subject::Sandbox(record) => self.sandbox_dir(&record.id),
@@ -74,7 +76,7 @@ impl Records {
         let mut found = Vec::new();
         for file in entries.flatten().map(|entry| entry.path()) {
             match read(&file) {
-                Some((number, subject)) => found.push(Removed { number, subject, file }),
+                Some((number, at, subject)) => found.push(Removed { number, at, subject, file }),
                 None => forget(&file),
             }
         }
@@ -92,14 +94,15 @@ pub(crate) fn forget(file: &Path) {
     }
 }
 
-fn read(file: &Path) -> Option<(u64, Subject)> {
-    let (number, kind) = file.file_name()?.to_str()?.split_once('.')?;
-    let number = number.parse().ok()?;
-    match kind {
-        "container" => Some((number, Subject::Container(decode(file)?))),
-        "sandbox" => Some((number, Subject::Sandbox(decode(file)?))),
-        _ => None,
-    }
+fn read(file: &Path) -> Option<(u64, i64, Subject)> {
+    let mut name = file.file_name()?.to_str()?.split('.');
+    let (number, at) = (name.next()?.parse().ok()?, name.next()?.parse().ok()?);
+    let subject = match name.next()? {
+        "container" => Subject::Container(decode(file)?),
+        "sandbox" => Subject::Sandbox(decode(file)?),
+        _ => return None,
+    };
+    Some((number, at, subject))
 }
 
 fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
@@ -121,15 +124,15 @@ mod tests {
         records.write_sandbox(&record).expect("write");
         std::fs::write(records.sandbox_dir("a").join("hosts"), "").expect("write");
         let subject = Subject::Sandbox(record);
-        let file = records.bury(&subject, 12).expect("bury");
+        let file = records.bury(&subject, 12, 7).expect("bury");
         assert!(!records.sandbox_dir("a").exists());
-        let removed = Removed { number: 12, subject: subject.clone(), file: file.clone() };
+        let removed = Removed { number: 12, at: 7, subject: subject.clone(), file: file.clone() };
         assert_eq!(records.removed().expect("list"), [removed]);
         forget(&file);
         assert_eq!(records.removed().expect("list"), []);
         // Also when a removal before it failed half-way.
-        let file = records.bury(&subject, 13).expect("bury");
-        assert_eq!(read(&file), Some((13, subject)));
+        let file = records.bury(&subject, 13, 8).expect("bury");
+        assert_eq!(read(&file), Some((13, 8, subject)));
         // What cannot be read is not kept.
         std::fs::write(&file, "{").expect("write");
         assert_eq!(records.removed().expect("list"), []);

@@ -243,8 +243,7 @@ pub(crate) fn told_once(
     known: &BTreeSet<String>,
     started: &BTreeSet<String>,
 ) -> Result<(), String> {
-    let mut lives: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
-    known.iter().for_each(|id| drop(lives.entry(id).or_default()));
+    let mut lives: BTreeMap<&str, Vec<i32>> = known.iter().map(|id| (id.as_str(), Vec::new())).collect();
     heard.iter().for_each(|(id, what)| lives.entry(id).or_default().push(*what));
     // Created, started, stopped, deleted: 0 to 3.
     for (id, life) in lives {
