@@ -110,6 +110,15 @@ impl Node {
         self.heard.lock().unwrap().clone()
     }
 
+    /// Waits until its listener, if there is one, heard what an answered call did: at the next step nothing is between
+    /// the runtime and the listener.
+    async fn hear(&self, id: &str, what: i32) {
+        let said = |(of, said): &(String, i32)| of == id && *said == what;
+        if self.listener.is_some() {
+            soon(|| self.heard.lock().unwrap().iter().any(said)).await;
+        }
+    }
+
     /// Kills it. Pods go on.
     pub(crate) fn stop(&mut self) {
         self.process.kill().ok();
@@ -135,6 +144,7 @@ impl Node {
         let pod_sandbox_id = self.runtime.run_pod_sandbox(run).await?.into_inner().pod_sandbox_id;
         self.known.insert(pod_sandbox_id.clone());
         self.started.insert(pod_sandbox_id.clone());
+        self.hear(&pod_sandbox_id, 1).await;
         let create = cri::CreateContainerRequest {
             pod_sandbox_id: pod_sandbox_id.clone(),
             config: Some(container(image.clone(), self.command)),
@@ -143,14 +153,18 @@ impl Node {
         let container_id = self.runtime.create_container(create).await?.into_inner().container_id;
         let id = || container_id.clone();
         self.known.insert(id());
+        self.hear(&container_id, 0).await;
         self.runtime.start_container(cri::StartContainerRequest { container_id: id() }).await?;
         self.started.insert(id());
+        self.hear(&container_id, 1).await;
         let cmd = vec!["echo".to_owned(), "alive".to_owned()];
         let exec = cri::ExecSyncRequest { container_id: id(), cmd, timeout: 10 };
         let said = self.runtime.exec_sync(exec).await?.into_inner();
         assert_eq!(said.stdout, b"alive\n");
         self.runtime.stop_container(cri::StopContainerRequest { container_id: id(), timeout: 1 }).await?;
+        self.hear(&container_id, 2).await;
         self.runtime.remove_container(cri::RemoveContainerRequest { container_id: id() }).await?;
+        self.hear(&container_id, 3).await;
         self.end(&pod_sandbox_id).await?;
         self.images.remove_image(cri::RemoveImageRequest { image }).await?;
         Ok(())
@@ -212,6 +226,10 @@ impl Node {
         let pod_sandbox_id = id.to_owned();
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
         self.runtime.stop_pod_sandbox(stop).await?;
+        // Not of one that stopped in an earlier life.
+        if self.heard.lock().unwrap().contains(&(pod_sandbox_id.clone(), 1)) {
+            self.hear(&pod_sandbox_id, 2).await;
+        }
         self.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id }).await?;
         Ok(())
     }
