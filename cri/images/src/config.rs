@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::pin::PinPattern;
+
 /// Where and how images are kept.
 #[derive(Debug, Clone)]
 pub struct ImagesConfig {
@@ -10,6 +12,8 @@ pub struct ImagesConfig {
     pub root: PathBuf,
     /// Mirrors in containerd's layout: `<dir>/<host[:port]>/hosts.toml`.
     pub registry_config_dir: Option<PathBuf>,
+    /// Images that are not to be collected as unused.
+    pub pinned: Vec<PinPattern>,
     /// Which platform's images to choose from an index.
     pub platform: Platform,
     /// What a layer may cost.
@@ -59,6 +63,7 @@ impl ImagesConfig {
         ImagesConfig {
             root: root.into(),
             registry_config_dir: None,
+            pinned: Vec::new(),
             platform: Platform::host(),
             limits: Limits::default(),
             stall_timeout: Duration::from_secs(30),

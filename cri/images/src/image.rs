@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use oci_spec::image::ImageConfiguration;
 
@@ -23,7 +24,7 @@ pub struct Image {
     /// Unpacked layers, topmost first: the order of overlayfs' `lowerdir`. Never empty, and never with one
     /// directory twice (overlayfs refuses that).
     pub layers: Vec<PathBuf>,
-    /// Not to be collected as unused.
+    /// Not to be collected as unused: a name of it is [pinned](crate::ImagesConfig::pinned).
     pub pinned: bool,
 }
 
@@ -54,6 +55,19 @@ pub struct PullProgress {
     pub layers_total: usize,
     /// Layers that are complete.
     pub layers_done: usize,
+}
+
+/// What of an image decides whether it may go, and what that would free.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// When it was last pulled or imported.
+    pub pulled: SystemTime,
+    /// When it was last held, pulled or imported; after a restart up to an hour before that.
+    pub used: SystemTime,
+    /// Whether somebody holds it.
+    pub held: bool,
+    /// Bytes that each of its layers takes unpacked, in the order of [`Image::layers`].
+    pub layer_bytes: Vec<u64>,
 }
 
 /// What the store takes of its file system.

@@ -5,17 +5,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::config::ImagesConfig;
 use crate::digest::Digest;
 use crate::error::Error;
-use crate::image::{Image, Usage};
+use crate::image::{Image, Standing, Usage};
 use crate::layers::{LayerError, Layers, Lease};
 use crate::manifest::{self, ParsedConfig};
 use crate::pull::Flights;
 use crate::records::{self, Record, RecordError};
-use crate::table::{self, Table};
+use crate::table::{self, Entry, Table};
 
 /// The store of images of one node.
 #[derive(Clone)]
@@ -116,6 +116,21 @@ impl Images {
         images
     }
 
+    /// How long an image has been here and unused, and what it takes.
+    #[must_use]
+    pub fn standing(&self, name_or_id: &str) -> Option<Standing> {
+        let (record, held) =
+            self.table().find(name_or_id).map(|entry| (entry.record.clone(), entry.held > 0))?;
+        let bytes = |id| self.inner.layers.meta(id).map_or(0, |meta| meta.bytes);
+        let mut layer_bytes: Vec<u64> = record.layers.iter().rev().map(bytes).collect();
+        if layer_bytes.is_empty() {
+            // The empty one that stands for none.
+            layer_bytes.push(0);
+        }
+        let used = if held { SystemTime::now() } else { records::time(record.used) };
+        Some(Standing { pulled: records::time(record.pulled), used, held, layer_bytes })
+    }
+
     /// Removes an image, by any of its names or its id, with all of its names. One that is not there is removed
     /// already. Its layers go when no other image and no [`Held`] needs them: at once from the store, and from the disk
     /// as fast as that can, which [`Images::given_back`] and [`Images::settled`] wait for. A power cut right after it
@@ -161,7 +176,11 @@ impl Images {
         let unknown = || Error::UnknownImage { name: id.to_owned() };
         let entry = id_digest.and_then(|digest| table.entry_mut(&digest)).ok_or_else(unknown)?;
         entry.held += 1;
-        Ok(Held { images: self.clone(), image: entry.image.clone() })
+        let held = Held { images: self.clone(), image: entry.image.clone() };
+        let noted = note(entry);
+        drop(table);
+        self.note_use(noted);
+        Ok(held)
     }
 
     /// Removes what nobody needs any more: images that were removed while held and are no longer, and layers of
@@ -171,27 +190,6 @@ impl Images {
     /// When the disk refuses.
     pub async fn collect(&self) -> Result<(), Error> {
         self.collect_now().await.map_err(|e| change("clean up after", "store", e))
-    }
-
-    /// Marks an image as not to be collected as unused, or takes the mark away.
-    ///
-    /// # Errors
-    /// When there is no such image or the disk refuses.
-    pub async fn pin(&self, name_or_id: &str, pinned: bool) -> Result<(), Error> {
-        let _turn = self.inner.writing.lock().await;
-        let found = self.table().find(name_or_id).map(|entry| (entry.record.clone(), entry.image.clone()));
-        let Some((mut record, mut image)) = found else {
-            return Err(Error::UnknownImage { name: name_or_id.to_owned() });
-        };
-        if record.pinned == pinned {
-            return Ok(());
-        }
-        record.pinned = pinned;
-        record.generation = self.table_mut().next_generation();
-        image.pinned = pinned;
-        self.write(vec![record.clone()]).await.map_err(|e| change("pin", name_or_id, e))?;
-        self.table_mut().insert(record, image);
-        Ok(())
     }
 
     /// The directory whose file system holds the images.
@@ -231,6 +229,18 @@ impl Images {
         });
     }
 
+    /// Tells the disk of a use, in its own time.
+    fn note_use(&self, noted: Option<(Digest, u64)>) {
+        let Some((id, used)) = noted else { return };
+        let records = self.inner.records.clone();
+        // Nobody waits for it: the journal of a busy file system may.
+        drop(self.inner.runtime.spawn_blocking(move || {
+            if let Err(error) = records::note_use(&records, &id, used) {
+                tracing::debug!(error = crate::error::report(&error), "an image's use is not noted");
+            }
+        }));
+    }
+
     async fn put_now(&self, ready: Ready) -> Result<Image, StoreError> {
         let _turn = self.inner.writing.lock().await;
         let record = Record {
@@ -241,17 +251,24 @@ impl Images {
             layers: ready.leases.iter().map(Lease::diff_id).collect(),
             size: ready.size,
             config: ready.config,
-            pinned: false,
             removed: false,
             generation: 0,
+            pulled: now(),
+            used: now(),
         };
+        let unchanged = self.table_mut().entry_mut(&record.id).and_then(|old| {
+            says_the_same(&old.record, &record).then(|| {
+                old.record.pulled = record.pulled;
+                (old.image.clone(), note(old))
+            })
+        });
+        if let Some((image, noted)) = unchanged {
+            self.note_use(noted);
+            return Ok(image);
+        }
         let (records, known) = {
             let mut table = self.table_mut();
             let known = table.entry(&record.id).is_some();
-            let unchanged = table.entry(&record.id).is_some_and(|old| says_the_same(&old.record, &record));
-            if unchanged && let Some(old) = table.entry(&record.id) {
-                return Ok(old.image.clone());
-            }
             (table.plan_put(record), known)
         };
         self.write(records.clone()).await?;
@@ -411,8 +428,13 @@ impl Inner {
             size: record.size,
             config,
             layers,
-            pinned: record.pinned,
+            pinned: self.is_pinned(record),
         }
+    }
+
+    fn is_pinned(&self, record: &Record) -> bool {
+        let names = || record.tags.iter().chain(&record.digests);
+        self.config.pinned.iter().any(|pattern| names().any(|name| pattern.matches(name)))
     }
 }
 
@@ -428,14 +450,16 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let abandoned = {
+        let (abandoned, noted) = {
             let mut table = self.images.table_mut();
             let Ok(id) = self.image.id.parse::<Digest>() else { return };
             let Some(entry) = table.entry_mut(&id) else { return };
             entry.held = entry.held.saturating_sub(1);
-            entry.held == 0 && entry.record.removed
+            (entry.held == 0 && entry.record.removed, note(entry))
         };
-        if abandoned {
+        if !abandoned {
+            self.images.note_use(noted);
+        } else {
             let images = self.images.clone();
             self.images.inner.runtime.spawn(async move {
                 if let Err(error) = images.collect_now().await {
@@ -450,6 +474,16 @@ impl std::fmt::Debug for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Held").field(&self.image.id).finish()
     }
+}
+
+fn now() -> u64 {
+    records::seconds(SystemTime::now())
+}
+
+/// Takes note of a use; what the disk should be told of it.
+fn note(entry: &mut Entry) -> Option<(Digest, u64)> {
+    let now = now();
+    entry.is_used(now).then_some((entry.record.id, now))
 }
 
 /// Whether writing a record again would change nothing, so that a pull of what is here writes nothing.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,14 +21,18 @@ pub(crate) struct Record {
     pub(crate) size: u64,
     /// The configuration as it came; its digest is the id.
     pub(crate) config: String,
-    #[serde(default)]
-    pub(crate) pinned: bool,
     /// Removed by the user, but containers still use its layers.
     #[serde(default)]
     pub(crate) removed: bool,
     /// Grows with every write: where two records claim one tag, the greater is right.
     #[serde(default)]
     pub(crate) generation: u64,
+    /// When it was last pulled or imported, in seconds since 1970.
+    #[serde(default)]
+    pub(crate) pulled: u64,
+    /// When it was last of use, likewise. On disk this is the file's time of modification: nothing is written anew for it.
+    #[serde(skip)]
+    pub(crate) used: u64,
 }
 
 /// The version that this code writes.
@@ -80,10 +85,12 @@ pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError
         match File::create_new(&path) {
             // Half of it would be no record (`read`), and nothing was there to be kept. So name and content are of one
             // commit of the file system's journal, for which the next pull waits.
-            Ok(file) => put(file, &text).inspect_err(|_failed| drop(std::fs::remove_file(&path)))?,
+            Ok(file) => {
+                put(file, &text, record.used).inspect_err(|_failed| drop(std::fs::remove_file(&path)))?
+            }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let temporary = path.with_extension("new");
-                put(File::create(&temporary)?, &text)?;
+                put(File::create(&temporary)?, &text, record.used)?;
                 std::fs::rename(&temporary, &path)?;
             }
             Err(error) => return Err(error),
@@ -94,10 +101,32 @@ pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError
     write().map_err(|source| RecordError { verb: "write", path: path.clone(), source })
 }
 
-fn put(mut file: File, text: &[u8]) -> io::Result<()> {
+fn put(mut file: File, text: &[u8], used: u64) -> io::Result<()> {
     file.write_all(text)?;
+    file.set_modified(time(used))?;
     coracle_fault::point("pull.record-written");
     file.sync_all()
+}
+
+/// Notes when an image was last of use. Nothing is synced: what a power cut takes of it is an order.
+pub(crate) fn note_use(directory: &Path, id: &Digest, used: u64) -> Result<(), RecordError> {
+    let path = path(directory, id);
+    let noted = File::options().write(true).open(&path).and_then(|file| file.set_modified(time(used)));
+    match noted {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(RecordError { verb: "note a use in", path, source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |passed| passed.as_secs())
+}
+
+pub(crate) fn time(seconds: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
 /// Removes a record; one that is not there is removed already. Nothing is synced: one that a power cut brings back is
@@ -119,7 +148,13 @@ fn path(directory: &Path, id: &Digest) -> PathBuf {
 
 fn read(path: &Path) -> Result<Record, String> {
     let text = std::fs::read(path).map_err(|e| e.to_string())?;
-    let record: Record = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let mut record: Record = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
+    let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified());
+    record.used = modified.map_or(0, seconds);
+    if record.pulled == 0 {
+        // Of a version that did not say: no later than that.
+        record.pulled = record.used;
+    }
     if Digest::of(record.config.as_bytes()) != record.id {
         return Err("its configuration is not what its id says".into());
     }
@@ -128,7 +163,7 @@ fn read(path: &Path) -> Result<Record, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Record, VERSION, load, remove, write};
+    use super::{Record, VERSION, load, note_use, remove, write};
     use crate::digest::Digest;
 
     fn record(config: &str) -> Record {
@@ -140,9 +175,10 @@ mod tests {
             layers: vec![Digest::of(b"layer")],
             size: 7,
             config: config.into(),
-            pinned: false,
             removed: false,
             generation: 3,
+            pulled: 1_700_000_000,
+            used: 1_700_000_007,
         }
     }
 
@@ -163,6 +199,13 @@ mod tests {
         write(directory.path(), &Record { generation: 4, ..good.clone() }).unwrap();
         assert_eq!(load(directory.path()).unwrap()[0].generation, 4);
         assert!(!path.with_extension("new").exists());
+        // A use is remembered, and no other record of the image forgets it.
+        note_use(directory.path(), &good.id, 1_700_003_600).unwrap();
+        let noted = load(directory.path()).unwrap().remove(0);
+        assert_eq!((noted.pulled, noted.used, noted.generation), (1_700_000_000, 1_700_003_600, 4));
+        write(directory.path(), &noted).unwrap();
+        assert_eq!(load(directory.path()).unwrap(), [noted]);
+        note_use(directory.path(), &torn.id, 1).unwrap();
         remove(directory.path(), &good.id).unwrap();
         remove(directory.path(), &good.id).unwrap();
         assert_eq!(load(directory.path()).unwrap(), []);

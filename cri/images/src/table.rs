@@ -17,11 +17,16 @@ pub(crate) struct Table {
     generation: u64,
 }
 
+/// How far what the disk says of an image's last use may lag behind.
+const USE_LAG: u64 = 3600;
+
 /// An image, its record and how many hold it.
 pub(crate) struct Entry {
     pub(crate) record: Record,
     pub(crate) image: Image,
     pub(crate) held: usize,
+    /// Its last use as the disk knows it.
+    noted: u64,
 }
 
 // === impl Table ===
@@ -37,7 +42,8 @@ impl Table {
     pub(crate) fn insert(&mut self, record: Record, image: Image) {
         self.generation = self.generation.max(record.generation);
         let held = self.entries.get(&record.id).map_or(0, |old| old.held);
-        self.entries.insert(record.id, Entry { record, image, held });
+        let noted = record.used;
+        self.entries.insert(record.id, Entry { record, image, held, noted });
     }
 
     /// Takes an image out, unless somebody holds it. In one step: nobody can begin to hold it afterwards.
@@ -102,7 +108,6 @@ impl Table {
         if let Some(old) = self.entries.get(&new.id) {
             merge(&mut new.tags, &old.record.tags);
             merge(&mut new.digests, &old.record.digests);
-            new.pinned |= old.record.pinned;
         }
         new.generation = self.next_generation();
         let others: Vec<Record> = self
@@ -117,6 +122,20 @@ impl Table {
             })
             .collect();
         std::iter::once(new).chain(others).collect()
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// Takes note of a use; says whether the disk should too: not for each, since flash wears by writes.
+    pub(crate) fn is_used(&mut self, now: u64) -> bool {
+        self.record.used = now;
+        let late = now.abs_diff(self.noted) >= USE_LAG;
+        if late {
+            self.noted = now;
+        }
+        late
     }
 }
 
@@ -171,9 +190,10 @@ mod tests {
             layers: vec![],
             size: 1,
             config: config.into(),
-            pinned: false,
             removed: false,
             generation: 0,
+            pulled: 0,
+            used: 0,
         }
     }
 
@@ -187,7 +207,7 @@ mod tests {
                 size: 1,
                 config: Arc::default(),
                 layers: vec![],
-                pinned: record.pinned,
+                pinned: false,
             };
             table.insert(record, image);
         }
@@ -226,6 +246,17 @@ mod tests {
         assert_eq!((left.tags.as_slice(), left.digests.len()), (["a.b/c:1".to_owned()].as_slice(), 1));
         put(&mut table, record("b", &["x.y/z:1"], &[]));
         assert_eq!(table.entry(&new).unwrap().record.tags, ["x.y/z:1", "a.b/c:latest"]);
+    }
+
+    #[test]
+    fn the_disk_is_told_of_a_use_once_an_hour() {
+        let mut table = Table::default();
+        let id = put(&mut table, Record { used: 10_000, ..record("a", &[], &[]) });
+        let entry = table.entry_mut(&id).unwrap();
+        let told = [10_001, 13_599, 13_600, 13_601, 17_200].map(|now| entry.is_used(now));
+        assert_eq!(told, [false, false, true, false, true]);
+        assert_eq!(entry.record.used, 17_200);
+        assert!(entry.is_used(5), "the clock was set back");
     }
 
     #[test]

@@ -66,12 +66,22 @@ impl Runtime {
         };
         let mut info = HashMap::new();
         if request.verbose {
-            info.insert(
-                "info".to_owned(),
-                json!({ "imageSpec": *image.config, "layers": image.layers }).to_string(),
-            );
+            info.insert("info".to_owned(), self.image_info(&image).to_string());
         }
         Ok(cri::ImageStatusResponse { image: Some(item(&image)), info })
+    }
+
+    fn image_info(&self, image: &Image) -> serde_json::Value {
+        let standing = self.inner.images.standing(&image.id);
+        let time = |time| jiff::Timestamp::try_from(time).ok();
+        json!({
+            "imageSpec": *image.config,
+            "layers": image.layers,
+            "layerBytes": standing.as_ref().map(|standing| standing.layer_bytes.clone()),
+            "pulledAt": standing.as_ref().and_then(|standing| time(standing.pulled)),
+            "lastUsedAt": standing.as_ref().and_then(|standing| time(standing.used)),
+            "inUse": standing.is_some_and(|standing| standing.held),
+        })
     }
 
     /// Removes an image with all of its names.

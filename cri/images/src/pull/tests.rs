@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 mod authorize;
 mod crash;
@@ -328,6 +328,70 @@ async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
     assert!(path.join("hello").is_file());
     drop(held);
     nothing_left(root.path()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_pinned_by_its_names_and_removed_by_whoever_asks_for_it() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let root = tempfile::tempdir().unwrap();
+    let mut config = ImagesConfig::new(root.path());
+    config.pinned = vec!["*app:kept*".parse().unwrap()];
+    let images = Images::open(config.clone()).await.unwrap();
+    assert!(!images.pull(&registry.name("app"), None, None).await.unwrap().pinned);
+    registry.push("app", "kept", &TestImage::small("x")).await;
+    let image = images.pull(&registry.name("app:kept"), None, None).await.unwrap();
+    assert!(image.pinned && image.tags.len() == 2);
+    drop(images);
+    let images = Images::open(config.clone()).await.unwrap();
+    assert!(images.list()[0].pinned);
+    drop(images);
+    let images = Images::open(ImagesConfig { pinned: Vec::new(), ..config.clone() }).await.unwrap();
+    assert!(!images.list()[0].pinned, "a setting is not kept");
+    drop(images);
+    let images = Images::open(config).await.unwrap();
+    images.remove(&image.id).await.unwrap();
+    assert_eq!(images.list().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_use_is_remembered_over_a_restart() {
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    let registry = TestRegistry::start().await;
+    for tag in ["used", "unused"] {
+        registry.push("app", tag, &TestImage::small(tag)).await;
+    }
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let mut ids = Vec::new();
+    for tag in ["app:used", "app:unused"] {
+        ids.push(images.pull(&registry.name(tag), None, None).await.unwrap().id);
+    }
+    let pulled = images.standing(&ids[0]).unwrap();
+    assert!(pulled.pulled.elapsed().unwrap() < Duration::from_secs(60) && !pulled.held);
+    assert!(pulled.layer_bytes.len() == 1 && pulled.layer_bytes[0] > 0);
+    drop(images);
+    for record in std::fs::read_dir(root.path().join("images/manifests")).unwrap() {
+        std::fs::File::open(record.unwrap().path()).unwrap().set_modified(long_ago).unwrap();
+    }
+    let images = store(root.path()).await;
+    assert_eq!(ids.iter().map(|id| images.standing(id).unwrap().used).max(), Some(long_ago));
+    let held = images.hold(&ids[0]).unwrap();
+    assert!(images.standing(&ids[0]).unwrap().held);
+    drop((held, images));
+    for _ in 0..200 {
+        // The store is closed when the use is noted.
+        let images = store(root.path()).await;
+        let [used, unused] = [0, 1].map(|at| images.standing(&ids[at]).unwrap());
+        assert_eq!(unused.used, long_ago);
+        assert!(unused.pulled.elapsed().unwrap() < Duration::from_secs(60), "a pull is no use");
+        if used.used.elapsed().unwrap() < Duration::from_secs(60) {
+            return;
+        }
+        drop(images);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("the use is forgotten");
 }
 
 #[tokio::test(flavor = "multi_thread")]

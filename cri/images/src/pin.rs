@@ -1,0 +1,88 @@
+//! Which images are pinned: patterns of names, as CRI-O's `pinned_images` has them.
+
+use std::convert::Infallible;
+use std::str::FromStr;
+
+use serde::Deserialize;
+
+use crate::reference::Reference;
+
+/// Selects images by name: `registry.k8s.io/pause:3.10` that one, `registry.k8s.io/*` all whose names begin so, `*pause*`
+/// all whose names have it anywhere. Upper and lower case are the same.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub struct PinPattern(Kind);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    Exact(String),
+    Prefix(String),
+    Keyword(String),
+}
+
+// === impl PinPattern ===
+
+impl PinPattern {
+    /// Whether it selects an image of this name: a normalised one, with a tag or a digest.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        let name = name.to_lowercase();
+        match &self.0 {
+            Kind::Exact(exact) => name == *exact,
+            Kind::Prefix(prefix) => name.starts_with(prefix),
+            Kind::Keyword(keyword) => name.contains(keyword),
+        }
+    }
+}
+
+impl From<String> for PinPattern {
+    fn from(text: String) -> PinPattern {
+        let lower = text.to_lowercase();
+        let kind = match (lower.strip_prefix('*'), lower.strip_suffix('*')) {
+            (Some(rest), Some(_)) => Kind::Keyword(rest.strip_suffix('*').unwrap_or_default().to_owned()),
+            (None, Some(prefix)) => Kind::Prefix(prefix.to_owned()),
+            // A whole name may be written as in a pod.
+            (_, None) => Kind::Exact(
+                Reference::parse(&text).map_or(lower, |reference| reference.to_string().to_lowercase()),
+            ),
+        };
+        PinPattern(kind)
+    }
+}
+
+impl FromStr for PinPattern {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<PinPattern, Infallible> {
+        Ok(text.to_owned().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PinPattern;
+
+    #[test]
+    fn a_pattern_is_a_name_its_beginning_or_a_word_of_it() {
+        let pause = "registry.k8s.io/pause:3.10";
+        for (pattern, name, expected) in [
+            (pause, pause, true),
+            ("registry.k8s.io/pause", pause, false),
+            ("registry.k8s.io/pause:3.1", pause, false),
+            ("Registry.K8s.io/pause:3.10", pause, true),
+            ("nginx", "docker.io/library/nginx:latest", true),
+            ("nginx:1", "docker.io/library/nginx:latest", false),
+            ("registry.k8s.io/*", pause, true),
+            ("k8s.io/*", pause, false),
+            ("registry.k8s.io/pause@*", "registry.k8s.io/pause@sha256:0", true),
+            ("*Pause*", pause, true),
+            ("*nginx*", pause, false),
+            ("*", pause, true),
+            ("**", pause, true),
+            ("*pause", pause, false),
+            ("", pause, false),
+        ] {
+            assert_eq!(PinPattern::from(pattern.to_owned()).matches(name), expected, "{pattern:?} {name}");
+        }
+    }
+}
