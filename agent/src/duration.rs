@@ -5,7 +5,8 @@ use std::time::Duration;
 use jiff::SignedDuration;
 
 /// Parses a duration that is not negative.
-pub(super) fn parse(text: &str) -> Option<Duration> {
+#[must_use]
+pub fn parse(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }

@@ -9,6 +9,8 @@
 
 pub mod cgroup;
 mod client;
+mod duration;
+mod image_gc;
 pub mod join;
 pub mod node;
 mod overlay;
@@ -21,4 +23,6 @@ pub mod volume;
 mod run;
 
 pub use client::client;
+pub use duration::parse as duration;
+pub use image_gc::ImageGcPolicy;
 pub use run::{AgentConfig, Error, Identity, run};

@@ -28,13 +28,14 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::cgroup::{Cgroups, Machine};
+use crate::image_gc::Occasion;
 use crate::run::AgentConfig;
 use crate::runtime::Runtime;
 use crate::source::remembered::Remembered;
 use crate::source::values::Values;
 use crate::volume::VolumeContext;
 
-pub(crate) use events::{Recorder, channel as events};
+pub(crate) use events::{Level, Recorder, channel as events};
 pub use pull::ProviderError;
 pub(crate) use pull::Providers;
 pub(crate) use status::write::StatusWriter;
@@ -58,6 +59,8 @@ pub(crate) struct Node {
     /// Programs that know registries' credentials.
     pub(crate) providers: Providers,
     pub(crate) user_ids: UserIds,
+    /// What may let an image go, or need one to.
+    pub(crate) image_gc: Occasion,
 }
 
 impl Node {

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cgroup::quantity::milli;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
+use crate::image_gc::{ImageGc, ImageGcPolicy, Occasion};
 use crate::join::Membership;
 use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts};
 use crate::pod;
@@ -71,6 +72,8 @@ pub struct AgentConfig {
     pub client_ca: PathBuf,
     /// How pods of other nodes are reached; none: not by us.
     pub overlay: Option<OverlayConfig>,
+    /// When unused images are removed.
+    pub image_gc: ImageGcPolicy,
     /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
     pub credential_providers: Option<(PathBuf, PathBuf)>,
 }
@@ -126,8 +129,10 @@ pub async fn run<R: Runtime + Streams>(
     let identity = config.identity.clone();
     let (recorder, events) = pod::events(client.clone(), &config.node_name);
     let shared: Arc<dyn Runtime> = Arc::<R>::clone(&runtime);
-    let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts, agent.ips()), recorder)?);
     let pods = Pods::default();
+    let collected = (Arc::clone(&shared), pods.clone(), recorder.clone());
+    let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts, agent.ips()), recorder)?);
+    let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime };
     let (changes, received) = mpsc::channel(256);
     let inputs = Inputs { changes: received, node_object, pods };
@@ -143,6 +148,7 @@ pub async fn run<R: Runtime + Streams>(
     parts.spawn(server.run(backend, shutdown.clone()));
     parts.spawn(async move { statuses.run().await });
     parts.spawn(events.run());
+    parts.spawn(image_gc.run());
     parts.spawn(pod::sync::run(Arc::clone(&node), inputs));
     parts.spawn(async move { source::apiserver::watch(client, &name, changes).await });
     // Both may be dropped: the token stays cancelled, a part that ended badly has been logged.
@@ -199,6 +205,7 @@ fn assemble(
         allocatable: (facts.allocatable.get("cpu").map_or(0, milli), facts.memory_allocatable()),
         ips,
         user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
+        image_gc: Occasion::default(),
         remembered: Remembered::new(&config.state_dir.join("agent/pods")),
         volumes: volumes.map_err(Error::Volumes)?,
         cgroups,

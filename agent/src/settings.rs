@@ -2,6 +2,7 @@
 
 mod cgroup;
 mod cni;
+mod image_gc;
 mod nri;
 mod overlay;
 mod ranges;
@@ -15,8 +16,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use cni::Cni;
-use coracle_agent::Identity;
+use coracle_agent::{Identity, ImageGcPolicy};
 use coracle_cri::{CgroupDriver, NriSettings};
+use coracle_images::PinPattern;
 use ipnetwork::{IpNetwork, Ipv4Network};
 use ranges::Ranges;
 use serde::Deserialize;
@@ -136,6 +138,21 @@ pub(crate) struct NodeSettings {
     /// Percent of the state directory's disk that are free, or the node takes no pods [default: 10]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     disk_free_percent: Option<u8>,
+    /// Percent of the images' disk in use from which on unused images are removed; 100 = never [default: 85]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    image_gc_high_threshold: Option<u8>,
+    /// Percent in use down to which they are removed, those longest unused first [default: 80]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    image_gc_low_threshold: Option<u8>,
+    /// How long an image is kept after it was pulled [default: 2m]
+    #[arg(long, value_name = "DURATION")]
+    image_minimum_gc_age: Option<image_gc::Age>,
+    /// How long an unused image is kept though there is room; 0 = for ever [default: 0]
+    #[arg(long, value_name = "DURATION")]
+    image_maximum_gc_age: Option<image_gc::Age>,
+    /// Images that are never removed as unused, may be repeated: a name, its beginning and *, or a word between two *
+    #[arg(long, value_name = "PATTERN")]
+    pinned_image: Vec<PinPattern>,
     /// Registry mirrors, a folder per host with a hosts.toml, as containerd has them
     #[arg(long, value_name = "DIR")]
     registry_config_dir: Option<PathBuf>,
@@ -237,6 +254,8 @@ pub(crate) struct Node {
     pub(crate) max_pods: u32,
     pub(crate) lease_seconds: u16,
     pub(crate) disk_free_percent: u8,
+    pub(crate) image_gc: ImageGcPolicy,
+    pub(crate) pinned_images: Vec<PinPattern>,
     pub(crate) registry_config_dir: Option<PathBuf>,
     pub(crate) credential_providers: Option<(PathBuf, PathBuf)>,
     pub(crate) nri: NriSettings,
@@ -359,6 +378,11 @@ impl Settings {
             max_pods: node.max_pods.unwrap_or(110),
             lease_seconds: node.node_lease_seconds.unwrap_or(40),
             disk_free_percent: node.disk_free_percent.unwrap_or(10),
+            image_gc: image_gc::decide(
+                (node.image_gc_high_threshold, node.image_gc_low_threshold),
+                (node.image_minimum_gc_age, node.image_maximum_gc_age),
+            )?,
+            pinned_images: node.pinned_image,
             registry_config_dir: node.registry_config_dir,
             nri: nri::decide(
                 (node.nri_socket, node.nri_plugin_dir, node.nri_plugin_config_dir),
@@ -414,6 +438,11 @@ impl NodeSettings {
             max_pods: self.max_pods.or(file.max_pods),
             node_lease_seconds: self.node_lease_seconds.or(file.node_lease_seconds),
             disk_free_percent: self.disk_free_percent.or(file.disk_free_percent),
+            image_gc_high_threshold: self.image_gc_high_threshold.or(file.image_gc_high_threshold),
+            image_gc_low_threshold: self.image_gc_low_threshold.or(file.image_gc_low_threshold),
+            image_minimum_gc_age: self.image_minimum_gc_age.or(file.image_minimum_gc_age),
+            image_maximum_gc_age: self.image_maximum_gc_age.or(file.image_maximum_gc_age),
+            pinned_image: if self.pinned_image.is_empty() { file.pinned_image } else { self.pinned_image },
             registry_config_dir: self.registry_config_dir.or(file.registry_config_dir),
             image_credential_provider_config: self
                 .image_credential_provider_config

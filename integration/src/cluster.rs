@@ -27,6 +27,17 @@ impl Cluster {
     /// When it does not become so within 30 s.
     #[must_use]
     pub fn up(machine: &Machine, mirrors: &std::path::Path) -> Self {
+        // Whoever tests may have little disk left.
+        Self::up_with(machine, mirrors, &["--image-gc-high-threshold", "100"])
+    }
+
+    /// As [`up`](Self::up), with more flags, also of when images are collected.
+    ///
+    /// # Panics
+    /// When the node is not Ready within 30 s.
+    #[must_use]
+    pub fn up_with(machine: &Machine, mirrors: &std::path::Path, flags: &[&str]) -> Self {
+        let more = flags.iter().map(|flag| (*flag).to_owned());
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
         let places = vec![
             "--state-dir".to_owned(),
@@ -44,7 +55,7 @@ impl Cluster {
         ];
         let mut cluster = Self {
             process: None,
-            flags: flags.into_iter().flat_map(|(k, v)| [k.to_owned(), v]).collect(),
+            flags: flags.into_iter().flat_map(|(k, v)| [k.to_owned(), v]).chain(more).collect(),
             places,
             kubectl: Kubectl::new(machine.path("state/admin.kubeconfig")),
             log: machine.path("coracle.log"),

@@ -123,9 +123,10 @@ impl Nodes {
         let dir = self.dir_of(&name);
         let registry = self.mirrors.to_str().unwrap();
         // Whoever tests may have little disk left.
-        let registry = ["--registry-config-dir", registry, "--disk-free-percent", "1"].map(str::to_owned);
+        let disk = ["--disk-free-percent", "1", "--image-gc-high-threshold", "100"];
+        let registry = ["--registry-config-dir", registry].into_iter().chain(disk).map(str::to_owned);
         Agent {
-            flags: registry.into_iter().chain(flags.iter().map(|flag| (*flag).to_owned())).collect(),
+            flags: registry.chain(flags.iter().map(|flag| (*flag).to_owned())).collect(),
             host: Host::new(10 + number),
             process: None,
             log: dir.join("agent.log"),

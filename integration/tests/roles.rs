@@ -51,7 +51,8 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
         let plane_words =
             words(&format!("controlplane --state-dir {dir}/plane --run-dir {dir}/run --issue-node node-1"));
         let node = format!(
-            "--state-dir {dir}/state --run-dir {dir}/run --pod-log-dir {dir}/logs --cgroup-root /{} --disk-free-percent 1",
+            "--state-dir {dir}/state --run-dir {dir}/run --pod-log-dir {dir}/logs --cgroup-root /{} --disk-free-percent 1 \
+             --image-gc-high-threshold 100",
             machine.name()
         );
         let mut plane = Role::start(machine, "plane.log", &plane_words);

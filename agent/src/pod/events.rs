@@ -1,4 +1,4 @@
-//! Events about pods to the API, as core/v1: equal ones are counted up in one object, and an object that
+//! Events about pods and the node to the API, as core/v1: equal ones are counted up in one object, and an object that
 //! causes too many is quieted. Recording never waits.
 
 use std::collections::HashMap;
@@ -96,6 +96,18 @@ impl Recorder {
         self.record(pod, Some(container), (level, reason), message.into());
     }
 
+    /// Records something about the node itself.
+    pub(crate) fn node(&self, level: Level, reason: &'static str, message: impl Into<String>) {
+        let about = ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(self.node.to_string()),
+            // As the kubelet has it: `kubectl describe node` looks for that.
+            uid: Some(self.node.to_string()),
+            ..ObjectReference::default()
+        };
+        self.send(about, (level, reason), message.into());
+    }
+
     fn record(
         &self,
         pod: &Pod,
@@ -119,7 +131,11 @@ impl Recorder {
             resource_version: meta.resource_version.clone(),
             field_path,
         };
-        tracing::debug!(node = &*self.node, pod = meta.name, reason, message, "event");
+        self.send(about, (level, reason), message);
+    }
+
+    fn send(&self, about: ObjectReference, (level, reason): (Level, &'static str), message: String) {
+        tracing::debug!(node = &*self.node, about = about.name, reason, message, "event");
         let record = Record { about, level, reason, message, at: Timestamp::now() };
         // A full queue means that the API server is away; events are not worth more than the pods.
         let _ = self.sender.try_send(record);

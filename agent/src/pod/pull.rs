@@ -86,6 +86,12 @@ fn policy(container: &Container, reference: &Reference) -> Policy {
     }
 }
 
+/// Whether a pull failed since the disk is full: by our runtime's code, or by the words of others.
+fn lacked_room(status: &tonic::Status) -> bool {
+    let text = status.message().to_lowercase();
+    status.code() == tonic::Code::ResourceExhausted || text.contains("no space left on device")
+}
+
 struct Subject<'a> {
     node: &'a Node,
     pod: &'a Pod,
@@ -157,8 +163,14 @@ impl Subject<'_> {
         };
         let id = match pulled {
             Ok(response) => response.image_ref,
-            Err(status) => return Err(self.pull_failed(&status)),
+            Err(status) => {
+                if lacked_room(&status) {
+                    self.node.image_gc.no_room();
+                }
+                return Err(self.pull_failed(&status));
+            }
         };
+        self.node.image_gc.look();
         let spec = cri::ImageSpec { image: id, ..self.spec() };
         let request = cri::ImageStatusRequest { image: Some(spec), verbose: false };
         let image = self.node.runtime.image_status(request).await.ok().and_then(|r| r.image);

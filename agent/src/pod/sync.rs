@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use coracle_proto::cri;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{Notify, mpsc, watch};
@@ -123,6 +124,9 @@ async fn follow_events(node: Arc<Node>, woken: mpsc::UnboundedSender<Woken>) {
                 }
                 while let Some(Ok(event)) = events.next().await {
                     pause = Duration::from_millis(100);
+                    if event.container_event_type() == cri::ContainerEventType::ContainerDeletedEvent {
+                        node.image_gc.look();
+                    }
                     let sandbox = event.pod_sandbox_status.unwrap_or_default();
                     let uid =
                         sandbox.metadata.map(|m| m.uid).or_else(|| sandbox.labels.get(POD_UID).cloned());
@@ -302,7 +306,8 @@ fn forced(pod: &Pod) -> Arc<Pod> {
     Arc::new(pod)
 }
 
-fn over(pod: &Pod) -> bool {
+/// Whether a pod has ended for good.
+pub(crate) fn over(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     matches!(phase, Some("Failed" | "Succeeded"))
 }

@@ -70,7 +70,8 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Some(_) => Store::Running(control::images(&dirs.run).await?),
         None => {
             let mut config = ImagesConfig::new(&dirs.state);
-            config.registry_config_dir = settings.node()?.registry_config_dir;
+            let node = settings.node()?;
+            (config.registry_config_dir, config.pinned) = (node.registry_config_dir, node.pinned_images);
             Store::Here(Images::open(config).await.context("cannot open the image store")?)
         }
     };

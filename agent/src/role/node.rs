@@ -27,6 +27,7 @@ pub(crate) struct Parts {
 pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Result<Parts> {
     let mut images = ImagesConfig::new(&node.dirs.state);
     images.registry_config_dir.clone_from(&node.registry_config_dir);
+    images.pinned.clone_from(&node.pinned_images);
     let images = Images::open(images).await.context("cannot open the image store")?;
     let network = Network::open(NetworkConfig {
         conf_dir: node.cni.conf_dir.clone(),
@@ -115,6 +116,7 @@ fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig {
         reserved: std::collections::BTreeMap::new(),
         identity: credentials.identity,
         client_ca: credentials.client_ca,
+        image_gc: node.image_gc,
         credential_providers: node.credential_providers.clone(),
     }
 }

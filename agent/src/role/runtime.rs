@@ -15,6 +15,7 @@ pub(crate) async fn run(flags: RuntimeSettings) -> anyhow::Result<()> {
     let _lock = Lock::take(&settings.state)?;
     let mut images = ImagesConfig::new(&settings.root);
     images.registry_config_dir.clone_from(&settings.registry_config_dir);
+    images.pinned.clone_from(&settings.pinned_images);
     let images = Images::open(images).await.context("cannot open the image store")?;
     let network = network(&settings).await?;
     let streams = tokio::net::TcpListener::bind(settings.stream_listen)

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use coracle_cri::{CgroupDriver, NriSettings};
+use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
 
@@ -39,6 +40,9 @@ pub(crate) struct RuntimeSettings {
     /// Registry mirrors, a folder per host with a hosts.toml, as containerd has them
     #[arg(long, value_name = "DIR")]
     registry_config_dir: Option<PathBuf>,
+    /// Images that a kubelet is told not to collect, may be repeated: a name, its beginning and *, or a word between two *
+    #[arg(long, value_name = "PATTERN")]
+    pinned_image: Vec<PinPattern>,
     /// Addresses of the built-in network's pods; repeat it for a second family [default: 10.88.0.0/16]
     #[arg(long, value_name = "CIDR")]
     pod_cidr: Vec<IpNetwork>,
@@ -79,6 +83,7 @@ pub(crate) struct Runtime {
     pub(crate) state: PathBuf,
     pub(crate) cni: Cni,
     pub(crate) registry_config_dir: Option<PathBuf>,
+    pub(crate) pinned_images: Vec<PinPattern>,
     pub(crate) pod_cidrs: Vec<IpNetwork>,
     pub(crate) bridge: String,
     pub(crate) nft_table: String,
@@ -107,6 +112,7 @@ impl RuntimeSettings {
             cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
             cni_bin_dir: if self.cni_bin_dir.is_empty() { file.cni_bin_dir } else { self.cni_bin_dir },
             registry_config_dir: self.registry_config_dir.or(file.registry_config_dir),
+            pinned_image: if self.pinned_image.is_empty() { file.pinned_image } else { self.pinned_image },
             pod_cidr: if self.pod_cidr.is_empty() { file.pod_cidr } else { self.pod_cidr },
             bridge: self.bridge.or(file.bridge),
             nft_table: self.nft_table.or(file.nft_table),
@@ -134,6 +140,7 @@ impl RuntimeSettings {
             state,
             cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir),
             registry_config_dir: self.registry_config_dir,
+            pinned_images: self.pinned_image,
             pod_cidrs: if self.pod_cidr.is_empty() { vec![default] } else { self.pod_cidr },
             bridge: self.bridge.unwrap_or_else(|| "coracle0".into()),
             nft_table: self.nft_table.unwrap_or_else(|| "coracle".into()),

@@ -5,7 +5,6 @@
 //! as long as it says. A program that fails costs the pull nothing but its credentials.
 
 mod call;
-mod duration;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,6 +17,7 @@ use nix::unistd::{AccessFlags, access};
 use serde::Deserialize;
 
 use super::secret::{Entry, location, matched};
+use crate::duration;
 
 const CONFIG_VERSIONS: [&str; 3] =
     ["kubelet.config.k8s.io/v1", "kubelet.config.k8s.io/v1beta1", "kubelet.config.k8s.io/v1alpha1"];

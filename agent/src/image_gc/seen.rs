@@ -1,0 +1,165 @@
+//! Which images are here and who uses them: asked of the runtime and of the pods of this node.
+
+use std::collections::HashSet;
+
+use coracle_images::Reference;
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::jiff::Timestamp;
+use serde::Deserialize;
+use tonic::Status;
+
+use super::plan::Image;
+use crate::pod::sync::{Pods, over};
+use crate::runtime::Runtime;
+
+/// What our runtime says of an image to whoever asks for more.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Info {
+    layers: Vec<String>,
+    layer_bytes: Vec<u64>,
+    pulled_at: Option<Timestamp>,
+    last_used_at: Option<Timestamp>,
+    in_use: bool,
+}
+
+/// All images.
+pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Image>, Status> {
+    // Containers first: one that is made meanwhile has the image of a pod, which is asked for last.
+    let containers = runtime.list_containers(cri::ListContainersRequest::default()).await?.containers;
+    let mut used: HashSet<String> = HashSet::new();
+    for container in containers {
+        used.insert(container.image_ref);
+        used.insert(container.image_id);
+        used.extend(container.image.map(|image| image.image));
+    }
+    let listed = runtime.list_images(cri::ListImagesRequest::default()).await?.images;
+    let mut images = Vec::new();
+    for image in listed {
+        let Some(info) = info(runtime, &image).await? else { continue };
+        images.push(known(image, info, &used));
+    }
+    let named = named(&pods.all());
+    for image in &mut images {
+        image.in_use |= has_name(&named, &image.id, &image.names);
+    }
+    Ok(images)
+}
+
+/// Whether a pod has come to name an image.
+pub(super) fn is_named(pods: &Pods, names: &[String]) -> bool {
+    has_name(&named(&pods.all()), "", names)
+}
+
+/// More of an image; nothing when it is gone.
+async fn info(runtime: &dyn Runtime, image: &cri::Image) -> Result<Option<Info>, Status> {
+    let spec = cri::ImageSpec { image: image.id.clone(), ..cri::ImageSpec::default() };
+    let request = cri::ImageStatusRequest { image: Some(spec), verbose: true };
+    let status = runtime.image_status(request).await?;
+    Ok(status.image.map(|_| {
+        let info = status.info.get("info").and_then(|text| serde_json::from_str(text).ok());
+        info.unwrap_or_default()
+    }))
+}
+
+fn known(image: cri::Image, info: Info, used: &HashSet<String>) -> Image {
+    let pulled = info.pulled_at.unwrap_or(Timestamp::UNIX_EPOCH);
+    let layers = if info.layers.is_empty() || info.layers.len() != info.layer_bytes.len() {
+        // A runtime that does not say what images share.
+        vec![(image.id.clone(), image.size)]
+    } else {
+        info.layers.into_iter().zip(info.layer_bytes).collect()
+    };
+    let names: Vec<String> = image.repo_tags.into_iter().chain(image.repo_digests).collect();
+    Image {
+        in_use: info.in_use || has_name(used, &image.id, &names),
+        id: image.id,
+        names,
+        pinned: image.pinned,
+        pulled,
+        used: info.last_used_at.unwrap_or(pulled),
+        layers,
+    }
+}
+
+fn has_name(among: &HashSet<String>, id: &str, names: &[String]) -> bool {
+    among.contains(id) || names.iter().any(|name| among.contains(name))
+}
+
+/// The names of all images that pods of this node need now or at their next container, normalised.
+fn named(pods: &[impl AsRef<Pod>]) -> HashSet<String> {
+    let specs = pods.iter().map(AsRef::as_ref).filter(|pod| !over(pod)).filter_map(|pod| pod.spec.as_ref());
+    specs.flat_map(references).map(normalised).collect()
+}
+
+fn references(spec: &PodSpec) -> Vec<&str> {
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let ephemeral = spec.ephemeral_containers.iter().flatten();
+    let volumes = spec.volumes.iter().flatten().filter_map(|volume| volume.image.as_ref());
+    let references = containers.map(|container| &container.image);
+    let references = references.chain(ephemeral.map(|container| &container.image));
+    references.chain(volumes.map(|image| &image.reference)).filter_map(|image| image.as_deref()).collect()
+}
+
+fn normalised(image: &str) -> String {
+    Reference::parse(image).map_or_else(|_invalid| image.to_owned(), |reference| reference.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(value: serde_json::Value) -> Arc<Pod> {
+        Arc::new(serde_json::from_value(value).unwrap())
+    }
+
+    #[test]
+    fn a_pod_names_the_images_of_all_that_it_will_run_and_mount() {
+        let pods = [
+            pod(json!({"spec": {
+                "initContainers": [{"name": "i", "image": "first"}],
+                "containers": [{"name": "c", "image": "registry.example/app:1"}],
+                "ephemeralContainers": [{"name": "e", "image": "busybox"}],
+                "volumes": [{"name": "v", "image": {"reference": "data:2"}}],
+            }})),
+            pod(
+                json!({"spec": {"containers": [{"name": "c", "image": "done"}]}, "status": {"phase": "Succeeded"}}),
+            ),
+        ];
+        let mut names: Vec<String> = named(&pods).into_iter().collect();
+        names.sort();
+        let expected = [
+            "docker.io/library/busybox:latest",
+            "docker.io/library/data:2",
+            "docker.io/library/first:latest",
+            "registry.example/app:1",
+        ];
+        assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn what_the_runtime_says_of_an_image_is_understood() {
+        let text = json!({
+            "imageSpec": {}, "layers": ["/l/2", "/l/1"], "layerBytes": [2, 1], "inUse": false,
+            "pulledAt": "2026-11-01T00:00:00Z", "lastUsedAt": "2026-11-02T00:00:00Z",
+        });
+        let info: Info = serde_json::from_value(text).unwrap();
+        let image = cri::Image {
+            id: "sha256:1".into(),
+            repo_digests: vec!["a.b/c@sha256:2".into()],
+            size: 9,
+            ..cri::Image::default()
+        };
+        let seen = known(image.clone(), info, &HashSet::from(["a.b/c@sha256:2".to_owned()]));
+        assert_eq!(seen.layers, [("/l/2".to_owned(), 2), ("/l/1".to_owned(), 1)]);
+        assert!(seen.in_use && seen.used.duration_since(seen.pulled).as_hours() == 24);
+        let little = known(image, Info::default(), &HashSet::new());
+        assert_eq!(little.layers, [("sha256:1".to_owned(), 9)]);
+        assert!(!little.in_use && little.used == Timestamp::UNIX_EPOCH);
+    }
+}
