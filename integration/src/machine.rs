@@ -137,6 +137,25 @@ impl Machine {
         mirrors
     }
 
+    /// Puts an image into the registry that runs on loopback: `busybox` with a file of so many megabytes of its own,
+    /// which take next to nothing on their way.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn push_image(&self, name: &str, megabytes: usize) {
+        let (root, layout) = (self.path(&format!("{name}.root")), self.path(&format!("{name}.oci")));
+        fs::create_dir_all(&root).unwrap();
+        let words = format!("{name}\n").repeat((megabytes << 20) / (name.len() + 1));
+        fs::write(root.join(name), words).unwrap();
+        let [pack, base] =
+            ["scripts/oci-layout", "target/images/busybox"].map(|path| repository().join(path));
+        let [pack, base, root, out] = [&pack, &base, &root, &layout].map(|path| path.to_str().unwrap());
+        run(pack, &[root, out, "--base", base]);
+        let (from, to) =
+            (format!("oci:{out}:latest"), format!("docker://127.0.0.1:5005/library/{name}:latest"));
+        run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, &to]);
+    }
+
     /// Ends the registry server.
     pub fn stop_registry(&mut self) {
         if let Some(mut server) = self.registry.take() {

@@ -1,0 +1,163 @@
+//! A disk that fills with images: unused ones go, the longest unused first; those in use and the pinned stay, and a pull
+//! that found no room has it when it is tried again.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_proto::cri;
+use coracle_proto::cri::image_service_client::ImageServiceClient;
+use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use tonic::transport::{Channel, Endpoint};
+
+/// A file system of so many MiB on a directory, seen by this thread and what it starts.
+struct Small(PathBuf);
+
+impl Small {
+    fn on(path: PathBuf, megabytes: u32) -> Self {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let none: Option<&str> = None;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        std::fs::create_dir_all(&path).unwrap();
+        let size = format!("size={megabytes}m");
+        mount(Some("tmpfs"), &path, Some("tmpfs"), MsFlags::empty(), Some(size.as_str())).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        umount2(&self.0, MntFlags::MNT_DETACH).ok();
+    }
+}
+
+/// Asks the runtime.
+fn ask<T, F: Future<Output = T>>(machine: &Machine, what: impl FnOnce(Channel) -> F) -> T {
+    let socket = format!("unix://{}", machine.path("run/cri.sock").display());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { what(Endpoint::try_from(socket).unwrap().connect().await.unwrap()).await })
+}
+
+/// How many containers there are, in whatever state.
+fn containers(machine: &Machine) -> usize {
+    let request = cri::ListContainersRequest::default();
+    let listed = ask(machine, |channel| async {
+        RuntimeServiceClient::new(channel).list_containers(request).await.unwrap()
+    });
+    listed.into_inner().containers.len()
+}
+
+/// What the runtime lists: short names, and whether they are pinned.
+fn images(machine: &Machine) -> Vec<(String, bool)> {
+    let request = cri::ListImagesRequest::default();
+    let listed = ask(machine, |channel| async {
+        ImageServiceClient::new(channel).list_images(request).await.unwrap()
+    });
+    let short = |tag: &String| tag.rsplit('/').next().unwrap().split(':').next().unwrap().to_owned();
+    let images = listed.into_inner().images.into_iter();
+    let mut images: Vec<_> =
+        images.map(|image| (image.repo_tags.first().map(short).unwrap_or_default(), image.pinned)).collect();
+    images.sort();
+    images
+}
+
+fn names(machine: &Machine) -> Vec<String> {
+    images(machine).into_iter().map(|(name, _)| name).collect()
+}
+
+/// `coracle image`, which must succeed.
+fn image(machine: &Machine, arguments: &[&str]) {
+    let mut command = Command::new(Machine::coracle());
+    command
+        .args(["image", "--state-dir"])
+        .arg(machine.path("state"))
+        .arg("--run-dir")
+        .arg(machine.path("run"));
+    let output = command.args(arguments).output().unwrap();
+    assert!(output.status.success(), "image {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn start(cluster: &Cluster, pod: &str) {
+    cluster.apply(&format!(
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{pod}"}},"spec":{{"terminationGracePeriodSeconds":0,
+        "containers":[{{"name":"c","image":"{pod}","imagePullPolicy":"IfNotPresent","command":["sleep","100000"]}}]}}}}"#
+    ));
+    cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=90s"]);
+}
+
+fn test(machine: &mut Machine, mirrors: &Path) {
+    let small = Small::on(machine.path("state/images"), 120);
+    let mut flags = vec!["--image-gc-high-threshold", "75", "--image-gc-low-threshold", "70"];
+    flags.extend(["--image-minimum-gc-age", "1s", "--pinned-image", "*PINNED*"]);
+    let mut cluster = Cluster::up_with(machine, mirrors, &flags);
+
+    // 80 of 120 MiB, which is below the threshold. Times of use are told apart by seconds.
+    for name in ["pinned", "oldest", "older"] {
+        image(machine, &["pull", name]);
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+    }
+    start(&cluster, "used");
+    assert_eq!(
+        images(machine),
+        [("older", false), ("oldest", false), ("pinned", true), ("used", false)].map(own)
+    );
+
+    // Over it: what is needed goes, and no more.
+    start(&cluster, "fresh");
+    eventually("the oldest image to go", 20, || {
+        (names(machine) == ["fresh", "older", "pinned", "used"]).then_some(())
+    });
+
+    // Without a pod's container, an image may go, but nobody needs its room before the pull of another one.
+    cluster.kubectl(&["delete", "pod", "fresh", "--wait"]);
+    eventually("its container to go", 20, || (containers(machine) == 1).then_some(()));
+    assert_eq!(names(machine), ["fresh", "older", "pinned", "used"]);
+    start(&cluster, "big");
+    assert_eq!(names(machine), ["big", "pinned", "used"]);
+    let failed =
+        cluster.kubectl(&["get", "events", "--field-selector", "involvedObject.name=big", "-o", "json"]);
+    assert!(failed.to_lowercase().contains("no space left on device"), "it had room at once: {failed}");
+
+    // Over the threshold again, and nothing left to go: the node says so.
+    eventually("the event", 20, || {
+        let events = cluster.get(&["events", "--field-selector", "involvedObject.kind=Node"]);
+        let found =
+            events["items"].as_array().unwrap().iter().find(|e| e["reason"] == "FreeDiskSpaceFailed")?;
+        let message = found["message"].as_str().unwrap();
+        assert!(message.contains("of 120.0 MiB used"), "{message}");
+        assert_eq!(found["involvedObject"]["name"], "node-1");
+        Some(())
+    });
+    assert_eq!(names(machine), ["big", "pinned", "used"]);
+
+    // Who removes a pinned image by name means it.
+    image(machine, &["rm", "pinned"]);
+    assert_eq!(names(machine), ["big", "used"]);
+    cluster.down();
+    drop((small, cluster));
+}
+
+fn own((name, pinned): (&str, bool)) -> (String, bool) {
+    (name.to_owned(), pinned)
+}
+
+#[test]
+fn unused_images_make_room_for_those_that_are_needed() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        for (name, megabytes) in
+            [("pinned", 20), ("oldest", 20), ("older", 20), ("used", 20), ("fresh", 20), ("big", 50)]
+        {
+            machine.push_image(name, megabytes);
+        }
+        test(machine, &mirrors);
+    });
+}
