@@ -79,6 +79,10 @@ mod tests {
         assert!(decide((None, Some(90)), (None, None)).is_err());
         assert!(decide((None, None), (None, age("2m"))).is_err());
         assert!(decide((None, None), (age("1s"), age("2m"))).is_ok());
-        assert!("2 minutes".parse::<Age>().is_err() && "-1s".parse::<Age>().is_err());
+        assert!(
+            "two minutes".parse::<Age>().is_err()
+                && "2".parse::<Age>().is_err()
+                && "-1s".parse::<Age>().is_err()
+        );
     }
 }
