@@ -50,7 +50,7 @@ impl Runtime {
         let mut telling = self.telling();
         match telling.next(ContainerDeletedEvent, now()) {
             None => self.inner.records.forget_container(&container.id)?,
-            Some(deleted) => telling.bury(&Subject::Container(container.record_now()), deleted)?,
+            Some(deleted) => telling.bury(&Subject::Container(Box::new(container.record_now())), deleted)?,
         }
         Ok(telling)
     }
@@ -60,7 +60,7 @@ impl Runtime {
         let mut telling = self.telling();
         match telling.next(ContainerDeletedEvent, now()) {
             None => self.inner.records.remove_sandbox(&sandbox.id)?,
-            Some(deleted) => telling.bury(&Subject::Sandbox(sandbox.record_now()), deleted)?,
+            Some(deleted) => telling.bury(&Subject::Sandbox(Box::new(sandbox.record_now())), deleted)?,
         }
         Ok(telling)
     }
@@ -97,7 +97,7 @@ impl Runtime {
                     let transitions = [&record.transitions[..], &deleted].concat();
                     add(transitions, (&record.id, &record.id), Some(&file));
                     let id = record.id.clone();
-                    pods.insert(id, Sandbox::new(record, SandboxState::NotReady).status());
+                    pods.insert(id, Sandbox::new(*record, SandboxState::NotReady).status());
                 }
             }
         }
@@ -151,7 +151,7 @@ impl Telling<'_> {
     pub(crate) fn tell(self, container: &Container) {
         match self.runtime.inner.sandboxes.get(&container.record.sandbox_id) {
             Some(sandbox) => self.send(&sandbox, &container.id),
-            None => drop(self.runtime.inner.changes.send_replace(())),
+            None => self.runtime.inner.changes.send_replace(()),
         }
     }
 

@@ -13,8 +13,8 @@ use crate::error::{Error, chain};
 /// What was removed.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Subject {
-    Container(ContainerRecord),
-    Sandbox(SandboxRecord),
+    Container(Box<ContainerRecord>),
+    Sandbox(Box<SandboxRecord>),
 }
 
 /// A removal that nobody may have been told of.
@@ -123,7 +123,7 @@ mod tests {
         let record = SandboxRecord::new("a", Default::default(), String::new(), 7);
         records.write_sandbox(&record).expect("write");
         std::fs::write(records.sandbox_dir("a").join("hosts"), "").expect("write");
-        let subject = Subject::Sandbox(record);
+        let subject = Subject::Sandbox(Box::new(record));
         let file = records.bury(&subject, 12, 7).expect("bury");
         assert!(!records.sandbox_dir("a").exists());
         let removed = Removed { number: 12, at: 7, subject: subject.clone(), file: file.clone() };
