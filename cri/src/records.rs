@@ -22,6 +22,8 @@ pub(crate) use removed::{Removed, Subject, forget};
 
 const VERSION: u32 = 1;
 const FILE: &str = "record.json";
+/// Parts of the disk that writable layers are scattered over.
+const PARTS: u8 = 16;
 
 /// How far a sandbox has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +152,8 @@ pub(crate) struct Records {
     sandboxes: PathBuf,
     containers: PathBuf,
     layers: PathBuf,
+    /// Where writable layers are born.
+    parts: Option<PathBuf>,
     /// Records of what is gone, while nobody was told so.
     removed: PathBuf,
     /// How far listeners were told.
@@ -173,14 +177,14 @@ impl Records {
             sandboxes: config.state.join("sandboxes"),
             containers: config.state.join("containers"),
             layers: config.root.join("containers"),
+            parts: None,
             removed: config.state.join("removed"),
             told: config.state.join("told"),
         };
         for dir in [&records.sandboxes, &records.containers, &records.layers, &records.removed] {
             std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
         }
-        scatter(&records.layers);
-        Ok(records)
+        Ok(Self { parts: scattered(config.root.join("parts")), ..records })
     }
 
     /// The file that says how far listeners were told.
@@ -205,6 +209,20 @@ impl Records {
     /// Where a container's writable layer is.
     pub(crate) fn layer_dir(&self, id: &str) -> PathBuf {
         self.layers.join(id)
+    }
+
+    /// Makes the directory of a container's writable layer.
+    pub(crate) fn make_layer(&self, id: &str) -> Result<PathBuf, Error> {
+        let layer = self.layer_dir(id);
+        let Some(parts) = &self.parts else {
+            std::fs::create_dir_all(&layer).map_err(Error::file("make directory", &layer))?;
+            return Ok(layer);
+        };
+        let number = id.bytes().fold(0, u8::wrapping_add) % PARTS;
+        let born = parts.join(number.to_string()).join(id);
+        std::fs::create_dir_all(&born).map_err(Error::file("make directory", &born))?;
+        std::fs::rename(&born, &layer).map_err(Error::file("rename into", &layer))?;
+        Ok(layer)
     }
 
     pub(crate) fn write_sandbox(&self, record: &SandboxRecord) -> Result<(), Error> {
@@ -294,21 +312,27 @@ fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
     }
 }
 
-/// Has ext4 make each directory in this one in a part of the disk of its own (chattr(1), `T`). Beside its
-/// neighbours, what a container writes waits for a search past every inode that was freed in the last five seconds:
-/// after some removals, milliseconds for a handful of directories. Other file systems know no such mark, and need none.
-fn scatter(dir: &Path) {
-    let mark = || -> std::io::Result<()> {
-        let dir = std::fs::File::open(dir)?;
-        let flags = ioctl_getflags(&dir)?;
+/// Directories in as many parts of the disk, where ext4 lets us have that (chattr(1), `T`). What a container writes
+/// stays in the part where its layer was born, whatever that is renamed to. Beside the others' it would wait for a
+/// search past every inode that was freed in the last five seconds; in a part of its own, for a disk that was not read.
+fn scattered(parts: PathBuf) -> Option<PathBuf> {
+    let make = || -> std::io::Result<()> {
+        std::fs::create_dir_all(&parts)?;
+        let top = std::fs::File::open(&parts)?;
+        let flags = ioctl_getflags(&top)?;
         if !flags.contains(IFlags::TOPDIR) {
-            ioctl_setflags(&dir, flags | IFlags::TOPDIR)?;
+            ioctl_setflags(&top, flags | IFlags::TOPDIR)?;
+        }
+        for part in (0..PARTS).map(|number| parts.join(number.to_string())) {
+            std::fs::create_dir_all(&part)?;
+            // What a crash left between the two steps.
+            std::fs::read_dir(&part)?.try_for_each(|left| std::fs::remove_dir(left?.path()))?;
         }
         Ok(())
     };
-    if let Err(error) = mark() {
-        debug!(%error, dir = %dir.display(), "writable layers stay close together on the disk");
-    }
+    let made = make();
+    made.inspect_err(|error| debug!(%error, "writable layers stay close together on the disk")).ok()?;
+    Some(parts)
 }
 
 fn write_at<T: Serialize>(path: &Path, record: &T) -> Result<(), Error> {
@@ -411,10 +435,15 @@ mod tests {
     #[test]
     fn layers_are_scattered_where_the_file_system_can() {
         let dir = tempfile::tempdir().unwrap();
-        let layers = records(dir.path()).layers;
-        let kind = rustix::fs::statfs(&layers).unwrap().f_type;
-        let flags = ioctl_getflags(std::fs::File::open(&layers).unwrap());
-        // libc's EXT4_SUPER_MAGIC: ext2 and ext3 have it too.
-        assert!(kind != 0xEF53 || flags.unwrap().contains(IFlags::TOPDIR));
+        let records = records(dir.path());
+        // EXT4_SUPER_MAGIC, which ext2 and ext3 have too.
+        let can = rustix::fs::statfs(&records.layers).unwrap().f_type == 0xEF53;
+        assert_eq!(records.parts.is_some(), can);
+        for records in [Records { parts: None, ..records.clone() }, records] {
+            let layer = records.make_layer("c1").unwrap();
+            assert!(layer.is_dir() && layer == records.layer_dir("c1"));
+            assert_eq!(records.layers().unwrap(), ["c1"]);
+            records.remove_layer("c1").unwrap();
+        }
     }
 }

@@ -243,7 +243,7 @@ impl Runtime {
     ) -> Result<shim::CreateContainer, Error> {
         let inner = &self.inner;
         let bundle = inner.records.container_dir(&record.id);
-        let layer = inner.records.layer_dir(&record.id);
+        let layer = inner.records.make_layer(&record.id)?;
         let (upper, work, rootfs) = (layer.join("upper"), layer.join("work"), bundle.join("rootfs"));
         for dir in [&upper, &work, &rootfs] {
             make_dir(dir)?;
