@@ -2,6 +2,7 @@
 
 mod cgroup;
 mod cni;
+mod control_plane;
 mod image_gc;
 mod nri;
 mod overlay;
@@ -19,10 +20,9 @@ use cni::Cni;
 use coracle_agent::{Identity, ImageGcPolicy};
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
-use ipnetwork::{IpNetwork, Ipv4Network};
-use ranges::Ranges;
 use serde::Deserialize;
 
+pub(crate) use control_plane::{ControlPlane, ControlPlaneSettings};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
 
 /// Where the configuration is looked for when no `--config` names one.
@@ -192,42 +192,6 @@ pub(crate) struct NodeSettings {
     client_ca_file: Option<PathBuf>,
 }
 
-/// Settings of the control plane.
-#[derive(Args, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct ControlPlaneSettings {
-    /// Where the API server listens [default: 0.0.0.0:6443]
-    #[arg(long, value_name = "ADDRESS")]
-    listen: Option<SocketAddr>,
-    /// The address that clients are told [default: found from the routes]
-    #[arg(long, value_name = "IP")]
-    advertise_address: Option<IpAddr>,
-    /// Ranges that nodes' pod ranges are cut from, one of each family [default: 10.42.0.0/16]
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-    cluster_cidr: Vec<IpNetwork>,
-    /// Range of service addresses [default: 10.43.0.0/16]
-    #[arg(long, value_name = "CIDR")]
-    service_cidr: Option<Ipv4Network>,
-    /// Prefix length of a node's range of IPv4 [default: 24]
-    #[arg(long, value_name = "LENGTH")]
-    node_cidr_mask_size_ipv4: Option<u8>,
-    /// Prefix length of a node's range of IPv6 [default: 64]
-    #[arg(long, value_name = "LENGTH")]
-    node_cidr_mask_size_ipv6: Option<u8>,
-    /// Static tokens: lines of token,user,uid,"group,group"
-    #[arg(long, value_name = "FILE")]
-    token_auth_file: Option<PathBuf>,
-    /// A further name or address by which clients reach the API server, may be repeated
-    #[arg(long, value_name = "NAME")]
-    tls_san: Vec<String>,
-    /// Seconds for which the certificates are valid that nodes ask for [default: 31536000]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    cluster_signing_seconds: Option<u32>,
-    /// Seconds after which a node that is not heard of is Unknown, and its pods are moved [default: 40]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
-    node_monitor_grace_seconds: Option<u32>,
-}
-
 /// Where a role keeps its things, all decided.
 #[derive(Clone, Debug)]
 pub(crate) struct Dirs {
@@ -270,19 +234,6 @@ pub(crate) struct Node {
 pub(crate) struct Credentials {
     pub(crate) identity: Identity,
     pub(crate) client_ca: PathBuf,
-}
-
-/// The control plane's settings, all decided but for what it finds out itself.
-#[derive(Clone, Debug)]
-pub(crate) struct ControlPlane {
-    pub(crate) dirs: Dirs,
-    pub(crate) listen: SocketAddr,
-    pub(crate) advertise_address: Option<IpAddr>,
-    pub(crate) ranges: Ranges,
-    pub(crate) token_auth_file: Option<PathBuf>,
-    pub(crate) tls_sans: Vec<String>,
-    pub(crate) signing_duration: Duration,
-    pub(crate) node_monitor_grace: Duration,
 }
 
 /// All settings of one start: flags over file over defaults.
@@ -396,21 +347,7 @@ impl Settings {
     }
 
     pub(crate) fn control_plane(&self) -> anyhow::Result<ControlPlane> {
-        let plane = self.plane.clone();
-        Ok(ControlPlane {
-            dirs: self.dirs(),
-            listen: plane.listen.unwrap_or_else(|| ([0, 0, 0, 0], 6443).into()),
-            advertise_address: plane.advertise_address,
-            ranges: ranges::decide(
-                plane.cluster_cidr,
-                plane.service_cidr,
-                [plane.node_cidr_mask_size_ipv4, plane.node_cidr_mask_size_ipv6],
-            )?,
-            token_auth_file: plane.token_auth_file,
-            tls_sans: plane.tls_san,
-            signing_duration: seconds(plane.cluster_signing_seconds.unwrap_or(365 * 24 * 3600)),
-            node_monitor_grace: seconds(plane.node_monitor_grace_seconds.unwrap_or(40)),
-        })
+        self.plane.clone().decide(self.dirs())
     }
 }
 
@@ -459,23 +396,6 @@ impl NodeSettings {
             tls_cert_file: self.tls_cert_file.or(file.tls_cert_file),
             tls_private_key_file: self.tls_private_key_file.or(file.tls_private_key_file),
             client_ca_file: self.client_ca_file.or(file.client_ca_file),
-        }
-    }
-}
-
-impl ControlPlaneSettings {
-    fn over(self, file: Self) -> Self {
-        Self {
-            listen: self.listen.or(file.listen),
-            advertise_address: self.advertise_address.or(file.advertise_address),
-            cluster_cidr: if self.cluster_cidr.is_empty() { file.cluster_cidr } else { self.cluster_cidr },
-            service_cidr: self.service_cidr.or(file.service_cidr),
-            node_cidr_mask_size_ipv4: self.node_cidr_mask_size_ipv4.or(file.node_cidr_mask_size_ipv4),
-            node_cidr_mask_size_ipv6: self.node_cidr_mask_size_ipv6.or(file.node_cidr_mask_size_ipv6),
-            token_auth_file: self.token_auth_file.or(file.token_auth_file),
-            tls_san: if self.tls_san.is_empty() { file.tls_san } else { self.tls_san },
-            cluster_signing_seconds: self.cluster_signing_seconds.or(file.cluster_signing_seconds),
-            node_monitor_grace_seconds: self.node_monitor_grace_seconds.or(file.node_monitor_grace_seconds),
         }
     }
 }
