@@ -166,6 +166,7 @@ impl Node {
         self.runtime.remove_container(cri::RemoveContainerRequest { container_id: id() }).await?;
         self.hear(&container_id, 3).await;
         self.end(&pod_sandbox_id).await?;
+        self.hear(&pod_sandbox_id, 3).await;
         self.images.remove_image(cri::RemoveImageRequest { image }).await?;
         Ok(())
     }

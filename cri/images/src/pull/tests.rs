@@ -20,7 +20,7 @@ use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 /// Opens a store. A task of the one before, in this same process, may be about to let go of the lock.
 async fn store(root: &Path) -> Images {
     for _ in 0..200 {
-        let config = ImagesConfig { stall_timeout: Duration::from_millis(500), ..ImagesConfig::new(root) };
+        let config = ImagesConfig { stall_timeout: Duration::from_secs(1), ..ImagesConfig::new(root) };
         match Images::open(config).await {
             Ok(images) => return images,
             Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "{}", error.report()),
