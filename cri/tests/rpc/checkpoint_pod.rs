@@ -307,7 +307,8 @@ async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
         let from_outside = std::fs::read_to_string(format!("/proc/{}/cgroup", machine.pid(id).await));
         let from_outside = from_outside.expect("cgroups");
         assert!(from_outside.contains(id), "{from_outside}");
-        found.push((from_outside.replace(id, "ID"), String::from_utf8_lossy(&seen).into_owned()));
+        let without_id = |text: &str| text.replace(id, "ID");
+        found.push((without_id(&from_outside), without_id(&String::from_utf8_lossy(&seen))));
     }
     assert_eq!(found[0], found[1]);
 }

@@ -297,7 +297,7 @@ fn container(image: Option<cri::ImageSpec>, command: &str) -> cri::ContainerConf
 /// Whether something comes true within a moment.
 async fn soon(mut come: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(5) {
+    while began.elapsed() < Duration::from_secs(20) {
         if come() {
             return true;
         }
