@@ -208,7 +208,7 @@ impl ImageGc {
     async fn remove(&self, removals: Vec<Removal>) -> (u64, Vec<String>) {
         let (mut freed, mut errors) = (0, Vec::new());
         for removal in removals {
-            if seen::is_named(&self.pods, &removal.names) {
+            if seen::is_named(&self.pods, &removal.id, &removal.names) {
                 continue;
             }
             let image = cri::ImageSpec { image: removal.id.clone(), ..cri::ImageSpec::default() };

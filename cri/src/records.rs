@@ -221,7 +221,10 @@ impl Records {
         let number = id.bytes().fold(0, u8::wrapping_add) % PARTS;
         let born = parts.join(number.to_string()).join(id);
         std::fs::create_dir_all(&born).map_err(Error::file("make directory", &born))?;
-        std::fs::rename(&born, &layer).map_err(Error::file("rename into", &layer))?;
+        if let Err(error) = std::fs::rename(&born, &layer) {
+            let _stays_until_the_next_start = std::fs::remove_dir(&born);
+            return Err(Error::file("rename into", &layer)(error));
+        }
         Ok(layer)
     }
 

@@ -48,8 +48,8 @@ pub(super) async fn images(runtime: &dyn Runtime, pods: &Pods) -> Result<Vec<Ima
 }
 
 /// Whether a pod has come to name an image.
-pub(super) fn is_named(pods: &Pods, names: &[String]) -> bool {
-    has_name(&named(&pods.all()), "", names)
+pub(super) fn is_named(pods: &Pods, id: &str, names: &[String]) -> bool {
+    has_name(&named(&pods.all()), id, names)
 }
 
 /// More of an image; nothing when it is gone.
