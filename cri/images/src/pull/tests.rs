@@ -19,15 +19,19 @@ use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 
 /// Opens a store. A task of the one before, in this same process, may be about to let go of the lock.
 async fn store(root: &Path) -> Images {
-    for _ in 0..200 {
-        let config = ImagesConfig { stall_timeout: Duration::from_secs(1), ..ImagesConfig::new(root) };
-        match Images::open(config).await {
+    opened(&ImagesConfig { stall_timeout: Duration::from_secs(1), ..ImagesConfig::new(root) }).await
+}
+
+/// Opens a store, also one that was dropped just now: what runs in it yet keeps its lock.
+async fn opened(config: &ImagesConfig) -> Images {
+    for _ in 0..500 {
+        match Images::open(config.clone()).await {
             Ok(images) => return images,
             Err(error) => assert_eq!(error.kind(), ErrorKind::Locked, "{}", error.report()),
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("{} stays locked", root.display());
+    panic!("{} stays locked", config.root.display());
 }
 
 fn big_image() -> TestImage {
@@ -337,19 +341,19 @@ async fn an_image_is_pinned_by_its_names_and_removed_by_whoever_asks_for_it() {
     let root = tempfile::tempdir().unwrap();
     let mut config = ImagesConfig::new(root.path());
     config.pinned = vec!["*app:kept*".parse().unwrap()];
-    let images = Images::open(config.clone()).await.unwrap();
+    let images = opened(&config).await;
     assert!(!images.pull(&registry.name("app"), None, None).await.unwrap().pinned);
     registry.push("app", "kept", &TestImage::small("x")).await;
     let image = images.pull(&registry.name("app:kept"), None, None).await.unwrap();
     assert!(image.pinned && image.tags.len() == 2);
     drop(images);
-    let images = Images::open(config.clone()).await.unwrap();
+    let images = opened(&config).await;
     assert!(images.list()[0].pinned);
     drop(images);
-    let images = Images::open(ImagesConfig { pinned: Vec::new(), ..config.clone() }).await.unwrap();
+    let images = opened(&ImagesConfig { pinned: Vec::new(), ..config.clone() }).await;
     assert!(!images.list()[0].pinned, "a setting is not kept");
     drop(images);
-    let images = Images::open(config).await.unwrap();
+    let images = opened(&config).await;
     images.remove(&image.id).await.unwrap();
     assert_eq!(images.list().len(), 0);
 }
