@@ -193,7 +193,7 @@ pub enum Error {
         what: String,
         /// The kernel's answer.
         #[source]
-        source: Box<rtnetlink::Error>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The kernel refused a change of the firewall table.
     #[error("cannot {action} the nftables table {table}")]

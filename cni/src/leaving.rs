@@ -1,7 +1,7 @@
 //! Sandboxes whose network was released and is still to be taken down.
 //!
-//! Removing a veth pair makes its caller wait for RCU grace periods, 10 ms and more, each pair anew. The
-//! kernel removes a pair with its namespace all the same, for all namespaces that ended meanwhile at once.
+//! Removing a veth pair keeps the kernel waiting for RCU grace periods, 10 ms and more, each pair anew. It
+//! removes a pair with its namespace all the same, for all namespaces that ended meanwhile at once.
 //! So a little later one sweep looks after all of them: it finds most pairs gone, removes the others, and
 //! frees records and addresses. A crash before it leaves the records, from which `reconcile` does the same.
 

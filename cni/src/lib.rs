@@ -32,6 +32,7 @@ mod overlay;
 mod plugin;
 mod portmap;
 mod ports;
+mod route_socket;
 mod spec;
 mod sysctl;
 mod tuning;

@@ -1,6 +1,7 @@
 //! Links: the verbs that pod networks need of rtnetlink.
 
 pub(crate) mod address;
+mod removal;
 pub(crate) mod traffic;
 pub(crate) mod vlan;
 
@@ -33,6 +34,8 @@ pub(crate) struct Links {
     /// busy (EBUSY) when it asks for another.
     listing: tokio::sync::Mutex<()>,
     task: tokio::task::JoinHandle<()>,
+    /// Whether they are those of the caller's own namespace.
+    is_here: bool,
 }
 
 /// A link as the kernel shows it.
@@ -113,7 +116,7 @@ pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
 impl Links {
     /// The links of the caller's own namespace.
     pub(crate) fn here() -> Result<Self, Error> {
-        Self::connect().map_err(|source| Error::Socket { action: "open a route socket", source })
+        Self::connect(true).map_err(|source| Error::Socket { action: "open a route socket", source })
     }
 
     /// The links inside `netns`: a socket belongs for life to the namespace it was opened in.
@@ -121,13 +124,13 @@ impl Links {
         let runtime = tokio::runtime::Handle::current();
         netns.run(|| {
             let _entered = runtime.enter();
-            Self::connect()
+            Self::connect(false)
         })
     }
 
-    fn connect() -> io::Result<Self> {
+    fn connect(is_here: bool) -> io::Result<Self> {
         let (connection, handle, _messages) = new_connection()?;
-        Ok(Self { handle, listing: tokio::sync::Mutex::default(), task: tokio::spawn(connection) })
+        Ok(Self { handle, listing: tokio::sync::Mutex::default(), task: tokio::spawn(connection), is_here })
     }
 
     /// Makes the bridge or takes the one that is there, with these properties and up. True when it is new.
@@ -285,6 +288,9 @@ impl Links {
     /// Removes a link; an absent one is no error.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
+        if self.is_here {
+            return removal::remove(link.index).await.map_err(failed("remove", name));
+        }
         match self.handle.link().del(link.index).execute().await {
             Err(error) if !is_errno(&error, libc::ENODEV) => Err(failed("remove", name)(error)),
             _ => Ok(()),
@@ -463,7 +469,10 @@ fn is_errno(error: &rtnetlink::Error, errno: i32) -> bool {
     matches!(error, rtnetlink::Error::NetlinkError(message) if message.raw_code() == -errno)
 }
 
-fn failed(action: &'static str, what: &str) -> impl Fn(rtnetlink::Error) -> Error + use<> {
+fn failed<E>(action: &'static str, what: &str) -> impl Fn(E) -> Error + use<E>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
     let what = what.to_owned();
     move |source| Error::Link { action, what: what.clone(), source: Box::new(source) }
 }

@@ -23,7 +23,6 @@ mod offload;
 mod plan;
 mod probe;
 mod range;
-mod socket;
 mod tunnel;
 
 use std::collections::{BTreeMap, BTreeSet};

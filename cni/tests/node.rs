@@ -176,6 +176,25 @@ fn what_was_added_is_gone_after_del_and_the_address_is_free() {
 }
 
 #[test]
+fn the_interface_is_gone_when_del_returns_and_can_be_made_again_at_once() {
+    on_a_node(async |node| {
+        let sandbox = Sandbox::new();
+        let before = picture();
+        for round in 0..30 {
+            node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
+            assert!(run_in(&sandbox, &["ip", "-o", "link"]).contains("eth0"));
+            node.network.del("aaaa").await.unwrap();
+            assert!(!run_in(&sandbox, &["ip", "-o", "link"]).contains("eth0"), "round {round}");
+            let ports = run("ip", &["-o", "link", "show", "master", "coracle0"]);
+            assert_eq!(ports, "", "round {round}");
+            assert!(run("ip", &["route", "get", "10.99.0.2"]).contains("coracle0"));
+        }
+        assert_eq!(names(&before), names(&picture()));
+        drop(sandbox.stop);
+    });
+}
+
+#[test]
 fn pods_that_come_and_go_at_once_do_not_meet() {
     on_a_node(async |node| {
         let sandboxes: Vec<Sandbox> = (0..12).map(|_| Sandbox::new()).collect();
@@ -291,6 +310,11 @@ fn pods_that_live_get_the_mtu_that_the_network_gets() {
 /// The links and their addresses.
 fn picture() -> String {
     run("ip", &["addr"])
+}
+
+/// The links of a picture.
+fn names(picture: &str) -> Vec<&str> {
+    picture.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(": ").nth(1)).collect()
 }
 
 #[test]

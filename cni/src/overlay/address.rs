@@ -9,7 +9,7 @@ use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkIn
 
 use super::error::OverlayError;
 use super::message::read_address;
-use super::socket::RouteSocket;
+use crate::route_socket::RouteSocket;
 
 /// An address that others can use for now.
 #[derive(Debug, Clone, PartialEq, Eq)]

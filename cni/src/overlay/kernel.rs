@@ -19,7 +19,7 @@ use super::message::{
     old_route, read_address, read_forward, read_neighbour,
 };
 use super::plan::{Change, Out, Port, Route, Tables, Uplink};
-use super::socket::{Request, RouteSocket};
+use crate::route_socket::{Request, RouteSocket};
 
 /// A dump that the table changed under is asked for again, this often.
 const DUMPS: usize = 10;

@@ -8,7 +8,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
 
 use super::error::OverlayError;
-use super::socket::parse;
+use crate::route_socket::parse;
 
 /// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`.
 const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
