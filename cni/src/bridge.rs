@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host::Host;
 use crate::invoke::{self, Executables};
+use crate::link::inside::Setup;
 use crate::link::vlan::{self, Vlans};
 use crate::link::{self, Link, Links, Pair, Port, format_mac};
 use crate::netns::Netns;
@@ -178,6 +179,7 @@ impl Bridge<'_> {
             links.add_forwarding(&host_end, mac).await?;
         }
         let inside = self.configure(netns, answer).await?;
+        let host_end = links.get(&host_name).await?;
         let gateway = match (conf.is_gateway, conf.vlans.native) {
             (true, Some(vlan)) => Some(self.ensure_gateway(bridge, vlan).await?),
             _ => None,
@@ -220,25 +222,25 @@ impl Bridge<'_> {
 
     /// Inside the sandbox: the interface's addresses, up, and the routes.
     async fn configure(&self, netns: &Netns, answer: &Answer) -> Result<Link, Error> {
-        let links = Links::inside(netns)?;
-        let inside = links.get(&self.request.ifname).await?;
+        let ifname = &self.request.ifname;
         if self.conf.disable_container_interface {
-            return Ok(inside);
+            return Setup::default().apply(netns, ifname).await;
         }
-        for ip in &answer.ips {
-            links.add_address(&inside, ip.address, self.conf.enable_dad).await?;
-        }
-        links.up(&inside).await?;
-        if self.conf.enable_dad {
-            let v6: Vec<IpNetwork> =
-                answer.ips.iter().map(|ip| ip.address).filter(IpNetwork::is_ipv6).collect();
-            links.settle(netns, &inside, &v6).await?;
-        }
-        for route in &answer.routes {
+        let routes = answer.routes.iter().map(|route| {
             let same_family = |ip: &&crate::spec::result::Ip| ip.address.is_ipv4() == route.dst.is_ipv4();
             let default = answer.ips.iter().filter(same_family).find_map(|ip| ip.gateway);
-            links.add_route(&inside, &Route { gw: route.gw.or(default), ..route.clone() }).await?;
+            Route { gw: route.gw.or(default), ..route.clone() }
+        });
+        let routes: Vec<Route> = routes.collect();
+        let addresses: Vec<IpNetwork> = answer.ips.iter().map(|ip| ip.address).collect();
+        if !self.conf.enable_dad {
+            return Setup { addresses, detect: false, up: true, routes }.apply(netns, ifname).await;
         }
+        let v6: Vec<IpNetwork> = addresses.iter().copied().filter(IpNetwork::is_ipv6).collect();
+        let inside = Setup { addresses, detect: true, up: true, routes: Vec::new() };
+        let inside = inside.apply(netns, ifname).await?;
+        Links::inside(netns)?.settle(netns, &inside, &v6).await?;
+        Setup { routes, ..Setup::default() }.apply(netns, ifname).await?;
         Ok(inside)
     }
 

@@ -1,6 +1,7 @@
 //! Links: the verbs that pod networks need of rtnetlink.
 
 pub(crate) mod address;
+pub(crate) mod inside;
 mod removal;
 pub(crate) mod traffic;
 pub(crate) mod vlan;
@@ -186,8 +187,9 @@ impl Links {
         self.get(name).await
     }
 
-    /// Makes the pair with the far end born inside the sandbox, so that no name can clash on the host.
-    /// The host's end.
+    /// Makes a pair, its near end here, with the far end born inside the sandbox, so that no name can clash on the host.
+    /// The host's end, of which no more than name and index is known yet: to be asked about a link that is up and
+    /// whose other end is not, the kernel first takes its queues down, with a grace period under everybody's lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         if let Err(error) = self.try_pair(pair, netns).await {
             if !is_errno(&error, libc::EEXIST) {
@@ -203,7 +205,8 @@ impl Links {
                 false => failed("create veth", pair.host)(error),
             })?;
         }
-        self.get(pair.host).await
+        let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
+        Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })
     }
 
     async fn try_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<(), rtnetlink::Error> {
@@ -215,6 +218,11 @@ impl Links {
             .name(pair.host)
             .controller(pair.bridge)
             .up();
+        // One is all that a pair uses. Unasked it gets one for each processor, and a grace period to disable them.
+        for queues in [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)] {
+            far = far.append_extra_attribute(queues.clone());
+            near = near.append_extra_attribute(queues);
+        }
         if let Some(mtu) = pair.mtu {
             far = far.mtu(mtu);
             near = near.mtu(mtu);

@@ -44,6 +44,24 @@ impl Netns {
         })
         .map_err(failed)
     }
+
+    /// Runs `work` inside as [`run`](Self::run) does, without keeping the caller's thread meanwhile. Who does not wait
+    /// for its end has it done all the same.
+    pub(crate) async fn visit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let visited = async {
+            let inside = Self { file: self.file.try_clone()?, path: PathBuf::new() };
+            let (tell, told) = tokio::sync::oneshot::channel();
+            std::thread::Builder::new().name("netns".to_owned()).spawn(move || {
+                // Nobody waits any more for what cannot be told.
+                drop(tell.send(inside.enter().map(|()| work())));
+            })?;
+            told.await.unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
+        };
+        visited.await.map_err(|source| Error::Namespace { path: self.path.clone(), source })
+    }
 }
 
 /// What the path leads to: a number that no other namespace has while this one lives.

@@ -21,12 +21,10 @@ use crate::host::Host;
 use crate::invoke::cache::{Cache, Entry};
 use crate::invoke::{self, Executables, Invoker, Parameters};
 use crate::leaving::Leaving;
-use crate::netns;
-use crate::plugin::{self, Kind};
+use crate::link::inside;
+use crate::netns::{self, Netns};
 use crate::ports::PortMapping;
-use crate::spec::Command;
 use crate::spec::list::{Capabilities, List};
-use crate::spec::request::Request;
 use crate::spec::result::Answer;
 
 /// How long one plugin may take, as runtimes have it by custom.
@@ -279,17 +277,10 @@ impl Network {
 
     /// Every sandbox's loopback is up, whatever its list says.
     async fn loopback(&self, at: &Parameters) -> Result<(), Error> {
-        let conf = serde_json::json!({"cniVersion": "1.1.0", "name": "loopback", "type": "loopback"});
-        let request = Request {
-            command: Command::Add,
-            container_id: at.container_id.clone(),
-            netns: at.netns.clone(),
-            ifname: "lo".to_owned(),
-            args: String::new(),
-            path: Vec::new(),
-            conf: conf.as_object().cloned().unwrap_or_default(),
-        };
-        plugin::run(&self.inner.host, &self.inner.executables, Kind::Loopback, &request).await.map(drop)
+        match &at.netns {
+            Some(path) => inside::loopback_up(&Netns::open(path)?).await,
+            None => Ok(()),
+        }
     }
 
     fn invoker(&self) -> Invoker<'_> {

@@ -1,12 +1,12 @@
 //! Addresses and routes of links.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::{StreamExt, TryStreamExt};
 use ipnetwork::IpNetwork;
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
-use rtnetlink::RouteMessageBuilder;
+use rtnetlink::{AddressMessageBuilder, RouteMessageBuilder};
 
 use super::{Link, Links, failed, is_errno};
 use crate::error::Error;
@@ -42,11 +42,7 @@ impl Links {
         detect: bool,
     ) -> Result<(), Error> {
         let mut add = self.handle.address().add(link.index, address.ip(), address.prefix()).replace();
-        if address.is_ipv6() && !detect {
-            let message = add.message_mut();
-            message.header.flags |= netlink_packet_route::address::AddressHeaderFlags::Nodad;
-            message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-        }
+        *add.message_mut() = address_message(link, address, detect);
         add.execute().await.map_err(failed("add address", &address.to_string()))
     }
 
@@ -72,24 +68,12 @@ impl Links {
         Ok(())
     }
 
-    /// Adds a route out by this link. Of two to the same destination, the first counts.
-    pub(crate) async fn add_route(&self, link: &Link, route: &Route) -> Result<(), Error> {
-        let what = match route.gw {
-            Some(gateway) => format!("{} by {gateway}", route.dst),
-            None => route.dst.to_string(),
-        };
-        match self.handle.route().add(message(link, route)).execute().await {
-            Err(error) if !is_errno(&error, libc::EEXIST) => Err(failed("add the route", &what)(error)),
-            _ => Ok(()),
-        }
-    }
-
     /// Whether there is a route to the destination of this one.
     async fn has_route(&self, route: &Route) -> Result<bool, Error> {
         let filter = if route.dst.is_ipv4() {
-            RouteMessageBuilder::<std::net::Ipv4Addr>::new().build()
+            RouteMessageBuilder::<Ipv4Addr>::new().build()
         } else {
-            RouteMessageBuilder::<std::net::Ipv6Addr>::new().build()
+            RouteMessageBuilder::<Ipv6Addr>::new().build()
         };
         let _alone = self.listing.lock().await;
         let found: Vec<RouteMessage> = self
@@ -196,18 +180,36 @@ fn destination(message: &RouteMessage) -> Option<(IpAddr, u8)> {
     Some((ip.or((prefix == 0).then_some(any))?, prefix))
 }
 
-fn message(link: &Link, route: &Route) -> RouteMessage {
+/// The address of a link. Without `detect`, it is used at once, no duplicates looked for.
+pub(super) fn address_message(link: &Link, address: IpNetwork, detect: bool) -> AddressMessage {
+    let mut message = match address {
+        IpNetwork::V4(v4) => {
+            AddressMessageBuilder::<Ipv4Addr>::new().index(link.index).address(v4.ip(), v4.prefix()).build()
+        }
+        IpNetwork::V6(v6) => {
+            AddressMessageBuilder::<Ipv6Addr>::new().index(link.index).address(v6.ip(), v6.prefix()).build()
+        }
+    };
+    if address.is_ipv6() && !detect {
+        message.header.flags |= AddressHeaderFlags::Nodad;
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    message
+}
+
+/// A route out by a link.
+pub(super) fn route_message(link: &Link, route: &Route) -> RouteMessage {
     let prefix = route.dst.prefix();
     let mut message = match (route.dst.network(), route.gw) {
         (IpAddr::V4(dst), gw) => {
-            let builder = RouteMessageBuilder::<std::net::Ipv4Addr>::new().destination_prefix(dst, prefix);
+            let builder = RouteMessageBuilder::<Ipv4Addr>::new().destination_prefix(dst, prefix);
             match gw {
                 Some(IpAddr::V4(gateway)) => builder.gateway(gateway).build(),
                 _ => builder.scope(RouteScope::Link).build(),
             }
         }
         (IpAddr::V6(dst), gw) => {
-            let builder = RouteMessageBuilder::<std::net::Ipv6Addr>::new().destination_prefix(dst, prefix);
+            let builder = RouteMessageBuilder::<Ipv6Addr>::new().destination_prefix(dst, prefix);
             match gw {
                 Some(IpAddr::V6(gateway)) => builder.gateway(gateway).build(),
                 _ => builder.build(),

@@ -1,0 +1,115 @@
+//! An interface inside a sandbox, set up in one visit: a thread enters the namespace, asks once and says all that is to
+//! be in one message. The same by ten messages of its own keeps the processors busy with handing over.
+
+use std::io;
+
+use ipnetwork::IpNetwork;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use rtnetlink::LinkUnspec;
+use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+
+use super::address::{address_message, route_message};
+use super::{Link, failed};
+use crate::error::Error;
+use crate::netns::Netns;
+use crate::route_socket::{Request, RouteSocket};
+use crate::spec::result::Route;
+
+/// `LOOPBACK_IFINDEX`: the loopback of every namespace.
+const LOOPBACK: u32 = 1;
+
+/// What an interface that is there is to get, in this order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Setup {
+    pub(crate) addresses: Vec<IpNetwork>,
+    /// Whether the kernel is to look for duplicates of the addresses before they are used.
+    pub(crate) detect: bool,
+    pub(crate) up: bool,
+    /// Of two to the same destination, the first counts.
+    pub(crate) routes: Vec<Route>,
+}
+
+/// One of the things to do, for the error when it cannot be done.
+struct Step {
+    action: &'static str,
+    what: String,
+    may_exist: bool,
+}
+
+/// Sets the loopback up.
+pub(crate) async fn loopback_up(netns: &Netns) -> Result<(), Error> {
+    netns.visit(|| say(&mut open()?, vec![(Step::new("set up", "lo"), up(LOOPBACK))])).await?
+}
+
+// === impl Setup ===
+
+impl Setup {
+    /// Gives it to the interface. How that was before.
+    pub(crate) async fn apply(self, netns: &Netns, ifname: &str) -> Result<Link, Error> {
+        let ifname = ifname.to_owned();
+        netns.visit(move || self.give(&ifname)).await?
+    }
+
+    fn give(&self, ifname: &str) -> Result<Link, Error> {
+        let mut socket = open()?;
+        let mut request = LinkMessage::default();
+        request.attributes.push(LinkAttribute::IfName(ifname.to_owned()));
+        let link =
+            match socket.get(RouteNetlinkMessage::GetLink(request)).map_err(failed("look up", ifname))? {
+                RouteNetlinkMessage::NewLink(link) => Link::of(&link),
+                _ => return Err(failed("look up", ifname)(io::Error::from(io::ErrorKind::InvalidData))),
+            };
+        say(&mut socket, self.steps(&link))?;
+        Ok(link)
+    }
+
+    fn steps(&self, link: &Link) -> Vec<(Step, Request)> {
+        let addresses = self.addresses.iter().map(|address| {
+            let message = RouteNetlinkMessage::NewAddress(address_message(link, *address, self.detect));
+            (Step::new("add address", &address.to_string()), (message, NLM_F_CREATE | NLM_F_REPLACE))
+        });
+        let routes = self.routes.iter().map(|route| {
+            let message = RouteNetlinkMessage::NewRoute(route_message(link, route));
+            let what = match route.gw {
+                Some(gateway) => format!("{} by {gateway}", route.dst),
+                None => route.dst.to_string(),
+            };
+            let step = Step { may_exist: true, ..Step::new("add the route", &what) };
+            (step, (message, NLM_F_CREATE | NLM_F_EXCL))
+        });
+        let up = self.up.then(|| (Step::new("set up", &link.name), up(link.index)));
+        addresses.chain(up).chain(routes).collect()
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    fn new(action: &'static str, what: &str) -> Self {
+        Self { action, what: what.to_owned(), may_exist: false }
+    }
+}
+
+fn open() -> Result<RouteSocket, Error> {
+    RouteSocket::open().map_err(|source| Error::Socket { action: "open a route socket", source })
+}
+
+fn up(index: u32) -> Request {
+    (RouteNetlinkMessage::SetLink(LinkUnspec::new_with_index(index).up().build()), 0)
+}
+
+/// Has the kernel do all of it. The first that it refuses is the error.
+fn say(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(), Error> {
+    let (steps, requests): (Vec<Step>, Vec<Request>) = steps.into_iter().unzip();
+    let refused =
+        socket.batch(requests).map_err(|source| Error::Socket { action: "set up an interface", source })?;
+    for (place, error) in refused {
+        match steps.get(place) {
+            Some(step) if step.may_exist && error.raw_os_error() == Some(libc::EEXIST) => {}
+            Some(step) => return Err(failed(step.action, &step.what)(error)),
+            None => return Err(Error::Socket { action: "set up an interface", source: error }),
+        }
+    }
+    Ok(())
+}
