@@ -37,6 +37,8 @@ pub(crate) struct Links {
     task: tokio::task::JoinHandle<()>,
     /// Whether they are those of the caller's own namespace.
     is_here: bool,
+    /// Held while a bridge is looked for, made and marked: who comes between would take it for a stranger's.
+    bridging: tokio::sync::Mutex<()>,
 }
 
 /// A link as the kernel shows it.
@@ -131,16 +133,16 @@ impl Links {
 
     fn connect(is_here: bool) -> io::Result<Self> {
         let (connection, handle, _messages) = new_connection()?;
-        Ok(Self { handle, listing: tokio::sync::Mutex::default(), task: tokio::spawn(connection), is_here })
+        let (listing, bridging) = Default::default();
+        Ok(Self { handle, listing, task: tokio::spawn(connection), is_here, bridging })
     }
 
     /// Makes the bridge or takes the one that is there, with these properties and up. True when it is new.
     pub(crate) async fn ensure_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         let Bridge { mtu, promiscuous, .. } = wanted;
-        let found = self.find(name).await?;
-        let is_new = found.is_none();
-        let link = match found {
-            Some(link) => link,
+        let _alone = self.bridging.lock().await;
+        let (link, is_new) = match self.find(name).await? {
+            Some(link) => (link, false),
             None => self.make_bridge(name, wanted).await?,
         };
         link.must_be_bridge()?;
@@ -165,7 +167,8 @@ impl Links {
         Ok((link, is_new))
     }
 
-    async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<Link, Error> {
+    /// The bridge, and whether it is of our making: another process may be faster.
+    async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         // An address of its own: otherwise it takes the least of its ports', and changes as they come and go.
         let mut message = LinkBridge::new(name).address(random_mac().to_vec()).down();
         if let Some(mtu) = wanted.mtu {
@@ -174,17 +177,15 @@ impl Links {
         if wanted.vlan_filtering {
             message = message.append_info_data(InfoBridge::VlanFiltering(true));
         }
-        match self.handle.link().add(message.build()).execute().await {
+        let is_new = match self.handle.link().add(message.build()).execute().await {
+            Ok(()) => true,
+            Err(error) if is_errno(&error, libc::EEXIST) => false,
             Err(error) if wanted.vlan_filtering && is_errno(&error, libc::EOPNOTSUPP) => {
                 return Err(vlan::unsupported());
             }
-            // Another process was faster.
-            Err(error) if !is_errno(&error, libc::EEXIST) => {
-                return Err(failed("create bridge", name)(error));
-            }
-            _ => {}
-        }
-        self.get(name).await
+            Err(error) => return Err(failed("create bridge", name)(error)),
+        };
+        Ok((self.get(name).await?, is_new))
     }
 
     /// Makes a pair, its near end here, with the far end born inside the sandbox, so that no name can clash on the host.

@@ -197,14 +197,14 @@ impl Network {
         let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
-        inner.cache.put(entry.clone())?;
+        inner.cache.keep(entry.clone()).await?;
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         match loopback.and(added) {
             Ok(answer) => {
                 let attached = attached(&answer, &at.ifname);
                 entry.result = Some(answer);
-                inner.cache.put(entry)?;
+                inner.cache.keep(entry).await?;
                 Ok(attached)
             }
             Err(error) => {
@@ -256,6 +256,8 @@ impl Network {
         if !invoke::is_own(&entry.list) {
             return self.del(id).await;
         }
+        // From here on nobody makes its host ports again.
+        inner.cache.leave(id);
         inner.host.firewall.retain(|claim| claim.id != id)?;
         inner.leaving.add(id, self);
         Ok(())

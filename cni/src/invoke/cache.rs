@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -113,6 +113,16 @@ impl Cache {
         addresses.filter(|(ip, _)| !present.contains(ip)).map(|(ip, at)| (ip, owner(at))).collect()
     }
 
+    /// Puts an entry on record. One that outlasts the boot is on the disk then, which nobody's thread waits for.
+    pub(crate) async fn keep(self: &Arc<Self>, entry: Entry) -> Result<(), Error> {
+        if !outlasts_the_boot(&entry.list) {
+            return self.put(entry);
+        }
+        let (cache, path) = (Arc::clone(self), file(&self.lasting, &entry.at.container_id));
+        let kept = tokio::task::spawn_blocking(move || cache.put(entry)).await;
+        kept.unwrap_or_else(|error| Err(failed("write", &path)(std::io::Error::other(error))))
+    }
+
     pub(crate) fn put(&self, entry: Entry) -> Result<(), Error> {
         let lasts = outlasts_the_boot(&entry.list);
         let dir = if lasts { &self.lasting } else { &self.volatile };
@@ -141,6 +151,11 @@ impl Entry {
     /// Of an attachment that is to be made.
     pub(crate) fn new(list: List, at: Parameters, netns_id: Option<u64>) -> Self {
         Self { list, at, netns_id, result: None, leaving: false }
+    }
+
+    /// Whether its DEL has begun, or it was released.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving
     }
 
     fn to_file(&self, boot: &str) -> File {

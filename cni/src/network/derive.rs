@@ -12,8 +12,8 @@ use crate::bridge::host_interface;
 use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
-use crate::invoke::Parameters;
 use crate::invoke::cache::Entry;
+use crate::invoke::{Parameters, is_own};
 use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};
 use crate::plugin::{self, Kind};
@@ -34,8 +34,15 @@ impl Network {
         let mut first = Ok(());
         let ids: HashSet<&str> = live.iter().map(|l| l.id.as_str()).collect();
         for entry in inner.cache.all().into_iter().filter(|e| !ids.contains(e.at.container_id.as_str())) {
-            debug!(sandbox = %entry.at.container_id, "freeing the network of a sandbox that is gone");
-            first = first.and(self.give_back(&entry).await);
+            let id = entry.at.container_id.as_str();
+            debug!(sandbox = id, "freeing the network of a sandbox that is gone");
+            if is_own(&entry.list) {
+                first = first.and(self.give_back(&entry).await);
+            } else {
+                // A plugin of others may wait for what this node has yet to start: nothing here waits for it.
+                inner.cache.leave(id);
+                inner.leaving.add(id, self);
+            }
         }
         let unknown = live.iter().filter(|l| inner.cache.get(&l.id).is_none());
         state.unowned = unknown.cloned().collect();
@@ -64,8 +71,9 @@ impl Network {
         let inner = &self.inner;
         let mut first = self.adopt(state).await;
         let entries = inner.cache.all();
-        let valid: Vec<Valid> = entries
-            .iter()
+        // What a plugin of others has yet to take back is not valid; what is ours stays so until it is gone.
+        let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_leaving());
+        let valid: Vec<Valid> = present
             .map(|entry| valid(&entry.at))
             .chain(
                 state
@@ -83,7 +91,7 @@ impl Network {
         for list in lists {
             first = first.and(self.invoker().gc(list, &valid).await);
         }
-        for entry in &entries {
+        for entry in entries.iter().filter(|entry| !entry.is_leaving()) {
             first = first.and(restore(entry));
         }
         let ids: HashSet<&str> = valid.iter().map(|v| v.container_id.as_str()).collect();
@@ -161,7 +169,7 @@ impl Network {
 /// What our own plugins want of the firewall for these, and the first of them that cannot be told.
 fn claims(entries: &[Entry]) -> (Vec<Claim>, Result<(), Error>) {
     let (mut claims, mut first) = (Vec::new(), Ok(()));
-    for entry in entries {
+    for entry in entries.iter().filter(|entry| !entry.is_leaving()) {
         let Some(result) = &entry.result else { continue };
         for conf in &entry.list.plugins {
             let Some(kind) = conf.get("type").and_then(|kind| Kind::parse(kind.as_str()?)) else { continue };
