@@ -254,6 +254,21 @@ fn what_passes_is_found_out() {
     });
 }
 
+/// One round's answers are more than a socket has room for.
+#[test]
+fn a_thousand_ways_that_are_well_are_found_well() {
+    in_a_namespace(async || {
+        let way = |number: u32| {
+            let to = std::net::Ipv4Addr::from_bits(0x7f01_0000 + number).into();
+            coracle_cni::Way { peer: format!("peer-{number}"), to, mtu: 1450 }
+        };
+        let ways: Vec<_> = (0..1000).map(way).collect();
+        let found = examine(&ways).unwrap();
+        let well = found.iter().filter(|passes| **passes == Passes { bytes: 1450, offloaded: true }).count();
+        assert_eq!(well, ways.len());
+    });
+}
+
 /// The kernel's tables of ours, in the tools' words.
 fn tables() -> String {
     if !ip("-br link").contains("coracle.1 ") {

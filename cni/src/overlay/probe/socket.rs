@@ -7,12 +7,23 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
 
 const HEADER: usize = 8;
+/// After so many requests the answers are taken in: a socket has room for about a hundred of them.
+const BETWEEN: usize = 32;
+/// Room for answers that come while nobody looks, in bytes.
+const ROOM: usize = 4 << 20;
 
 /// A request: its place, where to, and the bytes of the whole packet.
 type Request = (usize, IpAddr, u32);
+
+/// What came of a round's requests so far.
+struct Answers<'a> {
+    requests: &'a [Request],
+    places: HashSet<usize>,
+    buffer: Vec<u8>,
+}
 
 /// Sockets for both families; a kernel without IPv6 has one.
 pub(super) struct Echoes {
@@ -21,6 +32,8 @@ pub(super) struct Echoes {
     v6: Option<UdpSocket>,
     round: u16,
 }
+
+// === impl Echoes ===
 
 impl Echoes {
     pub(super) fn open() -> io::Result<Self> {
@@ -32,33 +45,64 @@ impl Echoes {
         let v6 = open(AddressFamily::Inet6, SockProtocol::IcmpV6).ok();
         never_cut(&v4, false)?;
         v6.iter().try_for_each(|socket| never_cut(socket, true))?;
+        for socket in std::iter::once(&v4).chain(&v6) {
+            // Who may not have that much has what others have.
+            let _refused = setsockopt(socket, sockopt::RcvBufForce, &ROOM);
+        }
         // Rounds are told apart, and so are processes.
         let round = u16::try_from(std::process::id() & 0xffff).unwrap_or_default();
         Ok(Self { v4, v6, round })
     }
 
-    /// Sends all requests; the places of those that were answered in time, as long as they were sent.
+    /// Sends all requests; the places of those that were answered in time, which begins anew with the last one sent.
     pub(super) fn round(&mut self, requests: &[Request], patience: Duration) -> io::Result<HashSet<usize>> {
         self.round = self.round.wrapping_add(1);
-        let mut sent: HashSet<usize> = HashSet::new();
-        for (number, (place, to, bytes)) in requests.iter().enumerate() {
-            if self.send(number, *to, *bytes).is_ok() {
+        let (mut sent, mut answers) = (HashSet::new(), Answers::to(requests));
+        for (number, (place, ..)) in requests.iter().enumerate() {
+            // Else the answers to the last ones find no room, and peers that are well seem lost.
+            if number % BETWEEN == 0 {
+                self.take_in(&mut answers);
+            }
+            if self.send_in_time(number, &mut answers, patience)? {
                 sent.insert(*place);
             }
         }
-        let (mut answered, end) = (HashSet::new(), Instant::now() + patience);
-        while answered.len() < sent.len() && self.wait(end)? {
-            for socket in std::iter::once(&self.v4).chain(&self.v6) {
-                let mut buffer = vec![0; 65536];
-                while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                    let packet = buffer.get(..length).unwrap_or_default();
-                    let Some((number, bytes)) = self.answer(packet, from.is_ipv4()) else { continue };
-                    let request = requests.get(number).filter(|(_, to, b)| (*to, *b) == (from.ip(), bytes));
-                    answered.extend(request.map(|(place, ..)| *place));
-                }
+        let end = Instant::now() + patience;
+        self.take_in(&mut answers);
+        while answers.places.len() < sent.len() && self.wait(None, end)? {
+            self.take_in(&mut answers);
+        }
+        Ok(answers.places)
+    }
+
+    /// Sends a request as soon as there is room for it; false when it cannot be sent.
+    fn send_in_time(&self, number: usize, answers: &mut Answers<'_>, patience: Duration) -> io::Result<bool> {
+        let Some((_, to, bytes)) = answers.requests.get(number) else { return Ok(false) };
+        let end = Instant::now() + patience;
+        loop {
+            match self.send(number, *to, *bytes) {
+                Ok(_) => return Ok(true),
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Ok(false),
+                Err(_full) => {}
+            }
+            if !self.wait(Some(*to), end)? {
+                return Ok(false);
+            }
+            self.take_in(answers);
+        }
+    }
+
+    /// Takes in the answers that are there.
+    fn take_in(&self, answers: &mut Answers<'_>) {
+        for socket in std::iter::once(&self.v4).chain(&self.v6) {
+            while let Ok((length, from)) = socket.recv_from(&mut answers.buffer) {
+                let packet = answers.buffer.get(..length).unwrap_or_default();
+                let Some((number, bytes)) = self.answer(packet, from.is_ipv4()) else { continue };
+                let request =
+                    answers.requests.get(number).filter(|(_, to, b)| (*to, *b) == (from.ip(), bytes));
+                answers.places.extend(request.map(|(place, ..)| *place));
             }
         }
-        Ok(answered)
     }
 
     fn send(&self, number: usize, to: IpAddr, bytes: u32) -> io::Result<usize> {
@@ -79,12 +123,17 @@ impl Echoes {
         socket.ok_or(io::ErrorKind::Unsupported)?.send_to(&packet, SocketAddr::new(to, 0))
     }
 
-    /// Whether something came before `end`.
-    fn wait(&self, end: Instant) -> io::Result<bool> {
+    /// Whether something came before `end`, or there was room for a packet `to` there.
+    fn wait(&self, to: Option<IpAddr>, end: Instant) -> io::Result<bool> {
         let left = end.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-        let sockets = std::iter::once(&self.v4).chain(&self.v6);
-        let mut fds: Vec<_> = sockets.map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
+        let poll_for = |socket, v4: bool| match to {
+            // The other one has room all the time.
+            Some(to) if to.is_ipv4() == v4 => PollFd::new(socket, PollFlags::POLLIN | PollFlags::POLLOUT),
+            _ => PollFd::new(socket, PollFlags::POLLIN),
+        };
+        let v6 = self.v6.as_ref().map(|socket| poll_for(socket.as_fd(), false));
+        let mut fds: Vec<_> = std::iter::once(poll_for(self.v4.as_fd(), true)).chain(v6).collect();
         match poll(&mut fds, timeout) {
             Err(nix::Error::EINTR) => Ok(true),
             ready => Ok(ready? > 0),
@@ -102,6 +151,14 @@ impl Echoes {
         let is_ours = found == kind && u16::from_be_bytes([round0, round1]) == self.round;
         let bytes = u32::try_from(packet.len() + ip_header).ok()?;
         is_ours.then_some((usize::from(u16::from_be_bytes([number0, number1])), bytes))
+    }
+}
+
+// === impl Answers ===
+
+impl<'a> Answers<'a> {
+    fn to(requests: &'a [Request]) -> Self {
+        Self { requests, places: HashSet::new(), buffer: vec![0; 65536] }
     }
 }
 
