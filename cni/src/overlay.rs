@@ -338,7 +338,11 @@ impl Overlay {
         for change in changes {
             match change {
                 Change::MakeDevice(Port::Tun, _) => {
-                    self.tunnel = Some(Tunnel::open(&tunnel_name(&self.config.interface))?);
+                    let name = tunnel_name(&self.config.interface);
+                    match &mut self.tunnel {
+                        Some(tunnel) => tunnel.open_again(&name)?,
+                        None => self.tunnel = Some(Tunnel::open(&name)?),
+                    }
                 }
                 Change::RemoveDevice(Port::Tun) => self.tunnel = None,
                 _ => {}

@@ -219,6 +219,33 @@ fn pods_reach_pods_in_udp_where_the_kernel_has_no_vxlan() {
     });
 }
 
+/// Time that this thread has had of a processor.
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    // utime and stime, in ticks of 10 ms.
+    Duration::from_millis(fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap() * 10).sum())
+}
+
+#[test]
+fn a_deleted_tun_device_keeps_no_processor_busy() {
+    in_a_namespace(async || {
+        ip("link add eth0 type veth peer name eth1");
+        uplink(1);
+        let mut overlay = Overlay::open(config(1, Backend::Udp)).unwrap();
+        let peers = BTreeMap::from([peer(2, Backend::Udp)]);
+        overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
+        ip("link del coracle.1-udp");
+        let before = processor_time();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let busy = processor_time() - before;
+        assert!(busy < Duration::from_millis(300), "{busy:?} in a second");
+        tokio::time::timeout(Duration::from_secs(10), overlay.news()).await.unwrap();
+        overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
+        assert!(ip("-d link show coracle.1-udp").contains("tun type tun"));
+    });
+}
+
 /// What passes to the other node, of IPv4 and IPv6.
 fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
     let found = examine(&overlay.ways(&BTreeSet::from(["node-2".to_owned()]))).unwrap();

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 use tokio::io::unix::AsyncFd;
@@ -15,6 +16,9 @@ use super::error::OverlayError;
 
 /// No packet of IP is longer.
 const LONGEST: usize = 64 << 10;
+
+/// What fails once fails again at once, such as reading from a device that was deleted and not made again yet.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
 
 /// The device, and the tasks that carry packets between it and UDP. All end with this value.
 pub(crate) struct Tunnel {
@@ -33,9 +37,16 @@ struct Ways(Vec<(IpNetwork, IpAddr)>);
 impl Tunnel {
     /// Makes the device; whoever wants it up sets it up.
     pub(crate) fn open(name: &str) -> Result<Self, OverlayError> {
-        let failed = |source| OverlayError::Tunnel { action: "make a tun device", source };
-        let device = tun::open(name).map_err(failed)?;
-        Ok(Self { device: Arc::new(device), ways: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
+        let device = open_device(name)?;
+        Ok(Self { device, ways: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
+    }
+
+    /// Makes the device again, which somebody has deleted. The sockets stay: an address is not free as soon as the
+    /// task is told to end that has its socket.
+    pub(crate) fn open_again(&mut self, name: &str) -> Result<(), OverlayError> {
+        self.tasks.drain(..).for_each(|task| task.abort());
+        self.device = open_device(name)?;
+        Ok(())
     }
 
     /// Leads each range to its node.
@@ -46,7 +57,7 @@ impl Tunnel {
 
     /// Carries packets between the device and these addresses of the node, and no others.
     pub(crate) fn listen(&mut self, addresses: &[SocketAddr]) -> Result<(), OverlayError> {
-        if self.sockets.iter().map(|(address, _)| address).eq(addresses) {
+        if !self.tasks.is_empty() && self.sockets.iter().map(|(address, _)| address).eq(addresses) {
             return Ok(());
         }
         self.tasks.drain(..).for_each(|task| task.abort());
@@ -79,6 +90,11 @@ impl Drop for Tunnel {
     }
 }
 
+fn open_device(name: &str) -> Result<Arc<AsyncFd<File>>, OverlayError> {
+    let device = tun::open(name).map(Arc::new);
+    device.map_err(|source| OverlayError::Tunnel { action: "make a tun device", source })
+}
+
 fn bind(address: SocketAddr) -> io::Result<Arc<UdpSocket>> {
     let socket = std::net::UdpSocket::bind(address)?;
     socket.set_nonblocking(true)?;
@@ -95,7 +111,15 @@ async fn outwards(
     let mut buffer = vec![0; LONGEST];
     loop {
         let Ok(mut ready) = device.readable().await else { return };
-        let Ok(Ok(length)) = ready.try_io(|file| file.get_ref().read(&mut buffer)) else { continue };
+        let length = match ready.try_io(|file| file.get_ref().read(&mut buffer)) {
+            Ok(Ok(length)) => length,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "cannot read from the tun device");
+                tokio::time::sleep(AFTER_ERROR).await;
+                continue;
+            }
+            Err(_nothing_there) => continue,
+        };
         let packet = buffer.get(..length).unwrap_or_default();
         let to =
             ends(packet).and_then(|(_, to)| ways.read().unwrap_or_else(PoisonError::into_inner).node_of(to));
@@ -114,8 +138,14 @@ async fn outwards(
 async fn inwards(device: Arc<AsyncFd<File>>, socket: Arc<UdpSocket>, ways: Arc<RwLock<Ways>>) {
     let mut buffer = vec![0; LONGEST];
     loop {
-        // An error is of an earlier packet, which the other end did not take.
-        let Ok((length, from)) = socket.recv_from(&mut buffer).await else { continue };
+        let (length, from) = match socket.recv_from(&mut buffer).await {
+            Ok(received) => received,
+            Err(error) => {
+                tracing::debug!(%error, "cannot receive packets in UDP");
+                tokio::time::sleep(AFTER_ERROR).await;
+                continue;
+            }
+        };
         let packet = buffer.get(..length).unwrap_or_default();
         let is_from = |ip| ways.read().unwrap_or_else(PoisonError::into_inner).node_of(ip) == Some(from.ip());
         if ends(packet).is_some_and(|(source, _)| is_from(source)) {
