@@ -33,7 +33,7 @@ use std::time::Duration;
 use ipnetwork::IpNetwork;
 
 pub use address::{LocalAddress, local_addresses};
-pub use error::OverlayError;
+pub use error::{OverlayError, Rival};
 use kernel::Kernel;
 use monitor::Monitor;
 use plan::{Change, Node, Plan, Port, Tables, Uplink};
@@ -232,6 +232,24 @@ impl Overlay {
         peers: &BTreeMap<String, Peer>,
         narrow: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
+        let made = self.make_all(local, peers, narrow);
+        // Also after a failure: what it is due to may go.
+        self.monitor.listen_to(self.kernel.watched())?;
+        let mut applied = made?;
+        let uplinks = self.plan.uplinks();
+        applied.refused = self.plan.refused().to_vec();
+        applied.moved |= std::mem::take(&mut self.shaken) || self.uplinks != uplinks;
+        self.uplinks = uplinks.to_vec();
+        self.known = true;
+        Ok(applied)
+    }
+
+    fn make_all(
+        &mut self,
+        local: &Local,
+        peers: &BTreeMap<String, Peer>,
+        narrow: &BTreeMap<String, u32>,
+    ) -> Result<Applied, OverlayError> {
         let mut changes = if std::mem::take(&mut self.known) && self.plan.addresses() == local.addresses {
             self.plan.follow(local, peers, narrow)
         } else {
@@ -251,13 +269,6 @@ impl Overlay {
             applied.moved = true;
             changes = plan::difference(self.plan.tables(), &self.kernel.observe()?);
         }
-        let uplinks = self.plan.uplinks();
-        let listened = uplinks.iter().map(|uplink| uplink.index).chain(self.kernel.indexes()).collect();
-        self.monitor.listen_to(listened)?;
-        applied.refused = self.plan.refused().to_vec();
-        applied.moved |= std::mem::take(&mut self.shaken) || self.uplinks != uplinks;
-        self.uplinks = uplinks.to_vec();
-        self.known = true;
         Ok(applied)
     }
 

@@ -439,3 +439,43 @@ fn an_address_may_change_and_a_foreign_interface_is_left_alone() {
         assert!(ip("-d link show coracle.1").contains("bridge"));
     });
 }
+
+#[test]
+fn a_foreign_device_with_the_same_number_is_told_of_and_its_end_is_noticed() {
+    in_a_namespace(async || {
+        ip("link add eth0 type veth peer name eth1");
+        uplink(1);
+        let mut overlay = Overlay::open(config(1, VXLAN)).unwrap();
+        let peers = peers(3);
+        ip("link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
+        // Neither of the next two is in the way.
+        ip("link add vxlan.2 type vxlan id 2 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
+        ip("link add vxlan.3 type vxlan id 1 dstport 4789 local 192.0.2.1 dev eth0 nolearning");
+        for _ in 0..2 {
+            let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err();
+            let told = "coracle.1 cannot be made: the interface flannel.1 has VXLAN number 1 on UDP port 8472 \
+                        already; remove it, or give all nodes another --overlay-vni";
+            assert_eq!(error.to_string(), told);
+            assert!(ip("-d link show flannel.1").contains("vxlan id 1"), "what is another's is left alone");
+        }
+        ip("link del flannel.1");
+        tokio::time::timeout(Duration::from_secs(10), overlay.news()).await.unwrap();
+        overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
+        assert_eq!(ip("route show proto 67").lines().count(), 3);
+        // One that lies elsewhere still gets what comes for its number.
+        overlay.remove().unwrap();
+        ip("link add flannel.1 type vxlan id 1 dstport 8472 local 192.0.2.1 dev eth0 nolearning");
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            tell.send(nix::unistd::gettid()).unwrap();
+            ended.recv().ok();
+        });
+        ip(&format!("link set flannel.1 netns {}", told.recv().unwrap()));
+        let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err().to_string();
+        assert!(error.contains("moved to another network namespace has VXLAN number 1"), "{error}");
+        drop(end);
+        other.join().unwrap();
+    });
+}

@@ -7,6 +7,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkInfo, LinkMessage};
 
+use super::device;
 use super::error::OverlayError;
 use super::message::read_address;
 use crate::route_socket::RouteSocket;
@@ -34,7 +35,7 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
         ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         socket.dump(RouteNetlinkMessage::GetLink(ask), |message| {
             if let RouteNetlinkMessage::NewLink(link) = message {
-                links.insert(link.header.index, (name(&link), is_virtual(&link)));
+                links.insert(link.header.index, (device::name(&link).unwrap_or_default(), is_virtual(&link)));
             }
         })?;
         let mut found = Vec::new();
@@ -47,14 +48,6 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
         Ok(found)
     };
     found().map_err(|source| OverlayError::Socket { action: "list addresses", source })
-}
-
-fn name(link: &LinkMessage) -> String {
-    let name = link.attributes.iter().find_map(|a| match a {
-        LinkAttribute::IfName(name) => Some(name.clone()),
-        _ => None,
-    });
-    name.unwrap_or_default()
 }
 
 fn is_virtual(link: &LinkMessage) -> bool {

@@ -80,6 +80,23 @@ fn placed(kind: &Kind) -> Vec<InfoVxlan> {
     vec![InfoVxlan::Link(*link), local]
 }
 
+/// Whether the kernel takes only one of two VXLAN devices: what comes for one could be for the other.
+pub(crate) fn are_rivals(one: &Kind, other: &Kind) -> bool {
+    let comes_for = |kind: &Kind| match kind {
+        Kind::Vxlan { vni, port, local, .. } => Some((*vni, *port, local.is_ipv6())),
+        Kind::Tun => None,
+    };
+    comes_for(one).is_some_and(|it| comes_for(other) == Some(it))
+}
+
+/// The name that a link message tells.
+pub(crate) fn name(link: &LinkMessage) -> Option<String> {
+    link.attributes.iter().find_map(|a| match a {
+        LinkAttribute::IfName(name) => Some(name.clone()),
+        _ => None,
+    })
+}
+
 /// The MTU that a link message tells.
 pub(crate) fn mtu(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(|a| match a {

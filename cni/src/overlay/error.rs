@@ -30,6 +30,27 @@ pub enum OverlayError {
         /// The interface's name.
         name: String,
     },
+    /// Another VXLAN device gets the packets that the overlay's should get; the kernel takes only one such.
+    #[error(
+        "{name} cannot be made: {rival} has VXLAN number {vni} on UDP port {port} already; remove it, or give all \
+         nodes another --overlay-vni"
+    )]
+    NumberTaken {
+        /// The interface that is not there.
+        name: String,
+        /// The one that is in its way.
+        rival: Rival,
+        /// The network's number.
+        vni: u32,
+        /// The UDP port.
+        port: u16,
+    },
+    /// An interface of the overlay's was made, and is not there.
+    #[error("the interface {name} was removed while it was made")]
+    Missing {
+        /// The interface's name.
+        name: String,
+    },
     /// No interface has an address of the node.
     #[error("no interface has an address of this node ({addresses})")]
     NoUplink {
@@ -51,4 +72,28 @@ pub enum OverlayError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Another's VXLAN device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rival {
+    /// The one of this name.
+    Here(String),
+    /// One that was made here, and lies in another network namespace now.
+    Elsewhere,
+}
+
+impl From<Option<String>> for Rival {
+    fn from(name: Option<String>) -> Self {
+        name.map_or(Self::Elsewhere, Self::Here)
+    }
+}
+
+impl std::fmt::Display for Rival {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here(name) => write!(f, "the interface {name}"),
+            Self::Elsewhere => f.write_str("an interface that was moved to another network namespace"),
+        }
+    }
 }

@@ -18,7 +18,7 @@ use super::message::{
     PROTOCOL, address, forward, ip, is_link_local, is_ours, is_wanted_neighbour, neighbour, new_route,
     old_route, read_address, read_forward, read_neighbour,
 };
-use super::plan::{Change, Out, Port, Route, Tables, Uplink};
+use super::plan::{Change, Device, Kind, Out, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
 
 /// A dump that the table changed under is asked for again, this often.
@@ -31,6 +31,8 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
+    /// Interfaces of others because of which ours are not there.
+    in_the_way: Vec<u32>,
 }
 
 // === impl Kernel ===
@@ -39,7 +41,7 @@ impl Kernel {
     pub(crate) fn open(names: BTreeMap<Port, String>) -> Result<Self, OverlayError> {
         let socket = RouteSocket::open();
         let socket = socket.map_err(|source| OverlayError::Socket { action: "open", source })?;
-        Ok(Self { socket, names, indexes: BTreeMap::new(), uplinks: Vec::new() })
+        Ok(Self { socket, names, indexes: BTreeMap::new(), uplinks: Vec::new(), in_the_way: Vec::new() })
     }
 
     /// Whether the kernel knows VXLAN: it is asked for a device without a number, which it refuses in either case.
@@ -59,8 +61,9 @@ impl Kernel {
         self.port_of(link.header.index).is_none()
     }
 
-    pub(crate) fn indexes(&self) -> impl Iterator<Item = u32> {
-        self.indexes.values().copied()
+    /// The interfaces that are ours, that ours stand on, and that keep ours from being made.
+    pub(crate) fn watched(&self) -> Vec<u32> {
+        self.indexes.values().chain(&self.uplinks).chain(&self.in_the_way).copied().collect()
     }
 
     /// The interfaces with these addresses; addresses that no interface has are left out.
@@ -88,9 +91,13 @@ impl Kernel {
     pub(crate) fn observe(&mut self) -> Result<Tables, OverlayError> {
         let mut tables = Tables::default();
         self.indexes.clear();
+        self.in_the_way.clear();
         for (port, name) in self.names.clone() {
             if let Some(link) = self.link(LinkAsk::Name(&name))? {
-                let device = device::read(&link, port).ok_or(OverlayError::ForeignInterface { name })?;
+                let Some(device) = device::read(&link, port) else {
+                    self.in_the_way.push(link.header.index);
+                    return Err(OverlayError::ForeignInterface { name });
+                };
                 self.indexes.insert(port, link.header.index);
                 tables.devices.insert(port, device);
             }
@@ -131,22 +138,56 @@ impl Kernel {
                     }
                 }
                 Change::MakeDevice(port, wanted) => {
-                    let name = self.names.get(port).cloned().unwrap_or_default();
-                    if let Some(message) = device::make(&name, wanted) {
-                        result = result.and(self.now(change, (message, NLM_F_CREATE | NLM_F_EXCL)));
-                    }
-                    if let Some(link) = self.link(LinkAsk::Name(&name))? {
-                        self.indexes.insert(*port, link.header.index);
-                        // A kernel without IPv6 refuses, and need not be asked.
-                        self.send(vec![(device::without_own_address(link.header.index), 0)])?;
-                        result = result.and(self.now(change, (device::set(link.header.index, wanted), 0)));
-                    }
+                    let made = self.make_device(change, *port, wanted)?;
+                    result = result.and(made);
                 }
                 other => rest.push(other),
             }
         }
         let batched = self.batch(&rest);
         result.and(batched)
+    }
+
+    /// Makes a device, unless it is there; the outer error is of netlink itself, after which nothing else works.
+    fn make_device(
+        &mut self,
+        change: &Change,
+        port: Port,
+        wanted: &Device,
+    ) -> Result<Result<(), OverlayError>, OverlayError> {
+        let name = self.names.get(&port).cloned().unwrap_or_default();
+        let made = match device::make(&name, wanted) {
+            Some(message) => self.now(change, (message, NLM_F_CREATE | NLM_F_EXCL)),
+            None => Ok(()),
+        };
+        let Some(link) = self.link(LinkAsk::Name(&name))? else {
+            // "Exists" is also said of another device with the same number and port.
+            return Ok(made.and(Err(self.missing(name, port, wanted)?)));
+        };
+        self.indexes.insert(port, link.header.index);
+        // A kernel without IPv6 refuses, and need not be asked.
+        self.send(vec![(device::without_own_address(link.header.index), 0)])?;
+        Ok(made.and(self.now(change, (device::set(link.header.index, wanted), 0))))
+    }
+
+    /// Why a device is not there that the kernel did not refuse to make.
+    fn missing(&mut self, name: String, port: Port, wanted: &Device) -> Result<OverlayError, OverlayError> {
+        let Kind::Vxlan { vni, port: udp_port, .. } = wanted.kind else {
+            return Ok(OverlayError::Missing { name });
+        };
+        let mut ask = LinkMessage::default();
+        ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let links = self.dump("list links", &RouteNetlinkMessage::GetLink(ask))?;
+        let is_rival = |link: &LinkMessage| {
+            device::read(link, port).is_some_and(|device| device::are_rivals(&device.kind, &wanted.kind))
+        };
+        let rival = links.into_iter().find_map(|message| match message {
+            RouteNetlinkMessage::NewLink(link) if is_rival(&link) => Some(link),
+            _ => None,
+        });
+        self.in_the_way.extend(rival.as_ref().map(|link| link.header.index));
+        let rival = rival.as_ref().and_then(device::name);
+        Ok(OverlayError::NumberTaken { name, rival: rival.into(), vni, port: udp_port })
     }
 
     fn now(&mut self, change: &Change, request: Request) -> Result<(), OverlayError> {
@@ -357,7 +398,8 @@ impl Kernel {
                 None => self.uplinks.contains(&link.header.index),
             },
             RouteNetlinkMessage::DelLink(link) => {
-                at(link.header.index).is_some() || self.uplinks.contains(&link.header.index)
+                let index = link.header.index;
+                at(index).is_some() || self.uplinks.contains(&index) || self.in_the_way.contains(&index)
             }
             // Every interface of a pod has a link-local one.
             RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => {
