@@ -68,6 +68,13 @@ struct Tests {
     running: Option<JoinHandle<Vec<(Way, Passes)>>>,
 }
 
+/// When what failed is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Retry {
+    pause: Duration,
+    at: Instant,
+}
+
 /// What wakes the task.
 enum Wake {
     Node(Box<Result<Event<Node>, watcher::Error>>),
@@ -83,7 +90,7 @@ impl OverlayAgent {
     pub(crate) async fn run(mut self) {
         let events = watch_all(Api::<Node>::all(self.client.clone()), watcher::Config::default());
         let mut events = events.default_backoff().boxed();
-        let (mut nodes, mut tests, mut retry) = (Nodes::default(), Tests::default(), None::<Duration>);
+        let (mut nodes, mut tests, mut retry) = (Nodes::default(), Tests::default(), None::<Retry>);
         self.look_at_addresses();
         loop {
             let wake = tokio::select! {
@@ -94,7 +101,8 @@ impl OverlayAgent {
                     self.look_at_addresses();
                     Wake::Apply
                 }
-                () = until(retry.map(|pause| Instant::now() + pause)) => Wake::Apply,
+                // At a time, not after one: something wakes us far more often among many nodes.
+                () = until(retry.map(|retry| retry.at)) => Wake::Apply,
                 () = until(tests.at) => Wake::Test,
                 results = ended(&mut tests.running) => Wake::Tested(results),
             };
@@ -119,14 +127,14 @@ impl OverlayAgent {
         &mut self,
         nodes: &mut Nodes,
         tests: &mut Tests,
-        retry: Option<Duration>,
-    ) -> Option<Duration> {
+        retry: Option<Retry>,
+    ) -> Option<Retry> {
         let Err(error) = self.apply(nodes, tests).await else { return None };
         if retry.is_none() {
             tracing::warn!(error = chain(&error), "pods of other nodes may not be reached");
         }
         self.tell(|state| state.reached = Some(Err(chain(&error))));
-        Some(retry.map_or(FIRST_RETRY, |pause| (pause * 2).min(LAST_RETRY)))
+        Some(Retry::after(retry, Instant::now()))
     }
 
     async fn apply(&mut self, nodes: &mut Nodes, tests: &mut Tests) -> Result<(), OverlayError> {
@@ -224,6 +232,16 @@ impl OverlayAgent {
             change(state);
             *state != before
         });
+    }
+}
+
+// === impl Retry ===
+
+impl Retry {
+    /// The one after a failure now; `before` is that after the failure before it.
+    fn after(before: Option<Self>, now: Instant) -> Self {
+        let pause = before.map_or(FIRST_RETRY, |before| (before.pause * 2).min(LAST_RETRY));
+        Self { pause, at: now + pause }
     }
 }
 
@@ -334,4 +352,23 @@ fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>
         _ => {}
     }
     differs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_failed_is_tried_again_ever_later_and_at_last_twice_a_minute() {
+        let mut now = Instant::now();
+        let mut retry = Retry::after(None, now);
+        assert_eq!(retry, Retry { pause: FIRST_RETRY, at: now + FIRST_RETRY });
+        for _ in 0..20 {
+            now = retry.at;
+            let next = Retry::after(Some(retry), now);
+            assert_eq!(next.pause, (retry.pause * 2).min(LAST_RETRY));
+            retry = next;
+        }
+        assert_eq!(retry.pause, LAST_RETRY);
+    }
 }
