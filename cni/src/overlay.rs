@@ -301,6 +301,25 @@ impl Overlay {
         self.plan.ways(peers)
     }
 
+    /// Whether the VXLAN devices sum up packets: as they were left, for they outlive the process.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn is_offloaded(&self) -> Result<bool, OverlayError> {
+        let devices = self.plan.tables().devices.keys().filter(|port| self.known && **port != Port::Tun);
+        for name in devices.filter_map(|port| self.kernel.name(*port)) {
+            let is = offload::get(name);
+            let is = is.map_err(|source| OverlayError::Change {
+                what: format!("to tell the checksum offload of {name}"),
+                source,
+            })?;
+            if !is {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Has devices sum up packets, or the kernel before them: for networks in which what devices sum up is lost.
     ///
     /// # Errors

@@ -271,7 +271,9 @@ fn what_passes_is_found_out() {
         there("nft add chain inet lossy in { type filter hook input priority 0 ; }");
         there("nft add rule inet lossy in udp dport 9 drop");
         assert_eq!(passing(overlay), [(1450, false), (1430, false)]);
+        assert!(overlay.is_offloaded().unwrap());
         overlay.set_offload(false).unwrap();
+        assert!(!overlay.is_offloaded().unwrap());
         overlay.set_offload(true).unwrap();
         there("nft delete table inet lossy");
         overlay.set_offload(false).unwrap();

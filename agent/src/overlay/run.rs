@@ -66,6 +66,8 @@ struct Tests {
     waiting: BTreeSet<String>,
     at: Option<Instant>,
     running: Option<JoinHandle<Vec<(Way, Passes)>>>,
+    /// Whether the overlay was applied once.
+    begun: bool,
 }
 
 /// When what failed is tried again.
@@ -153,9 +155,7 @@ impl OverlayAgent {
             );
         }
         if applied.moved {
-            if tests.verdicts.forget() {
-                self.set_offload(true);
-            }
+            self.begin_anew(tests);
             tests.want(peers.keys().cloned());
         }
         let changed = std::mem::take(&mut nodes.changed);
@@ -175,6 +175,18 @@ impl OverlayAgent {
         Ok(())
     }
 
+    /// The ways are others than those that were tested; but what an agent before us found of the devices still holds.
+    fn begin_anew(&self, tests: &mut Tests) {
+        if !std::mem::replace(&mut tests.begun, true) {
+            match self.overlay.is_offloaded() {
+                Ok(is) => tests.verdicts = Verdicts::begin(is),
+                Err(error) => tracing::debug!(error = chain(&error), "the checksum offload is not known"),
+            }
+        } else if tests.verdicts.forget() {
+            self.set_offload(true);
+        }
+    }
+
     /// Has packets to pods of other nodes keep their source.
     async fn unmasquerade(&mut self, peers: &BTreeMap<String, Peer>) {
         let ranges = peers.values().flat_map(|peer| peer.cidrs.iter().copied());
@@ -192,7 +204,8 @@ impl OverlayAgent {
     /// Takes in what a test found; true when the tables, or what is told, must follow.
     fn learn(&self, tests: &mut Tests, results: Vec<(Way, Passes)>) -> bool {
         let before = (tests.verdicts.narrow(), tests.verdicts.sentences());
-        if let Some(on) = tests.verdicts.learn(results) {
+        let tested = results.iter().map(|(way, _)| way.peer.clone()).collect();
+        if let Some(on) = tests.verdicts.learn(results, &self.overlay.ways(&tested)) {
             self.set_offload(on);
         }
         if let Some((peers, pause)) = tests.verdicts.again() {

@@ -1,6 +1,6 @@
 //! What follows from the overlay's tests of itself. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use coracle_cni::{Passes, Way};
@@ -39,6 +39,11 @@ enum Offload {
 }
 
 impl Verdicts {
+    /// Before the first test, with the checksum offload on or off: it is off where it was found guilty before.
+    pub(super) fn begin(offload: bool) -> Self {
+        Self { offload: if offload { Offload::On } else { Offload::Off }, ..Self::default() }
+    }
+
     /// Forgets everything: the way itself is another. Whether the checksum offload must be switched on again.
     pub(super) fn forget(&mut self) -> bool {
         std::mem::take(self).offload == Offload::Off
@@ -49,8 +54,12 @@ impl Verdicts {
         self.peers.remove(name);
     }
 
-    /// Takes in a test's results. Whether the checksum offload must be switched, and to what.
-    pub(super) fn learn(&mut self, results: Vec<(Way, Passes)>) -> Option<bool> {
+    /// Takes in a test's results, but of ways that are not what these peers are reached by any more: they left or
+    /// changed during the test, and nobody would test them again. Whether the checksum offload must be switched, and
+    /// to what.
+    pub(super) fn learn(&mut self, mut results: Vec<(Way, Passes)>, ways: &[Way]) -> Option<bool> {
+        let ways: HashSet<&Way> = ways.iter().collect();
+        results.retain(|(way, _)| ways.contains(way));
         let mut by_peer: BTreeMap<String, Vec<(Way, Passes)>> = BTreeMap::new();
         for (way, passes) in results {
             by_peer.entry(way.peer.clone()).or_default().push((way, passes));
@@ -138,25 +147,52 @@ mod tests {
         (way, Passes { bytes, offloaded })
     }
 
+    /// Learns results of ways that are as they were.
+    fn learn(verdicts: &mut Verdicts, results: Vec<(Way, Passes)>) -> Option<bool> {
+        let ways: Vec<Way> = results.iter().map(|(way, _)| way.clone()).collect();
+        verdicts.learn(results, &ways)
+    }
+
+    #[test]
+    fn who_leaves_during_a_test_is_not_waited_for() {
+        let mut verdicts = Verdicts::default();
+        let [a, b] = ["a", "b"].map(|name| result(name, 0, false));
+        verdicts.learn(vec![a.clone(), b], std::slice::from_ref(&a.0));
+        assert_eq!(verdicts.again().unwrap().0, ["a"]);
+        let other = Way { to: "10.42.9.0".parse().unwrap(), ..a.0.clone() };
+        verdicts.forget_peer("a");
+        verdicts.learn(vec![a], &[other]);
+        assert_eq!(verdicts.again(), None, "it is reached by another way now");
+    }
+
+    #[test]
+    fn offload_that_was_found_guilty_before_a_restart_stays_off() {
+        let mut verdicts = Verdicts::begin(false);
+        assert_eq!(learn(&mut verdicts, vec![result("a", 1450, true)]), None);
+        assert_eq!(verdicts.sentences().len(), 1, "and that is told");
+        assert!(verdicts.forget(), "until the way is another");
+        assert_eq!(Verdicts::begin(true).sentences().len(), 0);
+    }
+
     #[test]
     fn what_works_needs_no_words_and_no_second_look() {
         let mut verdicts = Verdicts::default();
-        assert_eq!(verdicts.learn(vec![result("a", 1450, true)]), None);
+        assert_eq!(learn(&mut verdicts, vec![result("a", 1450, true)]), None);
         assert_eq!((verdicts.again(), verdicts.sentences(), verdicts.narrow().len()), (None, vec![], 0));
     }
 
     #[test]
     fn a_fault_is_believed_when_it_is_seen_twice_and_forgotten_when_it_is_gone() {
         let mut verdicts = Verdicts::default();
-        verdicts.learn(vec![result("a", 1300, true), result("b", 0, false)]);
+        learn(&mut verdicts, vec![result("a", 1300, true), result("b", 0, false)]);
         assert!(verdicts.sentences().is_empty() && verdicts.narrow().is_empty());
         assert_eq!(verdicts.again(), Some((vec!["a".to_owned(), "b".to_owned()], FIRST_RETRY)));
-        assert_eq!(verdicts.learn(vec![result("a", 1300, true), result("b", 0, false)]), None);
+        assert_eq!(learn(&mut verdicts, vec![result("a", 1300, true), result("b", 0, false)]), None);
         assert_eq!(verdicts.narrow(), BTreeMap::from([("a".to_owned(), 1300)]));
         let told = verdicts.sentences().join("; ");
         assert!(told.contains("a: of packets of 1450 bytes") && told.contains("b: nothing passes"), "{told}");
         assert_eq!(verdicts.again().unwrap().1, FIRST_RETRY * 2);
-        verdicts.learn(vec![result("a", 1450, true)]);
+        learn(&mut verdicts, vec![result("a", 1450, true)]);
         verdicts.forget_peer("b");
         assert_eq!((verdicts.again(), verdicts.sentences().len()), (None, 0));
     }
@@ -165,15 +201,15 @@ mod tests {
     fn offload_is_switched_off_where_that_helps_and_left_where_it_does_not() {
         let mut helps = Verdicts::default();
         let bad = || vec![result("a", 1450, false)];
-        assert_eq!((helps.learn(bad()), helps.learn(bad())), (None, Some(false)));
-        assert_eq!(helps.learn(vec![result("a", 1450, true)]), None);
+        assert_eq!((learn(&mut helps, bad()), learn(&mut helps, bad())), (None, Some(false)));
+        assert_eq!(learn(&mut helps, vec![result("a", 1450, true)]), None);
         assert_eq!((helps.sentences().len(), helps.again()), (1, None), "it is off, and that is told");
         let mut wide_again = Verdicts::default();
         let narrow = || vec![result("a", 1300, true)];
         let learned = [narrow(), narrow(), bad(), vec![result("a", 1450, true)], bad()];
-        assert_eq!(learned.map(|results| wide_again.learn(results)), [None; 5], "never twice in a row");
+        assert_eq!(learned.map(|results| learn(&mut wide_again, results)), [None; 5], "never twice in a row");
         let mut innocent = Verdicts::default();
-        let switched: Vec<_> = (0..8).filter_map(|_| innocent.learn(bad())).collect();
+        let switched: Vec<_> = (0..8).filter_map(|_| learn(&mut innocent, bad())).collect();
         assert_eq!(switched, [false, true]);
         assert!(innocent.sentences()[0].contains("do not pass"));
         assert_eq!((helps.forget(), innocent.forget()), (true, false), "on again where it is off");

@@ -26,7 +26,7 @@ const CLOSED: u16 = 9;
 const SMALL: u32 = 84;
 
 /// A way to a peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Way {
     /// The peer's name.
     pub peer: String,
