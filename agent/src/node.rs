@@ -240,8 +240,9 @@ impl NodeAgent {
     }
 }
 
-pub(crate) use address::find as find_addresses;
-pub(crate) use facts::kib;
+pub(crate) use address::find_again as find_addresses_again;
+pub(crate) use facts::{is_ours, kib};
+pub(crate) use images::keep as keep_images;
 pub(crate) use register::pod_cidrs;
 
 /// The addresses that a node without a setting for them reports: for its certificate, made before it.

@@ -37,7 +37,7 @@ fn peer(number: u16, address: u16) -> (String, Peer) {
         format!("10.{}.{low}.0/24", 100 + high).parse().unwrap(),
         format!("fd42:0:1:{number:x}::/64").parse().unwrap(),
     ];
-    (format!("peer-{number}"), Peer { cidrs, kind: PeerKind::Vxlan, ends })
+    (format!("peer-{number}"), Peer { cidrs, kind: PeerKind::Vxlan, ends, bridged: false })
 }
 
 /// How often this thread, which has the overlay and the runtime, went to sleep.

@@ -95,6 +95,8 @@ pub struct Peer {
     pub kind: PeerKind,
     /// Where it is reached, at most once in each family.
     pub ends: Vec<End>,
+    /// Whether it has a bridge with the second address of each range also while it has no pods, as our nodes have.
+    pub bridged: bool,
 }
 
 /// An address of a node's.

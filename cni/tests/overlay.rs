@@ -66,7 +66,7 @@ fn addresses(number: u8) -> Vec<IpAddr> {
 fn peer(number: u8, backend: Backend) -> (String, Peer) {
     let overlay = Overlay::open(config(number, backend)).unwrap();
     let (kind, ends) = overlay.announced(&addresses(number));
-    (format!("node-{number}"), Peer { cidrs: local(number).cidrs, kind, ends })
+    (format!("node-{number}"), Peer { cidrs: local(number).cidrs, kind, ends, bridged: true })
 }
 
 fn uplink(number: u8) {
@@ -339,7 +339,7 @@ fn peers(count: u32) -> BTreeMap<String, Peer> {
             format!("10.{}.{low}.0/24", 100 + high).parse().unwrap(),
             format!("fd42:0:1:{number:x}::/64").parse().unwrap(),
         ];
-        (format!("peer-{number}"), Peer { cidrs, kind: like.kind, ends })
+        (format!("peer-{number}"), Peer { cidrs, kind: like.kind, ends, bridged: true })
     };
     (0..count).map(one).collect()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::{NodeSwapStatus, NodeSystemInfo};
+use k8s_openapi::api::core::v1::{Node, NodeSwapStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{SysconfVar, sysconf};
@@ -14,6 +14,12 @@ use crate::cgroup::quantity::scaled;
 
 /// The Kubernetes version whose kubelet this agent stands for, and our own behind the plus.
 pub(super) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
+
+/// Whether a node says that an agent of ours keeps it.
+pub(crate) fn is_ours(node: &Node) -> bool {
+    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    info.is_some_and(|info| info.kubelet_version.contains("+coracle."))
+}
 
 pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let meminfo = read("/proc/meminfo")?;

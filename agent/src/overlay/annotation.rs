@@ -54,7 +54,9 @@ pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
     };
     let ends = [V4, V6].iter().filter_map(|family| end(family, annotations).transpose());
     let ends: Result<Vec<End>, String> = ends.collect();
-    Some(ends.map(|ends| Peer { cidrs, kind, ends }))
+    // Asked where it matters alone: another answer makes another peer, which is tested again.
+    let bridged = kind == PeerKind::HostGw && crate::node::is_ours(node);
+    Some(ends.map(|ends| Peer { cidrs, kind, ends, bridged }))
 }
 
 fn end(family: &Family, annotations: &BTreeMap<String, String>) -> Result<Option<End>, String> {

@@ -10,8 +10,8 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-use super::super::Way;
 use super::super::range::{canonical, overlapping, second};
+use super::super::{PeerKind, Way};
 use super::{Change, Local, Node, Out, Peer, Port, Tables, Uplink, Wanted, difference, pod_mtu, wanted};
 
 /// What is wanted on this node for its peers.
@@ -121,10 +121,14 @@ impl Plan {
 
     fn way(&self, peer: &str, range: IpNetwork) -> Option<Way> {
         let reached = self.wanted.ranges.get(&range)?;
-        let (to, mtu) = match self.wanted.tables.routes.get(&range)?.out {
-            // A device of the overlay has the first address, a bridge behind it the second.
-            Out::Device(port) => (range.network(), self.wanted.tables.devices.get(&port)?.mtu),
-            Out::Interface(_) => (second(range)?, self.mtu()?),
+        let Peer { kind, bridged, .. } = self.peers.get(peer)?;
+        let (to, mtu) = match (self.wanted.tables.routes.get(&range)?.out, kind) {
+            // A device of the overlay has the first address, also where none of its packets leave by it.
+            (Out::Device(port), _) => (range.network(), self.wanted.tables.devices.get(&port)?.mtu),
+            (Out::Interface(_), PeerKind::Vxlan | PeerKind::Udp) => (range.network(), self.mtu()?),
+            // Who only routes has a bridge, though not everybody while there is nobody on it.
+            (Out::Interface(_), PeerKind::HostGw) if *bridged => (second(range)?, self.mtu()?),
+            (Out::Interface(_), PeerKind::HostGw) => (reached.by, self.mtu()?),
         };
         (reached.answers && reached.peer == peer).then(|| Way { peer: peer.to_owned(), to, mtu })
     }

@@ -32,7 +32,7 @@ pub(super) fn peer(number: u8, kind: PeerKind, families: &[u8]) -> (String, Peer
     let vtep = |v: &u8| (kind == PeerKind::Vxlan).then_some((1, [2, 0, 0, 0, number, *v]));
     let ends = families.iter().map(|v| End { ip: address(v), vtep: vtep(v) }).collect();
     let cidrs = vec![net(&format!("10.42.{number}.0/24")), net(&format!("fd42:0:0:{number}::/64"))];
-    (format!("n{number}"), Peer { cidrs, kind, ends })
+    (format!("n{number}"), Peer { cidrs, kind, ends, bridged: true })
 }
 
 /// A node of that backend with these uplinks.

@@ -52,7 +52,7 @@ fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
         v4.into_iter().chain(v6).map(|(text, vtep)| End { ip: ip(&text), vtep }).collect::<Vec<End>>()
     });
     let ends = prop_oneof![3 => ends, 1 => Just(peer(9, PeerKind::Vxlan, &[4, 6]).1.ends)];
-    (cidrs, kind, ends).prop_map(|(cidrs, kind, ends)| Peer { cidrs, kind, ends })
+    (cidrs, kind, ends).prop_map(|(cidrs, kind, ends)| Peer { cidrs, kind, ends, bridged: true })
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
@@ -131,6 +131,22 @@ fn who_shares_nothing_is_planned_alone() {
         assert!(!is_planned_alone(&with(other.clone()), &all), "{other:?} leaves");
     }
     assert!(!is_planned_alone(&BTreeMap::new(), &all), "the first ones");
+}
+
+#[test]
+fn a_way_is_tested_at_an_address_that_answers_whoever_the_peer_is() {
+    let to = |backend, kind, bridged| {
+        let (name, one) = peer(1, kind, &[4]);
+        let peers = BTreeMap::from([(name.clone(), Peer { bridged, ..one })]);
+        let plan = Plan::new(node(backend, &BOTH[..1]), &peers, &BTreeMap::new());
+        plan.ways(&BTreeSet::from([name]))[0].to.to_string()
+    };
+    let direct = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
+    for backend in [VXLAN, direct] {
+        assert_eq!(to(backend, PeerKind::Vxlan, false), "10.42.1.0", "its device's");
+    }
+    assert_eq!(to(Backend::HostGw, PeerKind::HostGw, true), "10.42.1.1", "its bridge's");
+    assert_eq!(to(Backend::HostGw, PeerKind::HostGw, false), "192.0.2.1", "it may have no bridge");
 }
 
 #[test]
