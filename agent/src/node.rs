@@ -191,10 +191,13 @@ impl NodeAgent {
     /// Keeps the node in the API until `shutdown`, whether or not the API can be reached.
     pub async fn run(mut self, shutdown: CancellationToken) {
         self.set_first_mtu().await;
-        let overlay = self.overlay_agent();
+        let (overlay, ips) = (self.overlay_agent(), self.ips.clone());
+        let follows = self.config.ips.is_empty();
+        // The overlay looks after the addresses itself: what it makes of them must fit.
         let overlay = async {
             match overlay {
                 Some(overlay) => overlay.run().await,
+                None if follows => address::follow(&ips).await,
                 None => std::future::pending().await,
             }
         };

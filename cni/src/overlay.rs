@@ -28,14 +28,13 @@ mod tunnel;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 
-pub use address::{LocalAddress, local_addresses};
+pub use address::{AddressNews, LocalAddress, local_addresses};
 pub use error::{OverlayError, Rival};
 use kernel::Kernel;
-use monitor::Monitor;
+use monitor::{Monitor, SHOWER};
 use plan::{Change, Node, Plan, Port, Tables, Uplink};
 pub use probe::{Passes, Way, examine};
 pub use range::merged;
@@ -290,7 +289,7 @@ impl Overlay {
             (self.known, self.told) = (false, true);
         }
         // What changes comes in showers: one look for all of it.
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(SHOWER).await;
         let is_shaking =
             |message: &_| kernel.is_news(message, plan.tables()) && kernel.is_foreign_link(message);
         self.shaken |= monitor.drain(is_shaking);

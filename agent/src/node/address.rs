@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 
-use coracle_cni::LocalAddress;
+use coracle_cni::{AddressNews, LocalAddress};
+use tokio::sync::watch;
 
 /// The node's addresses as the machine's routes and interfaces say: the primary one, and one of the other family
 /// if the same interface has it.
@@ -15,6 +16,34 @@ pub(crate) fn find() -> Vec<IpAddr> {
     let locals =
         locals.inspect_err(|error| tracing::warn!(error = super::chain(error), "no address is known"));
     choose(&routes, &locals.unwrap_or_default())
+}
+
+/// Finds them again, and tells if they are others now.
+pub(crate) fn find_again(ips: &watch::Sender<Vec<IpAddr>>) {
+    let found = find();
+    ips.send_if_modified(|ips| {
+        let moved = *ips != found;
+        if moved {
+            tracing::info!(?found, "the node's addresses changed");
+            *ips = found;
+        }
+        moved
+    });
+}
+
+/// Keeps them true, for ever.
+pub(super) async fn follow(ips: &watch::Sender<Vec<IpAddr>>) {
+    let mut news = match AddressNews::open() {
+        Ok(news) => news,
+        Err(error) => {
+            tracing::warn!(error = super::chain(&error), "the node's addresses stay as they were found");
+            return std::future::pending().await;
+        }
+    };
+    loop {
+        find_again(ips);
+        news.next().await;
+    }
 }
 
 /// The interfaces of default routes, IPv4's before IPv6's, better metrics first.

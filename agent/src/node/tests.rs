@@ -111,14 +111,27 @@ impl Api {
     }
 
     async fn until_ready(&self, wanted: &str) {
+        self.until(wanted, || self.ready().as_deref() == Some(wanted)).await;
+    }
+
+    async fn until_address(&self, wanted: &str) {
+        self.until(wanted, || {
+            self.node().is_some_and(|node| {
+                let addresses = node["status"]["addresses"].as_array().cloned().unwrap_or_default();
+                addresses.iter().any(|a| a["type"] == "InternalIP" && a["address"] == wanted)
+            })
+        })
+        .await;
+    }
+
+    async fn until(&self, wanted: &str, is_so: impl Fn() -> bool) {
         let waiting = async {
-            while self.ready().as_deref() != Some(wanted) {
+            while !is_so() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), waiting)
-            .await
-            .unwrap_or_else(|_| panic!("Ready={wanted}"));
+        let waited = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+        waited.unwrap_or_else(|_| panic!("{wanted}: {:?}", self.node()));
     }
 }
 
@@ -135,12 +148,19 @@ fn merge(into: &mut Value, patch: &Value) {
         Some(fields) => fields.iter().for_each(|(key, value)| merge(&mut into[key], value)),
         None => *into = patch.clone(),
     }
+    if let Some(elements) = into.as_array_mut() {
+        elements.retain(|element| element.get("$patch").is_none());
+    }
 }
 
 fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
+    agent_at(vec!["192.0.2.1".parse().expect("address")], api, network, dir)
+}
+
+fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
     let config = NodeConfig {
         name: "n1".to_owned(),
-        ips: vec!["192.0.2.1".parse().expect("address")],
+        ips,
         labels: BTreeMap::new(),
         taints: Vec::new(),
         register: true,
@@ -208,9 +228,44 @@ fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
         running.await.expect("join");
         std::fs::remove_dir_all(&dir).expect("clean up");
     };
+    apart(story);
+}
+
+/// Runs a story in a network of its own.
+fn apart(story: impl Future<Output = ()> + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("root, to have a network apart");
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(story);
     });
     thread.join().expect("the test");
+}
+
+#[test]
+fn a_node_without_an_overlay_follows_its_addresses_too() {
+    let ip = |line: &str| {
+        let done = std::process::Command::new("ip").args(line.split(' ')).status().expect("ip");
+        assert!(done.success(), "ip {line}");
+    };
+    apart(async move {
+        let dir = std::env::temp_dir().join(format!("coracle-moving-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("temp dir");
+        let (api, shutdown) = (Api::new(), CancellationToken::new());
+        ip("link add eth0 type veth peer name eth1");
+        ip("addr add 192.0.2.1/24 dev eth0");
+        ip("addr add 198.51.100.1/24 dev eth1");
+        let agent = agent_at(Vec::new(), &api, network(&dir).await, &dir);
+        let running = tokio::spawn(agent.run(shutdown.clone()));
+        api.until_address("192.0.2.1").await;
+        // Another address, another interface with the default route.
+        ip("addr del 192.0.2.1/24 dev eth0");
+        ip("addr add 192.0.2.2/24 dev eth0");
+        api.until_address("192.0.2.2").await;
+        ip("link set eth0 up");
+        ip("link set eth1 up");
+        ip("route add default via 198.51.100.9 dev eth1");
+        api.until_address("198.51.100.1").await;
+        shutdown.cancel();
+        running.await.expect("join");
+        std::fs::remove_dir_all(&dir).expect("clean up");
+    });
 }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::verdict::Verdicts;
 use super::{State, annotation, one_of_each};
-use crate::node::{chain, find_addresses};
+use crate::node::{chain, find_addresses_again};
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
@@ -225,15 +225,7 @@ impl OverlayAgent {
     /// Finds the node's addresses again, and tells others of them.
     fn look_at_addresses(&mut self) {
         if !self.ips_are_set {
-            let found = find_addresses();
-            self.ips.send_if_modified(|ips| {
-                let moved = *ips != found;
-                if moved {
-                    tracing::info!(?found, "the node's addresses changed");
-                    *ips = found;
-                }
-                moved
-            });
+            find_addresses_again(&self.ips);
         }
         let announced = self.overlay.announced(&one_of_each(&self.ips.borrow()));
         self.tell(|state| state.announced = Some(announced));

@@ -9,7 +9,8 @@ use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkExtentMask, LinkIn
 
 use super::device;
 use super::error::OverlayError;
-use super::message::read_address;
+use super::message::{is_default_route, is_link_local, read_address};
+use super::monitor::{Monitor, SHOWER};
 use crate::route_socket::RouteSocket;
 
 /// An address that others can use for now.
@@ -21,6 +22,41 @@ pub struct LocalAddress {
     pub ip: IpAddr,
     /// Whether the interface is a bridge or a tunnel, which more often leads to pods than to the machine.
     pub is_virtual: bool,
+}
+
+/// Tells when an address or a default route of this network namespace came or went: a node's own addresses follow from
+/// them.
+pub struct AddressNews {
+    monitor: Monitor,
+}
+
+// === impl AddressNews ===
+
+impl AddressNews {
+    /// Listens from now on. To be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When netlink cannot be used.
+    pub fn open() -> Result<Self, OverlayError> {
+        let mut monitor = Monitor::open()?;
+        // Of no interface in particular: pods' come and go all the time.
+        monitor.listen_to(Vec::new())?;
+        Ok(Self { monitor })
+    }
+
+    /// Waits for news. Not cancel safe: they may be lost.
+    pub async fn next(&mut self) {
+        self.monitor.news(moves_a_node).await;
+        // What changes comes in showers: one look for all of it.
+        tokio::time::sleep(SHOWER).await;
+        self.monitor.drain(|_| false);
+    }
+}
+
+/// Whether a message may tell of another address of the node.
+fn moves_a_node(message: &RouteNetlinkMessage) -> bool {
+    let address = read_address(message).filter(|(ip, ..)| !is_link_local(*ip));
+    address.is_some() || is_default_route(message)
 }
 
 /// All addresses of interfaces here, but those that are temporary, deprecated or not proven yet.

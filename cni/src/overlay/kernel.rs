@@ -15,8 +15,8 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::device;
 use super::error::OverlayError;
 use super::message::{
-    PROTOCOL, address, forward, ip, is_link_local, is_ours, is_wanted_neighbour, neighbour, new_route,
-    old_route, read_address, read_forward, read_neighbour,
+    PROTOCOL, address, forward, ip, is_default_route, is_link_local, is_ours, is_wanted_neighbour, neighbour,
+    new_route, old_route, read_address, read_forward, read_neighbour,
 };
 use super::plan::{Change, Device, Kind, Out, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
@@ -376,6 +376,8 @@ impl Kernel {
                 read_forward(m, port).is_some_and(|f| wanted.forwards.contains(&f))
                     || is_wanted_neighbour(m, port, wanted)
             }),
+            // The node's own addresses follow from them.
+            message if is_default_route(message) => true,
             RouteNetlinkMessage::NewRoute(m) => {
                 let is_main = m.header.table == RouteHeader::RT_TABLE_MAIN;
                 is_main

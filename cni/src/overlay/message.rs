@@ -45,6 +45,14 @@ pub(crate) fn route_address(ip: IpAddr) -> RouteAddress {
     }
 }
 
+/// Whether a default route came or went.
+pub(crate) fn is_default_route(message: &RouteNetlinkMessage) -> bool {
+    let (RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message)) = message else {
+        return false;
+    };
+    message.header.destination_prefix_length == 0 && message.header.table == RouteHeader::RT_TABLE_MAIN
+}
+
 pub(crate) fn read_address(message: &RouteNetlinkMessage) -> Option<(IpAddr, u8, u32)> {
     let (RouteNetlinkMessage::NewAddress(message) | RouteNetlinkMessage::DelAddress(message)) = message
     else {

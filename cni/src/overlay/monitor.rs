@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use netlink_packet_core::NetlinkPayload;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -13,12 +14,15 @@ use crate::route_socket::parse;
 /// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`.
 const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
 const LONGEST: usize = 64 << 10;
+/// How long changes that belong together take to come.
+pub(crate) const SHOWER: Duration = Duration::from_millis(5);
 
 /// Listens to what happens in the network namespace that it was opened in.
 pub(crate) struct Monitor {
     socket: TokioSocket,
     buffer: Vec<u8>,
-    indexes: Vec<u32>,
+    /// What is told of; everything before that was chosen.
+    indexes: Option<Vec<u32>>,
 }
 
 // === impl Monitor ===
@@ -32,7 +36,7 @@ impl Monitor {
             Ok(socket)
         };
         let socket = open().map_err(|source| OverlayError::Socket { action: "listen to changes", source })?;
-        Ok(Self { socket, buffer: Vec::with_capacity(LONGEST), indexes: Vec::new() })
+        Ok(Self { socket, buffer: Vec::with_capacity(LONGEST), indexes: None })
     }
 
     /// Has the kernel tell only of routes, addresses, and of these interfaces: the neighbours of pods come and go
@@ -40,10 +44,10 @@ impl Monitor {
     pub(crate) fn listen_to(&mut self, mut indexes: Vec<u32>) -> Result<(), OverlayError> {
         indexes.sort_unstable();
         indexes.dedup();
-        if self.indexes != indexes {
+        if self.indexes.as_ref() != Some(&indexes) {
             let attached = filter::attach(self.socket.as_raw_fd(), &indexes);
             attached.map_err(|source| OverlayError::Socket { action: "choose changes", source })?;
-            self.indexes = indexes;
+            self.indexes = Some(indexes);
         }
         Ok(())
     }
