@@ -11,6 +11,7 @@
 
 mod address;
 mod facts;
+mod images;
 mod lease;
 mod plan;
 mod register;
@@ -108,7 +109,8 @@ pub struct NodeAgent {
     client: kube::Client,
     network: Network,
     node: watch::Sender<Option<Arc<Node>>>,
-    images: watch::Sender<Vec<ContainerImage>>,
+    /// The images that are here; none before they were asked for.
+    images: watch::Sender<Option<Vec<ContainerImage>>>,
     /// Rung at each turn of the lease's timer.
     pulse: Arc<Notify>,
     /// The node's addresses now.
@@ -160,7 +162,7 @@ impl NodeAgent {
             client,
             network,
             node: watch::channel(None).0,
-            images: watch::channel(Vec::new()).0,
+            images: watch::channel(None).0,
             pulse: Arc::default(),
             ranges: watch::channel(Vec::new()).0,
             overlay,
@@ -183,8 +185,8 @@ impl NodeAgent {
         self.ips.subscribe()
     }
 
-    /// Where to put the images that are here; they go out with the next change of the status.
-    pub fn images(&self) -> watch::Sender<Vec<ContainerImage>> {
+    /// Where to put the images that are here.
+    pub fn images(&self) -> watch::Sender<Option<Vec<ContainerImage>>> {
         self.images.clone()
     }
 

@@ -17,10 +17,10 @@ use crate::cgroup::quantity::milli;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
 use crate::image_gc::{ImageGc, ImageGcPolicy, Occasion};
 use crate::join::Membership;
-use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts};
+use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, keep_images};
 use crate::pod;
 use crate::pod::sync::{Inputs, Pods};
-use crate::runtime::Runtime;
+use crate::runtime::{ImageNews, Runtime};
 use crate::server::{Backend, Certificate, Server, ServerConfig, ServerError, Streams};
 use crate::source;
 use crate::source::remembered::Remembered;
@@ -114,7 +114,7 @@ pub enum Error {
 ///
 /// # Errors
 /// When a part cannot start; nothing is left half-started then.
-pub async fn run<R: Runtime + Streams>(
+pub async fn run<R: Runtime + Streams + ImageNews>(
     config: AgentConfig,
     client: kube::Client,
     runtime: Arc<R>,
@@ -130,6 +130,7 @@ pub async fn run<R: Runtime + Streams>(
     let (recorder, events) = pod::events(client.clone(), &config.node_name);
     let shared: Arc<dyn Runtime> = Arc::<R>::clone(&runtime);
     let pods = Pods::default();
+    let images = (Arc::clone(&shared), runtime.image_news());
     let collected = (Arc::clone(&shared), pods.clone(), recorder.clone());
     let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts, agent.ips()), recorder)?);
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
@@ -144,6 +145,7 @@ pub async fn run<R: Runtime + Streams>(
         let addresses = agent.ips();
         parts.spawn(async move { membership.keep(addresses).await });
     }
+    parts.spawn(keep_images(images.0, images.1, agent.images()));
     parts.spawn(agent.run(shutdown.clone()));
     parts.spawn(server.run(backend, shutdown.clone()));
     parts.spawn(async move { statuses.run().await });

@@ -14,6 +14,7 @@ use http::uri::PathAndQuery;
 use http::{Response, Uri};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::sync::watch;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
 
@@ -182,6 +183,24 @@ impl Host for Remote {
 
     async fn events(&self) -> Result<Events, Status> {
         Ok(self.runtime.clone().get_container_events(GetEventsRequest {}).await?.into_inner().boxed())
+    }
+}
+
+/// What a runtime tells of its images beside CRI, which tells nothing of them.
+pub trait ImageNews {
+    /// Changes whenever an image or a name of one comes or goes; none, when nobody tells.
+    fn image_news(&self) -> Option<watch::Receiver<()>>;
+}
+
+impl ImageNews for InProcess<coracle_cri::Runtime> {
+    fn image_news(&self) -> Option<watch::Receiver<()>> {
+        Some(self.0.image_changes())
+    }
+}
+
+impl ImageNews for Remote {
+    fn image_news(&self) -> Option<watch::Receiver<()>> {
+        None
     }
 }
 

@@ -150,6 +150,12 @@ impl Runtime {
         Ok(runtime)
     }
 
+    /// Changes whenever an image or a name of one comes or goes; several changes at once may be seen as one.
+    #[must_use]
+    pub fn image_changes(&self) -> watch::Receiver<()> {
+        self.inner.images.changes()
+    }
+
     /// Changes whenever something becomes of a pod or a container; several changes at once may be seen as one.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {

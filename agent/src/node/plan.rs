@@ -25,7 +25,8 @@ pub(super) struct Situation {
     pub(super) overlay: State,
     /// What the machine is short of.
     pub(super) pressure: Pressure,
-    pub(super) images: Vec<ContainerImage>,
+    /// None while they are not known.
+    pub(super) images: Option<Vec<ContainerImage>>,
     pub(super) now: Timestamp,
 }
 
@@ -101,7 +102,8 @@ pub(super) fn status_patch(
     put(&mut patch, "allocatable", &held.allocatable, &want.allocatable);
     put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
     put(&mut patch, "nodeInfo", &held.node_info, &want.node_info);
-    put(&mut patch, "images", &held.images, &want.images);
+    // None at all, as the API tells it, is no list.
+    put(&mut patch, "images", &Some(held.images.unwrap_or_default()), &want.images);
     if held.addresses != want.addresses {
         // Merged by type, two addresses of one type would become one.
         let addresses = want.addresses.into_iter().flatten().map(|address| json!(address));
@@ -143,7 +145,7 @@ fn status(config: &NodeConfig, facts: &NodeFacts, situation: &Situation, held: &
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: i32::from(config.kubelet_port) }),
         }),
-        images: Some(situation.images.clone()).filter(|images| !images.is_empty()),
+        images: situation.images.clone(),
         node_info: Some(facts.info.clone()),
         ..NodeStatus::default()
     }
@@ -276,7 +278,7 @@ mod tests {
             network,
             overlay: State::default(),
             pressure: Pressure::default(),
-            images: Vec::new(),
+            images: None,
             now: Timestamp::from_second(second).expect("time"),
         }
     }
@@ -322,6 +324,20 @@ mod tests {
         let addresses = &patch["status"]["addresses"];
         assert_eq!(addresses[0], json!({"$patch": "replace"}));
         assert_eq!(addresses.as_array().map(Vec::len), Some(4));
+    }
+
+    #[test]
+    fn images_are_told_once_they_are_known_and_when_none_is_left() {
+        let mut node = node(&config(), &facts(), &situation(Ok(()), 1));
+        let with = |images| Situation { images, ..situation(Ok(()), 1) };
+        let told = |images, node: &Node| status_patch(&config(), &facts(), &with(images), node);
+        assert_eq!(told(Some(Vec::new()), &node), None, "no list is an empty one");
+        let image = ContainerImage { names: Some(vec!["a:1".to_owned()]), size_bytes: Some(7) };
+        let patch = told(Some(vec![image.clone()]), &node).expect("a patch");
+        assert_eq!(patch, json!({"status": {"images": [{"names": ["a:1"], "sizeBytes": 7}]}}));
+        node.status.as_mut().expect("status").images = Some(vec![image.clone()]);
+        assert_eq!((told(Some(vec![image]), &node), told(None, &node)), (None, None));
+        assert_eq!(told(Some(Vec::new()), &node), Some(json!({"status": {"images": []}})));
     }
 
     #[test]

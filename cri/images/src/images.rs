@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::sync::watch;
+
 use crate::config::ImagesConfig;
 use crate::digest::Digest;
 use crate::error::Error;
@@ -38,6 +40,8 @@ pub(crate) struct Inner {
     table: RwLock<Table>,
     /// Taken by whoever changes records: the disk and the table change as one.
     writing: tokio::sync::Mutex<()>,
+    /// Told when an image or a name of one came or went.
+    changes: watch::Sender<()>,
     runtime: tokio::runtime::Handle,
     sweep_due: AtomicBool,
     _lock: File,
@@ -126,6 +130,12 @@ impl Images {
         }
         let used = if held { SystemTime::now() } else { records::time(record.used) };
         Some(Standing { pulled: records::time(record.pulled), used, held, layer_bytes })
+    }
+
+    /// Changes whenever an image or a name of one comes or goes; several changes at once may be seen as one.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.inner.changes.subscribe()
     }
 
     /// Removes an image, by any of its names or its id, with all of its names. One that is not there is removed
@@ -249,6 +259,7 @@ impl Images {
             let image = self.inner.image(&record, config);
             table.insert(record, image);
         }
+        self.inner.changes.send_replace(());
         table.entry(&ready.id).map(|entry| entry.image.clone()).ok_or(StoreError::Stopped)
     }
 
@@ -263,6 +274,7 @@ impl Images {
             if let Some(entry) = self.table_mut().entry_mut(&record.id) {
                 entry.record = record;
             }
+            self.inner.changes.send_replace(());
         }
         coracle_fault::point("remove-image.forgotten");
         drop(turn);
@@ -291,6 +303,7 @@ impl Images {
             return Err(error);
         }
         self.inner.layers.release(&entry.record.layers);
+        self.inner.changes.send_replace(());
         Ok(true)
     }
 
@@ -344,6 +357,7 @@ impl Inner {
             records,
             table: RwLock::default(),
             writing: tokio::sync::Mutex::new(()),
+            changes: watch::Sender::new(()),
             runtime,
             sweep_due: AtomicBool::new(false),
             _lock: lock,

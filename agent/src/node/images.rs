@@ -1,0 +1,89 @@
+//! The images that the node reports, so that pods are sent where theirs are.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_proto::cri;
+use k8s_openapi::api::core::v1::ContainerImage;
+use tokio::sync::watch;
+
+use crate::runtime::Runtime;
+
+/// As the kubelet's `nodeStatusMaxImages`.
+const MOST: usize = 50;
+/// As the kubelet's `MaxNamesPerImageInNodeStatus`.
+const MOST_NAMES: usize = 5;
+/// Images come and go in groups: one report for all of one.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// Keeps the list true, for ever: asks the runtime again when it has told of a change.
+pub(crate) async fn keep(
+    runtime: Arc<dyn Runtime>,
+    mut news: Option<watch::Receiver<()>>,
+    list: watch::Sender<Option<Vec<ContainerImage>>>,
+) {
+    loop {
+        // What comes from here on is seen in the next turn.
+        news.iter_mut().for_each(watch::Receiver::mark_unchanged);
+        match runtime.list_images(cri::ListImagesRequest::default()).await {
+            Ok(found) => {
+                let reported = reported(found.images);
+                list.send_if_modified(|known| {
+                    let differs = known.as_ref() != Some(&reported);
+                    if differs {
+                        *known = Some(reported);
+                    }
+                    differs
+                });
+            }
+            Err(status) => tracing::debug!(error = status.message(), "the images are not known"),
+        }
+        let told = match &mut news {
+            Some(news) => news.changed().await.is_ok(),
+            None => false,
+        };
+        if !told {
+            return std::future::pending().await;
+        }
+        tokio::time::sleep(TOGETHER).await;
+    }
+}
+
+/// The largest first: those that it costs most to have elsewhere.
+fn reported(mut images: Vec<cri::Image>) -> Vec<ContainerImage> {
+    images.sort_by(|a, b| (Reverse(a.size), &a.id).cmp(&(Reverse(b.size), &b.id)));
+    let reported = images.into_iter().take(MOST).map(|image| {
+        let names: Vec<String> =
+            image.repo_digests.into_iter().chain(image.repo_tags).take(MOST_NAMES).collect();
+        ContainerImage {
+            names: Some(names).filter(|names| !names.is_empty()),
+            size_bytes: i64::try_from(image.size).ok(),
+        }
+    });
+    reported.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(number: u64, digests: usize, tags: usize) -> cri::Image {
+        cri::Image {
+            id: format!("sha256:{number}"),
+            repo_digests: (0..digests).map(|n| format!("r/{number}@sha256:{n}")).collect(),
+            repo_tags: (0..tags).map(|n| format!("r/{number}:{n}")).collect(),
+            size: number,
+            ..cri::Image::default()
+        }
+    }
+
+    #[test]
+    fn the_largest_images_are_reported_with_some_of_their_names() {
+        let all = reported((0..60).map(|number| image(number, 2, 4)).collect());
+        assert_eq!((all.len(), all[0].size_bytes, all[49].size_bytes), (50, Some(59), Some(10)));
+        let names = ["r/59@sha256:0", "r/59@sha256:1", "r/59:0", "r/59:1", "r/59:2"];
+        assert_eq!(all[0].names.as_deref().unwrap(), names);
+        assert_eq!(reported(vec![image(1, 0, 0)])[0].names, None);
+    }
+}
