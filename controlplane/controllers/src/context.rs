@@ -1,7 +1,8 @@
 //! What every controller works with.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use ipnetwork::IpNetwork;
 use kube::Client;
 use serde_json::Value;
 use tokio::sync::OnceCell;
@@ -23,6 +24,8 @@ pub(crate) struct Context {
     pub(crate) config: ControllersConfig,
     /// When each node was last heard of.
     pub(crate) lifecycle: Arc<Lifecycle>,
+    /// The ranges that the last node to get some got.
+    pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
     /// What the API consists of, found out once.
     pub(crate) kinds: OnceCell<Vec<ApiKind>>,
 }

@@ -1,7 +1,7 @@
 //! Wires watches, queues and workers together.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use kube::Client;
 use tokio::sync::OnceCell;
@@ -32,6 +32,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
         recorder,
         config,
         lifecycle: Arc::new(Lifecycle::new()),
+        last_ranges: Mutex::default(),
         kinds: OnceCell::new(),
     });
     start(&context, &mut tasks);

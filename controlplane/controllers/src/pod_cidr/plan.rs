@@ -24,8 +24,10 @@ pub(crate) fn ranges(node: &Node) -> Vec<IpNetwork> {
     all.filter_map(|text| text.parse().ok()).collect()
 }
 
-/// Decides for all nodes at once, so that none gets what another has or gets.
-pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig) -> Vec<Action> {
+/// Decides for all nodes at once, so that none gets what another has or gets. Ranges are given in turn, beginning behind
+/// those that were given `last`: what a deleted node had rests until its turn comes again, for others may still have
+/// routes to it.
+pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig, last: &[IpNetwork]) -> Vec<Action> {
     if config.cluster_cidrs.is_empty() {
         return Vec::new();
     }
@@ -35,7 +37,7 @@ pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig) -> Vec<Actio
         .iter()
         .map(|cluster| {
             let mask = if cluster.is_ipv4() { config.node_mask_v4 } else { config.node_mask_v6 };
-            Free::new(*cluster, mask, &taken)
+            Free::new((*cluster, mask), &taken, last)
         })
         .collect();
     let needy = nodes.iter().filter(|node| ranges(node).is_empty() && !node.deleting());
@@ -47,11 +49,12 @@ pub(crate) fn plan(nodes: &[Arc<Node>], config: &ControllersConfig) -> Vec<Actio
         .collect()
 }
 
-/// The free ranges of a cluster range, one after another.
+/// The free ranges of a cluster range, one after another, each once.
 struct Free {
     cluster: IpNetwork,
     mask: u8,
-    next: u128,
+    first: u128,
+    looked_at: u128,
     count: u128,
     /// Taken ranges of the very size, and others.
     same: HashSet<IpNetwork>,
@@ -59,12 +62,33 @@ struct Free {
 }
 
 impl Free {
-    fn new(cluster: IpNetwork, mask: u8, taken: &[IpNetwork]) -> Self {
+    fn new((cluster, mask): (IpNetwork, u8), taken: &[IpNetwork], last: &[IpNetwork]) -> Self {
         // None of that size is inside a range that is smaller.
         let count = mask.checked_sub(cluster.prefix()).map_or(0, |bits| 1 << bits.min(32));
         let (same, other) = taken.iter().copied().partition(|range: &IpNetwork| range.prefix() == mask);
         let same: Vec<IpNetwork> = same;
-        Self { cluster, mask, next: 0, count, same: same.into_iter().collect(), other }
+        let same = same.into_iter().collect();
+        let mut free = Self { cluster, mask, first: 0, looked_at: 0, count, same, other };
+        free.first = last.iter().find_map(|range| free.number(*range)).map_or(0, |number| number + 1);
+        free
+    }
+
+    /// The number of a range; none when it is not one of these.
+    fn number(&self, range: IpNetwork) -> Option<u128> {
+        if range.prefix() != self.mask || !self.cluster.contains(range.network()) {
+            return None;
+        }
+        match (range.network(), self.cluster.network()) {
+            (IpAddr::V4(ip), IpAddr::V4(base)) => {
+                let offset = ip.to_bits() ^ base.to_bits();
+                offset.checked_shr(u32::from(32_u8.checked_sub(self.mask)?)).map(u128::from)
+            }
+            (IpAddr::V6(ip), IpAddr::V6(base)) => {
+                let offset = ip.to_bits() ^ base.to_bits();
+                offset.checked_shr(u32::from(128_u8.checked_sub(self.mask)?))
+            }
+            _ => None,
+        }
     }
 
     fn at(&self, number: u128) -> Option<IpNetwork> {
@@ -87,9 +111,9 @@ impl Iterator for Free {
     type Item = IpNetwork;
 
     fn next(&mut self) -> Option<IpNetwork> {
-        while self.next < self.count {
-            let range = self.at(self.next)?;
-            self.next += 1;
+        while self.looked_at < self.count {
+            let range = self.at((self.first + self.looked_at) % self.count)?;
+            self.looked_at += 1;
             let overlaps =
                 |other: &IpNetwork| other.contains(range.network()) || range.contains(other.network());
             if !self.same.contains(&range) && !self.other.iter().any(overlaps) {
@@ -111,6 +135,11 @@ mod tests {
     }
 
     fn decide(nodes: &[Arc<Node>], clusters: &[&str], mask_v4: u8) -> Vec<String> {
+        decide_after(&[], nodes, clusters, mask_v4)
+    }
+
+    fn decide_after(last: &[&str], nodes: &[Arc<Node>], clusters: &[&str], mask_v4: u8) -> Vec<String> {
+        let last: Vec<IpNetwork> = last.iter().map(|text| text.parse().unwrap()).collect();
         let config = ControllersConfig {
             cluster_cidrs: clusters.iter().map(|text| text.parse().unwrap()).collect(),
             node_mask_v4: mask_v4,
@@ -123,7 +152,7 @@ mod tests {
             }
             Action::Exhausted(node) => format!("{} none", node.name()),
         };
-        plan(nodes, &config).into_iter().map(show).collect()
+        plan(nodes, &config, &last).into_iter().map(show).collect()
     }
 
     #[test]
@@ -131,6 +160,21 @@ mod tests {
         let nodes =
             [node("a", &["10.42.0.0/24"]), node("b", &[]), node("c", &["10.42.2.0/24"]), node("d", &[])];
         assert_eq!(decide(&nodes, &["10.42.0.0/16"], 24), ["b 10.42.1.0/24", "d 10.42.3.0/24"]);
+    }
+
+    #[test]
+    fn a_range_that_was_given_up_rests_until_its_turn() {
+        let nodes = [node("a", &["10.42.0.0/24", "fd00::/64"]), node("b", &[]), node("c", &[])];
+        let clusters = ["10.42.0.0/22", "fd00::/62"];
+        let after = |last: &[&str]| decide_after(last, &nodes, &clusters, 24);
+        let second = "b 10.42.2.0/24 fd00:0:0:2::/64";
+        assert_eq!(after(&["10.42.1.0/24", "fd00:0:0:1::/64"])[0], second, "what .1 had is free");
+        let round = ["b 10.42.3.0/24 fd00:0:0:3::/64", "c 10.42.1.0/24 fd00:0:0:1::/64"];
+        assert_eq!(after(&["10.42.2.0/24", "fd00:0:0:2::/64"]), round);
+        // Of another cluster range or size: given by an earlier setting.
+        for other in ["10.43.1.0/24", "10.42.1.0/25"] {
+            assert_eq!(after(&[other])[0], "b 10.42.1.0/24 fd00:0:0:1::/64");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Writes the ranges on the nodes.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use serde_json::json;
 
@@ -32,15 +32,16 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// One look at all nodes. There is one worker, so that no two looks overlap.
 pub(crate) async fn reconcile(context: &Context, _: Key) -> Result<Next, Error> {
     let cache = &context.caches.nodes;
-    for action in plan::plan(&cache.all(), &context.config) {
+    let last = context.last_ranges.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for action in plan::plan(&cache.all(), &context.config, &last) {
         match action {
             Action::Assign(node, ranges) => {
-                let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
                 let patch = json!({
                     "metadata": {"uid": node.uid(), "resourceVersion": node.metadata.resource_version},
-                    "spec": {"podCIDR": ranges[0], "podCIDRs": ranges},
+                    "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges},
                 });
                 context.writer(cache).merge(&node.key(), Part::Main, patch).await?;
+                *context.last_ranges.lock().unwrap_or_else(PoisonError::into_inner) = ranges;
             }
             Action::Exhausted(node) => {
                 let message = format!("Node {} status is now: CIDRNotAvailable", node.name());
