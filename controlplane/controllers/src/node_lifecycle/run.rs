@@ -95,7 +95,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         node = say_lost(context, &node, conditions).await?;
         rezone(context);
     }
+    // Not only when it is said to be lost: what fails then, or is cut short, is done when it is looked at again.
+    let unready = if left.is_none() { say_pods_not_ready(context, &node).await } else { Ok(()) };
     let evicts = taint(context, &node).await?;
+    unready?;
     // Once lost there is no timer: a heartbeat or a change wakes us.
     let wait = [left.map(|left| left + Duration::from_millis(1)), evicts].into_iter().flatten().min();
     Ok(wait.map_or(Next::Wait, Next::After))
@@ -141,16 +144,21 @@ async fn say_lost(
     if was_ready {
         let message = format!("Node {} status is now: NodeNotReady", node.name());
         context.record(node, COMPONENT, (Kind::Normal, "NodeNotReady"), message);
-        for pod in context.caches.pods.all() {
-            if pod.spec.node_name.as_deref() == Some(node.name()) {
-                say_not_ready(context, &pod).await?;
-            }
-        }
     }
     Ok(written)
 }
 
-/// Services must not send anybody to a pod that may be gone.
+/// Services must not send anybody to pods that may be gone. The first failure, after all were tried.
+async fn say_pods_not_ready(context: &Context, node: &Node) -> Result<(), Error> {
+    let mut result = Ok(());
+    for pod in context.caches.pods.all() {
+        if pod.spec.node_name.as_deref() == Some(node.name()) {
+            result = result.and(say_not_ready(context, &pod).await);
+        }
+    }
+    result
+}
+
 async fn say_not_ready(context: &Context, pod: &Pod) -> Result<(), Error> {
     if pod.condition("Ready").is_none_or(|ready| ready.status != "True") {
         return Ok(());
@@ -267,3 +275,6 @@ impl Beat {
         Self { at: Instant::now(), lease: None, status: None, unready: None }
     }
 }
+
+#[cfg(test)]
+mod tests;
