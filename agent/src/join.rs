@@ -10,7 +10,8 @@
 //! both are renewed at 70 to 90 % of their time, with the certificate that there is
 //! ```
 //! The last file written makes the machine joined: one that dies before joins anew, one that dies after needs no
-//! token. A key never leaves the machine; it is written with its certificate, in one file, or not at all.
+//! token. A key never leaves the machine; it is written with its certificate, in one file, or not at all, but for that
+//! of the first request: as long as nobody has answered that, another try goes on with it.
 
 mod client;
 mod cluster;
@@ -23,6 +24,7 @@ mod token;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Client;
 use rustls::server::ResolvesServerCert;
@@ -35,6 +37,10 @@ use serving::Serving;
 
 pub use cluster::Endpoint;
 pub use token::{CaHash, Token};
+
+/// How long approval and signature may take while somebody waits for the machine to join: the cluster's controllers
+/// take milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Why a machine cannot join, or cannot go on as the node that it is.
 #[derive(Debug, thiserror::Error)]
@@ -144,7 +150,8 @@ pub struct Membership {
 /// joined one ([`resume`]).
 ///
 /// # Errors
-/// [`JoinError`]; nothing is left then but, in the cluster, a request that is removed by itself.
+/// [`JoinError`]; nothing is left then but, in the cluster, a request that is removed by itself, and the key of one
+/// that nobody has answered.
 pub async fn join(
     state_dir: &Path,
     node: &str,
@@ -157,11 +164,22 @@ pub async fn join(
         return Err(JoinError::NodeExists { node: node.to_owned() });
     }
     let wanted = Wanted::client(node);
-    let identity = request::certificate(&bootstrap, &wanted).await.map_err(|error| error.at(endpoint))?;
     let files = Files::new(state_dir);
+    let key = files.pending_key()?;
+    let identity = match request::certificate(&bootstrap, &wanted, &key, PATIENCE).await {
+        Ok(identity) => identity,
+        Err(error) => {
+            // One that nobody has answered yet is still there when this is tried again.
+            if !error.is_unanswered() {
+                files.forget_pending_key();
+            }
+            return Err(error.at(endpoint));
+        }
+    };
     files.write_client(&identity)?;
     files.write_authority(&authority)?;
     files.write_kubeconfig(endpoint, &authority, node)?;
+    files.forget_pending_key();
     tracing::info!(node, server = %endpoint, "joined");
     resume(state_dir, node)?.ok_or_else(|| JoinError::Certificate("what was just written is gone".to_owned()))
 }

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kube::config::Kubeconfig;
+use rcgen::KeyPair;
 
-use super::request::Identity;
+use super::request::{self, Identity};
 use super::{Endpoint, JoinError};
 
 /// The directory.
@@ -43,6 +44,29 @@ impl Files {
 
     pub(super) fn write_client(&self, identity: &Identity) -> Result<(), JoinError> {
         write_identity(&self.dir.join("client.pem"), identity)
+    }
+
+    /// The key of a request that waits for its answer; a new one when there is none.
+    pub(super) fn pending_key(&self) -> Result<KeyPair, JoinError> {
+        let path = self.dir.join("pending.key");
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            text => Some(text.map_err(|error| unusable(&path, &error))?),
+        };
+        // One that cannot be used is of a request that is lost.
+        if let Some(key) = text.and_then(|text| KeyPair::from_pem(&text).ok()) {
+            return Ok(key);
+        }
+        let key = request::new_key()?;
+        write(&path, &key.serialize_pem())?;
+        Ok(key)
+    }
+
+    /// Its request was answered.
+    pub(super) fn forget_pending_key(&self) {
+        drop(fs::remove_file(self.dir.join("pending.key")));
+        // A machine that has not joined has no such directory.
+        drop(fs::remove_dir(&self.dir));
     }
 
     /// The serving certificate; nothing when there is none yet. One that cannot be used is asked for again.
@@ -186,6 +210,20 @@ mod tests {
             let mode = fs::metadata(dir.path().join("join").join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
+    }
+
+    #[test]
+    fn a_key_is_the_same_until_its_request_is_answered() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path());
+        let key = || files.pending_key().unwrap().serialize_pem();
+        let first = key();
+        assert_eq!(key(), first);
+        files.forget_pending_key();
+        assert!(!files.dir.exists());
+        assert_ne!(key(), first);
+        fs::write(files.dir.join("pending.key"), "torn").unwrap();
+        assert_eq!(key(), key());
     }
 
     #[test]

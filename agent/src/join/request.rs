@@ -15,13 +15,10 @@ use kube::{Api, Client};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
+use sha2::{Digest, Sha256};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Endpoint, JoinError};
-
-/// How long approval and signature may take: the cluster's controllers take milliseconds, a person takes longer, and
-/// then the machine asks again.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -107,9 +104,12 @@ impl Wanted {
         params.serialize_request(key)?.pem()
     }
 
+    /// Named after the key and what is wanted: who asks again with the same key finds the request that there is.
     fn object(&self, key: &KeyPair) -> Result<CertificateSigningRequest, rcgen::Error> {
+        let asked = [key.public_key_pem().as_bytes(), self.user.as_bytes(), self.signer.as_bytes()].concat();
+        let name = format!("node-csr-{}", hex::encode(Sha256::digest(asked)));
         Ok(CertificateSigningRequest {
-            metadata: ObjectMeta { generate_name: Some("csr-".to_owned()), ..ObjectMeta::default() },
+            metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() },
             spec: CertificateSigningRequestSpec {
                 request: ByteString(self.sign(key)?.into_bytes()),
                 signer_name: self.signer.to_owned(),
@@ -157,6 +157,16 @@ impl Identity {
 }
 
 impl Failure {
+    /// Whether there is a request that may still be answered.
+    pub(super) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Join(JoinError::Unanswered { .. }))
+    }
+
+    /// Whether there was a request.
+    pub(super) fn is_of_request(&self) -> bool {
+        matches!(self, Self::Join(JoinError::Refused { .. } | JoinError::Unanswered { .. }))
+    }
+
     /// As the error of joining there.
     pub(super) fn at(self, endpoint: &Endpoint) -> JoinError {
         match self {
@@ -184,18 +194,30 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Asks for a certificate with a new key, and waits for it.
-pub(super) async fn certificate(client: &Client, wanted: &Wanted) -> Result<Identity, Failure> {
+/// A new key.
+pub(super) fn new_key() -> Result<KeyPair, JoinError> {
+    KeyPair::generate().map_err(|error| JoinError::Certificate(error.to_string()))
+}
+
+/// Asks for a certificate for this key, unless that was done before, and waits for it no longer than this. The request
+/// stays in the cluster until that removes it, a day later: it is worth to wait for its answer.
+pub(super) async fn certificate(
+    client: &Client,
+    wanted: &Wanted,
+    key: &KeyPair,
+    patience: Duration,
+) -> Result<Identity, Failure> {
     let unusable = |error: rcgen::Error| Failure::Join(JoinError::Certificate(error.to_string()));
-    let key = KeyPair::generate().map_err(unusable)?;
-    let object = wanted.object(&key).map_err(unusable)?;
+    let object = wanted.object(key).map_err(unusable)?;
     let api: Api<CertificateSigningRequest> = Api::all(client.clone());
-    let made =
-        api.create(&PostParams::default(), &object).await.map_err(|error| Failure::Api(Box::new(error)))?;
-    let name = made.metadata.name.unwrap_or_default();
-    let answer = tokio::time::timeout(PATIENCE, answer(&api, &name, wanted)).await;
+    match api.create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+        made => drop(made.map_err(|error| Failure::Api(Box::new(error)))?),
+    }
+    let name = object.metadata.name.unwrap_or_default();
+    let answer = tokio::time::timeout(patience, answer(&api, &name, wanted)).await;
     let pem = answer.map_err(|_elapsed| {
-        Failure::Join(JoinError::Unanswered { name: name.clone(), seconds: PATIENCE.as_secs() })
+        Failure::Join(JoinError::Unanswered { name: name.clone(), seconds: patience.as_secs() })
     })??;
     Identity::new(pem, key.serialize_pem()).map_err(Failure::Join)
 }

@@ -1,27 +1,32 @@
 //! Certificates are renewed when they are due, and as often as it takes.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use kube::Client;
 use tokio::sync::watch;
 
 use super::JoinError;
 use super::client::Current;
 use super::files::Files;
-use super::request::{self, Identity, Wanted};
+use super::request::{self, Failure, Identity, Wanted};
 use super::serving::Serving;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(60);
+/// How long a request is waited for, and at last how seldom others follow those that are refused: as the kubelet has
+/// it. A person may have to approve, and each request stays in the cluster for a day.
+const PATIENCE: Duration = Duration::from_secs(15 * 60);
 /// The timer's clock stands still while the machine sleeps, so a long wait is cut.
 const LONGEST_WAIT: Duration = Duration::from_secs(12 * 3600);
 
 /// Keeps the client certificate alive, for ever.
-pub(super) async fn client(current: &Current, files: &Files, wanted: Wanted) {
+pub(super) async fn client(current: &Arc<Current>, files: &Files, wanted: Wanted) {
     loop {
         sleep_until_due(&current.identity()).await;
-        let identity = obtain(current, &wanted).await;
+        let identity = obtain(&current.client(), &wanted).await;
         // In use first: should the disk be full, the node at least lives on until it is restarted.
         told(current.replace(identity.clone()).and(files.write_client(&identity)));
         tracing::info!(user = wanted.user, until = %identity.until(), "renewed the client certificate");
@@ -30,7 +35,7 @@ pub(super) async fn client(current: &Current, files: &Files, wanted: Wanted) {
 
 /// Gets the serving certificate, and keeps it alive and true to the node's addresses, for ever.
 pub(super) async fn serving(
-    current: &Current,
+    current: &Arc<Current>,
     files: &Files,
     (serving, node): (&Serving, &str),
     mut addresses: watch::Receiver<Vec<IpAddr>>,
@@ -44,10 +49,11 @@ pub(super) async fn serving(
                 () = changed(&mut addresses) => continue,
             }
         }
+        let client = current.client();
         tokio::select! {
             // A request for addresses that are not the node's any more is left to the cluster, which removes it.
             () = changed(&mut addresses) => {}
-            identity = obtain(current, &wanted) => {
+            identity = obtain(&client, &wanted) => {
                 told(serving.replace(identity.clone()).and(files.write_serving(&identity)));
                 tracing::info!(user = wanted.user, until = %identity.until(), "the serving certificate is there");
             }
@@ -78,17 +84,82 @@ async fn sleep_until_due(identity: &Identity) {
     }
 }
 
-/// Asks until a certificate is there.
-async fn obtain(current: &Current, wanted: &Wanted) -> Identity {
+/// Asks until a certificate is there; anew only when a request was refused or has not been answered for long.
+async fn obtain(client: &Client, wanted: &Wanted) -> Identity {
     let mut retry = FIRST_RETRY;
     loop {
-        match request::certificate(&current.now(), wanted).await {
+        let asked = async {
+            let key = request::new_key().map_err(Failure::Join)?;
+            request::certificate(client, wanted, &key, PATIENCE).await
+        };
+        let error = match asked.await {
             Ok(identity) => return identity,
-            Err(error) => {
-                tracing::warn!(%error, user = wanted.user, "no certificate yet, asking again");
-            }
-        }
-        tokio::time::sleep(retry).await;
-        retry = (retry * 2).min(LAST_RETRY);
+            Err(error) => error,
+        };
+        tracing::warn!(%error, user = wanted.user, "no certificate yet, asking again");
+        let longest = if error.is_of_request() { PATIENCE } else { LAST_RETRY };
+        tokio::time::sleep(retry.min(longest)).await;
+        retry = (retry * 2).min(PATIENCE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Mutex;
+
+    use bytes::Bytes;
+    use futures::StreamExt;
+    use futures::stream::BoxStream;
+    use http::{Method, Request, Response};
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// An API in which nobody approves; how many requests there were.
+    fn nobody_approves(status: Value) -> (Client, Arc<Mutex<u32>>) {
+        let count = Arc::new(Mutex::new(0));
+        let counted = count.clone();
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let is_new = *request.method() == Method::POST;
+            *counted.lock().unwrap() += u32::from(is_new);
+            let one = json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+                "metadata": {"name": "r", "resourceVersion": "1"}, "status": status,
+                "spec": {"request": "", "signerName": "kubernetes.io/kubelet-serving"}});
+            let list = json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequestList",
+                "metadata": {"resourceVersion": "1"}, "items": [one]});
+            let body: BoxStream<'static, Result<Frame<Bytes>, Infallible>> =
+                match request.uri().query().is_some_and(|query| query.contains("watch=")) {
+                    true => futures::stream::pending().boxed(),
+                    false => {
+                        let answer = if is_new { one } else { list };
+                        futures::stream::iter([Ok(Frame::data(Bytes::from(answer.to_string())))]).boxed()
+                    }
+                };
+            async move { Ok::<_, Infallible>(Response::new(StreamBody::new(body))) }
+        });
+        (Client::new(service, "default"), count)
+    }
+
+    async fn requests_within(minutes: u64, status: Value) -> u32 {
+        let (client, count) = nobody_approves(status);
+        let wanted = Wanted::serving("a", Vec::new());
+        let within = Duration::from_secs(60 * minutes);
+        assert!(tokio::time::timeout(within, obtain(&client, &wanted)).await.is_err());
+        *count.lock().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_nobody_answers_is_waited_for() {
+        assert_eq!(requests_within(14, json!({})).await, 1);
+        assert_eq!(requests_within(59, json!({})).await, 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_followed_by_ever_fewer_requests() {
+        let denied = json!({"conditions": [{"type": "Denied", "status": "True", "message": "no"}]});
+        assert!(requests_within(24 * 60, denied).await < 110, "each is kept for a day");
     }
 }
