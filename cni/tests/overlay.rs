@@ -205,6 +205,20 @@ fn pods_reach_pods_by_vxlan_in_both_families() {
 }
 
 #[test]
+fn pods_reach_pods_by_another_number_and_port() {
+    let other = Backend::Vxlan { vni: 77_777, port: 4790, direct_routing: false };
+    between_two_nodes(other, 1430, |overlay, _| {
+        let link = ip("-d link show coracle.1");
+        assert!(link.contains("vxlan id 77777") && link.contains("dstport 4790"), "{link}");
+        assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
+        // Peers with other numbers are told of, and not reached.
+        let peers = BTreeMap::from([peer(2, VXLAN)]);
+        let refused = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().refused;
+        assert!(refused[0].1.contains("its VNI is 1, ours 77777"), "{refused:?}");
+    });
+}
+
+#[test]
 fn pods_reach_pods_by_routes_alone() {
     between_two_nodes(Backend::HostGw, 1500, |overlay, _| {
         assert_eq!(passing(overlay), [(1500, true); 2]);

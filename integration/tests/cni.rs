@@ -19,6 +19,7 @@ mod vlan;
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -520,6 +521,65 @@ fn our_runtime_runs_a_third_party_list_and_tells_the_truth_of_it() {
         cri.crictl(&["stopp", &id]);
         assert!(!rules().contains("10.67.0.2:80"), "{}", rules());
         assert_eq!(plugins::addresses(&machine.path("addresses/theirs")), [""; 0]);
+        cri.crictl(&["rmp", &id]);
+        cri.down();
+    });
+}
+
+/// What a plugin is told of a pod: its name for `CNI_ARGS`, its annotations and ports for the capabilities it has.
+#[test]
+fn a_plugin_is_told_the_pods_name_and_its_bandwidth() {
+    on_a_machine(|machine| {
+        let [conf, bin, log] = ["net.d", "bin", "told"].map(|name| machine.path(name));
+        for dir in [&conf, &bin] {
+            fs::create_dir_all(dir).unwrap();
+        }
+        let script = format!(
+            "#!/bin/sh\nc=$(cat)\necho \"$CNI_COMMAND|$CNI_IFNAME|$CNI_ARGS|$c\" >>{}\n\
+             [ $CNI_COMMAND != ADD ] || echo '{{\"cniVersion\":\"1.0.0\",\"ips\":[{{\"address\":\"10.1.1.1/32\"}}]}}'\n",
+            log.display()
+        );
+        fs::write(bin.join("witness"), script).unwrap();
+        fs::set_permissions(bin.join("witness"), fs::Permissions::from_mode(0o755)).unwrap();
+        let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [
+            {"type": "witness", "capabilities": {"bandwidth": true, "portMappings": true}}]});
+        fs::write(conf.join("10.conflist"), list.to_string()).unwrap();
+        let flags = ["--cni-conf-dir", conf.to_str().unwrap(), "--cni-bin-dir", bin.to_str().unwrap()];
+        let cri = Cri::runtime_with(machine, &machine.path("none"), &flags);
+        let pod = json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u-1"}, "linux": {},
+            "annotations": {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-bandwidth": "20M"},
+            "port_mappings": [{"protocol": 0, "container_port": 80, "host_port": 8080}]});
+        fs::write(machine.path("pod.json"), pod.to_string()).unwrap();
+        let id = cri.crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
+        assert_eq!(cri.json(&["inspectp", &id])["status"]["network"]["ip"], "10.1.1.1");
+        cri.crictl(&["stopp", &id]);
+        let told = fs::read_to_string(&log).unwrap();
+        for command in ["ADD", "DEL"] {
+            let line = told.lines().find(|line| line.starts_with(command)).unwrap();
+            let [_, interface, arguments, given] = line.splitn(4, '|').collect::<Vec<_>>()[..] else {
+                panic!("{line}")
+            };
+            assert_eq!(interface, "eth0");
+            for argument in [
+                "IgnoreUnknown=1".to_owned(),
+                "K8S_POD_NAMESPACE=shop".to_owned(),
+                "K8S_POD_NAME=web".to_owned(),
+                "K8S_POD_UID=u-1".to_owned(),
+                format!("K8S_POD_INFRA_CONTAINER_ID={id}"),
+            ] {
+                assert!(arguments.split(';').any(|one| one == argument), "{argument}: {arguments}");
+            }
+            let given: Value = serde_json::from_str(given).unwrap();
+            let bandwidth = &given["runtimeConfig"]["bandwidth"];
+            let rates = (&bandwidth["ingressRate"], &bandwidth["egressRate"]);
+            assert_eq!(rates, (&json!(10_000_000), &json!(20_000_000)), "{command}");
+            let ports = &given["runtimeConfig"]["portMappings"][0];
+            assert_eq!(
+                (&ports["hostPort"], &ports["containerPort"]),
+                (&json!(8080), &json!(80)),
+                "{command}"
+            );
+        }
         cri.crictl(&["rmp", &id]);
         cri.down();
     });

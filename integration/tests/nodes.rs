@@ -148,6 +148,36 @@ fn nodes_and_the_control_plane_come_and_go_and_pods_do_not_notice() {
 }
 
 #[test]
+fn packets_between_pods_keep_their_source_while_an_agent_knows_no_other_node() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::up(machine, CIDRS, 2);
+        let pods = with_nginx(&nodes, 2);
+        all_know(&nodes, 1);
+        all_reach_all(&nodes, &pods, MTU);
+        let at = |node: &str| pods.iter().find(|pod| pod.node == node).unwrap();
+        let (from, to) = (at("node-1"), at("node-2"));
+        let sources =
+            || -> Vec<String> { to.ips.iter().map(|ip| nodes::pods::seen_from(from, to, ip)).collect() };
+        assert_eq!(sources(), from.ips);
+        nodes.stop_plane();
+        nodes.agent("node-1").end(Signal::SIGTERM);
+        nodes.agent("node-1").start();
+        // Its network is there again, as the kubelet's API tells of the pods that it found.
+        let address = nodes.agent("node-1").host().address();
+        eventually("the agent", 20, || {
+            std::net::TcpStream::connect((address.as_str(), 10250)).is_ok().then_some(())
+        });
+        for _ in 0..20 {
+            assert_eq!(sources(), from.ips);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        nodes.start_plane();
+        nodes.wait_ready();
+        assert_eq!(sources(), from.ips);
+    });
+}
+
+#[test]
 fn a_nodes_address_may_change() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);
