@@ -58,6 +58,7 @@ pub(crate) struct Firewall {
 
 struct State {
     claims: BTreeMap<String, Claim>,
+    /// What the table says; none when that is not known.
     applied: Option<Plan>,
     /// Opened when the kernel is first spoken to: most of what plugins do needs no word of it, and closing the socket
     /// waits for the kernel to be done with what anybody has removed of nftables.
@@ -80,6 +81,15 @@ impl Claim {
 
     fn key(&self) -> String {
         [&self.plugin, &self.network, &self.id, &self.ifname].map(|part| part.replace('/', "%")).join("@")
+    }
+
+    /// What does not count as beyond the network, in order, beside the network itself.
+    fn beside(&self, network: IpNetwork) -> Vec<IpNetwork> {
+        let of_family = |other: &&IpNetwork| other.is_ipv4() == network.is_ipv4() && **other != network;
+        let mut except: Vec<IpNetwork> = self.except.iter().filter(of_family).copied().collect();
+        except.sort_unstable();
+        except.dedup();
+        except
     }
 
     fn mappings(&self) -> impl Iterator<Item = Mapping> {
@@ -112,7 +122,12 @@ fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
                 conditions => drop(plan.conditional.insert((mapping, conditions.to_vec()))),
             }
         }
-        plan.masquerade.extend(claim.masquerade.iter().map(|network| (*network, claim.except.clone())));
+        for network in &claim.masquerade {
+            // What is beyond for one claim is beyond for all.
+            let except = claim.beside(*network);
+            let all = plan.masquerade.entry(*network);
+            all.and_modify(|all| all.retain(|range| except.contains(range))).or_insert(except);
+        }
         plan.isolated.extend(claim.isolated.clone());
         if claim.ports.is_empty() {
             continue;
@@ -170,19 +185,29 @@ impl Firewall {
         Ok(Self { table: table.to_owned(), dir, shared, state })
     }
 
-    /// Adds or replaces a claim, and makes the table follow. Nothing is kept of one that cannot be had.
+    /// Adds or replaces a claim, and makes the table follow. When it cannot, what was on file is on file again.
     pub(crate) fn put(&self, claim: &Claim) -> Result<(), Error> {
         let key = claim.key();
         let (mut state, _lock) = self.lock()?;
         check_ports(claim, state.claims.iter().filter(|(other, _)| **other != key).map(|(_, claim)| claim))?;
-        if state.claims.get(&key) != Some(claim) {
+        let before = state.claims.get(&key).cloned();
+        let is_new = before.as_ref() != Some(claim);
+        if is_new {
             self.write(&key, claim)?;
+            state.claims.insert(key.clone(), claim.clone());
         }
-        let before = state.claims.insert(key.clone(), claim.clone());
         let followed = self.look(&mut state).and_then(|()| self.follow(&mut state));
-        if followed.is_err() && before.is_none() {
-            state.claims.remove(&key);
-            remove(&self.path(&key))?;
+        if followed.is_err() && is_new {
+            match before {
+                Some(before) => {
+                    self.write(&key, &before)?;
+                    state.claims.insert(key, before);
+                }
+                None => {
+                    state.claims.remove(&key);
+                    remove(&self.path(&key))?;
+                }
+            }
         }
         followed
     }
@@ -306,14 +331,14 @@ impl Firewall {
         nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))
     }
 
-    /// Makes the table what the claims say, unless that is what was made last. What only adds to it is added, for
-    /// the kernel takes its time with what is removed.
+    /// Makes the table what the claims say, unless that is what was made last. As much of it as can stay does, for the
+    /// kernel takes its time with what is removed.
     fn follow(&self, state: &mut State) -> Result<(), Error> {
         let wanted = plan(state.claims.values());
         if state.applied.as_ref() == Some(&wanted) {
             return Ok(());
         }
-        let added = state.applied.take().and_then(|applied| nft::add(&self.table, &applied, &wanted));
+        let added = state.applied.take().and_then(|applied| nft::change(&self.table, &applied, &wanted));
         let added = added.map(|batch| self.commit(state, batch, "change"));
         if !matches!(added, Some(Ok(()))) {
             // Nothing of it was there to add to, or not all that should be.
@@ -439,5 +464,31 @@ mod tests {
             ..Claim::default()
         };
         assert_eq!(plan([&member("a"), &member("b")].into_iter()).masquerade.len(), 1);
+    }
+
+    #[test]
+    fn a_claim_that_cannot_be_had_leaves_the_one_before() {
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let dir = tempfile::tempdir().unwrap();
+            let except = |ranges: &[&str]| Claim {
+                masquerade: vec!["10.1.0.0/16".parse().unwrap()],
+                except: ranges.iter().map(|range| range.parse().unwrap()).collect(),
+                ..Claim::default()
+            };
+            // The kernel takes no name that is as long as this table's.
+            let long = "t".repeat(70000);
+            let firewall = Firewall::open(&long, dir.path(), false).unwrap();
+            assert!(firewall.put(&except(&["10.2.0.0/16"])).is_err());
+            assert_eq!(firewall.get(&Claim::default()), None);
+            let first = except(&["10.2.0.0/16"]);
+            Firewall::open("t", dir.path(), false).unwrap().put(&first).unwrap();
+            let firewall = Firewall::open(&long, dir.path(), false).unwrap();
+            assert!(firewall.put(&except(&["10.3.0.0/16"])).is_err());
+            assert_eq!(firewall.get(&first), Some(first.clone()));
+            let again = Firewall::open("t", dir.path(), false).unwrap();
+            assert_eq!(again.get(&first), Some(first));
+        });
+        thread.join().unwrap();
     }
 }

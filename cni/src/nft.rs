@@ -1,11 +1,12 @@
 //! The nftables table: masquerading of what leaves the node, host ports, and bridges kept apart.
 //!
-//! Every change is one transaction, so that a packet sees the old table or the new one: what only adds is added, all
-//! else replaces the whole table. Connections keep their translation: it lives in conntrack, not in the rules.
+//! Every change is one transaction, so that a packet sees the old table or the new one: ports and ranges come and go as
+//! elements of maps and sets, rules are added, and where one has to go the whole table is replaced. Connections keep
+//! their translation: it lives in conntrack, not in the rules.
 //!
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
-//! postrouting ─ from a network to beyond it             ─► masquerade
+//! postrouting ─ from a network to beyond it and its set ─► masquerade
 //!             ─ from a pod to its network by a host port ─► masquerade (else the answer takes a short cut)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
 //! forward     ─ from one isolated bridge to another      ─► drop
@@ -13,9 +14,10 @@
 
 pub(crate) mod event;
 mod expression;
-mod message;
+pub(crate) mod message;
+mod ranges;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
@@ -26,6 +28,7 @@ use crate::ports::Protocol;
 use expression::{Header, Meta, R0, Rule, value};
 use message::{Attributes, Verb};
 pub(crate) use message::{Batch, Channel};
+use ranges::{exceptions_of, ranges};
 
 /// What the table is to say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,7 +37,7 @@ pub(crate) struct Plan {
     /// Ways in that are open only to packets of which all of this holds.
     pub(crate) conditional: BTreeSet<(Mapping, Vec<Condition>)>,
     /// Networks whose packets to beyond take the node's address, with the networks that do not count as beyond.
-    pub(crate) masquerade: BTreeSet<(IpNetwork, Vec<IpNetwork>)>,
+    pub(crate) masquerade: BTreeMap<IpNetwork, Vec<IpNetwork>>,
     /// Networks whose members may reach each other by host ports.
     pub(crate) hairpin: BTreeSet<IpNetwork>,
     /// Whether 127.0.0.1 may use host ports.
@@ -89,39 +92,42 @@ const V6: Family = Family {
 };
 const INET_PROTO: u32 = 12;
 const INET_SERVICE: u32 = 13;
+/// A list of elements that is this long goes in a message: with another element it stays far below what an attribute
+/// can hold.
+const LONG_LIST: usize = 32 << 10;
 
 /// The transaction that makes the table exactly this.
 pub(crate) fn replace(table: &str, plan: &Plan) -> Batch {
-    let mut table = Table { name: table, batch: Batch::new() };
+    let mut table = Table::new(table);
     table.delete();
     let named = table.named();
     table.batch.push(Verb::NewTable, &named);
     table.chains();
-    for (index, family) in [V4, V6].iter().enumerate() {
-        table.maps(family, u32::try_from(index).unwrap_or_default());
-        table.host_port_rules(family);
+    for family in [V4, V6] {
+        table.maps(&family);
+        table.host_port_rules(&family);
     }
     for chain in ["prerouting", "output"] {
         table.rule(chain, Rule::default().destination_is_local().jump("hostports"));
     }
-    table.grow(&Plan::default(), plan);
+    table.turn(&Plan::default(), plan);
     table.batch
 }
 
-/// The transaction that adds what is wanted to a table that says `present`; none when something has to go, or when
-/// there is no table.
-pub(crate) fn add(table: &str, present: &Plan, wanted: &Plan) -> Option<Batch> {
-    if *present == Plan::default() || !present.is_within(wanted) {
+/// The transaction that turns a table that says `present` into what is wanted; none when a rule has to go, or when
+/// there is no table or should be none.
+pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan) -> Option<Batch> {
+    if [present, wanted].contains(&&Plan::default()) || !present.has_rules_within(wanted) {
         return None;
     }
-    let mut table = Table { name: table, batch: Batch::new() };
-    table.grow(present, wanted);
+    let mut table = Table::new(table);
+    table.turn(present, wanted);
     Some(table.batch)
 }
 
 /// The transaction that removes the table.
 pub(crate) fn remove(table: &str) -> Batch {
-    let mut table = Table { name: table, batch: Batch::new() };
+    let mut table = Table::new(table);
     table.delete();
     table.batch
 }
@@ -149,12 +155,15 @@ pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
 // === impl Plan ===
 
 impl Plan {
-    /// Whether the other one says all of this, and maybe more. In which order it is said makes no difference, but
-    /// where addresses are untouched.
-    fn is_within(&self, other: &Self) -> bool {
-        self.mappings.is_subset(&other.mappings)
-            && self.conditional.is_subset(&other.conditional)
-            && self.masquerade.is_subset(&other.masquerade)
+    /// Whether the other one has all the rules of this one, and maybe more, whatever is in their maps and sets. In
+    /// which order it is said makes no difference, but where addresses are untouched.
+    fn has_rules_within(&self, other: &Self) -> bool {
+        let masquerades = |(network, except): (&IpNetwork, &Vec<_>)| {
+            // Where there is nothing to except, there is no set.
+            other.masquerade.get(network).is_some_and(|other| other.is_empty() == except.is_empty())
+        };
+        self.conditional.is_subset(&other.conditional)
+            && self.masquerade.iter().all(masquerades)
             && self.hairpin.is_subset(&other.hairpin)
             && self.loopback <= other.loopback
             && self.masquerade_all.is_subset(&other.masquerade_all)
@@ -168,11 +177,17 @@ impl Plan {
 struct Table<'a> {
     name: &'a str,
     batch: Batch,
+    /// How many maps and sets it makes: the number is what each is told apart by in a transaction.
+    sets: u32,
 }
 
 // === impl Table ===
 
-impl Table<'_> {
+impl<'a> Table<'a> {
+    fn new(name: &'a str) -> Self {
+        Self { name, batch: Batch::new(), sets: 0 }
+    }
+
     /// Deletes the table whether or not it is there: making one that exists is no error, deleting an
     /// absent one is.
     fn delete(&mut self) {
@@ -185,10 +200,10 @@ impl Table<'_> {
         Attributes::default().text(1, self.name)
     }
 
-    /// Adds elements and rules that say what is wanted and was not said.
-    fn grow(&mut self, present: &Plan, wanted: &Plan) {
+    /// Adds elements and rules that say what is wanted and was not said, and takes elements away that are not wanted.
+    fn turn(&mut self, present: &Plan, wanted: &Plan) {
         for family in [V4, V6] {
-            self.elements(&family, wanted.mappings.difference(&present.mappings));
+            self.mappings(&family, &present.mappings, &wanted.mappings);
         }
         self.conditional_rules(present, wanted);
         self.masquerade_rules(present, wanted);
@@ -211,31 +226,45 @@ impl Table<'_> {
         self.batch.push(Verb::NewChain, &chain);
     }
 
-    fn maps(&mut self, family: &Family, index: u32) {
+    fn maps(&mut self, family: &Family) {
         const MAP: u32 = 0x8;
         let port = (INET_PROTO << 6) | INET_SERVICE;
         let target = (family.kind << 6) | INET_SERVICE;
         let keys = [(family.any, port, 8), (family.one, (family.kind << 12) | port, family.length + 8)];
-        for (number, (name, key, length)) in (0u32..).zip(keys) {
+        for (name, key, length) in keys {
             let set = self.named().text(2, name).number(3, MAP).number(4, key).number(5, length);
-            let set = set.number(6, target).number(7, family.length + 4).number(10, index * 2 + number + 1);
-            self.batch.push(Verb::NewSet, &set);
+            self.set(set.number(6, target).number(7, family.length + 4));
         }
     }
 
-    fn elements<'m>(&mut self, family: &Family, mappings: impl Iterator<Item = &'m Mapping> + Clone) {
+    fn set(&mut self, set: Attributes) {
+        self.sets += 1;
+        self.batch.push(Verb::NewSet, &set.number(10, self.sets));
+    }
+
+    /// The elements of the maps: those that have to go go first, for others may take their keys.
+    fn mappings(&mut self, family: &Family, present: &BTreeSet<Mapping>, wanted: &BTreeSet<Mapping>) {
         for (name, by_address) in [(family.any, false), (family.one, true)] {
-            let mut list = Attributes::default();
-            let mut any = false;
-            for mapping in mappings.clone().filter(|m| m.to.is_ipv4() == (family.length == 4)) {
-                if mapping.host_ip.is_some() == by_address {
-                    list = list.nest(1, mapping.element());
-                    any = true;
-                }
-            }
-            if any {
-                let elements = self.named().text(2, name).nest(3, list);
-                self.batch.push(Verb::NewElements, &elements);
+            let of_map = |mapping: &&Mapping| {
+                mapping.to.is_ipv4() == (family.length == 4) && mapping.host_ip.is_some() == by_address
+            };
+            let gone = present.difference(wanted).filter(of_map);
+            let list = |element| Attributes::default().nest(1, element);
+            self.elements(Verb::DeleteElements, name, gone.map(|mapping| list(mapping.key())));
+            let new = wanted.difference(present).filter(of_map);
+            self.elements(Verb::NewElements, name, new.map(|mapping| list(mapping.element())));
+        }
+    }
+
+    /// Adds or deletes these, in as many messages as it takes.
+    fn elements(&mut self, verb: Verb, set: &str, elements: impl Iterator<Item = Attributes>) {
+        let mut list = Attributes::default();
+        let mut elements = elements.peekable();
+        while let Some(element) = elements.next() {
+            list = list.and(&element);
+            if list.len() >= LONG_LIST || elements.peek().is_none() {
+                let message = self.named().text(2, set).nest(3, std::mem::take(&mut list));
+                self.batch.push(verb, &message);
             }
         }
     }
@@ -274,16 +303,12 @@ impl Table<'_> {
     }
 
     fn masquerade_rules(&mut self, present: &Plan, wanted: &Plan) {
-        for (network, except) in wanted.masquerade.difference(&present.masquerade) {
-            let mut rule = from(*network);
-            let multicast = if network.is_ipv4() { MULTICAST_V4 } else { MULTICAST_V6 };
-            let nowhere = except.iter().chain([network]).filter(|n| n.is_ipv4() == network.is_ipv4());
-            for (net, mask) in nowhere.map(|n| (octets(n.network()), octets(n.mask()))).chain([multicast()]) {
-                let family = family(*network);
-                rule = rule.payload(Header::Network, family.destination, family.length, R0);
-                rule = rule.mask(R0, &mask).unequal(R0, &net);
+        for (network, except) in &wanted.masquerade {
+            let before = present.masquerade.get(network);
+            if before.is_none() {
+                self.masquerade_rule(*network, !except.is_empty());
             }
-            self.rule("postrouting", rule.masquerade());
+            self.exceptions(*network, before.map_or(&[], Vec::as_slice), except);
         }
         for address in &wanted.untouched {
             let network = IpNetwork::from(*address);
@@ -305,6 +330,32 @@ impl Table<'_> {
                 .equal(R0, &[127, 0, 0, 0]);
             self.rule("postrouting", loopback.translated().masquerade());
         }
+    }
+
+    /// The set has to be there before the rule that looks into it.
+    fn masquerade_rule(&mut self, network: IpNetwork, has_exceptions: bool) {
+        const INTERVAL: u32 = 0x4;
+        let family = family(network);
+        let (net, mask) = if network.is_ipv4() { MULTICAST_V4() } else { MULTICAST_V6() };
+        let rule = destined(from(network), network, true);
+        let rule = rule.payload(Header::Network, family.destination, family.length, R0);
+        let mut rule = rule.mask(R0, &mask).unequal(R0, &net);
+        if has_exceptions {
+            let set = exceptions_of(network);
+            let named = self.named().text(2, &set).number(3, INTERVAL);
+            self.set(named.number(4, family.kind).number(5, family.length));
+            rule = rule.payload(Header::Network, family.destination, family.length, R0).outside(&set);
+        }
+        self.rule("postrouting", rule.masquerade());
+    }
+
+    fn exceptions(&mut self, network: IpNetwork, present: &[IpNetwork], wanted: &[IpNetwork]) {
+        if present == wanted {
+            return;
+        }
+        let (present, wanted, set) = (ranges(present), ranges(wanted), exceptions_of(network));
+        self.elements(Verb::DeleteElements, &set, present.difference(&wanted).map(|range| range.elements()));
+        self.elements(Verb::NewElements, &set, wanted.difference(&present).map(|range| range.elements()));
     }
 
     fn isolation_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
@@ -399,18 +450,22 @@ impl Condition {
 // === impl Mapping ===
 
 impl Mapping {
-    fn element(&self) -> Attributes {
+    fn key(&self) -> Attributes {
         let mut key = self.host_ip.map(octets).unwrap_or_default();
         key.extend_from_slice(&[self.protocol.number(), 0, 0, 0]);
         key.extend_from_slice(&padded(self.host_port));
+        Attributes::default().nest(1, value(&key))
+    }
+
+    fn element(&self) -> Attributes {
         let mut target = octets(self.to);
         target.extend_from_slice(&padded(self.to_port));
-        Attributes::default().nest(1, value(&key)).nest(2, value(&target))
+        self.key().nest(2, value(&target))
     }
 }
 
 impl Protocol {
-    fn number(self) -> u8 {
+    pub(crate) fn number(self) -> u8 {
         match self {
             Self::Tcp => 6,
             Self::Udp => 17,
@@ -448,12 +503,31 @@ mod tests {
     }
 
     #[test]
-    fn what_only_adds_is_added_and_all_else_replaces() {
-        assert!(add("t", &plan(&[1]), &plan(&[1, 2])).is_some());
-        assert!(add("t", &plan(&[1, 2]), &plan(&[1])).is_none(), "a port goes");
-        assert!(add("t", &plan(&[1]), &plan(&[2])).is_none(), "a port is another");
-        assert!(add("t", &Plan::default(), &plan(&[1])).is_none(), "there is no table");
-        let more = Plan { hairpin: ["10.0.0.0/8".parse().unwrap()].into(), ..plan(&[1]) };
-        assert!(add("t", &plan(&[1]), &more).is_some() && add("t", &more, &plan(&[1])).is_none());
+    fn only_a_rule_that_goes_replaces_the_table() {
+        assert!(change("t", &plan(&[1]), &plan(&[1, 2])).is_some());
+        assert!(change("t", &plan(&[1, 2]), &plan(&[1])).is_some(), "a port goes");
+        assert!(change("t", &plan(&[1]), &plan(&[2])).is_some(), "a port is another");
+        assert!(change("t", &Plan::default(), &plan(&[1])).is_none(), "there is no table");
+        assert!(change("t", &plan(&[1]), &Plan::default()).is_none(), "there should be none");
+        let net = |text: &str| text.parse::<IpNetwork>().unwrap();
+        let more = Plan { hairpin: [net("10.0.0.0/8")].into(), ..plan(&[1]) };
+        assert!(change("t", &plan(&[1]), &more).is_some() && change("t", &more, &plan(&[1])).is_none());
+        let except = |except: &[&str]| Plan {
+            masquerade: [(net("10.0.0.0/24"), except.iter().map(|text| net(text)).collect())].into(),
+            ..Plan::default()
+        };
+        let (none, one, other) = (except(&[]), except(&["10.1.0.0/24"]), except(&["10.2.0.0/24"]));
+        assert!(change("t", &one, &other).is_some());
+        assert!(change("t", &none, &one).is_none() && change("t", &one, &none).is_none(), "another rule");
+    }
+
+    #[test]
+    fn as_many_messages_as_it_takes() {
+        let ports: Vec<u16> = (1..=u16::MAX).collect();
+        let batch = replace("t", &plan(&ports));
+        let lengths = message::messages(batch.bytes()).map(<[u8]>::len);
+        let (long, most) =
+            lengths.fold((0, 0), |(long, most), len| (long + usize::from(len > 16384), most.max(len)));
+        assert!(long > 60 && most < 65536, "{long} {most}");
     }
 }

@@ -16,6 +16,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use ipnetwork::IpNetwork;
 use nix::sched::{CloneFlags, unshare};
 
 /// Runs the test on a thread in a fresh network namespace, which goes with the thread.
@@ -410,5 +411,180 @@ fn a_directory_that_is_deleted_under_a_running_node_gives_no_address_twice() {
             node.network.del(id).await.unwrap();
         }
         assert_eq!(held(node.dir.path()), Vec::<String>::new());
+    });
+}
+
+/// The ranges that a set of the node's table holds, first and last address of each.
+fn elements(set: &str) -> Vec<(u128, u128)> {
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let address = |text: &serde_json::Value| bits(text.as_str().unwrap().parse().unwrap());
+    let listing = run("nft", &["-j", "list", "set", "inet", "coracle", set]);
+    let listing: serde_json::Value = serde_json::from_str(&listing).unwrap();
+    let elements = listing["nftables"][1]["set"]["elem"].as_array().unwrap();
+    let mut ranges: Vec<_> = elements
+        .iter()
+        .map(|element| match (element.get("prefix"), element.get("range")) {
+            (Some(prefix), _) => {
+                let first = prefix["addr"].as_str().unwrap().parse().unwrap();
+                let whole =
+                    IpNetwork::new(first, u8::try_from(prefix["len"].as_u64().unwrap()).unwrap()).unwrap();
+                (bits(first), bits(whole.broadcast()))
+            }
+            (_, Some(range)) => (address(&range[0]), address(&range[1])),
+            _ => (address(element), address(element)),
+        })
+        .collect();
+    ranges.sort_unstable();
+    ranges
+}
+
+/// The same of networks, by another way than the kernel's.
+fn covered(networks: &[IpNetwork], v4: bool) -> Vec<(u128, u128)> {
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()),
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let mut all: Vec<_> = networks
+        .iter()
+        .filter(|network| network.is_ipv4() == v4)
+        .map(|network| (bits(network.network()), bits(network.broadcast())))
+        .collect();
+    all.sort_unstable();
+    let mut ranges: Vec<(u128, u128)> = Vec::new();
+    for (first, last) in all {
+        match ranges.last_mut() {
+            Some(before) if first <= before.1 + 1 => before.1 = before.1.max(last),
+            _ => ranges.push((first, last)),
+        }
+    }
+    ranges
+}
+
+/// The table's number: another one when it was made again.
+fn handle() -> u64 {
+    let tables: serde_json::Value = serde_json::from_str(&run("nft", &["-j", "list", "tables"])).unwrap();
+    let mut tables = tables["nftables"].as_array().unwrap().iter().map(|table| &table["table"]);
+    tables.find(|table| table["name"] == "coracle").unwrap()["handle"].as_u64().unwrap()
+}
+
+/// The ranges of the pods of another node.
+fn ranges_of(number: u32) -> [IpNetwork; 2] {
+    let [_, _, high, low] = (number * 2).to_be_bytes();
+    let v6 = std::net::Ipv6Addr::new(0xfd42, 0, u16::from_be_bytes([high, low]), 0, 0, 0, 0, 0);
+    [IpNetwork::new([10, 100 + high, low, 0].into(), 24).unwrap(), IpNetwork::new(v6.into(), 48).unwrap()]
+}
+
+/// What becomes of ranges when some nodes go, some come, and some have what is beside or around another's.
+fn changed(mut ranges: Vec<IpNetwork>, chance: &mut u32) -> Vec<IpNetwork> {
+    for _ in 0..5 {
+        *chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let at = (*chance >> 8) as usize % ranges.len();
+        let of = ranges[at];
+        let next = match of.broadcast() {
+            IpAddr::V4(last) => IpAddr::V4((last.to_bits() + 1).into()),
+            IpAddr::V6(last) => IpAddr::V6((last.to_bits() + 1).into()),
+        };
+        match *chance >> 30 {
+            0 => drop(ranges.swap_remove(at)),
+            1 => ranges.extend(ranges_of(1000 + (*chance >> 20) % 2000)),
+            2 => ranges.push(IpNetwork::new(next, of.prefix()).unwrap()),
+            _ => {
+                let wider = IpNetwork::new(of.network(), of.prefix() - 2).unwrap();
+                ranges.push(IpNetwork::new(wider.network(), wider.prefix()).unwrap());
+            }
+        }
+    }
+    ranges
+}
+
+/// Whether the kernel has these, and nothing else.
+fn check_ranges(wanted: &[IpNetwork]) {
+    for (set, v4) in [("not_beyond_10.99.0.0_24", true), ("not_beyond_fd99___64", false)] {
+        assert_eq!(elements(set), covered(wanted, v4));
+    }
+}
+
+#[test]
+fn pods_of_a_thousand_scattered_nodes_see_where_a_packet_is_from() {
+    on_a_node(async |node| {
+        let network = &node.network;
+        network.set_pod_cidrs(own_ranges()).await.unwrap();
+        let mut wanted: Vec<IpNetwork> = Vec::new();
+        for count in [1, 45, 1000] {
+            wanted = (0..count).flat_map(ranges_of).collect();
+            network.set_unmasqueraded(wanted.clone()).await.unwrap();
+            check_ranges(&wanted);
+        }
+        // The rest of the table stays.
+        let rules = || run("nft", &["list", "chain", "inet", "coracle", "postrouting"]);
+        let (table, before, mut chance) = (handle(), rules(), 7);
+        for _ in 0..40 {
+            wanted = changed(wanted, &mut chance);
+            network.set_unmasqueraded(wanted.clone()).await.unwrap();
+            check_ranges(&wanted);
+        }
+        assert_eq!((handle(), rules()), (table, before));
+        // All else goes on as ever.
+        let sandbox = Sandbox::new();
+        network.add(&attachment("aaaa", &sandbox, vec![port(8080, 80)])).await.unwrap();
+        let has_port = || {
+            let table = Command::new("nft").args(["list", "table", "inet", "coracle"]).output().unwrap();
+            String::from_utf8_lossy(&table.stdout).contains("tcp . 8080 : 10.99.0.2 . 80")
+        };
+        assert!(has_port());
+        run("nft", &["flush", "ruleset"]);
+        eventually(async || has_port()).await;
+        check_ranges(&wanted);
+        // And nothing is repaired for ever.
+        let table = handle();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!(handle(), table);
+        network.del("aaaa").await.unwrap();
+        assert!(!has_port());
+        check_ranges(&wanted);
+        network.set_unmasqueraded(Vec::new()).await.unwrap();
+        assert!(!rules().contains("not_beyond"));
+    });
+}
+
+/// Of a node that has both families.
+fn own_ranges() -> Vec<IpNetwork> {
+    vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()]
+}
+
+async fn eventually(mut done: impl AsyncFnMut() -> bool) {
+    for _ in 0..1000 {
+        if done().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("waited ten seconds in vain");
+}
+
+#[test]
+fn a_pod_may_have_thousands_of_host_ports() {
+    on_a_node(async |node| {
+        node.network.set_pod_cidrs(own_ranges()).await.unwrap();
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        let ports = |from: u16| (from..from + 2000).map(|number| port(number, number)).collect();
+        let count = || {
+            let table = run("nft", &["list", "table", "inet", "coracle"]);
+            [table.matches(" : 10.99.0.").count(), table.matches(" : fd99::").count()]
+        };
+        node.network.add(&attachment("aaaa", &a, ports(10000))).await.unwrap();
+        assert_eq!(count(), [2000, 2000]);
+        node.network.add(&attachment("bbbb", &b, ports(20000))).await.unwrap();
+        assert_eq!(count(), [4000, 4000]);
+        run("nft", &["flush", "ruleset"]);
+        eventually(async || run("nft", &["list", "ruleset"]).contains("11999") && count() == [4000, 4000])
+            .await;
+        node.network.del("aaaa").await.unwrap();
+        assert_eq!(count(), [2000, 2000]);
+        node.network.del("bbbb").await.unwrap();
+        assert_eq!(count(), [0, 0]);
     });
 }

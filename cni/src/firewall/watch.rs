@@ -5,13 +5,17 @@ use std::sync::Arc;
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
-use tracing::{info, warn};
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use tracing::{debug, info, warn};
 
 use crate::host::Host;
 use crate::nft::{Channel, event};
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
+/// What is kept for us: more than a table of some ten thousand ranges is told in, or making it again would be missed
+/// again.
+const KEPT: usize = 8 << 20;
 
 impl super::Firewall {
     /// Listens for changes, to be called before the table is made first.
@@ -19,6 +23,9 @@ impl super::Firewall {
         let mut socket = TokioSocket::new(NETLINK_NETFILTER)?;
         socket.socket_mut().bind(&SocketAddr::new(0, 0))?;
         socket.socket_mut().add_membership(GROUP)?;
+        if let Err(error) = setsockopt(socket.socket_ref(), RcvBufForce, &KEPT) {
+            debug!(%error, "many changes of the firewall at once may be missed");
+        }
         Ok(socket)
     }
 

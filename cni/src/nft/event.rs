@@ -1,5 +1,7 @@
 //! What the kernel tells of changes: which table, and by whose socket.
 
+use super::message::{BODY, attributes, kind_of, messages};
+
 /// `NFNL_SUBSYS_NFTABLES`, of a message's type.
 const SUBSYSTEM: u8 = 10;
 /// `NFT_MSG_NEWGEN`: it ends a transaction and is of no table.
@@ -16,41 +18,18 @@ pub(crate) struct Change<'a> {
 }
 
 /// The changes that a datagram tells of.
-pub(crate) fn changes(mut rest: &[u8]) -> impl Iterator<Item = Change<'_>> {
-    std::iter::from_fn(move || {
-        loop {
-            let length = number(rest.get(..4)?)? as usize;
-            let message = rest.get(..length).filter(|_| length >= 20)?;
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-            if let Some(change) = change(message) {
-                return Some(change);
-            }
-        }
-    })
+pub(crate) fn changes(events: &[u8]) -> impl Iterator<Item = Change<'_>> {
+    messages(events).filter_map(change)
 }
 
 fn change(message: &[u8]) -> Option<Change<'_>> {
-    let [verb, subsystem] = *message.get(4..6)? else { return None };
+    let [verb, subsystem] = kind_of(message).to_le_bytes();
     if subsystem != SUBSYSTEM || verb == NEW_GENERATION {
         return None;
     }
-    let author = number(message.get(12..16)?)?;
-    let mut attributes = message.get(20..)?;
-    loop {
-        let header = attributes.get(..4)?;
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
-        let value = attributes.get(4..length)?;
-        if kind == TABLE {
-            let table = std::str::from_utf8(value).ok()?.trim_end_matches('\0');
-            return Some(Change { table, author });
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
-}
-
-fn number(bytes: &[u8]) -> Option<u32> {
-    bytes.try_into().ok().map(u32::from_ne_bytes)
+    let author = u32::from_ne_bytes(message.get(12..16)?.try_into().ok()?);
+    let (_, table) = attributes(message.get(BODY..)?).find(|(kind, _)| *kind == TABLE)?;
+    Some(Change { table: std::str::from_utf8(table).ok()?.trim_end_matches('\0'), author })
 }
 
 #[cfg(test)]

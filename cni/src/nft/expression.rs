@@ -79,6 +79,12 @@ impl Rule {
         self.push("lookup", Attributes::default().text(1, map).number(2, R0).number(3, R0))
     }
 
+    /// Of these packets those of whose first register the set says nothing.
+    pub(crate) fn outside(self, set: &str) -> Self {
+        const INVERTED: u32 = 1;
+        self.push("lookup", Attributes::default().text(1, set).number(2, R0).number(5, INVERTED))
+    }
+
     /// Translates the destination to the address in `R0` and the port in the register after it.
     pub(crate) fn destination_nat(self, family: u8, address_registers: u32) -> Self {
         let data = Attributes::default().number(1, 1).number(2, u32::from(family));

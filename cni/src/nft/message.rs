@@ -5,17 +5,24 @@
 use std::io;
 
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+use nix::sys::socket::{setsockopt, sockopt::SndBufForce};
 
 /// `NFNL_SUBSYS_NFTABLES`.
 const SUBSYSTEM: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 const NESTED: u16 = 0x8000;
+const BYTE_ORDER: u16 = 0x4000;
 const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
 const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
-const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_ERROR: u16 = 2;
+/// The header of every netlink message, and that of netfilter's behind it.
+const HEADER: usize = 16;
+pub(crate) const BODY: usize = 20;
+/// What a send has room for in any case: the kernel's default for a socket's buffer is three times as much.
+const ROOM: usize = 64 << 10;
 
 /// `NFPROTO_INET`: one table for both families.
 pub(crate) const INET: u8 = 1;
@@ -31,20 +38,36 @@ pub(crate) enum Verb {
     NewRule = 6,
     NewSet = 9,
     NewElements = 12,
+    DeleteElements = 14,
 }
 
 /// A tree of netlink attributes under construction.
 #[derive(Default, Clone)]
-pub(crate) struct Attributes(Vec<u8>);
+pub(crate) struct Attributes {
+    bytes: Vec<u8>,
+    /// Whether one of them is longer than its length could say: 64 KiB.
+    too_long: bool,
+}
 
 impl Attributes {
     pub(crate) fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
-        self.0.extend_from_slice(&length.to_ne_bytes());
-        self.0.extend_from_slice(&kind.to_ne_bytes());
-        self.0.extend_from_slice(value);
-        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        let Ok(length) = u16::try_from(value.len() + 4) else { return Self { too_long: true, ..self } };
+        self.bytes.extend_from_slice(&length.to_ne_bytes());
+        self.bytes.extend_from_slice(&kind.to_ne_bytes());
+        self.bytes.extend_from_slice(value);
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
         self
+    }
+
+    /// These, and then the others.
+    pub(crate) fn and(mut self, others: &Self) -> Self {
+        self.bytes.extend_from_slice(&others.bytes);
+        self.too_long |= others.too_long;
+        self
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
     }
 
     pub(crate) fn text(self, kind: u16, value: &str) -> Self {
@@ -58,37 +81,56 @@ impl Attributes {
     }
 
     pub(crate) fn nest(self, kind: u16, inner: Attributes) -> Self {
-        self.bytes(kind | NESTED, &inner.0)
+        let nested = self.nested(kind, &inner.bytes);
+        Self { too_long: nested.too_long | inner.too_long, ..nested }
+    }
+
+    /// As [`nest`](Self::nest), of what the kernel has told.
+    pub(crate) fn nested(self, kind: u16, inner: &[u8]) -> Self {
+        self.bytes(kind | NESTED, inner)
     }
 }
 
 /// One transaction under construction.
+#[derive(Default)]
 pub(crate) struct Batch {
     buffer: Vec<u8>,
     sequence: u32,
     last: usize,
+    too_long: bool,
 }
 
 impl Batch {
     pub(crate) fn new() -> Self {
-        let mut batch = Self { buffer: Vec::with_capacity(4096), sequence: 0, last: 0 };
+        let mut batch = Self { buffer: Vec::with_capacity(4096), ..Self::default() };
         batch.message(BATCH_BEGIN, REQUEST, (0, SUBSYSTEM), &Attributes::default());
         batch
     }
 
     pub(crate) fn push(&mut self, verb: Verb, attributes: &Attributes) {
         let flags = match verb {
-            Verb::DeleteTable => REQUEST,
+            Verb::DeleteTable | Verb::DeleteElements => REQUEST,
             Verb::NewRule => REQUEST | CREATE | APPEND,
             _ => REQUEST | CREATE,
         };
         self.message((SUBSYSTEM << 8) | verb as u16, flags, (INET, 0), attributes);
     }
 
+    /// Whether it changes nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sequence <= 1
+    }
+
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buffer
+    }
+
     fn message(&mut self, kind: u16, flags: u16, (family, resource): (u8, u16), attributes: &Attributes) {
         self.sequence += 1;
         self.last = if kind == BATCH_END { self.last } else { self.buffer.len() };
-        let length = u32::try_from(20 + attributes.0.len()).unwrap_or(u32::MAX);
+        self.too_long |= attributes.too_long;
+        let length = u32::try_from(20 + attributes.len()).unwrap_or(u32::MAX);
         self.buffer.extend_from_slice(&length.to_ne_bytes());
         self.buffer.extend_from_slice(&kind.to_ne_bytes());
         self.buffer.extend_from_slice(&flags.to_ne_bytes());
@@ -96,7 +138,7 @@ impl Batch {
         self.buffer.extend_from_slice(&[0; 4]);
         self.buffer.extend_from_slice(&[family, 0]);
         self.buffer.extend_from_slice(&resource.to_be_bytes());
-        self.buffer.extend_from_slice(&attributes.0);
+        self.buffer.extend_from_slice(&attributes.bytes);
     }
 }
 
@@ -123,6 +165,15 @@ impl Channel {
     /// Sends the transaction and reads the kernel's verdict: the first error, or the acknowledgement of
     /// the last message, which only comes when all was committed.
     pub(crate) fn commit(&mut self, mut batch: Batch) -> io::Result<()> {
+        if batch.too_long {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a part of it is longer than netlink can say",
+            ));
+        }
+        if batch.is_empty() {
+            return Ok(());
+        }
         let flags = batch.last + 6;
         batch.buffer[flags] |= ACK as u8;
         batch.message(BATCH_END, REQUEST, (0, SUBSYSTEM), &Attributes::default());
@@ -140,16 +191,32 @@ impl Channel {
 
     /// The kernel's description of the object.
     pub(crate) fn get(&mut self, verb: Verb, family: u8, named: &Attributes) -> io::Result<Vec<u8>> {
-        let mut query = Batch { buffer: Vec::new(), sequence: 0, last: 0 };
-        query.message((SUBSYSTEM << 8) | verb as u16, REQUEST | ACK, (family, 0), named);
-        let answer = self.ask(&query.buffer)?;
+        let answer = self.request((SUBSYSTEM << 8) | verb as u16, ACK, family, named)?;
         verdict(&answer).map(|()| answer)
     }
 
+    /// What a part of netfilter answers to one message; all of it when it is a list.
+    pub(crate) fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        family: u8,
+        attributes: &Attributes,
+    ) -> io::Result<Vec<u8>> {
+        let mut query = Batch::default();
+        query.message(kind, REQUEST | flags, (family, 0), attributes);
+        self.ask(&query.buffer)
+    }
+
     fn ask(&mut self, message: &[u8]) -> io::Result<Vec<u8>> {
+        if message.len() > ROOM {
+            // A transaction goes in one send, whatever is in it.
+            setsockopt(&self.socket, SndBufForce, &message.len())?;
+        }
         self.socket.send_to(message, &SocketAddr::new(0, 0), 0)?;
         let mut all = Vec::new();
-        // The kernel answers before the send returns; a description and its acknowledgement come apart.
+        // The kernel answers before the send returns; a description and its acknowledgement come apart, and so do the
+        // parts of a list, each of which it writes while the one before is read.
         loop {
             let mut answer = Vec::with_capacity(16384);
             match self.socket.recv(&mut answer, libc::MSG_DONTWAIT) {
@@ -162,34 +229,73 @@ impl Channel {
 }
 
 fn verdict(answer: &[u8]) -> io::Result<()> {
-    let mut rest = answer;
     let mut acknowledged = false;
-    while let [l0, l1, l2, l3, k0, k1, ..] = *rest {
-        let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
-        if length < 16 || length > rest.len() {
-            break;
+    for message in messages(answer).filter(|message| kind_of(message) == NLMSG_ERROR) {
+        match errno_of(message) {
+            0 => acknowledged = true,
+            errno => return Err(io::Error::from_raw_os_error(errno)),
         }
-        if let (NLMSG_ERROR, Some(code)) = (u16::from_ne_bytes([k0, k1]), rest.get(16..20)) {
-            match i32::from_ne_bytes([code[0], code[1], code[2], code[3]]) {
-                0 => acknowledged = true,
-                errno => return Err(io::Error::from_raw_os_error(-errno)),
-            }
-        }
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     if acknowledged { Ok(()) } else { Err(io::Error::other("the kernel gave no answer")) }
 }
 
+/// The messages of a datagram, each with its header; none from where it is torn.
+pub(crate) fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
+        let message = rest.get(..length).filter(|_| length >= HEADER)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
+/// Attributes, by their kinds; none from where they are torn.
+pub(crate) fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let [l0, l1, k0, k1] = *rest.get(..4)? else { return None };
+        let length = usize::from(u16::from_ne_bytes([l0, l1]));
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((u16::from_ne_bytes([k0, k1]) & !(NESTED | BYTE_ORDER), value))
+    })
+}
+
+/// What a message is, of those that [`messages`] gives.
+pub(crate) fn kind_of(message: &[u8]) -> u16 {
+    message.get(4..6).and_then(|kind| kind.try_into().ok()).map(u16::from_ne_bytes).unwrap_or_default()
+}
+
+/// The error that a message tells, as a positive number; 0 when it tells of none.
+pub(crate) fn errno_of(message: &[u8]) -> i32 {
+    let code = message.get(HEADER..HEADER + 4).and_then(|code| code.try_into().ok());
+    code.map(i32::from_ne_bytes).unwrap_or_default().wrapping_neg()
+}
+
 /// A number among the attributes of the first message of an answer.
 pub(crate) fn number_of(answer: &[u8], kind: u16) -> Option<u32> {
-    let length = u32::from_ne_bytes(answer.get(..4)?.try_into().ok()?) as usize;
-    let mut attributes = answer.get(20..length)?;
-    loop {
-        let header = attributes.get(..4)?;
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        if u16::from_ne_bytes([header[2], header[3]]) == kind {
-            return Some(u32::from_be_bytes(attributes.get(4..8)?.try_into().ok()?));
+    let mut attributes = attributes(messages(answer).next()?.get(BODY..)?);
+    let value = attributes.find(|(of, _)| *of == kind)?.1;
+    Some(u32::from_be_bytes(value.get(..4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_that_cannot_be_said_is_an_error_and_no_other_length() {
+        let most = vec![0; usize::from(u16::MAX) - 4];
+        assert!(!Attributes::default().bytes(1, &most).too_long);
+        let more = [&most[..], &[0]].concat();
+        for long in [
+            Attributes::default().bytes(1, &more),
+            Attributes::default().nest(1, Attributes::default().bytes(1, &more)).text(2, "t"),
+            Attributes::default().text(2, "t").and(&Attributes::default().bytes(1, &more)),
+        ] {
+            let mut batch = Batch::new();
+            batch.push(Verb::NewTable, &long);
+            let error = Channel::open().unwrap().commit(batch).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
 }

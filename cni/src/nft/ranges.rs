@@ -1,0 +1,96 @@
+//! Ranges of addresses as a set of the kernel's has them: from each first address to where the next is not of it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnetwork::IpNetwork;
+
+use super::expression::value;
+use super::message::Attributes;
+
+/// Addresses of one family without a gap, by the first and the last of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Range {
+    first: u128,
+    last: u128,
+    is_ipv4: bool,
+}
+
+/// The addresses of networks of one family, in ranges that neither overlap nor touch: the kernel takes no others.
+pub(crate) fn ranges(networks: &[IpNetwork]) -> BTreeSet<Range> {
+    let mut all: Vec<Range> = networks.iter().map(Range::of).collect();
+    all.sort_unstable();
+    let mut ranges: Vec<Range> = Vec::with_capacity(all.len());
+    for range in all {
+        match ranges.last_mut() {
+            Some(before) if range.first <= before.last.saturating_add(1) => {
+                before.last = before.last.max(range.last);
+            }
+            _ => ranges.push(range),
+        }
+    }
+    ranges.into_iter().collect()
+}
+
+/// The name of the set of what is not beyond a network. It follows from the network's, which has signs that nft reads
+/// otherwise.
+pub(crate) fn exceptions_of(network: IpNetwork) -> String {
+    format!("not_beyond_{}", network.to_string().replace([':', '/'], "_"))
+}
+
+// === impl Range ===
+
+impl Range {
+    fn of(network: &IpNetwork) -> Self {
+        let (first, last) = match network {
+            IpNetwork::V4(network) => {
+                (network.network().to_bits().into(), network.broadcast().to_bits().into())
+            }
+            IpNetwork::V6(network) => (network.network().to_bits(), network.broadcast().to_bits()),
+        };
+        Self { first, last, is_ipv4: network.is_ipv4() }
+    }
+
+    /// The one or two elements that a set has of it: what reaches to the highest address has no end.
+    pub(crate) fn elements(self) -> Attributes {
+        const INTERVAL_END: u32 = 1;
+        let key = |bits| Attributes::default().nest(1, value(&self.octets(bits)));
+        let start = Attributes::default().nest(1, key(self.first));
+        let highest = if self.is_ipv4 { u32::MAX.into() } else { u128::MAX };
+        match self.last.checked_add(1) {
+            Some(end) if self.last < highest => start.nest(1, key(end).number(3, INTERVAL_END)),
+            _ => start,
+        }
+    }
+
+    fn octets(self, bits: u128) -> Vec<u8> {
+        super::octets(match u32::try_from(bits) {
+            Ok(bits) if self.is_ipv4 => IpAddr::V4(bits.into()),
+            _ => IpAddr::V6(bits.into()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(texts: &[&str]) -> BTreeSet<Range> {
+        ranges(&texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn what_overlaps_or_touches_is_one_range() {
+        assert_eq!(of(&["10.0.1.0/24", "10.0.0.0/24", "10.0.0.7/32"]), of(&["10.0.0.0/23"]));
+        assert_eq!(of(&["10.0.0.0/24", "10.0.2.0/24"]).len(), 2);
+        assert_eq!(of(&["fd00::/65", "fd00:0:0:0:8000::/65"]), of(&["fd00::9/64"]));
+        assert_eq!(of(&[]), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_range_to_the_end_of_all_addresses_has_no_end() {
+        let length = |text| of(&[text]).first().unwrap().elements().len();
+        assert_eq!((length("255.255.255.0/24"), length("255.255.254.0/24")), (16, 40));
+        assert_eq!((length("ffff::/16"), length("fffe::/16")), (28, 64));
+    }
+}
