@@ -6,7 +6,7 @@
 
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ipnetwork::IpNetwork;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
+use crate::conntrack;
 use crate::error::Error;
 use crate::nft::{self, Batch, Channel, Mapping, Plan};
 use crate::portmap::condition::Condition;
@@ -60,6 +62,8 @@ struct State {
     claims: BTreeMap<String, Claim>,
     /// What the table says; none when that is not known.
     applied: Option<Plan>,
+    /// The ways in that conntrack leads datagrams by.
+    led: BTreeSet<Mapping>,
     /// Opened when the kernel is first spoken to: most of what plugins do needs no word of it, and closing the socket
     /// waits for the kernel to be done with what anybody has removed of nftables.
     channel: Option<Channel>,
@@ -181,7 +185,8 @@ impl Firewall {
         let dir = dir.join("firewall");
         fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
         let claims = if shared { BTreeMap::new() } else { read_all(&dir)? };
-        let state = Mutex::new(State { claims, applied: None, channel: None });
+        let led = plan(claims.values()).connectionless();
+        let state = Mutex::new(State { claims, applied: None, led, channel: None });
         Ok(Self { table: table.to_owned(), dir, shared, state })
     }
 
@@ -295,7 +300,10 @@ impl Firewall {
         }
         state.claims.clear();
         state.applied = None;
-        self.commit(&mut state, nft::remove(&self.table), "remove")
+        self.commit(&mut state, nft::remove(&self.table), "remove")?;
+        state.applied = Some(Plan::default());
+        self.redirect(&mut state);
+        Ok(())
     }
 
     /// Whether a chain of the machine's own drops what no rule accepts: packets to pods then, too.
@@ -315,7 +323,9 @@ impl Firewall {
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
         state.claims = read_all(&self.dir)?;
         // What the last process applied, as far as is known.
-        state.applied = Some(plan(state.claims.values()));
+        let applied = plan(state.claims.values());
+        state.led = applied.connectionless();
+        state.applied = Some(applied);
         Ok((state, Some(lock)))
     }
 
@@ -331,17 +341,22 @@ impl Firewall {
         nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))
     }
 
-    /// Makes the table what the claims say, unless that is what was made last. As much of it as can stay does, for the
-    /// kernel takes its time with what is removed.
+    /// Makes the table what the claims say, unless that is what was made last.
     fn follow(&self, state: &mut State) -> Result<(), Error> {
         let wanted = plan(state.claims.values());
-        if state.applied.as_ref() == Some(&wanted) {
-            return Ok(());
+        if state.applied.as_ref() != Some(&wanted) {
+            self.turn(state, wanted)?;
         }
-        let added = state.applied.take().and_then(|applied| nft::change(&self.table, &applied, &wanted));
-        let added = added.map(|batch| self.commit(state, batch, "change"));
-        if !matches!(added, Some(Ok(()))) {
-            // Nothing of it was there to add to, or not all that should be.
+        self.redirect(state);
+        Ok(())
+    }
+
+    /// Turns the table into this. As much of it as can stay does, for the kernel takes its time with what is removed.
+    fn turn(&self, state: &mut State, wanted: Plan) -> Result<(), Error> {
+        let changed = state.applied.take().and_then(|applied| nft::change(&self.table, &applied, &wanted));
+        let changed = changed.map(|batch| self.commit(state, batch, "change"));
+        if !matches!(changed, Some(Ok(()))) {
+            // Not all was there that should have been.
             let batch = match wanted == Plan::default() {
                 true => nft::remove(&self.table),
                 false => nft::replace(&self.table, &wanted),
@@ -350,6 +365,23 @@ impl Firewall {
         }
         state.applied = Some(wanted);
         Ok(())
+    }
+
+    /// Has datagrams that are under way to ports follow the table, too. They do in time if they cannot now.
+    fn redirect(&self, state: &mut State) {
+        let Some(wanted) = state.applied.as_ref().map(Plan::connectionless) else { return };
+        let before = std::mem::replace(&mut state.led, wanted);
+        let changed: Vec<Mapping> = before.symmetric_difference(&state.led).cloned().collect();
+        if changed.is_empty() {
+            return;
+        }
+        let forgotten = state.channel().and_then(|channel| {
+            let wrong = |source| Error::Socket { action: "have datagrams follow their ports", source };
+            conntrack::forget(channel, &changed).map_err(wrong)
+        });
+        if let Err(error) = forgotten {
+            warn!(error = error.chain(), "datagrams may still be led to where a host port led before");
+        }
     }
 
     fn commit(&self, state: &mut State, batch: Batch, action: &'static str) -> Result<(), Error> {

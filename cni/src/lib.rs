@@ -15,6 +15,7 @@
 mod announce;
 mod bandwidth;
 mod bridge;
+mod conntrack;
 mod error;
 mod executable;
 mod firewall;

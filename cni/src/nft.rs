@@ -155,6 +155,12 @@ pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
 // === impl Plan ===
 
 impl Plan {
+    /// The ways in by which no connection is made: datagrams, whose sender does not notice who answers.
+    pub(crate) fn connectionless(&self) -> BTreeSet<Mapping> {
+        let all = self.mappings.iter().chain(self.conditional.iter().map(|(mapping, _)| mapping));
+        all.filter(|mapping| mapping.protocol != Protocol::Tcp).cloned().collect()
+    }
+
     /// Whether the other one has all the rules of this one, and maybe more, whatever is in their maps and sets. In
     /// which order it is said makes no difference, but where addresses are untouched.
     fn has_rules_within(&self, other: &Self) -> bool {

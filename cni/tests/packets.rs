@@ -1,0 +1,269 @@
+//! Packets that really go, between pods, a node and a machine beyond it: who reaches whom, and as whom. As root.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test may wait and panic"
+)]
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use nix::sched::{CloneFlags, unshare};
+
+/// A thread in a network namespace, which does there what it is told. The namespace goes with it.
+struct Space {
+    netns: PathBuf,
+    jobs: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl Space {
+    fn new() -> Self {
+        let (tell, told) = channel();
+        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let (own, tid) = (std::process::id(), nix::unistd::gettid());
+            tell.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
+            todo.into_iter().for_each(|job| job());
+        });
+        let space = Self { netns: told.recv().unwrap(), jobs };
+        space.within(|| drop(ip("link set lo up")));
+        space
+    }
+
+    /// What it comes to there. A thread that is started there stays there.
+    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = channel();
+        self.jobs.send(Box::new(move || drop(tell.send(job())))).unwrap();
+        told.recv().unwrap()
+    }
+
+    fn udp(&self, at: &'static str) -> UdpSocket {
+        self.within(move || {
+            let socket = UdpSocket::bind(at).unwrap();
+            socket.set_read_timeout(Some(LONG)).unwrap();
+            socket
+        })
+    }
+
+    /// Answers every datagram with a name.
+    fn answer(&self, at: &'static str, name: &'static str) {
+        let socket = self.within(move || UdpSocket::bind(at).unwrap());
+        std::thread::spawn(move || {
+            while let Ok((_, from)) = socket.recv_from(&mut [0; 64]) {
+                socket.send_to(name.as_bytes(), from).ok();
+            }
+        });
+    }
+}
+
+/// A node with a pod network, an uplink, and a machine at its other end.
+struct Scene {
+    network: Network,
+    beyond: Space,
+    dir: tempfile::TempDir,
+}
+
+/// For what is bound to come.
+const LONG: Duration = Duration::from_secs(20);
+/// For what may not come: it is asked for again.
+const SHORT: Duration = Duration::from_millis(300);
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn ip(line: &str) -> String {
+    run("ip", &line.split(' ').collect::<Vec<_>>())
+}
+
+fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(Scene) + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        let beyond = Space::new();
+        ip("link set lo up");
+        ip(&format!("link add up0 type veth peer name up1 netns {}", beyond.netns.display()));
+        for line in
+            ["addr add 192.0.2.1/24 dev up0", "addr add 2001:db8::1/64 dev up0 nodad", "link set up0 up"]
+        {
+            ip(line);
+        }
+        beyond.within(|| {
+            for line in [
+                "addr add 192.0.2.9/24 dev up1",
+                "addr add 198.51.100.7/32 dev up1",
+                "addr add 2001:db8::9/64 dev up1 nodad",
+                "link set up1 up",
+                "route add 10.99.0.0/16 via 192.0.2.1",
+            ] {
+                ip(line);
+            }
+        });
+        ip("route add 198.51.100.0/24 via 192.0.2.9");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let config = NetworkConfig {
+                conf_dir: None,
+                bin_dirs: Vec::new(),
+                state_dir: dir.path().to_owned(),
+                root_dir: dir.path().join("root"),
+                bridge: "coracle0".into(),
+                table: "coracle".into(),
+                mtu: None,
+            };
+            let network = Network::open(config).await.unwrap();
+            network.set_pod_cidrs(cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect()).await.unwrap();
+            test(Scene { network, beyond, dir }).await;
+        });
+    });
+    thread.join().unwrap();
+}
+
+impl Scene {
+    async fn add(&self, id: &str, space: &Space, ports: Vec<PortMapping>) -> IpAddr {
+        let at = Attachment {
+            id: id.into(),
+            netns: space.netns.clone(),
+            ifname: "eth0".into(),
+            ports,
+            ..Attachment::default()
+        };
+        self.network.add(&at).await.unwrap().addresses[0].ip()
+    }
+}
+
+fn port(protocol: Protocol, host_port: u16, container_port: u16) -> PortMapping {
+    PortMapping { host_ip: None, host_port, container_port, protocol }
+}
+
+/// Who answers at `to`, asked by this socket for some seconds at most.
+fn ask(socket: &UdpSocket, to: &str) -> Option<String> {
+    let mut buffer = [0; 64];
+    socket.set_read_timeout(Some(SHORT)).unwrap();
+    for _ in 0..20 {
+        socket.send_to(b"who", to).unwrap();
+        if let Ok((length, _)) = socket.recv_from(&mut buffer) {
+            // Answers to what was asked before are late by now.
+            while socket.recv_from(&mut [0; 64]).is_ok() {}
+            return Some(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        }
+    }
+    None
+}
+
+#[test]
+fn datagrams_follow_their_port_from_pod_to_pod() {
+    on_a_node(&["10.99.0.0/29"], async |scene| {
+        let client = scene.beyond.udp("192.0.2.9:5555");
+        let to = "192.0.2.1:5353";
+        // He sends before there is anybody.
+        client.set_read_timeout(Some(SHORT)).unwrap();
+        client.send_to(b"who", to).unwrap();
+        assert!(client.recv_from(&mut [0; 64]).is_err());
+        let [a, b] = [Space::new(), Space::new()];
+        a.answer("0.0.0.0:53", "a");
+        b.answer("0.0.0.0:53", "b");
+        let udp = || vec![port(Protocol::Udp, 5353, 53)];
+        let first = scene.add("aaaa", &a, udp()).await;
+        assert_eq!(ask(&client, to).as_deref(), Some("a"));
+        scene.network.del("aaaa").await.unwrap();
+        assert_ne!(scene.add("bbbb", &b, udp()).await, first);
+        assert_eq!(ask(&client, to).as_deref(), Some("b"));
+        // Nobody has the port any more, whoever has the address.
+        let second = scene.add("cccc", &a, Vec::new()).await;
+        assert_ne!(second, first);
+        scene.network.release("bbbb").await.unwrap();
+        scene.network.del("bbbb").await.unwrap();
+        let mut others = Vec::new();
+        loop {
+            let other = Space::new();
+            other.answer("0.0.0.0:53", "other");
+            let address = scene.add(&format!("other{}", others.len()), &other, Vec::new()).await;
+            others.push(other);
+            if address.to_string() == "10.99.0.3" {
+                break;
+            }
+        }
+        assert_eq!(ask(&client, to), None);
+    });
+}
+
+#[test]
+fn datagrams_that_only_pass_go_on_when_a_port_of_their_number_comes_and_goes() {
+    on_a_node(&["10.99.0.0/24"], async |scene| {
+        let (pod, server) = (Space::new(), Space::new());
+        let beyond = scene.beyond.udp("192.0.2.9:5353");
+        scene.add("aaaa", &pod, Vec::new()).await;
+        let inside = pod.udp("0.0.0.0:6000");
+        inside.send_to(b"hello", "192.0.2.9:5353").unwrap();
+        let (_, seen) = beyond.recv_from(&mut [0; 64]).unwrap();
+        assert_eq!(seen.ip().to_string(), "192.0.2.1");
+        for one in [None, Some("192.0.2.1".parse().unwrap())] {
+            let port = PortMapping { host_ip: one, ..port(Protocol::Udp, 5353, 53) };
+            scene.add("bbbb", &server, vec![port]).await;
+            beyond.send_to(b"with it", seen).unwrap();
+            inside.recv_from(&mut [0; 64]).expect("while the port is there");
+            scene.network.del("bbbb").await.unwrap();
+            beyond.send_to(b"without", seen).unwrap();
+            inside.recv_from(&mut [0; 64]).expect("when it has gone");
+        }
+    });
+}
+
+#[test]
+fn a_pod_is_seen_as_the_node_and_as_itself_where_that_is_asked_for() {
+    on_a_node(&["10.99.0.0/24"], async |scene| {
+        let pod = Space::new();
+        let address = scene.add("aaaa", &pod, Vec::new()).await.to_string();
+        let (near, far) = (scene.beyond.udp("192.0.2.9:7000"), scene.beyond.udp("198.51.100.7:7000"));
+        let seen = |at: &UdpSocket| {
+            let to = at.local_addr().unwrap();
+            pod.udp("0.0.0.0:0").send_to(b"hello", to).unwrap();
+            at.recv_from(&mut [0; 64]).unwrap().1.ip().to_string()
+        };
+        assert_eq!([seen(&near), seen(&far)], ["192.0.2.1", "192.0.2.1"]);
+        let except = |text: &str| vec![text.parse().unwrap(), "203.0.113.0/24".parse().unwrap()];
+        scene.network.set_unmasqueraded(except("198.51.100.0/24")).await.unwrap();
+        assert_eq!([seen(&near), seen(&far)], ["192.0.2.1", address.as_str()]);
+        scene.network.set_unmasqueraded(except("192.0.2.0/24")).await.unwrap();
+        assert_eq!([seen(&near), seen(&far)], [address.as_str(), "192.0.2.1"]);
+        scene.network.set_unmasqueraded(Vec::new()).await.unwrap();
+        assert_eq!([seen(&near), seen(&far)], ["192.0.2.1", "192.0.2.1"]);
+        drop(scene.dir);
+    });
+}
+
+#[test]
+fn a_host_port_leads_over_ipv6_too() {
+    on_a_node(&["10.99.0.0/24", "fd99::/64"], async |scene| {
+        let pod = Space::new();
+        scene.add("aaaa", &pod, vec![port(Protocol::Tcp, 8080, 80)]).await;
+        let listener = pod.within(|| TcpListener::bind("[::]:80").unwrap());
+        std::thread::spawn(move || {
+            for mut peer in listener.incoming().flatten() {
+                let from = peer.peer_addr().unwrap().ip().to_canonical().to_string();
+                peer.write_all(from.as_bytes()).ok();
+            }
+        });
+        for (to, from) in [("[2001:db8::1]:8080", "2001:db8::9"), ("192.0.2.1:8080", "192.0.2.9")] {
+            let to: SocketAddr = to.parse().unwrap();
+            let seen = scene.beyond.within(move || {
+                let mut stream = TcpStream::connect_timeout(&to, LONG).unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).unwrap();
+                text
+            });
+            assert_eq!(seen, from);
+        }
+    });
+}
