@@ -2,7 +2,8 @@
 //! from all of them: derived, so that a flushed or foreign-changed table is made again at any time.
 //!
 //! Several processes may share a directory (plugin executables): they take turns by a lock and each reads
-//! what the others wrote. One process alone (the node) keeps all in memory.
+//! what the others wrote, and whether one was killed between its claim and the table. One process alone (the node) keeps
+//! all in memory.
 
 mod watch;
 
@@ -23,6 +24,9 @@ use crate::nft::{self, Batch, Channel, Mapping, Plan};
 use crate::portmap::condition::Condition;
 use crate::ports::PortMapping;
 use crate::spec::request::Request;
+
+/// The file that is there while claims are not yet what the table says.
+const MARK: &str = "changing";
 
 /// What one plugin wants for one attachment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -198,6 +202,7 @@ impl Firewall {
         let before = state.claims.get(&key).cloned();
         let is_new = before.as_ref() != Some(claim);
         if is_new {
+            self.mark()?;
             self.write(&key, claim)?;
             state.claims.insert(key.clone(), claim.clone());
         }
@@ -254,14 +259,17 @@ impl Firewall {
         let (mut state, _lock) = self.lock()?;
         let gone: Vec<String> =
             state.claims.iter().filter(|(_, claim)| !stays(claim)).map(|(key, _)| key.clone()).collect();
+        if !gone.is_empty() {
+            self.mark()?;
+        }
         for key in &gone {
             remove(&self.path(key))?;
             state.claims.remove(key);
         }
-        if gone.is_empty() || state.applied.as_ref() == Some(&plan(state.claims.values())) {
-            return Ok(());
+        // Also when nothing went: the table may not have followed the last time.
+        if state.applied.as_ref() != Some(&plan(state.claims.values())) {
+            self.look(&mut state)?;
         }
-        self.look(&mut state)?;
         self.follow(&mut state)
     }
 
@@ -278,7 +286,7 @@ impl Firewall {
     /// Whether the claim is on file and the table in the kernel.
     pub(crate) fn holds(&self, claim: &Claim) -> Result<bool, Error> {
         let (mut state, _lock) = self.lock()?;
-        if state.claims.get(&claim.key()) != Some(claim) {
+        if state.claims.get(&claim.key()) != Some(claim) || (self.shared && state.applied.is_none()) {
             return Ok(false);
         }
         let empty = plan(std::iter::once(claim)) == Plan::default();
@@ -322,11 +330,20 @@ impl Firewall {
         let lock = Flock::lock(file.map_err(failed("open", &path))?, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
         state.claims = read_all(&self.dir)?;
-        // What the last process applied, as far as is known.
-        let applied = plan(state.claims.values());
-        state.led = applied.connectionless();
-        state.applied = Some(applied);
+        // What the last process applied, unless it was killed before the table followed.
+        state.applied = (!self.dir.join(MARK).exists()).then(|| plan(state.claims.values()));
+        state.led = state.applied.as_ref().map(Plan::connectionless).unwrap_or_default();
         Ok((state, Some(lock)))
+    }
+
+    /// Notes that the claims of several processes are about to change, until the table has followed.
+    fn mark(&self) -> Result<(), Error> {
+        if !self.shared {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.dir).map_err(failed("create", &self.dir))?;
+        let path = self.dir.join(MARK);
+        fs::write(&path, "").map_err(failed("write", &path))
     }
 
     /// Takes nothing for applied that is shared and not there any more.
@@ -348,7 +365,7 @@ impl Firewall {
             self.turn(state, wanted)?;
         }
         self.redirect(state);
-        Ok(())
+        if self.shared { remove(&self.dir.join(MARK)) } else { Ok(()) }
     }
 
     /// Turns the table into this. As much of it as can stay does, for the kernel takes its time with what is removed.
@@ -496,6 +513,47 @@ mod tests {
             ..Claim::default()
         };
         assert_eq!(plan([&member("a"), &member("b")].into_iter()).masquerade.len(), 1);
+    }
+
+    /// What the kernel has of a table, in a network namespace of this thread's own.
+    fn listed(table: &str) -> String {
+        let output =
+            std::process::Command::new("nft").args(["list", "table", "inet", table]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[test]
+    fn what_a_killed_process_left_half_done_is_done_by_the_next() {
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let dir = tempfile::tempdir().unwrap();
+            let process = || Firewall::open("t", dir.path(), true).unwrap();
+            let of_network = |id: &str| Claim {
+                masquerade: vec!["10.1.0.0/16".parse().unwrap()],
+                ..claim(id, Vec::new())
+            };
+            process().put(&claim("a", vec![port(None, 1)])).unwrap();
+            // Killed when its claim is written, it never comes to the table.
+            let killed = process();
+            let (state, lock) = killed.lock().unwrap();
+            killed.mark().unwrap();
+            killed.write(&of_network("b").key(), &of_network("b")).unwrap();
+            drop((state, lock));
+            assert!(!process().holds(&of_network("b")).unwrap());
+            // Nor does the claim of the same network change what it says.
+            process().put(&of_network("c")).unwrap();
+            assert!(listed("t").contains("10.1.0.0/16 ip daddr"), "{}", listed("t"));
+            assert!(process().holds(&of_network("b")).unwrap());
+            // Killed when a claim is removed, it leaves the port behind.
+            let (state, lock) = killed.lock().unwrap();
+            killed.mark().unwrap();
+            remove(&killed.path(&claim("a", Vec::new()).key())).unwrap();
+            drop((state, lock));
+            assert!(listed("t").contains("tcp . 1 : 10.1.0.5 . 80"));
+            process().remove(&claim("a", Vec::new())).unwrap();
+            assert!(!listed("t").contains("10.1.0.5"), "{}", listed("t"));
+        });
+        thread.join().unwrap();
     }
 
     #[test]

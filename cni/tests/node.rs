@@ -588,3 +588,29 @@ fn a_pod_may_have_thousands_of_host_ports() {
         assert_eq!(count(), [0, 0]);
     });
 }
+
+#[test]
+fn a_table_that_cannot_be_changed_is_no_success_however_often_it_is_tried() {
+    on_a_node(async |node| {
+        let sandbox = Sandbox::new();
+        node.network.add(&attachment("aaaa", &sandbox, vec![port(8080, 80)])).await.unwrap();
+        // Somebody takes the table for himself alone.
+        let mut owner = Command::new("nft").arg("-i").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let words = "delete table inet coracle; add table inet coracle { flags owner; }\n";
+        owner.stdin.as_mut().unwrap().write_all(words.as_bytes()).unwrap();
+        eventually(async || {
+            run("nft", &["list", "tables"]).contains("coracle")
+                && run("nft", &["list", "table", "inet", "coracle"]).contains("flags owner")
+        })
+        .await;
+        for _ in 0..3 {
+            let error = node.network.del("aaaa").await.unwrap_err();
+            assert!(error.to_string().contains("nftables table coracle"), "{error}");
+        }
+        drop(owner.stdin.take());
+        owner.wait().unwrap();
+        node.network.del("aaaa").await.unwrap();
+        let table = run("nft", &["list", "table", "inet", "coracle"]);
+        assert!(table.contains("masquerade") && !table.contains("8080"), "{table}");
+    });
+}
