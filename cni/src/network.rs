@@ -136,13 +136,15 @@ impl Network {
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
         let host = Arc::new(Host::here(firewall, Some(Arc::clone(&cache)))?);
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT };
+        // Packets to pods of other nodes keep their source, also before it is known again which they are.
+        let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
         let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();
         let network = Self {
             inner: Arc::new(Inner {
                 cache,
                 host,
                 executables,
-                state: RwLock::default(),
+                state: RwLock::new(state),
                 leaving: Leaving::default(),
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
                 tasks: std::sync::Mutex::new(vec![keeper]),

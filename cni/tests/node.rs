@@ -590,6 +590,29 @@ fn a_pod_may_have_thousands_of_host_ports() {
 }
 
 #[test]
+fn what_is_not_masqueraded_stays_so_over_a_restart() {
+    on_a_node(async |node| {
+        let ranges: Vec<IpNetwork> = (0..3).flat_map(ranges_of).collect();
+        node.network.set_unmasqueraded(ranges.clone()).await.unwrap();
+        drop(node.network);
+        let again = open(node.dir.path()).await;
+        again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+        assert_eq!(elements("not_beyond_10.99.0.0_24"), covered(&ranges, true));
+        // Until it is known which they are.
+        again.set_unmasqueraded(ranges[..2].to_vec()).await.unwrap();
+        assert_eq!(elements("not_beyond_10.99.0.0_24"), covered(&ranges[..2], true));
+        again.set_unmasqueraded(Vec::new()).await.unwrap();
+        drop(again);
+        let again = open(node.dir.path()).await;
+        again.set_pod_cidrs(vec!["10.98.0.0/24".parse().unwrap()]).await.unwrap();
+        assert!(
+            !run("nft", &["list", "table", "inet", "coracle"]).contains("not_beyond"),
+            "its own of before"
+        );
+    });
+}
+
+#[test]
 fn a_table_that_cannot_be_changed_is_no_success_however_often_it_is_tried() {
     on_a_node(async |node| {
         let sandbox = Sandbox::new();

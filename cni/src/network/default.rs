@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Network, NetworkConfig, State};
 use crate::error::Error;
-use crate::firewall::Claim;
+use crate::firewall::{Claim, Firewall};
 use crate::host_local::range::{RangeConf, RangeSet};
 use crate::link::Bridge;
 use crate::spec::list::List;
@@ -32,15 +32,22 @@ impl Network {
     }
 
     /// Sets the ranges, of other nodes' pods for one, to which pods of the default network keep their own
-    /// address: everywhere else they have the node's.
+    /// address: everywhere else they have the node's. Until it is called, those stay that were set before this
+    /// process was.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub async fn set_unmasqueraded(&self, ranges: Vec<IpNetwork>) -> Result<(), Error> {
         let mut state = self.inner.state.write().await;
-        state.unmasqueraded = ranges;
-        let made = state.list.is_some() && !state.configured;
-        if made { self.inner.host.firewall.put(&claim(&state)) } else { Ok(()) }
+        let before = std::mem::replace(&mut state.unmasqueraded, ranges);
+        if state.list.is_none() || state.configured {
+            return Ok(());
+        }
+        let done = self.inner.host.firewall.put(&claim(&state));
+        if done.is_err() {
+            state.unmasqueraded = before;
+        }
+        done
     }
 
     /// Sets the MTU of the default network's bridge and of all its pods, those that live too, in place of the
@@ -102,6 +109,12 @@ impl Network {
     pub(super) fn drop_default(&self) -> Result<(), Error> {
         self.inner.host.firewall.remove(&claim(&State::default()))
     }
+}
+
+/// The ranges that pods' packets kept their address to when the claim on file was made.
+pub(super) fn unmasqueraded(firewall: &Firewall) -> Vec<IpNetwork> {
+    let Some(claim) = firewall.get(&claim(&State::default())) else { return Vec::new() };
+    claim.except.into_iter().filter(|range| !claim.masquerade.contains(range)).collect()
 }
 
 /// The network as a whole: its ranges are masqueraded, whoever lives in them.
