@@ -104,8 +104,9 @@ struct State {
     cidrs: Vec<IpNetwork>,
     /// Ranges that pods' packets keep their address to.
     unmasqueraded: Vec<IpNetwork>,
-    /// MTU of the default network, in place of the configured one.
+    /// MTU of the default network, in place of the configured one, and whether not all have it yet.
     mtu: Option<u32>,
+    mtu_is_new: bool,
     list: Option<Arc<List>>,
     /// Whether the list is of the configuration directory.
     configured: bool,

@@ -613,6 +613,19 @@ fn what_is_not_masqueraded_stays_so_over_a_restart() {
 }
 
 #[test]
+fn an_mtu_that_could_not_be_set_is_set_the_next_time() {
+    on_a_node(async |node| {
+        run("ip", &["link", "delete", "coracle0"]);
+        run("ip", &["link", "add", "coracle0", "type", "bridge"]);
+        let error = node.network.set_mtu(Some(1400)).await.unwrap_err();
+        assert!(error.to_string().contains("somebody else's"), "{error}");
+        run("ip", &["link", "delete", "coracle0"]);
+        node.network.set_mtu(Some(1400)).await.unwrap();
+        assert!(run("ip", &["link", "show", "coracle0"]).contains("mtu 1400"));
+    });
+}
+
+#[test]
 fn a_table_that_cannot_be_changed_is_no_success_however_often_it_is_tried() {
     on_a_node(async |node| {
         let sandbox = Sandbox::new();

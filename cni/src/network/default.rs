@@ -54,12 +54,13 @@ impl Network {
     /// configured one; that one again when absent.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel refuses; calling again resumes.
     pub async fn set_mtu(&self, mtu: Option<u32>) -> Result<(), Error> {
         let mut state = self.inner.state.write().await;
-        let changed = std::mem::replace(&mut state.mtu, mtu) != mtu;
+        state.mtu_is_new |= state.mtu != mtu;
+        state.mtu = mtu;
         let made = state.list.is_some() && !state.configured;
-        if changed && made { self.install_default(&mut state).await } else { Ok(()) }
+        if state.mtu_is_new && made { self.install_default(&mut state).await } else { Ok(()) }
     }
 
     /// Makes the default network, if the ranges are known.
@@ -74,10 +75,12 @@ impl Network {
         self.set_ready(made.as_ref().map(|_| ()).map_err(Error::chain));
         state.list = Some(Arc::new(made?));
         let derived = self.derive(state).await;
-        match state.mtu.or(self.inner.config.mtu) {
+        let done = match state.mtu.or(self.inner.config.mtu) {
             Some(mtu) => derived.and(self.resize_pods(mtu).await),
             None => derived,
-        }
+        };
+        state.mtu_is_new &= done.is_err();
+        done
     }
 
     async fn make_default(&self, state: &State) -> Result<List, Error> {
