@@ -194,6 +194,7 @@ impl Network {
         let state = inner.state.read().await;
         let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
         let list = state.list.clone().ok_or_else(no_range)?;
+        inner.leaving.forget(&at.id);
         if let Some(earlier) = inner.cache.get(&at.id) {
             self.give_back(&earlier).await?;
         }
@@ -266,9 +267,26 @@ impl Network {
         Ok(())
     }
 
+    /// Takes all back as [`del`](Self::del) does, in a while, and tries again until it can: for who has nobody to
+    /// tell of a failure.
+    pub fn del_later(&self, id: &str) {
+        self.inner.leaving.refused(id, self);
+    }
+
     /// Takes down what was released.
     pub(crate) async fn sweep(&self) {
         self.inner.leaving.sweep(self).await;
+    }
+
+    /// Tries again to take down what was refused; true when nothing is left of it.
+    pub(crate) async fn retry(&self) -> bool {
+        self.inner.leaving.retry(self).await
+    }
+
+    /// The network, for as long as it is somebody else's, too.
+    pub(crate) fn weak(&self) -> impl Fn() -> Option<Self> + Send + use<> {
+        let weak = Arc::downgrade(&self.inner);
+        move || weak.upgrade().map(|inner| Self { inner })
     }
 
     async fn give_back(&self, entry: &Entry) -> Result<(), Error> {

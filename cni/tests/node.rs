@@ -650,3 +650,23 @@ fn a_table_that_cannot_be_changed_is_no_success_however_often_it_is_tried() {
         assert!(table.contains("masquerade") && !table.contains("8080"), "{table}");
     });
 }
+
+#[test]
+fn a_released_network_that_cannot_be_taken_down_is_tried_again() {
+    on_a_node(async |node| {
+        let sandbox = Sandbox::new();
+        let host = node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap().host_interfaces;
+        // Its file cannot be read.
+        let file = node.dir.path().join("networks/coracle/10.99.0.2");
+        std::fs::rename(&file, file.with_extension("away")).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        node.network.release("aaaa").await.unwrap();
+        eventually(async || !run("ip", &["-o", "link"]).contains(&host[1])).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(node.dir.path().join("results/aaaa.json").exists());
+        std::fs::remove_dir(&file).unwrap();
+        std::fs::rename(file.with_extension("away"), &file).unwrap();
+        eventually(async || !node.dir.path().join("results/aaaa.json").exists()).await;
+        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+    });
+}

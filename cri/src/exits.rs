@@ -92,7 +92,12 @@ impl Runtime {
         }
         self.tell_pod_stopped(sandbox).await;
         if let Err(source) = self.inner.network.del(&sandbox.id).await {
-            warn!(sandbox = sandbox.id, error = %source, "could not take a dead pod's network away");
+            warn!(
+                sandbox = sandbox.id,
+                error = source.chain(),
+                "could not take a dead pod's network away yet"
+            );
+            self.inner.network.del_later(&sandbox.id);
         }
         // Not while it is being removed, or its directory would come back.
         let _alone = sandbox.ending.lock().await;

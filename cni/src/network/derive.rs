@@ -37,7 +37,11 @@ impl Network {
             let id = entry.at.container_id.as_str();
             debug!(sandbox = id, "freeing the network of a sandbox that is gone");
             if is_own(&entry.list) {
-                first = first.and(self.give_back(&entry).await);
+                let given_back = self.give_back(&entry).await;
+                if given_back.is_err() {
+                    inner.leaving.refused(id, self);
+                }
+                first = first.and(given_back);
             } else {
                 // A plugin of others may wait for what this node has yet to start: nothing here waits for it.
                 inner.cache.leave(id);

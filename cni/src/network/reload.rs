@@ -49,7 +49,7 @@ impl Network {
     pub(super) fn watch(&self) {
         let inner = &self.inner;
         let Some(dir) = inner.config.conf_dir.clone() else { return };
-        let weak = Arc::downgrade(inner);
+        let network = self.weak();
         let watching = tokio::spawn(async move {
             let unseen =
                 |error: std::io::Error| warn!(%error, "changes of the network configuration are not noticed");
@@ -61,8 +61,8 @@ impl Network {
                 if let Err(error) = watch.changed().await {
                     return unseen(error);
                 }
-                let Some(inner) = weak.upgrade() else { return };
-                Self { inner }.reload().await;
+                let Some(network) = network() else { return };
+                network.reload().await;
             }
         });
         let mut tasks = inner.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
