@@ -42,10 +42,10 @@ pub(crate) async fn run(
                     link.must_be_ours()?;
                 }
             }
-            bridge.ask_ipam().await?;
+            bridge.ask_ipam_in_general().await?;
         }
         Command::Gc => {
-            bridge.ask_ipam().await?;
+            bridge.ask_ipam_in_general().await?;
             let valid = request.valid_attachments()?;
             host.firewall.retain(|claim| {
                 claim.plugin != request.kind()
@@ -374,6 +374,15 @@ impl Bridge<'_> {
     /// Runs the plugin that gives addresses, with the same request.
     async fn ask_ipam(&self) -> Result<Option<Answer>, Error> {
         self.ask(self.request).await
+    }
+
+    /// The same for what is of no attachment: plugins of others know nothing of it before 1.1.0.
+    async fn ask_ipam_in_general(&self) -> Result<(), Error> {
+        let own = |kind: &String| invoke::is_own_here(self.host, self.executables, kind);
+        match self.request.version()?.has_status_and_gc() || self.conf.ipam.as_ref().is_some_and(own) {
+            true => self.ask_ipam().await.map(drop),
+            false => Ok(()),
+        }
     }
 
     async fn ask(&self, request: &Request) -> Result<Option<Answer>, Error> {

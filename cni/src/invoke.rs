@@ -165,12 +165,16 @@ pub(crate) async fn run(
     kind: &str,
     request: &Request,
 ) -> Result<Option<Answer>, Error> {
-    // An executable that is this program would do the same, some milliseconds later.
-    let here = |_: &plugin::Kind| host.in_process() || executables.is_this_program(kind);
-    match plugin::Kind::parse(kind).filter(here) {
+    match plugin::Kind::parse(kind).filter(|_| is_own_here(host, executables, kind)) {
         Some(own) => Box::pin(plugin::run(host, executables, own, request)).await,
         None => executables.run(kind, request).await,
     }
+}
+
+/// Whether a plugin of this type is our own, and no executable of that name: one that is this program would do the
+/// same as is done here, some milliseconds later.
+pub(crate) fn is_own_here(host: &Host, executables: &Executables, kind: &str) -> bool {
+    plugin::Kind::parse(kind).is_some() && (host.in_process() || executables.is_this_program(kind))
 }
 
 /// The versions that a plugin's answer to VERSION lists.

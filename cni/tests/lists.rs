@@ -615,6 +615,26 @@ fn a_full_range_says_so_and_recovers() {
     });
 }
 
+#[test]
+fn plugins_of_others_are_not_asked_what_they_do_not_know() {
+    on_a_host(async |host| {
+        let conf = |version: &str| {
+            json!({"cniVersion": version, "name": "net", "plugins": [{"type": "bridge", "bridge": "br0",
+                "ipam": {"type": "static", "addresses": [{"address": "10.91.0.2/24"}]}}]})
+        };
+        host.configure(&conf("1.0.0"));
+        let network = host.open().await;
+        network.status().await.unwrap();
+        network.reconcile(&[]).await.unwrap();
+        let sandbox = Sandbox::new();
+        assert_eq!(text(&network.add(&attachment("a1", &sandbox)).await.unwrap()), ["10.91.0.2/24"]);
+        network.del("a1").await.unwrap();
+        // From 1.1.0 on they are, whatever they say.
+        host.configure(&conf("1.1.0"));
+        eventually("the question", async || network.status().await.is_err()).await;
+    });
+}
+
 /// Where the test's paths are not what they are on a user's machine, so that nothing else is used.
 #[test]
 fn the_reference_is_installed() {
