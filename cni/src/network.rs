@@ -110,6 +110,8 @@ struct State {
     list: Option<Arc<List>>,
     /// Whether the list is of the configuration directory.
     configured: bool,
+    /// Whether what the configuration directory has cannot be used.
+    unusable: bool,
     /// Sandboxes that live and that nothing is on record of.
     unowned: Vec<Attachment>,
 }

@@ -635,6 +635,33 @@ fn plugins_of_others_are_not_asked_what_they_do_not_know() {
     });
 }
 
+#[test]
+fn what_happens_beside_an_absent_directory_changes_nothing() {
+    on_a_host(async |host| {
+        let network = host.open().await;
+        network.set_pod_cidrs(vec!["10.94.0.0/24".parse().unwrap()]).await.unwrap();
+        // Another number when it was made again.
+        let table = || {
+            let tables: Value = serde_json::from_str(&run("nft", &["-j", "list", "tables"])).unwrap();
+            tables["nftables"][1]["table"]["handle"].as_u64().unwrap()
+        };
+        let before = table();
+        for number in 0..30 {
+            std::fs::write(host.path(&format!("passwd{number}")), "").unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(table(), before, "it was made again");
+        // Yet the directory is noticed.
+        host.configure(&bridge(&host, &json!([[{"subnet": "10.95.0.0/24"}]]), &json!({})));
+        let sandbox = Sandbox::new();
+        eventually("the list", async || {
+            let added = network.add(&attachment("a1", &sandbox)).await;
+            added.is_ok_and(|attached| text(&attached) == ["10.95.0.2/24"])
+        })
+        .await;
+    });
+}
+
 /// Where the test's paths are not what they are on a user's machine, so that nothing else is used.
 #[test]
 fn the_reference_is_installed() {

@@ -18,9 +18,12 @@ impl Network {
         let mut state = self.inner.state.write().await;
         let taken = match found {
             Ok(Some(list)) => self.install(&mut state, list),
+            // Where there is no such directory, this comes after every change of what is above it.
+            Ok(None) if !state.configured && !state.unusable => return,
             Ok(None) => self.install_default(&mut state).await,
             Err(error) => Err(error),
         };
+        state.unusable = taken.is_err();
         if let Err(error) = taken {
             warn!(error = error.chain(), "the network configuration cannot be used");
             self.set_ready(Err(error.chain()));
