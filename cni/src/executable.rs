@@ -82,7 +82,13 @@ async fn serve(
     let places = places.transpose()?.unwrap_or_default();
     let firewall = Firewall::open(&places.table, &places.state_dir, true)?;
     let host = Host::here(firewall, None)?;
-    let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request).await?;
+    let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request).await.map_err(|error| {
+        match (command, error) {
+            // It has codes of its own (section 5, "Error").
+            (Command::Status, full @ Error::RangeFull { .. }) => Error::NotReady { reason: full.to_string() },
+            (_, error) => error,
+        }
+    })?;
     Ok(answer.map(|answer| answer.to_value(version)))
 }
 
@@ -172,5 +178,27 @@ mod tests {
             object,
             json!({"cniVersion": "1.0.0", "code": 5, "msg": "cannot run plugin x", "details": "deep"})
         );
+    }
+
+    #[tokio::test]
+    async fn a_full_range_is_not_available_to_status_and_for_later_to_add() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("n")).unwrap();
+        std::fs::write(dir.path().join("n/10.0.0.2"), "other\r\neth0").unwrap();
+        let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": "host-local",
+            "ipam": {"type": "host-local", "dataDir": dir.path(), "subnet": "10.0.0.0/30"},
+            "coracle": {"stateDir": dir.path()}});
+        for (command, code) in [("STATUS", 50), ("ADD", 11)] {
+            let pairs = [
+                ("CNI_COMMAND", command),
+                ("CNI_CONTAINERID", "c"),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_NETNS", "/n"),
+            ];
+            let said = serve(Kind::HostLocal, &told(&pairs), conf.to_string().as_bytes()).await;
+            let error = said.unwrap_err();
+            assert_eq!(error.code(), code, "{command}: {error}");
+            assert!(error.to_string().contains("no address is free in 10.0.0.0/30"), "{error}");
+        }
     }
 }

@@ -84,12 +84,16 @@ impl Invoker<'_> {
         Ok(())
     }
 
-    /// Asks every plugin whether it could serve an ADD; those of lists before 1.1.0 cannot be asked.
+    /// Asks every plugin whether it could serve an ADD; those of lists before 1.1.0 cannot be asked. That no address is
+    /// free is no reason why not: the pods that have them are well, and the ADD says so itself.
     pub(crate) async fn status(&self, list: &List) -> Result<(), Error> {
         for plugin in &list.plugins {
             let asked = list.version.has_status_and_gc() || plugin::Kind::parse(kind(plugin)).is_some();
             if asked {
-                self.run(&self.general(Command::Status, list, plugin)).await?;
+                match self.run(&self.general(Command::Status, list, plugin)).await {
+                    Err(Error::RangeFull { .. }) | Ok(_) => {}
+                    Err(error) => return Err(error),
+                }
             } else {
                 self.executables.find(kind(plugin))?;
             }

@@ -607,7 +607,8 @@ fn a_full_range_says_so_and_recovers() {
         network.add(&attachment("a1", &a)).await.unwrap();
         let error = network.add(&attachment("b1", &b)).await.unwrap_err();
         assert_eq!(error.to_string(), "no address is free in 10.86.0.0/30: all 1 are in use");
-        assert!(network.status().await.unwrap_err().contains("no address is free"));
+        // A runtime that were not ready for that would lose the pods that it has.
+        network.status().await.unwrap();
         assert!(!b.run(&["ip", "link"]).contains("eth0"));
         // Released, and not yet swept: whoever comes next does not wait for that.
         network.release("a1").await.unwrap();
