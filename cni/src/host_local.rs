@@ -98,6 +98,7 @@ pub(crate) fn restore(request: &Request, address: IpAddr) -> Result<bool, Error>
 impl Ipam {
     fn of(request: &Request) -> Result<Self, Error> {
         let value = request.conf.get("ipam").ok_or_else(|| Error::invalid("ipam", "is missing"))?;
+        check_routes(value)?;
         let conf: Conf = from_value(value.clone(), "ipam")?;
         let mut ranges = conf.ranges;
         match conf.subnet {
@@ -228,6 +229,16 @@ impl Ipam {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses what is not known of a configuration's routes; results may have it.
+fn check_routes(ipam: &Value) -> Result<(), Error> {
+    let routes = ipam.get("routes").and_then(Value::as_array).into_iter().flatten();
+    let mut fields = routes.filter_map(Value::as_object).flat_map(serde_json::Map::keys);
+    match fields.find(|field| !Route::FIELDS.contains(&field.as_str())) {
+        Some(field) => Err(Error::UnsupportedField { field: format!("ipam.{field}") }),
+        None => Ok(()),
     }
 }
 

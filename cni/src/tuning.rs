@@ -3,9 +3,10 @@
 //! What was there before is written down before it is changed; DEL puts it back, for the interface may be one
 //! that outlives the sandbox.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rtnetlink::LinkUnspec;
 use serde::{Deserialize, Serialize};
@@ -17,9 +18,18 @@ use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
 
-/// What is to be changed of the interface. Also what is written down of it.
+/// What is written down of an interface, and the network that it is of: others may have the directory, too.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Backup {
+    network: String,
+    #[serde(flatten)]
+    before: Properties,
+}
+
+/// What is to be changed of the interface. Also what it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[serde(rename_all = "camelCase", default)]
 struct Properties {
     mac: Option<String>,
     mtu: Option<u32>,
@@ -58,7 +68,8 @@ pub(crate) async fn run(request: &Request) -> Result<Option<Answer>, Error> {
         Command::Add => return tuning.add(request).await.map(Some),
         Command::Del => tuning.del(request).await?,
         Command::Check => tuning.check(request).await?,
-        Command::Status | Command::Gc | Command::Version => {}
+        Command::Gc => tuning.collect(request)?,
+        Command::Status | Command::Version => {}
     }
     Ok(None)
 }
@@ -90,7 +101,7 @@ impl Tuning {
         let sysctl = sysctl.into_iter().map(|(name, value)| Ok((path_of(&name, ifname)?, value)));
         let dir = conf.data_dir.filter(|dir| !dir.as_os_str().is_empty());
         let dir = dir.unwrap_or_else(|| "/run/cni/tuning".into());
-        let backup = dir.join(format!("{}_{}.json", request.container_id, request.ifname));
+        let backup = dir.join(name_of(&request.container_id, &request.ifname));
         Ok(Self { backup, sysctl: sysctl.collect::<Result<_, Error>>()?, wanted })
     }
 
@@ -105,7 +116,7 @@ impl Tuning {
         }
         let links = Links::inside(&netns)?;
         let link = links.get(&request.ifname).await?;
-        self.write_down(&link)?;
+        self.write_down(request.network(), &link)?;
         self.wanted.apply(&links, &link).await?;
         for interface in
             previous.interfaces.iter_mut().filter(|i| i.name == request.ifname && !i.sandbox.is_empty())
@@ -119,7 +130,7 @@ impl Tuning {
     }
 
     /// Writes down what is about to be changed; the first word counts.
-    fn write_down(&self, link: &Link) -> Result<(), Error> {
+    fn write_down(&self, network: &str, link: &Link) -> Result<(), Error> {
         let failed = |source| Error::File { action: "write", path: self.backup.clone(), source };
         if self.backup.exists() {
             return Ok(());
@@ -134,7 +145,8 @@ impl Tuning {
         };
         let temporary = self.backup.with_extension("new");
         std::fs::create_dir_all(self.backup.parent().unwrap_or(&self.backup)).map_err(failed)?;
-        let text = serde_json::to_vec(&before).map_err(|error| failed(error.into()))?;
+        let backup = Backup { network: network.to_owned(), before };
+        let text = serde_json::to_vec(&backup).map_err(|error| failed(error.into()))?;
         std::fs::write(&temporary, text)
             .and_then(|()| std::fs::rename(&temporary, &self.backup))
             .map_err(failed)
@@ -142,7 +154,7 @@ impl Tuning {
 
     async fn del(&self, request: &Request) -> Result<(), Error> {
         let Ok(text) = std::fs::read(&self.backup) else { return Ok(()) };
-        let before: Properties = serde_json::from_slice(&text).unwrap_or_default();
+        let Backup { before, .. } = serde_json::from_slice(&text).unwrap_or_default();
         // The namespace may have gone, and the interface with it.
         if let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
             let links = Links::inside(&netns)?;
@@ -150,12 +162,27 @@ impl Tuning {
                 before.apply(&links, &link).await?;
             }
         }
-        match std::fs::remove_file(&self.backup) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(Error::File { action: "remove", path: self.backup.clone(), source })
+        remove(&self.backup)
+    }
+
+    /// Forgets what was written down of attachments of the network that are not valid.
+    fn collect(&self, request: &Request) -> Result<(), Error> {
+        let valid = request.valid_attachments()?;
+        let valid: HashSet<OsString> =
+            valid.iter().map(|valid| name_of(&valid.container_id, &valid.ifname).into()).collect();
+        let entries = self.backup.parent().and_then(|dir| std::fs::read_dir(dir).ok());
+        for entry in entries.into_iter().flatten().flatten() {
+            let path = entry.path();
+            if valid.contains(&entry.file_name()) || path.extension().is_none_or(|is| is != "json") {
+                continue;
             }
-            _ => Ok(()),
+            let text = std::fs::read(&path).unwrap_or_default();
+            let of = serde_json::from_slice::<Backup>(&text).ok().map(|backup| backup.network);
+            if of.as_deref() == Some(request.network()) {
+                remove(&path)?;
+            }
         }
+        Ok(())
     }
 
     async fn check(&self, request: &Request) -> Result<(), Error> {
@@ -203,6 +230,20 @@ impl Properties {
             change = change.txqueuelen(length);
         }
         links.change(change, "tune", &link.name).await
+    }
+}
+
+/// What an attachment's file is called.
+fn name_of(id: &str, ifname: &str) -> String {
+    format!("{id}_{ifname}.json")
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    match std::fs::remove_file(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(Error::File { action: "remove", path: path.to_owned(), source })
+        }
+        _ => Ok(()),
     }
 }
 

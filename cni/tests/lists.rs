@@ -663,6 +663,36 @@ fn what_happens_beside_an_absent_directory_changes_nothing() {
     });
 }
 
+#[test]
+fn what_tuning_wrote_down_goes_with_the_attachment() {
+    on_a_host(async |host| {
+        let mut list = bridge(&host, &json!([[{"subnet": "10.96.0.0/24"}]]), &json!({}));
+        let tuning = json!({"type": "tuning", "dataDir": host.path("tuning"), "mtu": 1400});
+        list["plugins"].as_array_mut().unwrap().push(tuning);
+        host.configure(&list);
+        let network = host.open().await;
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        network.add(&attachment("a1", &a)).await.unwrap();
+        network.add(&attachment("b1", &b)).await.unwrap();
+        // Another network's, and somebody else's.
+        std::fs::write(host.path("tuning/c1_eth0.json"), r#"{"network":"other","mtu":1500}"#).unwrap();
+        std::fs::write(host.path("tuning/d1_eth0.json"), r#"{"mtu":1500}"#).unwrap();
+        // Its record is lost, and so is its DEL.
+        drop(network);
+        std::fs::remove_file(host.path("state/results/a1.json")).unwrap();
+        let network = host.open().await;
+        network.reconcile(&[attachment("b1", &b)]).await.unwrap();
+        let mut left: Vec<_> = std::fs::read_dir(host.path("tuning"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["b1_eth0.json", "c1_eth0.json", "d1_eth0.json"]);
+        network.del("b1").await.unwrap();
+        assert!(!host.path("tuning/b1_eth0.json").exists());
+    });
+}
+
 /// Where the test's paths are not what they are on a user's machine, so that nothing else is used.
 #[test]
 fn the_reference_is_installed() {

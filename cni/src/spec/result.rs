@@ -50,9 +50,8 @@ pub(crate) struct Ip {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// A route; by the address's gateway when it names none.
+/// A route; by the address's gateway when it names none. A result may say more of it than is known here.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct Route {
     pub(crate) dst: IpNetwork,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -171,6 +170,9 @@ impl Ip {
 }
 
 impl Route {
+    /// What can be said of one.
+    pub(crate) const FIELDS: [&str; 7] = ["dst", "gw", "mtu", "advmss", "priority", "table", "scope"];
+
     /// Versions before 1.1.0 know destination and gateway alone.
     fn older(&self, version: Version) -> Value {
         let plain =
@@ -231,6 +233,16 @@ mod tests {
         assert!(one["ips"][0].get("version").is_none());
         let back = Answer::parse(old, Version::V0_4_0).unwrap();
         assert_eq!(back.ips, full().ips);
+    }
+
+    #[test]
+    fn what_others_say_beyond_the_specification_does_no_harm() {
+        let said = json!({"cniVersion": "1.1.0", "x": 1, "interfaces": [{"name": "b0", "x": 1}],
+            "ips": [{"address": "10.1.0.5/16", "x": 1}], "routes": [{"dst": "0.0.0.0/0", "x": {}}], "dns": {"x": 1}});
+        let answer = Answer::parse(said, Version::V1_1_0).unwrap();
+        assert_eq!(answer.routes[0].dst.to_string(), "0.0.0.0/0");
+        let all = json!(full().routes[0]);
+        assert!(all.as_object().unwrap().keys().all(|key| Route::FIELDS.contains(&key.as_str())));
     }
 
     #[test]
