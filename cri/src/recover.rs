@@ -59,6 +59,7 @@ impl Runtime {
             half_restored.extend(record.restoring.then(|| record.id.clone()));
             self.recover_sandbox(record, shim).await;
         }
+        self.check_networks();
         self.tell_left(removed, last);
         for id in half_restored {
             self.remove_half_restored(id).await;
@@ -284,8 +285,32 @@ impl Runtime {
             .map(|(record, shim)| attachment(record, format!("/proc/{}/ns/net", shim.pid()).into()))
             .collect();
         if let Err(error) = self.inner.network.reconcile(&live).await {
-            warn!(%error, "could not reconcile the network");
+            warn!(error = error.chain(), "could not reconcile the network");
         }
+    }
+
+    /// Says which pods have not the network any more that they were given, as far as that could not be made again.
+    /// Nobody waits for it: plugins may be executables.
+    fn check_networks(&self) {
+        let inner = Arc::downgrade(&self.inner);
+        let sandboxes = self.inner.sandboxes.all();
+        tokio::spawn(async move {
+            for sandbox in sandboxes {
+                // Of one that is being stopped it would be no news.
+                let _stays = sandbox.ending.lock().await;
+                let Some(inner) = inner.upgrade() else { return };
+                if sandbox.live().is_none() {
+                    continue;
+                }
+                if let Err(error) = inner.network.check(&sandbox.id).await {
+                    warn!(
+                        sandbox = sandbox.id,
+                        error = error.chain(),
+                        "a pod's network is not as it was made"
+                    );
+                }
+            }
+        });
     }
 }
 
