@@ -637,6 +637,29 @@ fn plugins_of_others_are_not_asked_what_they_do_not_know() {
 }
 
 #[test]
+fn a_pod_may_have_two_addresses_of_one_family() {
+    on_a_host(async |host| {
+        let ranges = json!([[{"subnet": "10.92.0.0/24"}], [{"subnet": "10.93.0.0/24"}]]);
+        host.configure(&bridge(&host, &ranges, &json!({})));
+        let network = host.open().await;
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        assert_eq!(
+            text(&network.add(&attachment("a1", &a)).await.unwrap()),
+            ["10.92.0.2/24", "10.93.0.2/24"]
+        );
+        network.add(&attachment("b1", &b)).await.unwrap();
+        for to in ["10.92.0.1", "10.93.0.1", "10.92.0.2", "10.93.0.2"] {
+            assert!(b.reaches(to), "{to}");
+        }
+        network.check("a1").await.unwrap();
+        network.del("a1").await.unwrap();
+        assert_eq!(host.held("own"), ["10.92.0.3", "10.93.0.3"]);
+        network.del("b1").await.unwrap();
+        assert_eq!(host.held("own"), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn what_happens_beside_an_absent_directory_changes_nothing() {
     on_a_host(async |host| {
         let network = host.open().await;
