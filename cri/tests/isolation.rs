@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         user_namespace::a_shared_pid_namespace_and_the_nodes_network_are_possible,
         user_namespace::a_wrong_mapping_is_refused,
         confinement::devices_of_a_vendor_are_there_with_all_that_belongs_to_them,
+        confinement::of_devices_a_container_has_those_that_are_its_own,
         confinement::groups_are_those_of_the_policy,
         confinement::the_default_profile_holds_where_there_is_apparmor,
         confinement::what_the_kernel_cannot_confine_is_refused,

@@ -8,9 +8,11 @@
 //! - the container library's, for the rest: hooks, seccomp listeners, schedulers and whatever else a plugin
 //!   may ask for. It takes some 2,000, and a wait for every cgroup.
 
+mod access;
 mod cgroup_mount;
 mod cwd;
 mod device;
+mod device_program;
 mod devices;
 mod first;
 mod hidden;
@@ -50,6 +52,7 @@ use crate::setup;
 use crate::stdio::Ends;
 use crate::user_namespace::UserNamespace;
 
+use limits::LimitError;
 use unit::{Unit, UnitError};
 
 /// Everything that a creator needs to know, gathered before the fork.
@@ -120,6 +123,8 @@ enum CreateError {
     #[error("make the container's cgroup")]
     Unit(#[from] UnitError),
     #[error(transparent)]
+    Limit(#[from] LimitError),
+    #[error(transparent)]
     Launch(#[from] launch::LaunchError),
 }
 
@@ -185,8 +190,9 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<(), CreateError> {
         }
         Way::Library => {
             trace::install(speaker);
+            limits::filter_for_library(plan.hierarchies, &cgroup, &spec)?;
             let pid = library::build(plan, speaker)?;
-            unit.as_mut().map_or(Ok(()), Unit::tell)?;
+            unit.as_mut().map_or(Ok(()), |unit| unit.tell(&spec))?;
             [Word::Pid(pid), Word::ByLibrary].iter().for_each(|word| speaker.say(word));
             Ok(())
         }

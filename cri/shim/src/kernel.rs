@@ -1,6 +1,7 @@
 //! The few system calls that have no safe wrapper elsewhere, one function each.
 #![allow(unsafe_code, reason = "this module is where the crate meets the kernel directly")]
 
+mod bpf;
 mod mounts;
 
 use std::ffi::CString;
@@ -11,6 +12,7 @@ use std::path::Path;
 
 use libc::{c_int, c_long, c_uint};
 
+pub(crate) use bpf::{attach_device_program, load_device_program};
 pub(crate) use mounts::{
     Attributes, Depth, READ_ONLY, READ_ONLY_DATA, attach_mount_at, change_root, copy_mount_at,
     copy_one_mount, map_ids, set_attributes,

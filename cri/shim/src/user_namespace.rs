@@ -36,6 +36,13 @@ pub(crate) enum UserNamespaceError {
     Enter { name: &'static str, source: nix::Error },
 }
 
+/// Whether this process is in a user namespace that somebody made, and so its root is nobody's but theirs. The first
+/// one, the machine's own, maps every id to itself.
+pub(crate) fn is_inside_one() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
+}
+
 /// Which ids of the node are those of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mapping {

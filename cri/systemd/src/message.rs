@@ -21,6 +21,8 @@ pub enum Value {
     Numbers(Vec<u32>),
     /// `ay`
     Bytes(Vec<u8>),
+    /// `a(ss)`
+    Pairs(Vec<(String, String)>),
 }
 
 /// The body of a call, written from left to right.
@@ -65,6 +67,7 @@ impl Value {
             Self::Number(_) => "t",
             Self::Numbers(_) => "au",
             Self::Bytes(_) => "ay",
+            Self::Pairs(_) => "a(ss)",
         }
     }
 }
@@ -136,6 +139,14 @@ impl Writer {
             }
             Value::Bytes(bytes) => {
                 self.array(1, |out| out.0.extend(bytes));
+            }
+            Value::Pairs(pairs) => {
+                self.array(8, |out| {
+                    for (one, other) in pairs {
+                        out.align(8);
+                        out.text(one).text(other);
+                    }
+                });
             }
         }
     }
@@ -319,6 +330,21 @@ mod tests {
         let whole = call(3, "StartTransientUnit", "ssa(sv)a(sa(sv))", &body);
         assert_eq!(whole[..4], [b'l', 1, 0, 1]);
         assert_eq!(rest(whole.first_chunk().unwrap()), Some(whole.len() - FIXED));
+        assert_eq!(body.0, expected);
+    }
+
+    #[test]
+    fn pairs_are_structs_each_of_which_is_aligned() {
+        let mut body = Writer::default();
+        let pairs = Value::Pairs(vec![("a-b".into(), "m".into()), ("c".into(), "rw".into())]);
+        body.properties([("DeviceAllow", &pairs)]);
+        let expected = [
+            b"\x3f\0\0\0\0\0\0\0".as_slice(),
+            b"\x0b\0\0\0DeviceAllow\0\x05a(ss)\0\0\x1f\0\0\0\0\0\0\0",
+            b"\x03\0\0\0a-b\0\x01\0\0\0m\0\0\0",
+            b"\x01\0\0\0c\0\0\0\x02\0\0\0rw\0",
+        ]
+        .concat();
         assert_eq!(body.0, expected);
     }
 

@@ -27,6 +27,50 @@ const FILES: [&str; 11] = [
 const PERCENT: u64 = 10_000;
 const SECOND: u64 = 1_000_000;
 
+/// Devices that a unit may use: of one number, or of all numbers of a driver, or all of their kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Whether it is a block device, and not a character device.
+    pub block: bool,
+    /// Absent for all.
+    pub major: Option<u32>,
+    /// Absent for all.
+    pub minor: Option<u32>,
+    /// Letters of `rwm`.
+    pub access: String,
+}
+
+/// That these devices may be used and no others; that all may be without a list. Drivers are known to systemd by
+/// their names, which are in `/proc/devices`. Where one has none, systemd is told to allow all devices: it cannot
+/// say what is meant, and must not deny it.
+pub fn devices(allowed: Option<&[Device]>, drivers: &str) -> Vec<Property> {
+    let patterns: Option<Vec<(String, String)>> =
+        allowed.and_then(|allowed| allowed.iter().map(|device| pattern(device, drivers)).collect());
+    let policy = if patterns.is_some() { "strict" } else { "auto" };
+    let list = Value::Pairs(patterns.unwrap_or_default());
+    vec![("DevicePolicy", Value::Text(policy.to_owned())), ("DeviceAllow", list)]
+}
+
+/// systemd.resource-control(5), "DeviceAllow".
+fn pattern(device: &Device, drivers: &str) -> Option<(String, String)> {
+    let kind = if device.block { "block" } else { "char" };
+    let name = match (device.major, device.minor) {
+        (None, None) => format!("{kind}-*"),
+        (Some(major), Some(minor)) => format!("/dev/{kind}/{major}:{minor}"),
+        (Some(major), None) => format!("{kind}-{}", driver(device.block, major, drivers)?),
+        (None, Some(_)) => return None,
+    };
+    Some((name, device.access.clone()))
+}
+
+/// The name under which a driver's number is listed.
+fn driver(block: bool, major: u32, drivers: &str) -> Option<&str> {
+    let title = if block { "Block devices:" } else { "Character devices:" };
+    let lines = drivers.lines().skip_while(|line| *line != title).skip(1);
+    let listed = lines.map_while(|line| line.trim().split_once(' '));
+    listed.filter(|(number, _)| number.parse() == Ok(major)).map(|(_, name)| name).next()
+}
+
 /// The limits that a cgroup of v2 has now. Those whose controller it lacks have no file.
 pub fn held(cgroup: &Path) -> Vec<Property> {
     let text = |file: &&str| std::fs::read_to_string(cgroup.join(file)).ok();
@@ -112,6 +156,42 @@ mod tests {
         assert_eq!(numbers("io.weight", "default 200\n8:0 300\n"), [("IOWeight", 200)]);
         assert_eq!(numbers("memory.oom.group", "1"), []);
         assert_eq!(numbers("memory.max", ""), []);
+    }
+
+    const DRIVERS: &str = "\
+Character devices:
+  1 mem
+136 pts
+
+Block devices:
+  8 sd
+136 other
+";
+
+    #[test]
+    fn devices_are_named_as_systemd_knows_them() {
+        let device = |block, major, minor| Device { block, major, minor, access: "r".into() };
+        let all = [
+            device(false, None, None),
+            device(true, None, None),
+            device(false, Some(1), Some(3)),
+            device(true, Some(8), None),
+            device(false, Some(136), None),
+        ];
+        let [(_, policy), (_, Value::Pairs(list))] = &devices(Some(&all), DRIVERS)[..] else { panic!() };
+        assert_eq!(*policy, Value::Text("strict".into()));
+        let names: Vec<&str> = list.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["char-*", "block-*", "/dev/char/1:3", "block-sd", "char-pts"]);
+        assert!(list.iter().all(|(_, access)| access == "r"));
+    }
+
+    #[test]
+    fn of_devices_that_have_no_name_systemd_denies_none() {
+        let free = vec![("DevicePolicy", Value::Text("auto".into())), ("DeviceAllow", Value::Pairs(vec![]))];
+        assert_eq!(devices(None, DRIVERS), free);
+        let nameless = |major, minor| [Device { block: true, major, minor, access: "r".into() }];
+        assert_eq!(devices(Some(&nameless(Some(9), None)), DRIVERS), free);
+        assert_eq!(devices(Some(&nameless(None, Some(9))), DRIVERS), free);
     }
 
     #[test]

@@ -48,6 +48,75 @@ pub(super) async fn devices_of_a_vendor_are_there_with_all_that_belongs_to_them(
     std::fs::remove_dir_all(dir).expect("remove");
 }
 
+/// A block device that this machine lets its root open: its node and its number.
+fn disk() -> (String, String) {
+    let disks = std::fs::read_dir("/sys/block").expect("disks").flatten();
+    let mut names = disks.map(|disk| disk.file_name().to_string_lossy().into_owned());
+    let name = names.find(|name| std::fs::File::open(format!("/dev/{name}")).is_ok());
+    let name = name.expect("a machine has a disk");
+    let number = std::fs::read_to_string(format!("/sys/block/{name}/dev")).expect("number");
+    (format!("/dev/{name}"), number.trim().replace(':', " "))
+}
+
+pub(super) async fn of_devices_a_container_has_those_that_are_its_own(machine: &mut Machine) {
+    let (node, number) = disk();
+    let make = format!("rm -f /tmp/disk; mknod /tmp/disk b {number}");
+    let own = "echo x >/dev/null && head -c1 /dev/zero >/dev/null && head -c1 /dev/random >/dev/null && \
+               head -c1 /dev/urandom >/dev/null && ! echo x 2>/dev/null >/dev/full && : <>/dev/ptmx && \
+               ! (: </dev/tty) 2>&1 | grep -q permitted";
+    // By the container library, which a hook is left to.
+    let dir = machine.cdi_dir();
+    std::fs::create_dir_all(&dir).expect("directory");
+    let hook = serde_json::json!({ "hookName": "createRuntime", "path": "/bin/busybox", "args": ["busybox", "true"] });
+    let hooked = serde_json::json!({
+        "cdiVersion": "0.6.0", "kind": "vendor.com/hook",
+        "devices": [{"name": "one", "containerEdits": { "hooks": [hook] }}],
+    });
+    std::fs::write(dir.join("hook.json"), hooked.to_string()).expect("file");
+
+    let pod = machine.pod("devices").await;
+    let plain = machine.run(&pod, "plain", &["sleep", "1000"]).await;
+    let by_library = |config: &mut cri::ContainerConfig| {
+        config.cdi_devices = vec![cri::CdiDevice { name: "vendor.com/hook=one".into() }];
+    };
+    let library = machine.create(&pod, "library", &["sleep", "1000"], by_library).await.expect("create");
+    machine.start(&library).await;
+    let readable = |config: &mut cri::ContainerConfig| {
+        let (host_path, container_path) = (node.clone(), "/dev/disk".to_owned());
+        config.devices = vec![cri::Device { host_path, container_path, permissions: "r".into() }];
+    };
+    let reader = machine.create(&pod, "reader", &["sleep", "1000"], readable).await.expect("create");
+    machine.start(&reader).await;
+    for id in [&plain, &library, &reader] {
+        sh(machine, id, own).await;
+        sh(machine, id, &make).await;
+    }
+    for id in [&plain, &library] {
+        sh(machine, id, "! (: </tmp/disk) 2>/dev/null && ! (: >>/tmp/disk) 2>/dev/null").await;
+    }
+    sh(machine, &reader, ": </dev/disk && : </tmp/disk").await;
+    sh(machine, &reader, "(: >>/dev/disk) 2>&1 | grep -q permitted && ! (: <>/tmp/disk) 2>/dev/null").await;
+    machine.remove_pod(&pod).await;
+
+    let open = |config: &mut cri::PodSandboxConfig| {
+        let linux = config.linux.get_or_insert_default();
+        linux.security_context.get_or_insert_default().privileged = true;
+    };
+    let pod = machine.try_pod("all-devices", open).await.expect("sandbox");
+    let all = |config: &mut cri::ContainerConfig| security(config).privileged = true;
+    let id = machine.create(&pod, "c", &["sleep", "1000"], all).await.expect("create");
+    machine.start(&id).await;
+    sh(machine, &id, &format!("{own} && {make} && : </tmp/disk && : <{node}")).await;
+    machine.remove_pod(&pod).await;
+
+    let mapped = options(range());
+    let pod = super::user_namespace::pod(machine, "userns-devices", &mapped).await.expect("sandbox");
+    let id = container(machine, &pod, &mapped, |_| {}).await;
+    sh(machine, &id, own).await;
+    machine.remove_pod(&pod).await;
+    std::fs::remove_dir_all(dir).expect("remove");
+}
+
 pub(super) async fn groups_are_those_of_the_policy(machine: &mut Machine) {
     let pod = machine.pod("groups").await;
     for (policy, groups) in [

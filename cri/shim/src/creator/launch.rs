@@ -74,7 +74,7 @@ pub(super) fn launch(
         Fork::Child => first::run(&first),
         Fork::Parent(pid) => {
             let limited = late.map_or(Ok(()), super::limits::Late::write).map_err(LaunchError::from);
-            let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), Unit::tell)?));
+            let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), |unit| unit.tell(spec))?));
             if limited.is_err() {
                 // It has not been told to anybody, and waits in the cgroup that is removed.
                 let _ = kernel::kill(pid, libc::SIGKILL);

@@ -1,7 +1,8 @@
 //! A container's cgroups: made, limited, entered; what is written is planned first.
 //!
 //! On v1 all of it is our own. On v2 the container library's own cgroup code writes the limits, which needs no
-//! more than the files; it is its way of finding v1 hierarchies that costs hundreds of system calls.
+//! more than the files; it is its way of finding v1 hierarchies that costs hundreds of system calls. Devices have no
+//! files there: a program of ours decides.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
@@ -10,25 +11,14 @@ use std::path::{Path, PathBuf};
 use libcgroups::common::{CgroupManager as _, ControllerOpt};
 use libcgroups::v2::manager::{Manager, V2ManagerError};
 use libcontainer::oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources, Spec};
+use nix::errno::Errno;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 
+use super::access;
+use super::device_program::{Instruction, program};
 use crate::cgroup::{self, CgroupError, Hierarchy};
-
-/// What every container may do with devices, besides what it asks for: make any node, and use those that
-/// are in its /dev. The kinds are those of the kernel's `Documentation/admin-guide/devices.txt`.
-const COMMON_DEVICES: [&str; 12] = [
-    "c *:* m",
-    "b *:* m",
-    "c 1:3 rwm",
-    "c 1:5 rwm",
-    "c 1:7 rwm",
-    "c 1:8 rwm",
-    "c 1:9 rwm",
-    "c 5:0 rwm",
-    "c 5:1 rwm",
-    "c 5:2 rwm",
-    "c 136:* rwm",
-    "c 10:200 rwm",
-];
+use crate::kernel;
+use crate::user_namespace;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LimitError {
@@ -40,6 +30,8 @@ pub(super) enum LimitError {
     Write { path: PathBuf, value: String, source: io::Error },
     #[error("limit the container's cgroup")]
     Unified(#[from] V2ManagerError),
+    #[error("limit the container's devices{}", without_programs(.0))]
+    Devices(#[source] io::Error),
 }
 
 /// The cgroups of one container.
@@ -66,6 +58,19 @@ struct Write {
     optional: bool,
 }
 
+/// Has the rules for devices enforced where the container library makes a container: on v2, where it leaves them out
+/// and finds the cgroup already made.
+pub(super) fn filter_for_library(
+    hierarchies: &[Hierarchy],
+    path: &str,
+    spec: &Spec,
+) -> Result<(), LimitError> {
+    if hierarchies.iter().all(Hierarchy::is_unified) {
+        Cgroups::make(hierarchies, path)?.filter_devices(spec)?;
+    }
+    Ok(())
+}
+
 // === impl Cgroups ===
 
 impl<'a> Cgroups<'a> {
@@ -80,9 +85,8 @@ impl<'a> Cgroups<'a> {
 
     /// Writes the limits, but the number of processes.
     pub(super) fn limit(&self, spec: &Spec) -> Result<Option<Late>, LimitError> {
-        let Some(resources) = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref()) else {
-            return Ok(None);
-        };
+        self.filter_devices(spec)?;
+        let Some(resources) = resources(spec) else { return Ok(None) };
         match self.unified() {
             Some(mount) => {
                 let mut early = resources.clone();
@@ -101,6 +105,17 @@ impl<'a> Cgroups<'a> {
             }
         }
         self.late(resources)
+    }
+
+    /// Where v2 is the only one, has the kernel ask the container's rules about every device that it uses.
+    fn filter_devices(&self, spec: &Spec) -> Result<(), LimitError> {
+        let Some(directory) = self.unified_directory() else { return Ok(()) };
+        let Some(program) = program(&access::rules(resources(spec))) else { return Ok(()) };
+        match attach(directory, &program) {
+            // Whoever started us there may load no programs, and the devices are not theirs. runc lets it pass too.
+            Err(_) if user_namespace::is_inside_one() => Ok(()),
+            attached => attached.map_err(LimitError::Devices),
+        }
     }
 
     /// Where v2 is the only one, its directory of this container: a process is to be born there.
@@ -147,13 +162,12 @@ impl<'a> Cgroups<'a> {
             })
         };
         let (allow, deny) = (open("devices.allow")?, open("devices.deny")?);
-        let asked = resources.devices().iter().flatten().map(|rule| (rule.allow(), rule.to_string()));
-        let common = COMMON_DEVICES.iter().map(|rule| (true, (*rule).to_owned()));
-        for (allowed, rule) in asked.chain(common) {
-            let (mut file, path) = if allowed { (&allow.0, &allow.1) } else { (&deny.0, &deny.1) };
-            file.write_all(rule.as_bytes()).map_err(|source| LimitError::Write {
+        for rule in access::rules(Some(resources)) {
+            let (mut file, path) = if rule.allow { (&allow.0, &allow.1) } else { (&deny.0, &deny.1) };
+            let value = rule.to_string();
+            file.write_all(value.as_bytes()).map_err(|source| LimitError::Write {
                 path: path.clone(),
-                value: rule,
+                value,
                 source,
             })?;
         }
@@ -211,6 +225,33 @@ fn hand_down(cgroup: &Path) {
     let gives: Vec<&str> = gives.split_whitespace().collect();
     for controller in has.split_whitespace().filter(|controller| !gives.contains(controller)) {
         let _ = put(&cgroup.join("cgroup.subtree_control"), &format!("+{controller}"));
+    }
+}
+
+fn resources(spec: &Spec) -> Option<&LinuxResources> {
+    spec.linux().as_ref()?.resources().as_ref()
+}
+
+fn attach(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
+    let loaded = match kernel::load_device_program(program) {
+        // Before 5.11 programs counted as locked memory, of all processes of the user's together.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
+            let lifted = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
+            let loaded = lifted.map_err(|_| error).and_then(|()| kernel::load_device_program(program));
+            setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
+            loaded
+        }
+        loaded => loaded,
+    };
+    kernel::attach_device_program(&File::open(cgroup)?.into(), &loaded?)
+}
+
+/// What is most likely wrong when the kernel does not know what it is asked for.
+fn without_programs(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOSYS | Errno::EINVAL) => ", which needs a kernel with CONFIG_CGROUP_BPF",
+        _ => "",
     }
 }
 
@@ -307,6 +348,36 @@ mod tests {
         ];
         assert_eq!(found, lines(&expected));
         assert_eq!(planned(serde_json::json!({ "cpu": { "shares": 0 } })), lines(&[]));
+    }
+
+    #[test]
+    fn the_kernel_takes_the_program_and_denies_by_it() {
+        // Only root may, and only where there is a cgroup of v2, alone or beside v1's.
+        let hierarchies = cgroup::hierarchies().unwrap();
+        let unified = hierarchies.iter().find(|hierarchy| hierarchy.is_unified());
+        let Some(unified) = unified.filter(|_| nix::unistd::geteuid().is_root()) else { return };
+        let path = format!("/coracle-devices-{}", std::process::id());
+        let cgroup = unified.make(&path).unwrap();
+        let rules = access::tests::of(serde_json::json!([
+            { "allow": false, "access": "rwm" },
+            { "allow": true, "type": "c", "major": 1, "minor": 11, "access": "r" },
+        ]));
+        let attached = attach(&cgroup, &program(&rules).unwrap());
+        let procs = cgroup.join("cgroup.procs");
+        // The kernel's log: its node may be made, and be read as the rules say.
+        let script = format!(
+            "echo 0 >{} && : >/dev/null && head -c1 /dev/urandom >/dev/null && \
+             mknod $0 c 1 11 && (: <$0) && ! (: >$0) 2>/dev/null",
+            procs.display(),
+        );
+        let node = std::env::current_exe().unwrap().with_extension("kmsg");
+        let ended = std::process::Command::new("sh").args(["-c", &script]).arg(&node).output().unwrap();
+        let _ = fs::remove_file(node);
+        while fs::remove_dir(&cgroup).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy) {
+            std::thread::yield_now();
+        }
+        attached.unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
     }
 
     #[test]

@@ -1,0 +1,243 @@
+//! A container's rules for devices as a program for the kernel, which cgroup v2 asks instead of keeping a list
+//! (BPF_PROG_TYPE_CGROUP_DEVICE). Pure.
+//!
+//! The program is asked with what is to be done with which device, and answers 1 or 0. From the last rule to the
+//! first, each that names the device decides on the accesses that it names: a denied one ends with 0, allowed ones
+//! are struck off, and when none is left the answer is 1. What no rule decided is decided at the end.
+
+use super::access::{self, Kind, Rule};
+
+/// One instruction, as the kernel has it (`struct bpf_insn` in linux/bpf.h).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Instruction {
+    code: u8,
+    /// The register that is written in the lower half, the one that is read in the upper.
+    registers: u8,
+    offset: i16,
+    value: i32,
+}
+
+/// The answer.
+const ANSWER: u8 = 0;
+/// The question: `struct bpf_cgroup_dev_ctx`.
+const QUESTION: u8 = 1;
+/// The accesses that are not decided yet.
+const WANTED: u8 = 2;
+const KIND: u8 = 3;
+const MAJOR: u8 = 4;
+const MINOR: u8 = 5;
+
+/// `BPF_LDX | BPF_MEM | BPF_W`
+const LOAD: u8 = 0x61;
+/// `BPF_ALU | BPF_MOV | BPF_X`, `BPF_ALU | BPF_MOV | BPF_K`
+const COPY: u8 = 0xbc;
+const SET: u8 = 0xb4;
+/// `BPF_ALU | BPF_AND | BPF_K`, `BPF_ALU | BPF_RSH | BPF_K`
+const AND: u8 = 0x54;
+const SHIFT_RIGHT: u8 = 0x74;
+/// `BPF_JMP | BPF_JEQ | BPF_K`, `BPF_JMP | BPF_JNE | BPF_K`
+const JUMP_IF: u8 = 0x15;
+const JUMP_UNLESS: u8 = 0x55;
+/// `BPF_JMP | BPF_EXIT`
+const EXIT: u8 = 0x95;
+
+/// `BPF_DEVCG_DEV_BLOCK`, `BPF_DEVCG_DEV_CHAR`
+const BLOCK: i32 = 1;
+const CHARACTER: i32 = 2;
+
+/// The program; none where nothing is forbidden.
+pub(super) fn program(rules: &[Rule]) -> Option<Vec<Instruction>> {
+    if access::allow_everything(rules) {
+        return None;
+    }
+    let (rest, rules) = access::split(rules);
+    // The kind is in the lower half of the first word, the accesses are in the upper.
+    let mut program = vec![
+        Instruction::load(WANTED, 0),
+        Instruction::copy(KIND, WANTED),
+        Instruction::with(AND, KIND, 0xffff),
+        Instruction::with(SHIFT_RIGHT, WANTED, 16),
+        Instruction::load(MAJOR, 4),
+        Instruction::load(MINOR, 8),
+    ];
+    rules.iter().rev().for_each(|rule| program.extend(block(rule)));
+    program.extend(answer(rest));
+    Some(program)
+}
+
+/// One rule's part, at whose end the next one's begins.
+fn block(rule: &Rule) -> Vec<Instruction> {
+    let kind = match rule.kind {
+        Kind::Any => None,
+        Kind::Block => Some(BLOCK),
+        Kind::Character => Some(CHARACTER),
+    };
+    let number = |number: Option<u32>| number.map(u32::cast_signed);
+    let conditions = [(KIND, kind), (MAJOR, number(rule.major)), (MINOR, number(rule.minor))];
+    let conditions = conditions.into_iter().filter_map(|(register, wanted)| Some((register, wanted?)));
+    let named = i32::from(rule.access.bits());
+    let mut block: Vec<Instruction> =
+        conditions.map(|(register, wanted)| Instruction::with(JUMP_UNLESS, register, wanted)).collect();
+    if rule.allow {
+        block.push(Instruction::with(AND, WANTED, !named));
+        block.push(Instruction::with(JUMP_UNLESS, WANTED, 0));
+    } else {
+        block.push(Instruction::copy(ANSWER, WANTED));
+        block.push(Instruction::with(AND, ANSWER, named));
+        block.push(Instruction::with(JUMP_IF, ANSWER, 0));
+    }
+    block.extend(answer(rule.allow));
+    let len = block.len();
+    let jumps = block.iter_mut().enumerate().filter(|(_, one)| matches!(one.code, JUMP_IF | JUMP_UNLESS));
+    for (at, jump) in jumps {
+        // From the instruction after it. A block has ten at most.
+        jump.offset = i16::try_from(len - at - 1).unwrap_or_default();
+    }
+    block
+}
+
+fn answer(allow: bool) -> [Instruction; 2] {
+    [Instruction::with(SET, ANSWER, i32::from(allow)), Instruction::with(EXIT, 0, 0)]
+}
+
+// === impl Instruction ===
+
+impl Instruction {
+    fn with(code: u8, register: u8, value: i32) -> Self {
+        Self { code, registers: register, offset: 0, value }
+    }
+
+    fn copy(to: u8, from: u8) -> Self {
+        Self { code: COPY, registers: from << 4 | to, offset: 0, value: 0 }
+    }
+
+    /// A word of the question.
+    fn load(to: u8, offset: i16) -> Self {
+        Self { code: LOAD, registers: QUESTION << 4 | to, offset, value: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::access::Access;
+    use super::super::access::tests::of;
+    use super::*;
+    use serde_json::json;
+
+    /// What the kernel would make of it.
+    fn run(program: &[Instruction], question: [u32; 3]) -> u32 {
+        let (mut registers, mut at) = ([0_u32; 6], 0);
+        loop {
+            let one = program[at];
+            at += 1;
+            let (to, from) = (usize::from(one.registers & 15), usize::from(one.registers >> 4));
+            let value = one.value.cast_unsigned();
+            let jump = match one.code {
+                JUMP_IF => registers[to] == value,
+                JUMP_UNLESS => registers[to] != value,
+                _ => false,
+            };
+            match one.code {
+                LOAD => registers[to] = question[usize::try_from(one.offset).unwrap() / 4],
+                COPY => registers[to] = registers[from],
+                SET => registers[to] = value,
+                AND => registers[to] &= value,
+                SHIFT_RIGHT => registers[to] >>= value,
+                JUMP_IF | JUMP_UNLESS => {}
+                EXIT => return registers[0],
+                other => panic!("no such instruction: {other:#x}"),
+            }
+            if jump {
+                at += usize::try_from(one.offset).unwrap();
+            }
+        }
+    }
+
+    fn may(devices: &serde_json::Value, device: &str, access: &[Access]) -> bool {
+        let Some(program) = program(&of(devices.clone())) else { return true };
+        let (kind, numbers) = device.split_at(1);
+        let (major, minor) = numbers.trim().split_once(':').unwrap();
+        let kind: u32 = if kind == "b" { 1 } else { 2 };
+        let access = access.iter().fold(0, |bits, one| bits | u32::from(one.bits()));
+        let answer = run(&program, [access << 16 | kind, major.parse().unwrap(), minor.parse().unwrap()]);
+        assert!(answer <= 1);
+        answer == 1
+    }
+
+    const MAKE: &[Access] = &[Access::MAKE];
+    const READ: &[Access] = &[Access::READ];
+    const WRITE: &[Access] = &[Access::WRITE];
+    const BOTH: &[Access] = &[Access::READ, Access::WRITE];
+
+    #[test]
+    fn an_ordinary_container_uses_what_is_in_its_dev_and_makes_any_node() {
+        let rules = json!([{ "allow": false, "access": "rwm" }]);
+        for own in ["c 1:3", "c 1:5", "c 1:7", "c 1:8", "c 1:9", "c 5:0", "c 5:1", "c 5:2", "c 136:7"] {
+            assert!(may(&rules, own, BOTH) && may(&rules, own, MAKE), "{own}");
+        }
+        for foreign in ["b 8:0", "b 253:0", "c 1:1", "c 1:11", "c 10:7", "b 1:3"] {
+            assert!(may(&rules, foreign, MAKE), "{foreign}");
+            for access in [READ, WRITE, BOTH, &[Access::MAKE, Access::READ]] {
+                assert!(!may(&rules, foreign, access), "{foreign} {access:?}");
+            }
+        }
+        // Where the spec has no rules it is the same.
+        assert!(!may(&json!([]), "b 8:0", READ) && may(&json!([]), "c 1:3", BOTH));
+    }
+
+    #[test]
+    fn a_device_may_be_used_as_its_permissions_say() {
+        let rules = json!([
+            { "allow": false, "access": "rwm" },
+            { "allow": true, "type": "b", "major": 8, "minor": 0, "access": "r" },
+            { "allow": true, "type": "c", "major": 10, "access": "rw" },
+        ]);
+        assert!(may(&rules, "b 8:0", READ) && !may(&rules, "b 8:0", WRITE) && !may(&rules, "b 8:0", BOTH));
+        assert!(!may(&rules, "b 8:1", READ) && !may(&rules, "c 8:0", READ));
+        assert!(may(&rules, "c 10:99", BOTH) && !may(&rules, "b 10:99", READ));
+    }
+
+    #[test]
+    fn the_last_rule_that_names_it_decides() {
+        let all = json!({ "allow": true, "access": "rwm" });
+        let none = json!({ "allow": false, "type": "a", "access": "rwm" });
+        let disk =
+            |allow: bool, access: &str| json!({ "allow": allow, "type": "b", "major": 8, "access": access });
+        let rules = json!([all, disk(false, "w")]);
+        assert!(may(&rules, "b 8:0", READ) && !may(&rules, "b 8:0", WRITE) && !may(&rules, "b 8:0", BOTH));
+        assert!(may(&rules, "b 9:0", BOTH) && may(&rules, "c 99:0", BOTH));
+        assert!(!may(&json!([disk(true, "rw"), none]), "b 8:0", READ));
+        assert!(may(&json!([none, all]), "b 8:0", BOTH));
+        assert!(!may(&json!([none, disk(true, "rw"), disk(false, "r")]), "b 8:0", READ));
+        assert!(may(&json!([none, disk(false, "r"), disk(true, "rw")]), "b 8:0", BOTH));
+        // Each by a rule of its own.
+        assert!(may(&json!([none, disk(true, "r"), disk(true, "w")]), "b 8:0", BOTH));
+    }
+
+    #[test]
+    fn what_forbids_nothing_is_no_program() {
+        assert_eq!(program(&of(json!([{ "allow": true, "access": "rwm" }]))), None);
+    }
+
+    #[test]
+    fn no_instruction_is_out_of_reach_and_none_jumps_outside() {
+        let whole = json!({ "allow": false, "access": "rwm" });
+        let program = program(&of(json!([whole, { "allow": true, "type": "b" }, whole]))).unwrap();
+        let mut reached = vec![false; program.len()];
+        let mut todo = vec![0];
+        while let Some(at) = todo.pop() {
+            if std::mem::replace(&mut reached[at], true) {
+                continue;
+            }
+            match program[at].code {
+                EXIT => {}
+                JUMP_IF | JUMP_UNLESS => {
+                    todo.extend([at + 1, at + 1 + usize::try_from(program[at].offset).unwrap()]);
+                }
+                _ => todo.push(at + 1),
+            }
+        }
+        assert!(reached.iter().all(|reached| *reached));
+    }
+}
