@@ -10,6 +10,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::report::note;
+
 /// Longest text of one log line; what is longer goes out in parts.
 pub(crate) const LONGEST: usize = 16 * 1024;
 
@@ -34,8 +36,13 @@ pub(crate) struct Limits {
 pub(crate) struct Log {
     path: PathBuf,
     file: File,
+    /// How long it is, so far as we know.
     written: u64,
     limits: Limits,
+    /// The length at which a new file is to begin. More than the limit where that could not be done.
+    full: u64,
+    /// The file ends in the middle of a line, for which the disk had no room.
+    torn: bool,
 }
 
 /// What of one output has not made a whole line yet.
@@ -118,35 +125,90 @@ impl Log {
         }
         let file = append(path)?;
         let written = file.metadata()?.len();
-        Ok(Self { path: path.to_owned(), file, written, limits })
+        Ok(Self { path: path.to_owned(), file, written, limits, full: limits.size, torn: false })
     }
 
     /// Opens the path anew, after somebody renamed the file.
     pub(crate) fn reopen(&mut self) -> io::Result<()> {
-        self.file = append(&self.path)?;
-        self.written = self.file.metadata()?.len();
+        let file = append(&self.path)?;
+        self.written = file.metadata()?.len();
+        self.file = file;
+        self.torn = false;
         Ok(())
     }
 
-    /// Writes whole formatted lines. A full disk loses them: a container is not stopped for a log.
+    /// Writes whole formatted lines. A full disk loses them: a container is not stopped for a log. A file that cannot
+    /// be rotated grows: that is no reason to lose lines.
     pub(crate) fn write(&mut self, lines: &[u8], now: Duration) -> io::Result<()> {
         let length = lines.len() as u64;
-        if self.limits.size > 0 && self.written > 0 && self.written + length > self.limits.size {
-            self.rotate(now)?;
+        if self.limits.size > 0 && self.written > 0 && self.written + length > self.full {
+            self.full = self.limits.size;
+            if let Err(error) = self.rotate(now) {
+                note(&format!("rotate {}: {error}", self.path.display()));
+                self.full = self.written + self.limits.size;
+            }
         }
-        self.file.write_all(lines)?;
-        self.written += length;
+        self.mend()?;
+        self.append(lines)
+    }
+
+    /// What does not get in whole is taken out again, or at least does not run into the next line.
+    fn append(&mut self, lines: &[u8]) -> io::Result<()> {
+        let mut rest = lines;
+        while !rest.is_empty() {
+            let failed = match self.file.write(rest) {
+                Ok(0) => io::Error::from(io::ErrorKind::WriteZero),
+                Ok(count) => {
+                    self.written += count as u64;
+                    rest = &rest[count..];
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => error,
+            };
+            let got_in = &lines[..lines.len() - rest.len()];
+            let whole = got_in.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            self.torn = whole < got_in.len();
+            let _ = self.take_back((got_in.len() - whole) as u64);
+            return Err(failed);
+        }
         Ok(())
     }
 
+    /// Somebody may have cut the file meanwhile, who then has taken it out himself.
+    fn take_back(&mut self, half: u64) -> io::Result<()> {
+        let length = self.file.metadata()?.len();
+        if self.torn && length == self.written {
+            self.file.set_len(length - half)?;
+            self.written = length - half;
+            self.torn = false;
+        }
+        Ok(())
+    }
+
+    /// Ends a line that could not be taken out.
+    fn mend(&mut self) -> io::Result<()> {
+        if self.torn {
+            self.file.write_all(b"\n")?;
+            self.written += 1;
+            self.torn = false;
+        }
+        Ok(())
+    }
+
+    /// Begins a new file. The old ones come last: whatever fails with them, the new one is open.
     fn rotate(&mut self, now: Duration) -> io::Result<()> {
         if self.limits.files > 1 {
-            fs::rename(&self.path, self.rotated(now))?;
-            self.drop_oldest()?;
-            self.reopen()
+            match fs::rename(&self.path, self.rotated(now)) {
+                // Somebody else renamed or removed it.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+            self.reopen()?;
+            self.drop_oldest()
         } else {
             self.file.set_len(0)?;
-            self.written = 0;
+            (self.written, self.torn) = (0, false);
             Ok(())
         }
     }
@@ -173,7 +235,11 @@ impl Log {
         rotated.sort();
         let keep = usize::try_from(self.limits.files.saturating_sub(1)).unwrap_or(usize::MAX);
         for old in rotated.iter().take(rotated.len().saturating_sub(keep)) {
-            fs::remove_file(old)?;
+            match fs::remove_file(old) {
+                // Whoever collects logs was faster.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
         }
         Ok(())
     }
@@ -301,6 +367,45 @@ mod tests {
         names.sort();
         assert_eq!(names, ["0.log", "0.log.19700101-000002", "0.log.19700101-000003"]);
         assert_eq!(fs::read(&path).unwrap(), b"ddddddd\n");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    fn texts(path: &Path) -> String {
+        fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_somebody_took_away_is_no_reason_to_lose_a_line() {
+        let dir = std::env::temp_dir().join(format!("coracle-log-gone-{}", std::process::id()));
+        let path = dir.join("0.log");
+        let mut log = Log::open(&path, Limits { size: 10, files: 3 }).unwrap();
+        log.write(b"aaaaaaa\n", T).unwrap();
+        fs::rename(&path, dir.join("elsewhere")).unwrap();
+        log.write(b"bbbbbbb\n", T).unwrap();
+        assert_eq!(texts(&path), "bbbbbbb\n");
+        fs::remove_file(&path).unwrap();
+        log.write(b"ccccccc\n", T).unwrap();
+        assert_eq!(texts(&path), "ccccccc\n");
+        // Not even where there is no place for a new one: it goes where the old one was.
+        fs::remove_dir_all(&dir).unwrap();
+        log.write(b"ddddddd\n", T).unwrap();
+        assert_eq!(log.written, 16);
+        fs::create_dir_all(&dir).unwrap();
+        log.write(b"eeeeeee\n", T).unwrap();
+        assert_eq!(texts(&path), "eeeeeee\n");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn an_old_file_that_does_not_go_is_no_reason_to_lose_a_line() {
+        let dir = std::env::temp_dir().join(format!("coracle-log-stuck-{}", std::process::id()));
+        let path = dir.join("0.log");
+        fs::create_dir_all(dir.join("0.log.19690101-000000/x")).unwrap();
+        let mut log = Log::open(&path, Limits { size: 10, files: 2 }).unwrap();
+        for (second, text) in [b"aaaaaaa\n", b"bbbbbbb\n", b"ccccccc\n"].iter().enumerate() {
+            log.write(*text, Duration::from_secs(second as u64)).unwrap();
+            assert_eq!(texts(&path).as_bytes(), *text);
+        }
         fs::remove_dir_all(dir).unwrap();
     }
 }

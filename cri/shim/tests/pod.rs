@@ -57,6 +57,7 @@ const TESTS: &[Test] = tests![
     lifecycle::each_volume_has_the_propagation_that_it_asks_for,
     lifecycle::a_user_namespace_is_joined_by_an_exec_too,
     lifecycle::a_log_is_rotated_as_it_grows_and_reopened_when_asked,
+    lifecycle::a_full_disk_loses_whole_lines_and_no_others,
     lifecycle::a_pod_that_cannot_be_made_says_which_step_failed,
     lifecycle::many_containers_in_a_row_leave_memory_and_descriptors_as_they_were,
     root::a_link_in_an_image_leads_no_mount_outside,

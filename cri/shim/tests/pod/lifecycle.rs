@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::fixture::{Pod, cgroup_mounts};
+use crate::fixture::{Pod, cgroup_mounts, until};
 use crate::shim_client::ErrorKind;
 
 pub(crate) async fn a_container_runs_and_its_output_and_code_are_kept(mut pod: Pod) {
@@ -381,4 +381,38 @@ fn memory(pid: i32, name: &str) -> u64 {
 
 fn descriptors(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+pub(crate) async fn a_full_disk_loses_whole_lines_and_no_others(mut pod: Pod) {
+    use nix::mount::{MsFlags, mount, umount};
+    let disk = pod.dir.join("disk");
+    fs::create_dir_all(&disk).unwrap();
+    mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
+    let filler = disk.join("filler");
+    fs::write(&filler, vec![0; 32 << 10]).unwrap();
+    let line = "x".repeat(700);
+    let script = format!(
+        "i=0; while [ $i -lt 200 ]; do echo {line}; i=$((i+1)); done; echo end; : >/full; \
+         until [ -e /room ]; do sleep 0.01; done; echo after; exit 3"
+    );
+    let mut create = pod.create_request("c", &pod.spec("c", &script));
+    let log = disk.join("c.log");
+    create.log_path = log.to_string_lossy().into_owned();
+    let root = format!("/proc/{}/root", pod.run_request(create).await);
+    let root = std::path::Path::new(&root);
+    until(|| root.join("full").exists()).await;
+    let full = fs::read(&log).unwrap();
+    assert!(full.len() > 20 << 10 && full.len() < 40 << 10, "{}", full.len());
+    fs::remove_file(filler).unwrap();
+    fs::write(root.join("room"), "").unwrap();
+    assert_eq!(pod.exit("c", "").await.code, 3);
+    let text = fs::read_to_string(&log).unwrap();
+    for written in text.lines() {
+        let parts: Vec<&str> = written.splitn(4, ' ').collect();
+        assert!(parts.len() == 4 && (parts[3] == line || parts[3] == "after"), "{written}");
+    }
+    assert!(text.ends_with(" stdout F after\n"), "{text}");
+    pod.shim.delete("c").await.unwrap();
+    umount(&disk).unwrap();
+    pod.end().await;
 }
