@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         fields::what_cannot_be_honoured_is_refused,
         fields::a_privileged_container_needs_a_pod_for_it,
         processes::a_container_joins_the_processes_of_another,
+        processes::a_container_that_ends_leaves_nobody_behind,
         volumes::read_only_is_recursive_when_asked,
         volumes::an_image_is_a_volume_whole_and_in_part,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,

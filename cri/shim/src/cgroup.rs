@@ -6,6 +6,9 @@ use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
 /// The v1 controllers that the container library knows.
 const JOINED: [&str; 12] = [
     "cpu",
@@ -21,6 +24,9 @@ const JOINED: [&str; 12] = [
     "blkio",
     "freezer",
 ];
+
+/// How often who is to be killed is looked for. More cannot be expected of what only makes processes.
+const MOST_ROUNDS: usize = 100;
 
 /// A cgroup operation that the kernel refused.
 #[derive(Debug, thiserror::Error)]
@@ -198,6 +204,32 @@ pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
         }
     }
     Ok(())
+}
+
+/// Kills all processes in the cgroup and below.
+pub(crate) fn kill(hierarchies: &[Hierarchy], path: &str) {
+    let places = existing(hierarchies, path);
+    // Of v2 alone, since Linux 5.14: whoever is being made goes as well.
+    let at_once = |cgroup: &PathBuf| {
+        let file = fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.kill"));
+        file.and_then(|mut file| file.write_all(b"1")).is_ok()
+    };
+    if places.iter().all(at_once) {
+        return;
+    }
+    // What is made while we look is found by the next look. One that is to die makes no others.
+    let mut killed = BTreeSet::new();
+    for _ in 0..MOST_ROUNDS {
+        let found = processes(hierarchies, path);
+        let new: Vec<i32> = found.difference(&killed).copied().filter(|pid| *pid > 1).collect();
+        if new.is_empty() {
+            return;
+        }
+        for pid in new {
+            let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
+            killed.insert(pid);
+        }
+    }
 }
 
 /// All processes in the cgroup and below, in any hierarchy.

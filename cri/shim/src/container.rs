@@ -75,6 +75,8 @@ pub(crate) struct Container {
     pub(crate) gate: Gate,
     /// Path below each hierarchy's mount; empty until the creator said it.
     pub(crate) cgroup: String,
+    /// Whether the kernel leaves its other processes alone when the first one ends.
+    pub(crate) shares_pids: bool,
     /// How many processes of the pod the kernel had killed for want of memory before there was this container.
     pub(crate) pod_oom_kills: u64,
     /// Where its overlay is mounted.

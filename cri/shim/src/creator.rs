@@ -162,6 +162,9 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<(), CreateError> {
     let mut spec = spec::load(&path).map_err(|source| CreateError::Read { path, source })?;
     let (cgroup, scope) = take_cgroup(&mut spec)?;
     speaker.say(&Word::Cgroup(cgroup.clone()));
+    if !spec::has_own_pids(&spec) {
+        speaker.say(&Word::SharesPids);
+    }
 
     spec::adjust(&mut spec, &spec::Host::look());
     set_parameters(&mut spec, plan.user)?;

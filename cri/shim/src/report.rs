@@ -20,6 +20,8 @@ const MOST_CAUSES: usize = 4;
 pub(crate) enum Word {
     /// The cgroup that the container lives in.
     Cgroup(String),
+    /// Its processes are in a pid namespace with others'.
+    SharesPids,
     /// The process that was made, as the host sees it.
     Pid(i32),
     /// It waits for the start.
@@ -58,6 +60,7 @@ impl Word {
     fn encode(&self) -> Vec<u8> {
         let line = match self {
             Self::Cgroup(path) => format!("G{path}"),
+            Self::SharesPids => "S".to_owned(),
             Self::Pid(pid) => format!("P{pid}"),
             Self::Ready => "R".to_owned(),
             Self::ByLibrary => "L".to_owned(),
@@ -75,6 +78,7 @@ impl Word {
         let (tag, rest) = line.split_at_checked(1)?;
         match tag {
             "G" => Some(Self::Cgroup(rest.to_owned())),
+            "S" => Some(Self::SharesPids),
             "P" => rest.parse().ok().map(Self::Pid),
             "R" => Some(Self::Ready),
             "L" => Some(Self::ByLibrary),
@@ -189,6 +193,7 @@ mod tests {
         let (mut report, write) = Report::pipe().unwrap();
         let words = [
             Word::Cgroup("/a/b".into()),
+            Word::SharesPids,
             Word::Pid(42),
             Word::Ready,
             Word::ByLibrary,
@@ -197,8 +202,8 @@ mod tests {
         words.iter().for_each(|word| Speaker::new(&write).say(word));
         let heard = report.hear();
         assert!(!heard.ended);
-        assert_eq!(heard.words[..4], words[..4]);
-        assert_eq!(heard.words[4], Word::Failed(Kind::CommandNotFound, "no such file".into()));
+        assert_eq!(heard.words[..5], words[..5]);
+        assert_eq!(heard.words[5], Word::Failed(Kind::CommandNotFound, "no such file".into()));
         drop(write);
         assert!(report.hear().ended);
     }

@@ -1,5 +1,8 @@
 //! Which processes a container sees.
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use coracle_proto::cri;
 use tonic::{Code, Status};
 
@@ -46,4 +49,71 @@ pub(super) async fn a_container_joins_the_processes_of_another(machine: &mut Mac
     assert_eq!(late.expect_err("it has ended").code(), Code::FailedPrecondition);
     machine.remove_pod(&pod).await;
     machine.remove_pod(&elsewhere).await;
+}
+
+/// The directories of a cgroup, one in each hierarchy that has it.
+fn cgroups(group: &str) -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let v1 = std::fs::read_dir(&root).expect("cgroups").flatten().map(|entry| entry.path());
+    v1.chain([root]).map(|mount| mount.join(group.trim_start_matches('/'))).filter(|at| at.is_dir()).collect()
+}
+
+/// A container whose pid namespace is not its own, with a child that nobody waits for.
+async fn with_child(
+    machine: &Machine,
+    pod: &str,
+    name: &str,
+    pid: cri::NamespaceMode,
+    target: &str,
+) -> String {
+    let id = machine.create(pod, name, &["sh", "-c", "sleep 9999 & exit 1"], |config| {
+        security(config).namespace_options = Some(cri::NamespaceOption {
+            pid: pid.into(),
+            target_id: target.to_owned(),
+            ..Default::default()
+        });
+    });
+    id.await.expect("create")
+}
+
+pub(super) async fn a_container_that_ends_leaves_nobody_behind(machine: &mut Machine) {
+    let shared = |mode: cri::NamespaceMode| {
+        move |config: &mut cri::PodSandboxConfig| {
+            let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+            security.namespace_options =
+                Some(cri::NamespaceOption { pid: mode.into(), ..Default::default() });
+        }
+    };
+    for (name, mode) in [
+        ("ends-pod", cri::NamespaceMode::Pod),
+        ("ends-node", cri::NamespaceMode::Node),
+        ("ends-target", cri::NamespaceMode::Target),
+    ] {
+        let of_pod = if mode == cri::NamespaceMode::Target { cri::NamespaceMode::Container } else { mode };
+        let pod = machine.try_pod(name, shared(of_pod)).await.expect("sandbox");
+        let stays = machine.create(&pod, "stays", &["sleep", "1000"], |config| {
+            security(config).namespace_options =
+                Some(cri::NamespaceOption { pid: of_pod.into(), ..Default::default() });
+        });
+        let stays = stays.await.expect("create");
+        machine.start(&stays).await;
+        let ends = with_child(machine, &pod, "ends", mode, &stays).await;
+        machine.start(&ends).await;
+        assert_eq!(machine.wait_exited(&ends).await.exit_code, 1);
+        let group = machine.container_group(name, &ends);
+        let left = || {
+            let lists =
+                cgroups(&group).into_iter().map(|own| std::fs::read_to_string(own.join("cgroup.procs")));
+            lists.map(Result::unwrap_or_default).collect::<String>()
+        };
+        for _ in 0..500 {
+            if left().is_empty() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(left(), "", "{name}");
+        assert_eq!(sh(machine, &stays, "echo here").await, "here");
+        machine.remove_pod(&pod).await;
+    }
 }

@@ -86,11 +86,19 @@ pub(crate) fn host_uid(spec: &Spec, uid: u32) -> u32 {
     found.map_or(uid, |m| m.host_id() + (uid - m.container_id()))
 }
 
+/// Whether its processes are in a pid namespace that ends with the first of them.
+pub(super) fn has_own_pids(spec: &Spec) -> bool {
+    has_own(spec, LinuxNamespaceType::Pid)
+}
+
 fn joins_uts(spec: &Spec) -> bool {
-    let namespaces =
-        spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref()).unwrap_or_default();
-    let uts = namespaces.iter().find(|namespace| namespace.typ() == LinuxNamespaceType::Uts);
-    uts.is_none_or(|uts| uts.path().is_some())
+    !has_own(spec, LinuxNamespaceType::Uts)
+}
+
+fn has_own(spec: &Spec, kind: LinuxNamespaceType) -> bool {
+    let mut namespaces =
+        spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref()).unwrap_or_default().iter();
+    namespaces.any(|namespace| namespace.typ() == kind && namespace.path().is_none())
 }
 
 /// Reads a spec. The library's own way reads byte by byte, which takes several times as long.

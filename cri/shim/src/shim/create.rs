@@ -69,6 +69,7 @@ impl Shim {
             pid: 0,
             gate: Gate::Pipe(gate),
             cgroup: String::new(),
+            shares_pids: false,
             pod_oom_kills: 0,
             target: create.rootfs.as_ref().map(|overlay| PathBuf::from(&overlay.target)),
             report: Some(report),
@@ -103,6 +104,7 @@ impl Shim {
                 container.pod_oom_kills = cgroup::oom_kills(&self.pod.hierarchies, pod).unwrap_or(0);
                 container.cgroup = cgroup;
             }
+            (Word::SharesPids, _) => container.shares_pids = true,
             // These two come from two processes, in any order.
             (Word::Pid(pid), Phase::Creating { first, .. }) => {
                 *first = pid;

@@ -114,7 +114,7 @@ impl Shim {
                 Word::Failed(kind, message) => {
                     failed = exec.report.as_mut().map(|report| report.fault(kind, &message));
                 }
-                Word::Cgroup(_) | Word::Cause(_) | Word::Ready | Word::ByLibrary => {}
+                Word::Cgroup(_) | Word::SharesPids | Word::Cause(_) | Word::Ready | Word::ByLibrary => {}
             }
         }
         if heard.ended {

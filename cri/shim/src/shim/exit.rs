@@ -92,6 +92,10 @@ impl Shim {
         let Some(container) = self.containers.get_mut(&serial) else { return };
         container.report = None;
         container.phase = Phase::Draining { exit, until: Instant::now() + GRACE };
+        if container.shares_pids {
+            // With a pid namespace of its own the kernel does it.
+            cgroup::kill(&self.pod.hierarchies, &container.cgroup);
+        }
         for output in [Output::Stdout, Output::Stderr] {
             container.stdio.pump(output, &mut self.buffer);
         }
