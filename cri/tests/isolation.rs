@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         fields::a_privileged_container_needs_a_pod_for_it,
         processes::a_container_joins_the_processes_of_another,
         processes::a_container_that_ends_leaves_nobody_behind,
+        processes::a_command_runs_in_a_container_that_has_cgroups_of_its_own,
         volumes::read_only_is_recursive_when_asked,
         volumes::an_image_is_a_volume_whole_and_in_part,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,

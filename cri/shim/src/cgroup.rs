@@ -206,6 +206,30 @@ pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
     Ok(())
 }
 
+/// The same for a process that joins a container, of which another process is `first`, in the cgroup of that path.
+///
+/// v2 takes no process into a cgroup that hands controllers down, as what runs containers or services of its own does
+/// with that of its container. It is then in one below, as others of the container are: there is room for this one.
+pub(crate) fn enter_beside(cgroups: &[PathBuf], path: &str, first: i32) -> Result<(), CgroupError> {
+    let refused = match enter(cgroups) {
+        Err(CgroupError::Enter { path, source }) if source.kind() == ErrorKind::ResourceBusy => {
+            (path, source)
+        }
+        entered => return entered,
+    };
+    let lives = fs::read_to_string(format!("/proc/{first}/cgroup")).unwrap_or_default();
+    match below(&lives, path) {
+        Some(below) => put(&[refused.0.join(below)], 0),
+        None => Err(CgroupError::Enter { path: refused.0, source: refused.1 }),
+    }
+}
+
+/// Where below a cgroup a process lives on v2, by its `/proc/<pid>/cgroup`.
+fn below<'a>(lives: &'a str, cgroup: &str) -> Option<&'a str> {
+    let unified = lives.lines().find_map(|line| line.strip_prefix("0::"))?;
+    unified.strip_prefix(cgroup.trim_end_matches('/'))?.strip_prefix('/').filter(|below| !below.is_empty())
+}
+
 /// Kills all processes in the cgroup and below.
 pub(crate) fn kill(hierarchies: &[Hierarchy], path: &str) {
     let places = existing(hierarchies, path);
@@ -342,6 +366,17 @@ mod tests {
             assert!(processes(std::slice::from_ref(&root), path).is_empty(), "{path:?}");
         }
         assert!(is_below_root("/kubepods/pod1"));
+    }
+
+    #[test]
+    fn a_process_is_found_below_its_containers_cgroup_and_nowhere_else() {
+        let lives = |path: &str| format!("4:memory:/elsewhere\n0::{path}\n");
+        assert_eq!(below(&lives("/pods/c/init.scope"), "/pods/c"), Some("init.scope"));
+        assert_eq!(below(&lives("/pods/c/a/b"), "/pods/c/"), Some("a/b"));
+        for elsewhere in ["/pods/c", "/pods/c2/x", "/x", "/pods"] {
+            assert_eq!(below(&lives(elsewhere), "/pods/c"), None, "{elsewhere}");
+        }
+        assert_eq!(below("4:memory:/pods/c/x\n", "/pods/c"), None);
     }
 
     #[test]

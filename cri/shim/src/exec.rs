@@ -26,6 +26,8 @@ pub(crate) struct Plan<'a> {
     /// Holds the container's config.json: its seccomp profile is the exec's too.
     pub(crate) dir: &'a Path,
     pub(crate) cgroups: Vec<PathBuf>,
+    /// Their path below the mounts of their hierarchies.
+    pub(crate) cgroup: &'a str,
     /// The container's first process, whose namespaces are joined.
     pub(crate) target: &'a OwnedFd,
     pub(crate) target_pid: i32,

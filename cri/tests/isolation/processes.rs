@@ -117,3 +117,29 @@ pub(super) async fn a_container_that_ends_leaves_nobody_behind(machine: &mut Mac
         machine.remove_pod(&pod).await;
     }
 }
+
+pub(super) async fn a_command_runs_in_a_container_that_has_cgroups_of_its_own(machine: &mut Machine) {
+    let pod = machine.pod("nested").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    // As systemd in a container does: all processes below, and the controllers handed down.
+    let group = machine.container_group("nested", &id);
+    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    for own in cgroups(&group) {
+        let below = own.join("init.scope");
+        std::fs::create_dir(&below).expect("cgroup");
+        for file in ["cpuset.cpus", "cpuset.mems"].iter().filter(|_| !unified) {
+            if let Ok(value) = std::fs::read_to_string(own.join(file)) {
+                std::fs::write(below.join(file), value).expect("write");
+            }
+        }
+        std::fs::write(below.join("cgroup.procs"), machine.pid(&id).await.to_string()).expect("move");
+        if unified {
+            std::fs::write(own.join("cgroup.subtree_control"), "+pids").expect("hand down");
+        }
+    }
+    assert_eq!(sh(machine, &id, "echo here").await, "here");
+    if unified {
+        assert_eq!(sh(machine, &id, "cat /proc/self/cgroup").await, "0::/init.scope");
+    }
+    machine.remove_pod(&pod).await;
+}

@@ -78,7 +78,7 @@ fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
     let spec = load(&plan.dir.join("config.json")).map_err(ExecError::Spec)?;
     let filter = Filter::of(&spec, || fs::read(plan.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
     adjust_process(&mut process, &Host::look());
-    cgroup::enter(&plan.cgroups).map_err(ExecError::Cgroup)?;
+    cgroup::enter_beside(&plan.cgroups, plan.cgroup, plan.target_pid).map_err(ExecError::Cgroup)?;
     if let Some(score) = process.oom_score_adj() {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| ExecError::OomScore { score, source })?;

@@ -70,6 +70,7 @@ impl Shim {
             process: &exec.process,
             dir: &self.container_dir(&exec.container_id),
             cgroups: cgroup::existing(&self.pod.hierarchies, &cgroup),
+            cgroup: &cgroup,
             target: &target,
             target_pid: pid,
             stdio: stdio.map(|has| if has { fds.next() } else { None }),
