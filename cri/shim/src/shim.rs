@@ -11,7 +11,7 @@ mod shutdown;
 mod signal;
 mod start;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -59,8 +59,7 @@ pub(crate) struct Shim {
     connects: BTreeMap<u32, connect::Connecting>,
     serial: u32,
     events: Events,
-    /// Statuses of processes that nobody has claimed yet.
-    early: VecDeque<(i32, i32)>,
+    early: exit::Early,
     ending: Option<shutdown::Ending>,
     buffer: Vec<u8>,
 }
@@ -100,7 +99,7 @@ impl Shim {
             connects: BTreeMap::new(),
             serial: 0,
             events: Events::default(),
-            early: VecDeque::new(),
+            early: exit::Early::default(),
             ending: None,
             buffer: vec![0; BUFFER],
         }

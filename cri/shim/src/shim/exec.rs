@@ -108,9 +108,7 @@ impl Shim {
                 Word::Pid(pid) => {
                     exec.pid = pid;
                     // It may have ended before its pid was told.
-                    let early = self.early.iter().position(|(early, _)| *early == pid);
-                    let status = early.and_then(|at| self.early.remove(at));
-                    exec.exit = status.map(|(_, status)| super::exit::exit_of(status));
+                    exec.exit = self.early.take(pid).map(super::exit::exit_of);
                 }
                 Word::Failed(kind, message) => {
                     failed = exec.report.as_mut().map(|report| report.fault(kind, &message));

@@ -1,5 +1,6 @@
 //! Ends of processes: reaped, matched with what they were, drained, told.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use coracle_proto::shim::Exit;
@@ -14,8 +15,25 @@ use crate::report::note;
 
 /// How long an exit waits for output that somebody else still holds open.
 const GRACE: Duration = Duration::from_millis(100);
-/// Statuses kept for processes that nobody has named yet.
-const MOST_EARLY: usize = 64;
+/// Statuses of processes that nobody has claimed yet. There are as many as there are numbers of processes, at most, and
+/// none while none is awaited.
+#[derive(Debug, Default)]
+pub(super) struct Early(BTreeMap<i32, i32>);
+
+impl Early {
+    /// Of two processes that had one number, the later one is asked for: a number is told as soon as it is given.
+    fn keep(&mut self, pid: i32, status: i32) {
+        self.0.insert(pid, status);
+    }
+
+    pub(super) fn take(&mut self, pid: i32) -> Option<i32> {
+        self.0.remove(&pid)
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
+}
 
 impl Shim {
     pub(super) fn reap(&mut self) {
@@ -55,10 +73,7 @@ impl Shim {
         let awaited = self.containers.values().any(|container| unnamed(&container.phase))
             || self.execs.values().any(|exec| exec.pid == 0);
         if awaited {
-            self.early.push_back((pid, status));
-            if self.early.len() > MOST_EARLY {
-                self.early.pop_front();
-            }
+            self.early.keep(pid, status);
         } else {
             self.early.clear();
         }
@@ -66,9 +81,7 @@ impl Shim {
 
     /// A container's first process has just been named: it may have ended before.
     pub(super) fn claim(&mut self, pid: i32) {
-        if let Some(at) = self.early.iter().position(|(early, _)| *early == pid)
-            && let Some((pid, status)) = self.early.remove(at)
-        {
+        if let Some(status) = self.early.take(pid) {
             self.ended(pid, status);
         }
     }
@@ -168,6 +181,16 @@ pub(super) fn never_ran() -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_end_is_kept_whatever_else_ends_meanwhile() {
+        let mut early = Early::default();
+        early.keep(7, 3);
+        (1000..9000).for_each(|orphan| early.keep(orphan, 0));
+        assert_eq!((early.take(7), early.take(7)), (Some(3), None));
+        early.clear();
+        assert_eq!(early.take(1000), None);
+    }
 
     #[test]
     fn a_signal_counts_128_more() {
