@@ -1,10 +1,12 @@
 //! What shims report: exits are recorded, then acknowledged, then told to all. And what happens when
 //! a shim itself dies.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use coracle_proto::cri::ContainerEventType::ContainerStoppedEvent;
 use coracle_proto::shim::{Event, Exit};
+use prost::Message as _;
 use tracing::{info, warn};
 
 use crate::container::Container;
@@ -17,6 +19,9 @@ use crate::shim_client::{Closed, ErrorKind, Shim};
 
 /// The exit code of a container whose own is lost, as containerd reports it.
 const LOST_CODE: i32 = 255;
+
+/// Where in its directory a shim writes down how its containers ended, each in a file.
+const EXITS: &str = "exits";
 
 impl Runtime {
     /// Listens to a shim until it ends. The task keeps no runtime alive.
@@ -116,22 +121,33 @@ impl Runtime {
         telling.tell_sandbox(sandbox);
     }
 
-    /// Ends a container that has no shim any more.
+    /// Ends a container that has no shim any more. It may have ended before its shim did, which then left word.
     pub(crate) async fn container_lost(&self, container: &Container) {
         if !self.inner.cgroups.kill(&container.record.cgroup).await {
             warn!(container = container.id, "processes of a lost container do not die");
         }
-        let exit = ExitRecord {
-            started_at: 0,
-            finished_at: now(),
-            code: LOST_CODE,
-            reason: "Unknown".to_owned(),
-            message: "the pod's shim died, and the exit code with it".to_owned(),
+        let exits = self.inner.records.sandbox_dir(&container.record.sandbox_id).join(EXITS);
+        let exit = match recorded_exit(&exits, &container.id) {
+            Some(exit) => exit_record(container, &exit),
+            None => ExitRecord {
+                started_at: 0,
+                finished_at: now(),
+                code: LOST_CODE,
+                reason: "Unknown".to_owned(),
+                message: "the pod's shim died, and the exit code with it".to_owned(),
+            },
         };
         if let Err(error) = self.container_ended(container, exit).await {
             warn!(container = container.id, error = error.chain(), "could not record a lost container");
         }
     }
+}
+
+/// What a shim wrote down of a container's end. Nothing if it came to none, or died while it wrote.
+fn recorded_exit(exits: &Path, container_id: &str) -> Option<Exit> {
+    let bytes = std::fs::read(exits.join(container_id)).ok()?;
+    let event = Event::decode(bytes.as_slice()).ok()?;
+    event.exited.filter(|_| event.container_id == container_id && event.exec_id.is_empty())
 }
 
 /// An exit in the words of the CRI.
@@ -147,5 +163,28 @@ pub(crate) fn exit_record(container: &Container, exit: &Exit) -> ExitRecord {
         code: exit.code,
         reason: reason.to_owned(),
         message: String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_shim_wrote_down_counts_when_it_is_whole() {
+        let dir = tempfile::tempdir().expect("directory");
+        let exit = Exit { code: 137, signal: 9, oom_killed: true, at: 5 };
+        let event =
+            Event { sequence: 3, container_id: "c".into(), exec_id: String::new(), exited: Some(exit) };
+        let bytes = event.encode_to_vec();
+        std::fs::write(dir.path().join("c"), &bytes).expect("write");
+        assert_eq!(recorded_exit(dir.path(), "c"), Some(exit));
+        std::fs::write(dir.path().join("other"), &bytes).expect("write");
+        assert_eq!(recorded_exit(dir.path(), "other"), None);
+        assert_eq!(recorded_exit(dir.path(), "absent"), None);
+        for length in 0..bytes.len() {
+            std::fs::write(dir.path().join("c"), &bytes[..length]).expect("write");
+            assert_eq!(recorded_exit(dir.path(), "c"), None, "{length}");
+        }
     }
 }

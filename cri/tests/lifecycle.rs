@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         events_come_once_and_in_order,
         a_new_agent_finds_everything_again,
         a_dead_shim_ends_its_pod,
+        an_end_that_only_a_dead_shim_saw_is_known,
         failures_leave_nothing,
         unknown_ids_are_as_the_cri_says,
         security_reaches_the_kernel,
@@ -172,6 +173,43 @@ async fn a_dead_shim_ends_its_pod(machine: &mut Machine) {
     machine.open_runtime().await;
     assert_eq!(machine.status(&id).await.exit_code, 255);
     assert!(!alive(pid));
+    machine.remove_pod(&pod).await;
+}
+
+/// The runtime is away while containers end and their shim dies: what that wrote down is the truth.
+async fn an_end_that_only_a_dead_shim_saw_is_known(machine: &mut Machine) {
+    let pod = machine.pod("unseen").await;
+    let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 0.5; exit 9"]).await;
+    let script = ["sh", "-c", "sleep 0.5; x=a; while :; do x=$x$x; done"];
+    let hog = machine.create(&pod, "hog", &script, |config| {
+        config.linux.get_or_insert_default().resources =
+            Some(cri::LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() });
+    });
+    let hog = hog.await.expect("create");
+    machine.start(&hog).await;
+    let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
+    let shim = machine.shim_pid(&pod).await;
+    machine.close_runtime().await;
+    let exits = machine.path("state/sandboxes").join(&pod).join("exits");
+    let began = Instant::now();
+    for id in [&ends, &hog] {
+        while std::fs::metadata(exits.join(id)).map_or(0, |written| written.len()) == 0 {
+            assert!(began.elapsed() < Duration::from_secs(60), "the shim writes ends down");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    let latest =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock").as_nanos();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(shim), nix::sys::signal::Signal::SIGKILL)
+        .expect("kill");
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    machine.open_runtime().await;
+    let end = machine.wait_exited(&ends).await;
+    assert_eq!((end.exit_code, end.reason.as_str(), end.message.as_str()), (9, "Error", ""));
+    assert!(end.finished_at > end.started_at && u128::from(end.finished_at.unsigned_abs()) <= latest);
+    let end = machine.wait_exited(&hog).await;
+    assert_eq!((end.exit_code, end.reason.as_str()), (137, "OOMKilled"));
+    assert_eq!(machine.wait_exited(&stays).await.reason, "Unknown");
     machine.remove_pod(&pod).await;
 }
 
