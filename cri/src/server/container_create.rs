@@ -7,7 +7,7 @@ use coracle_images::Image;
 use coracle_proto::cri::security_profile::ProfileType;
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::ContainerCreatedEvent;
-use oci_spec::runtime::{LinuxSeccomp, Spec};
+use oci_spec::runtime::{LinuxSeccomp, Process, Spec};
 
 use super::container_volumes::find_volumes;
 use super::sandbox_run::{new_id, no_config, now};
@@ -461,7 +461,14 @@ pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))
 }
 
-fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {
+/// The process of which an exec is a copy.
+pub(super) fn read_process(path: &Path) -> Result<Process, Error> {
+    let bytes = std::fs::read(path).map_err(Error::file("read", path))?;
+    let failed = |source| Error::Format { doing: "decode", path: path.to_owned(), source };
+    serde_json::from_slice(&bytes).map_err(failed)
+}
+
+pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {
     let bytes = serde_json::to_vec(value).map_err(|source| Error::Format {
         doing: "encode",
         path: path.to_owned(),

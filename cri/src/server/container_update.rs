@@ -1,7 +1,9 @@
 //! UpdateContainerResources: new limits for a container that was created or runs, all of them or none.
 
 use coracle_proto::cri;
+use tracing::warn;
 
+use super::container_create::{PROCESS_FILE, read_process, write_json};
 use crate::container::Container;
 use crate::error::Error;
 use crate::records::ContainerPhase;
@@ -39,6 +41,7 @@ impl Runtime {
         updatable(container)?;
         let before = container.resources();
         let after = merged(before.clone().unwrap_or_default(), &asked);
+        let score = (asked.oom_score_adj != 0).then(|| self.inner.host.oom_score(asked.oom_score_adj));
         self.resize(container, before.as_ref(), asked).await?;
         // After the kernel: a client that got no answer asks again when it sees the old values.
         container.resized(Some(after));
@@ -47,7 +50,18 @@ impl Runtime {
             self.resize(container, None, before.unwrap_or_default()).await?;
             return Err(error);
         }
+        if let Some(error) = score.and_then(|score| self.note_score(container, score).err()) {
+            warn!(container = container.id, error = error.chain(), "commands run with an old OOM score");
+        }
         Ok(())
+    }
+
+    /// What runs in the container from now on begins with this score, as what runs in it already has it.
+    fn note_score(&self, container: &Container, score: i32) -> Result<(), Error> {
+        let path = self.inner.records.container_dir(&container.id).join(PROCESS_FILE);
+        let mut process = read_process(&path)?;
+        process.set_oom_score_adj(Some(score));
+        write_json(&path, &process)
     }
 
     /// Off the async executor: the kernel may free memory before it answers.

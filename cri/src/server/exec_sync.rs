@@ -10,12 +10,11 @@ use std::time::Duration;
 use coracle_proto::{cri, shim};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
-use oci_spec::runtime::Process;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use self::outputs::Outputs;
-use super::container_create::PROCESS_FILE;
+use super::container_create::{PROCESS_FILE, read_process};
 use crate::container::Container;
 use crate::error::Error;
 use crate::records::ContainerPhase;
@@ -143,12 +142,7 @@ impl Runtime {
             return Err(Error::invalid("cmd", "is empty"));
         }
         let path = self.inner.records.container_dir(&container.id).join(PROCESS_FILE);
-        let bytes = std::fs::read(&path).map_err(Error::file("read", &path))?;
-        let mut process: Process = serde_json::from_slice(&bytes).map_err(|source| Error::Format {
-            doing: "decode",
-            path,
-            source,
-        })?;
+        let mut process = read_process(&path)?;
         process.set_args(Some(command));
         process.set_terminal(Some(matches!(stdio, ExecStdio::Terminal)));
         let sandbox_id = &container.record.sandbox_id;
