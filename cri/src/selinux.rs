@@ -26,8 +26,8 @@ use crate::error::Error;
 use crate::sandbox::namespaces;
 
 const FIELD: &str = "selinux_options";
-/// Where layers are, below the runtime's root.
-const LAYERS: [&str; 3] = ["images", "containers", "mount-points"];
+/// Where layers are, below the runtime's root, and where they are born.
+const LAYERS: [&str; 4] = ["images", "containers", "parts", "mount-points"];
 
 /// What is known of SELinux on this machine, and the levels that are taken.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Selinux {
     }
 
     /// Labels the layers of images and containers below the runtime's root, which takes time once: what is made there
-    /// later has its directory's label. A program that maps a file of its root is judged by the layer's own label,
+    /// later has the label of the directory that it is made in, and keeps it when it is renamed into another. A program that maps a file of its root is judged by the layer's own label,
     /// whatever the overlay's is. Policies know the stores of other runtimes, and not ours.
     pub(crate) fn label_layers(&self, root: &Path) {
         let Some(policy) = &self.policy else { return };
