@@ -6,11 +6,21 @@ use std::path::{Path, PathBuf};
 
 use coracle_proto::cri::{LinuxContainerSecurityContext, SupplementalGroupsPolicy};
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat};
 use nix::sys::stat::Mode;
 
 /// Account files longer than this are not read further.
 const LIMIT: u64 = 4 << 20;
+
+/// Links on the way to one of them; the kernel's limit too.
+const MOST_LINKS: usize = 40;
+
+/// What lies at a path.
+enum Seen {
+    Directory,
+    File(String),
+    Link(String),
+}
 
 /// A resolved user.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,32 +131,100 @@ fn id(number: i64) -> Result<u32, String> {
     u32::try_from(number).map_err(|_range| format!("id {number} is out of range"))
 }
 
-/// The text of `path` as an overlay of `layers` would show it; empty when absent.
+/// The text of `path` as an overlay of `layers` would show it; empty when absent, or no file that can be read.
 fn topmost(layers: &[PathBuf], path: &str) -> String {
-    for layer in layers {
-        match within(layer, path) {
-            Ok(text) => return text,
-            Err(Errno::ENOENT) => {}
-            // A whiteout (a 0:0 device: ENXIO) or a parent that is none hides what lies below.
-            Err(_) => return String::new(),
+    let mut left: Vec<String> = parts(path).collect();
+    left.reverse();
+    // From the root, without links: each part was looked at.
+    let mut way: Vec<String> = Vec::new();
+    let mut links = 0;
+    while let Some(part) = left.pop() {
+        match part.as_str() {
+            "." => {}
+            // The root is its own parent.
+            ".." => drop(way.pop()),
+            _ => {
+                way.push(part);
+                match look(layers, &way) {
+                    None => return String::new(),
+                    Some(Seen::Directory) => {}
+                    Some(Seen::File(text)) if left.is_empty() => return text,
+                    Some(Seen::File(_)) => return String::new(),
+                    Some(Seen::Link(target)) => {
+                        links += 1;
+                        if links > MOST_LINKS {
+                            return String::new();
+                        }
+                        way.pop();
+                        if target.starts_with('/') {
+                            way.clear();
+                        }
+                        let mut target: Vec<String> = parts(&target).collect();
+                        target.reverse();
+                        left.append(&mut target);
+                    }
+                }
+            }
         }
     }
     String::new()
 }
 
-/// Reads a file below `root`, whose symbolic links cannot lead out of it.
-fn within(root: &Path, path: &str) -> Result<String, Errno> {
-    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-    let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let file = std::fs::File::from(openat2(&root, path, how)?);
-    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Err(Errno::EINVAL);
+fn parts(path: &str) -> impl Iterator<Item = String> {
+    path.split('/').filter(|part| !part.is_empty()).map(str::to_owned)
+}
+
+/// What an overlay shows at a path whose directories were seen as such.
+fn look(layers: &[PathBuf], way: &[String]) -> Option<Seen> {
+    let path: PathBuf = way.iter().collect();
+    for layer in layers {
+        match within(layer, &path) {
+            Ok(seen) => return Some(seen),
+            Err(Errno::ENOENT) => {}
+            // A whiteout, or a parent that is no directory here, hides what lies below.
+            Err(_) => return None,
+        }
+        if is_hidden_below(layer, way) {
+            return None;
+        }
     }
+    None
+}
+
+/// Whether one of a path's directories shows in this layer nothing of the layers below.
+fn is_hidden_below(layer: &Path, way: &[String]) -> bool {
+    let mut dir = layer.to_owned();
+    way.iter().take(way.len().saturating_sub(1)).any(|part| {
+        dir.push(part);
+        // A link there was followed by whoever made the way, so that it is none in the topmost layer that has it.
+        let is_directory = std::fs::symlink_metadata(&dir).is_ok_and(|metadata| metadata.is_dir());
+        let opaque = || xattr::get(&dir, "trusted.overlay.opaque").ok().flatten();
+        is_directory && opaque().as_deref() == Some(b"y")
+    })
+}
+
+/// Looks at what lies at a path of one layer, of which no part may be a link but the last.
+fn within(root: &Path, path: &Path) -> Result<Seen, Errno> {
+    let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
+    let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).resolve(resolve);
+    let there = std::fs::File::from(openat2(&root, path, how)?);
+    let kind = there.metadata().map_err(|_gone| Errno::EIO)?.file_type();
+    if kind.is_dir() {
+        return Ok(Seen::Directory);
+    }
+    if kind.is_symlink() {
+        let target = readlinkat(&there, "")?;
+        return target.into_string().map(Seen::Link).map_err(|_no_text| Errno::EINVAL);
+    }
+    if !kind.is_file() {
+        return Err(Errno::ENXIO);
+    }
+    let how = OpenHow::new().flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).resolve(resolve);
+    let file = std::fs::File::from(openat2(&root, path, how)?);
     let mut bytes = Vec::new();
     file.take(LIMIT).read_to_end(&mut bytes).map_err(|_unreadable| Errno::EIO)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    Ok(Seen::File(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 #[cfg(test)]
@@ -208,5 +286,40 @@ mod tests {
         std::fs::write(dir.path().join("secret"), "out").expect("write");
         std::os::unix::fs::symlink("../../secret", top.join("etc/passwd")).expect("link");
         assert_ne!(topmost(&layers, "etc/passwd"), "out");
+    }
+
+    #[test]
+    fn account_files_are_found_by_links_through_all_layers() {
+        let dir = tempfile::tempdir().expect("directory");
+        let [top, middle, low] = ["top", "middle", "low"].map(|name| dir.path().join(name));
+        let layers = [top.clone(), middle.clone(), low.clone()];
+        for path in [top.join("etc"), middle.join("usr"), low.join("usr/lib"), low.join("etc")] {
+            std::fs::create_dir_all(path).expect("directory");
+        }
+        let link = |target: &str, at: PathBuf| std::os::unix::fs::symlink(target, at).expect("link");
+        // By a link that leads through a link of another layer into a third, and by an absolute one.
+        std::fs::write(low.join("usr/lib/passwd"), "low").expect("write");
+        link("lib", middle.join("usr/share"));
+        link("../usr/share/passwd", top.join("etc/passwd"));
+        link("/etc/passwd", low.join("etc/group"));
+        assert_eq!(topmost(&layers, "etc/passwd"), "low");
+        assert_eq!(topmost(&layers, "etc/group"), "low");
+        // Around for ever.
+        link("b", top.join("etc/a"));
+        link("a", low.join("etc/b"));
+        assert_eq!(topmost(&layers, "etc/a"), "");
+        // Into what is none.
+        link("passwd/x", top.join("etc/x"));
+        assert_eq!(topmost(&layers, "etc/x"), "");
+        // An opaque directory hides what is below it, as a directory in the place of another thing does not.
+        std::fs::write(low.join("etc/shadow"), "hidden").expect("write");
+        assert_eq!(topmost(&layers, "etc/shadow"), "hidden");
+        if xattr::set(top.join("etc"), "trusted.overlay.opaque", b"y").is_ok() {
+            assert_eq!(topmost(&layers, "etc/shadow"), "");
+            assert_eq!(topmost(&layers, "etc/passwd"), "low");
+        }
+        // One that a file replaced.
+        std::fs::write(middle.join("etc"), "").expect("write");
+        assert_eq!(topmost(&layers[1..], "etc/shadow"), "");
     }
 }
