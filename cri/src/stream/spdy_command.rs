@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
+use tracing::debug;
 
 use super::command::{self, Client, Input, Output};
 use super::spdy::{Event, Session, Writer, header};
@@ -14,6 +15,10 @@ use super::token::Ticket;
 /// How long the client may take to open all of its streams.
 const OPEN_TIME: Duration = Duration::from_secs(30);
 const BACKLOG: usize = 16;
+/// As much may come on a client's streams before all of them are open, in bytes and in events: real clients open
+/// them first.
+const EARLY: usize = 1 << 20;
+const EARLY_EVENTS: usize = 1024;
 
 /// The kinds of streams that a client will open beside the one for errors.
 pub(super) fn wanted(ticket: &Ticket) -> Vec<&'static str> {
@@ -79,13 +84,24 @@ pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl Asy
     receiving.abort();
 }
 
-/// Waits for all streams. What comes on them meanwhile is kept in `early`.
+/// Waits for all streams. What comes on them meanwhile is kept in `early`. None when the client is gone, or says too
+/// much.
 async fn open(session: &mut Session, wanted: &[&str], early: &mut Vec<Event>) -> Option<Opened> {
     let mut opened = Opened::default();
+    let mut kept = 0;
     while !opened.complete(wanted) {
         match session.events.recv().await? {
             Event::Opened { id, headers } => opened.note(header(&headers, "streamtype"), id),
-            other => early.push(other),
+            other => {
+                if let Event::Data { bytes, .. } = &other {
+                    kept += bytes.len();
+                }
+                early.push(other);
+            }
+        }
+        if kept > EARLY || early.len() > EARLY_EVENTS {
+            debug!("a SPDY client says much before it has opened its streams, and is given up");
+            return None;
         }
     }
     Some(opened)
@@ -168,6 +184,8 @@ async fn send(writer: Writer, opened: Opened, mut output: mpsc::Receiver<Output>
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
     use super::*;
 
     #[test]
@@ -188,6 +206,28 @@ mod tests {
         assert!(!opened.complete(&wanted));
         opened.note("resize", 7);
         assert!(opened.complete(&wanted));
+    }
+
+    #[tokio::test]
+    async fn a_client_that_opens_nothing_and_says_much_is_given_up() {
+        for size in [32 << 10, 0] {
+            let (client, server) = tokio::io::duplex(64 << 10);
+            let session = Session::open(server);
+            let (from, mut to) = tokio::io::split(client);
+            // A frame of data on stream 3, again and again.
+            let writing = tokio::spawn(async move {
+                let mut frame = vec![0, 0, 0, 3];
+                frame.extend_from_slice(&u32::try_from(size).unwrap().to_be_bytes());
+                frame.resize(8 + size, b'x');
+                while to.write_all(&frame).await.is_ok() {}
+            });
+            let served =
+                command(session, &["stdin"], async |_client| panic!("it has not opened its streams"));
+            // Long before its time to open them is over.
+            timeout(OPEN_TIME / 2, served).await.expect("it is given up");
+            writing.abort();
+            drop(from);
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 /// A longer frame is refused: no client of ours writes more than 32 kB at once.
-const LIMIT: usize = 4 << 20;
+const LIMIT: usize = 256 << 10;
 const HEADER: usize = 8;
 const VERSION: u16 = 3;
 const FIN: u8 = 1;
