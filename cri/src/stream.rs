@@ -36,6 +36,7 @@ use self::spdy::Session;
 use self::spdy_command::wanted;
 pub(crate) use self::token::{Ticket, Tokens};
 use self::upgrade::{Protocol, Transport};
+pub(crate) use self::websocket::MOST_PORTS;
 use crate::runtime::Runtime;
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -6,7 +6,7 @@ use coracle_proto::cri;
 use crate::error::Error;
 use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
-use crate::stream::Ticket;
+use crate::stream::{MOST_PORTS, Ticket};
 
 impl Runtime {
     /// A URL to run a command at.
@@ -43,6 +43,7 @@ impl Runtime {
     ) -> Result<cri::PortForwardResponse, Error> {
         let id = &request.pod_sandbox_id;
         self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?.shim()?;
+        check_ports(&request.port).map_err(|why| Error::invalid("port", why))?;
         Ok(cri::PortForwardResponse { url: self.url(Ticket::PortForward(request)) })
     }
 
@@ -67,5 +68,31 @@ impl Runtime {
         let shim = self.shim_of(&container)?;
         shim.reopen_log(&container.id).await.map_err(Error::shim("reopen the container's log"))?;
         Ok(cri::ReopenContainerLogResponse {})
+    }
+}
+
+/// Refuses ports that are none, and more than there are channels for.
+fn check_ports(ports: &[i32]) -> Result<(), String> {
+    if ports.len() > MOST_PORTS {
+        return Err(format!("names {} ports, and {MOST_PORTS} can be forwarded at once", ports.len()));
+    }
+    match ports.iter().find(|port| !(1..=65_535).contains(*port)) {
+        Some(port) => Err(format!("there is no port {port}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MOST_PORTS, check_ports};
+
+    #[test]
+    fn ports_are_refused_that_are_none_or_too_many() {
+        assert_eq!(check_ports(&[]), Ok(()));
+        assert_eq!(check_ports(&[1, 65_535]), Ok(()));
+        assert_eq!(check_ports(&vec![80; MOST_PORTS]), Ok(()));
+        for wrong in [&[80, 0][..], &[-1], &[65_536], &vec![80; MOST_PORTS + 1]] {
+            assert!(check_ports(wrong).is_err(), "{wrong:?}");
+        }
     }
 }

@@ -122,15 +122,17 @@ fn on(channel: u8, bytes: &[u8]) -> Bytes {
     message.freeze()
 }
 
-/// Forwards the ports that the request names: port n has the channels 2n (data) and 2n + 1 (errors),
+/// Ports of one connection, each with two of the channels that a byte names.
+pub(crate) const MOST_PORTS: usize = 128;
+
+/// Forwards the ports that the request names, which were checked: port n has the channels 2n (data) and 2n + 1 (errors),
 /// each opened by the port as two bytes, the low one first.
 pub(super) async fn forward(runtime: &Runtime, request: cri::PortForwardRequest, socket: Socket) {
     let (mut sink, mut source) = socket.split();
     let (back, mut answers) = mpsc::channel(BACKLOG);
     let mut inputs = Vec::new();
-    for (channel, port) in
-        (0u8..).step_by(2).zip(request.port.iter().filter_map(|port| u16::try_from(*port).ok()))
-    {
+    let ports = request.port.iter().take(MOST_PORTS).filter_map(|port| u16::try_from(*port).ok());
+    for (channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
         for channel in [channel, channel + 1] {
             if sink.send(Message::Binary(on(channel, &port.to_le_bytes()))).await.is_err() {
                 return;
