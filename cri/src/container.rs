@@ -7,7 +7,7 @@
 //! ```
 
 pub(crate) mod apparmor;
-mod args;
+pub(crate) mod args;
 mod capabilities;
 pub(crate) mod confinement;
 pub(crate) mod devices;

@@ -5,6 +5,8 @@ use coracle_proto::cri::ContainerConfig;
 
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+const TERMINAL: &str = "TERM=xterm";
+
 /// The command line: the config's command replaces the image's entrypoint and with it the image's
 /// arguments; the config's arguments replace the image's. Empty when neither says anything.
 pub(super) fn args(config: &ContainerConfig, image: &Image) -> Vec<String> {
@@ -22,7 +24,7 @@ pub(super) fn args(config: &ContainerConfig, image: &Image) -> Vec<String> {
 pub(super) fn env(config: &ContainerConfig, image: &Image, hostname: &str) -> Vec<String> {
     let mut env = Vec::new();
     if config.tty {
-        put(&mut env, "TERM=xterm".to_owned());
+        put(&mut env, TERMINAL.to_owned());
     }
     if !hostname.is_empty() {
         put(&mut env, format!("HOSTNAME={hostname}"));
@@ -37,6 +39,13 @@ pub(super) fn env(config: &ContainerConfig, image: &Image, hostname: &str) -> Ve
         env.push(PATH.to_owned());
     }
     env
+}
+
+/// Says which terminal a process has, which nobody has said yet: the one that is everywhere.
+pub(crate) fn name_terminal(env: &mut Vec<String>) {
+    if !env.iter().any(|entry| entry.starts_with("TERM=")) {
+        env.push(TERMINAL.to_owned());
+    }
 }
 
 /// Adds an entry, in the place of one with the same key.
@@ -92,6 +101,16 @@ mod tests {
         let value = coracle_proto::cri::KeyValue { key: "A".into(), value: b"2=x".to_vec() };
         let config = ContainerConfig { envs: vec![value], ..Default::default() };
         assert_eq!(env(&config, &image, "h"), strings(&["HOSTNAME=h", "A=2=x", "PATH=/bin"]));
+    }
+
+    #[test]
+    fn a_terminal_has_a_name() {
+        let mut env = strings(&["PATH=/bin"]);
+        name_terminal(&mut env);
+        assert_eq!(env, strings(&["PATH=/bin", "TERM=xterm"]));
+        let mut env = strings(&["TERM=vt100"]);
+        name_terminal(&mut env);
+        assert_eq!(env, strings(&["TERM=vt100"]));
     }
 
     #[test]

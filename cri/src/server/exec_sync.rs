@@ -5,17 +5,19 @@ mod tree;
 
 use std::os::fd::OwnedFd;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_proto::{cri, shim};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use self::outputs::Outputs;
 use super::container_create::{PROCESS_FILE, read_process};
-use crate::container::Container;
+use crate::container::{Container, args};
 use crate::error::Error;
 use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
@@ -53,7 +55,35 @@ impl Runtime {
         let (out, stdout) = pipe()?;
         let (err, stderr) = pipe()?;
         let captured = ExecStdio::Captured { stdout, stderr };
-        let exec = match self.exec(&container, request.cmd.clone(), captured).await {
+        let mut over = pin!(async {
+            tokio::select! {
+                () = late(request.timeout) => {}
+                () = gone => {}
+            }
+        });
+        let begun = {
+            let (runtime, container, command) = (self.clone(), Arc::clone(&container), request.cmd.clone());
+            async move { runtime.exec(&container, command, captured).await }
+        };
+        let mut begun = tokio::spawn(begun);
+        let begun = tokio::select! {
+            biased;
+            begun = &mut begun => begun,
+            // A shim that does not answer may do it yet, when nobody waits any more.
+            () = &mut over => {
+                self.kill_when_begun(container, begun);
+                return Err(Error::Timeout {
+                    command: shown(&request.cmd),
+                    seconds: request.timeout,
+                    last_words: String::new(),
+                });
+            }
+        };
+        let begun = begun.map_err(|panic| Error::Kernel {
+            doing: "run the command in the container",
+            source: std::io::Error::other(panic),
+        });
+        let exec = match begun.flatten() {
             Ok(exec) => exec,
             Err(Error::Shim { source, .. }) if exit_code(source.kind).is_some() => {
                 return Ok(cri::ExecSyncResponse {
@@ -63,12 +93,6 @@ impl Runtime {
                 });
             }
             Err(error) => return Err(error),
-        };
-        let over = async {
-            tokio::select! {
-                () = late(request.timeout) => {}
-                () = gone => {}
-            }
         };
         let mut outputs = Outputs::default();
         match self.attend(&container, exec, outputs.read(out, err), over).await {
@@ -117,9 +141,18 @@ impl Runtime {
         exit
     }
 
+    fn kill_when_begun(&self, container: Arc<Container>, begun: JoinHandle<Result<Exec, Error>>) {
+        let runtime = self.clone();
+        tokio::spawn(async move {
+            if let Ok(Ok(exec)) = begun.await {
+                runtime.kill_exec(&container, &exec.id, exec.started.pid).await;
+            }
+        });
+    }
+
     /// Kills an exec with all that it started.
     async fn kill_exec(&self, container: &Container, exec_id: &str, pid: i32) {
-        tree::kill_descendants(&self.inner.cgroups, &container.record.cgroup, pid).await;
+        let alone = tree::kill_descendants(&self.inner.cgroups, &container.record.cgroup, pid).await;
         if let Ok(shim) = self.shim_of(container) {
             let kill = shim::Signal {
                 container_id: container.id.clone(),
@@ -127,7 +160,11 @@ impl Runtime {
                 signal: nix::sys::signal::Signal::SIGKILL as i32,
                 all: false,
             };
-            let _gone = shim.signal(kill).await;
+            match (shim.signal(kill).await, alone) {
+                (Ok(()), Some(alone)) => alone.was_killed(),
+                // It does not stay stopped when the shim cannot do it.
+                (_, alone) => drop(alone),
+            }
         }
     }
 
@@ -144,7 +181,13 @@ impl Runtime {
         let path = self.inner.records.container_dir(&container.id).join(PROCESS_FILE);
         let mut process = read_process(&path)?;
         process.set_args(Some(command));
-        process.set_terminal(Some(matches!(stdio, ExecStdio::Terminal)));
+        if matches!(stdio, ExecStdio::Terminal) {
+            process.set_terminal(Some(true));
+            let env = process.env_mut().get_or_insert_default();
+            args::name_terminal(env);
+        } else {
+            process.set_terminal(Some(false));
+        }
         let sandbox_id = &container.record.sandbox_id;
         let sandbox = self.inner.sandboxes.get(sandbox_id).ok_or_else(|| Error::no_sandbox(sandbox_id))?;
         let shim = sandbox.shim()?;

@@ -27,19 +27,50 @@ struct Process {
     dead: bool,
 }
 
-/// Kills all that the exec `leader` in `group` started, but not itself: whoever does that next knows its end.
-pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32) {
+/// An exec that stands still, to be killed by who knows its end then. It is killed without that when nobody could.
+#[must_use = "it is killed when this goes"]
+pub(super) struct Alone<'a> {
+    cgroups: &'a Cgroups,
+    group: &'a str,
+    leader: Option<i32>,
+}
+
+// === impl Alone ===
+
+impl Alone<'_> {
+    /// It was killed.
+    pub(super) fn was_killed(mut self) {
+        self.leader = None;
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        if let Some(leader) = self.leader.filter(|leader| leads(self.cgroups, self.group, *leader)) {
+            send(leader, Signal::SIGKILL);
+        }
+    }
+}
+
+/// Kills all that the exec `leader` in `group` started, but not itself: whoever does that next knows its end. None
+/// when it has ended.
+pub(super) async fn kill_descendants<'a>(
+    cgroups: &'a Cgroups,
+    group: &'a str,
+    leader: i32,
+) -> Option<Alone<'a>> {
     let begun = Instant::now();
-    if !look(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader) {
-        return;
+    if !leads(cgroups, group, leader) {
+        return None;
     }
     // Standing still it starts nothing, and does not end: its orphans would be the container's then.
+    let alone = Alone { cgroups, group, leader: Some(leader) };
     send(leader, Signal::SIGSTOP);
     let mut killed = HashSet::new();
     while begun.elapsed() < LIMIT {
         let found = descendants(&look(cgroups, group), leader);
         if found.is_empty() {
-            return;
+            break;
         }
         let mut newcomers = false;
         for pid in found {
@@ -53,6 +84,12 @@ pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32
             tokio::time::sleep(STEP).await;
         }
     }
+    Some(alone)
+}
+
+/// Whether a process of the group is the leader of a session, as an exec is: its number may have become another's.
+fn leads(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
+    look(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
 }
 
 fn send(pid: i32, signal: Signal) {
