@@ -221,10 +221,13 @@ impl Records {
         let number = id.bytes().fold(0, u8::wrapping_add) % PARTS;
         let born = parts.join(number.to_string()).join(id);
         std::fs::create_dir_all(&born).map_err(Error::file("make directory", &born))?;
-        if let Err(error) = std::fs::rename(&born, &layer) {
-            let _stays_until_the_next_start = std::fs::remove_dir(&born);
+        let Err(error) = std::fs::rename(&born, &layer) else { return Ok(layer) };
+        let _stays_until_the_next_start = std::fs::remove_dir(&born);
+        if error.kind() != ErrorKind::CrossesDevices {
             return Err(Error::file("rename into", &layer)(error));
         }
+        // Another file system is mounted where layers are: this one's parts are not its.
+        std::fs::create_dir_all(&layer).map_err(Error::file("make directory", &layer))?;
         Ok(layer)
     }
 
@@ -448,5 +451,23 @@ mod tests {
             assert_eq!(records.layers().unwrap(), ["c1"]);
             records.remove_layer("c1").unwrap();
         }
+    }
+
+    #[test]
+    fn layers_on_another_file_system_are_born_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let other = tempfile::tempdir_in("/dev/shm").unwrap();
+        let device = |path: &Path| std::os::unix::fs::MetadataExt::dev(&path.metadata().unwrap());
+        if device(dir.path()) == device(other.path()) {
+            return println!("there is one file system only");
+        }
+        let records = records(dir.path());
+        let records = Records { parts: Some(other.path().to_owned()), ..records };
+        assert!(records.make_layer("c1").unwrap().is_dir());
+        let left = std::fs::read_dir(other.path())
+            .unwrap()
+            .flatten()
+            .flat_map(|part| std::fs::read_dir(part.path()));
+        assert_eq!(left.flatten().count(), 0);
     }
 }
