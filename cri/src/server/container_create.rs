@@ -10,6 +10,7 @@ use cri::ContainerEventType::ContainerCreatedEvent;
 use oci_spec::runtime::{LinuxSeccomp, Process, Spec};
 
 use super::container_volumes::find_volumes;
+use super::image_pull::check_handler;
 use super::sandbox_run::{new_id, no_config, now};
 use crate::cdi;
 use crate::cgroup::driver::cgroups_path;
@@ -385,6 +386,7 @@ fn check(config: &cri::ContainerConfig, host: &Host) -> Result<(), Error> {
     if config.windows.is_some() {
         return Err(Error::invalid("config.windows", "this is Linux"));
     }
+    config.image.as_ref().map_or(Ok(()), check_handler)?;
     old_profile(config)?;
     let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     let pages = resources.map(|resources| resources.hugepage_limits.as_slice()).unwrap_or_default();

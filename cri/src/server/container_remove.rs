@@ -28,6 +28,8 @@ impl Runtime {
 
     /// Ends and forgets a container.
     pub(super) async fn remove_container(&self, container: &Container) -> Result<(), Error> {
+        // A checkpoint of one that is killed ends at once, and would be waited for.
+        self.kill_container(container).await?;
         let _alone = container.removing.lock().await;
         if self.inner.containers.get(&container.id).is_none() {
             return Ok(());
@@ -56,7 +58,7 @@ impl Runtime {
 
     /// Removes a writable layer that is nobody's any more, one at a time and beside all else: what a
     /// container wrote may be much, and nobody needs to wait for the disk.
-    fn discard_layer(&self, id: &str) {
+    pub(crate) fn discard_layer(&self, id: &str) {
         let (inner, id) = (Arc::clone(&self.inner), id.to_owned());
         tokio::spawn(async move {
             let _one = inner.discarding.lock().await;

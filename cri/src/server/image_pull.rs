@@ -111,8 +111,18 @@ impl Runtime {
     }
 }
 
+/// Refuses an image for another way to run it than the only one.
+pub(super) fn check_handler(image: &cri::ImageSpec) -> Result<(), Error> {
+    match image.runtime_handler.as_str() {
+        "" => Ok(()),
+        other => Err(Error::invalid("image.runtime_handler", format!("there is none named {other:?}"))),
+    }
+}
+
 fn reference(image: Option<cri::ImageSpec>) -> Result<String, Error> {
-    let reference = image.map(|image| image.image).unwrap_or_default();
+    let image = image.unwrap_or_default();
+    check_handler(&image)?;
+    let reference = image.image;
     if reference.is_empty() {
         return Err(Error::invalid("image", "is missing"));
     }

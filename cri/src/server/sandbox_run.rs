@@ -177,7 +177,7 @@ impl Runtime {
 
     fn write_hosts(&self, record: &SandboxRecord) -> Result<(), Error> {
         let text = if namespaces::own_network(&record.config) {
-            files::hosts(&record.config.hostname, &record.addresses)
+            files::hosts(&self.hostname_of(&record.config), &record.addresses)
         } else {
             std::fs::read_to_string("/etc/hosts").unwrap_or_default()
         };
