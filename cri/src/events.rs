@@ -2,7 +2,7 @@
 //! dropped rather than waited for: its stream ends with an error, and it lists again.
 //!
 //! What happens between the runtime's start and its first listener is kept for that one: what ended
-//! while no runtime was there is found before anybody can listen.
+//! while no runtime was there is found before anybody can listen, and all of it is kept.
 //!
 //! Every event has a number, which the record of its object has too, written before the event is sent. What
 //! is numbered above the last that a listener took is told by the next life of the runtime, see `telling`. An event is
@@ -26,8 +26,8 @@ use crate::lock::locked;
 
 /// Events that may wait for one listener.
 const BACKLOG: usize = 1024;
-/// Events that may wait for the first listener, beside those of earlier lives. With more, it is not waited for any
-/// longer.
+/// Events that may wait for the first listener, beside those of earlier lives and what was found at the start. With
+/// more, it is not waited for any longer.
 const EARLY: usize = 256;
 
 /// Who listens.
@@ -44,8 +44,8 @@ struct State {
     listeners: Vec<Listener>,
     /// What the first listener will be told. None once it came.
     early: Option<VecDeque<Item>>,
-    /// How many of those may be.
-    room: usize,
+    /// How many of those may be. None while nobody can listen yet.
+    room: Option<usize>,
     /// Set by the server's end: whether what comes after it is for the next life's listeners.
     ended: Option<bool>,
 }
@@ -83,7 +83,7 @@ impl Events {
     /// Goes on where the life before ended, as a file says.
     pub(crate) fn open(told: &Path) -> Result<Self, Error> {
         let told = Told::open(told)?;
-        let state = State { listeners: Vec::new(), early: Some(VecDeque::new()), room: EARLY, ended: None };
+        let state = State { listeners: Vec::new(), early: Some(VecDeque::new()), room: None, ended: None };
         Ok(Self { state: Mutex::new(state), numbers: Mutex::new(told.last()), told: Arc::new(told) })
     }
 
@@ -105,7 +105,7 @@ impl Events {
         let end = stream::once(async move { lost.load(Ordering::Acquire).then_some(Err(TooSlow)) });
         let told = Arc::clone(&self.told);
         let taken = move |item: Item| {
-            told.take(&item);
+            told.pass(item.number);
             Ok(item.event)
         };
         stream::iter(early)
@@ -128,11 +128,16 @@ impl Events {
 
     /// What earlier lives left to tell, in order: before all that this one found.
     pub(crate) fn send_first(&self, items: Vec<Item>) {
-        let mut state = locked(&self.state);
-        state.room += items.len();
-        if let Some(early) = &mut state.early {
+        items.iter().for_each(|item| self.told.keep(item));
+        if let Some(early) = &mut locked(&self.state).early {
             items.into_iter().rev().for_each(|item| early.push_front(item));
         }
+    }
+
+    /// From now on somebody can listen, and is not waited for without end.
+    pub(crate) fn open_to_listeners(&self) {
+        let mut state = locked(&self.state);
+        state.room = state.early.as_ref().map(|early| early.len() + EARLY);
     }
 
     /// Ends all streams, and those that are still to come: the server stops.
@@ -176,13 +181,14 @@ impl Turn<'_> {
         if state.ended.is_some() {
             return;
         }
+        self.events.told.keep(item);
         state.listeners.retain(|listener| listener.send(item.clone()));
         let room = state.room;
         match &mut state.early {
-            Some(early) if early.len() < room => early.push_back(item.clone()),
-            Some(early) => {
+            Some(early) if room.is_none_or(|room| early.len() < room) => early.push_back(item.clone()),
+            Some(_) => {
                 // Nobody listens on this node.
-                self.events.told.waive(early.iter().chain([item]));
+                self.events.told.pass(item.number);
                 state.early = None;
             }
             None => {}
@@ -275,6 +281,7 @@ mod tests {
     fn nobody_is_waited_for_forever() {
         let dir = tempfile::tempdir().expect("directory");
         let events = open(&dir);
+        events.open_to_listeners();
         let removed = dir.path().join("1.container");
         std::fs::write(&removed, "").expect("write");
         let number = events.turn().number().expect("a number");
@@ -284,6 +291,26 @@ mod tests {
         // What waited is waived, also for the next life.
         assert!(!removed.exists());
         assert_eq!((open(&dir).told(), events.turn().last()), (257, 257));
+    }
+
+    #[tokio::test]
+    async fn what_a_listener_left_when_it_went_is_forgotten_with_what_the_next_one_takes() {
+        let dir = tempfile::tempdir().expect("directory");
+        let events = open(&dir);
+        let leaves = events.listen();
+        let removed: Vec<PathBuf> = (1..=3).map(|number| dir.path().join(format!("{number}"))).collect();
+        let send = |file: &PathBuf| {
+            std::fs::write(file, "").expect("write");
+            let number = events.turn().number().expect("a number");
+            events.turn().send(&Item { number, event: Default::default(), removed: Some(file.clone()) });
+        };
+        removed[..2].iter().for_each(send);
+        drop(leaves);
+        assert!(removed[0].exists() && removed[1].exists(), "the next life tells it");
+        let mut next = Box::pin(events.listen());
+        send(&removed[2]);
+        next.next().await.expect("an event").expect("event");
+        assert_eq!(removed.iter().filter(|file| file.exists()).count(), 0);
     }
 
     #[tokio::test]
@@ -310,9 +337,12 @@ mod tests {
             Item { number: 1, event, removed: None }
         });
         events.send_first(left.collect());
-        send(&events, 1000);
+        // What is found at the start, however much it is.
+        (1000..1400).for_each(|number| send(&events, number));
+        events.open_to_listeners();
+        send(&events, 1400);
         let listener = events.listen();
-        let expected: Vec<_> = (0..400).chain([999, 1000]).map(Ok).collect();
+        let expected: Vec<_> = (0..400).chain(999..=1400).map(Ok).collect();
         assert_eq!(all(events, listener).await, expected);
     }
 
