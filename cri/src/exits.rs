@@ -1,8 +1,9 @@
 //! What shims report: exits are recorded, then acknowledged, then told to all. And what happens when
 //! a shim itself dies.
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use coracle_proto::cri::ContainerEventType::ContainerStoppedEvent;
 use coracle_proto::shim::{Event, Exit};
@@ -11,6 +12,7 @@ use tracing::{info, warn};
 
 use crate::container::Container;
 use crate::error::Error;
+use crate::lock::locked;
 use crate::records::ExitRecord;
 use crate::runtime::Runtime;
 use crate::sandbox::Sandbox;
@@ -23,15 +25,39 @@ const LOST_CODE: i32 = 255;
 /// Where in its directory a shim writes down how its containers ended, each in a file.
 const EXITS: &str = "exits";
 
+/// How far a shim's events are taken care of. It is told of all up to a number, so one that takes time holds back
+/// those after it.
+#[derive(Debug, Default)]
+struct Heard {
+    open: BTreeSet<u64>,
+    last: u64,
+}
+
+// === impl Heard ===
+
+impl Heard {
+    fn begin(&mut self, sequence: u64) {
+        self.open.insert(sequence);
+        self.last = self.last.max(sequence);
+    }
+
+    /// The number up to which all are done.
+    fn done(&mut self, sequence: u64) -> u64 {
+        self.open.remove(&sequence);
+        self.open.first().map_or(self.last, |open| open - 1)
+    }
+}
+
 impl Runtime {
     /// Listens to a shim until it ends. The task keeps no runtime alive.
     pub(crate) fn listen(&self, sandbox: Arc<Sandbox>, shim: Shim) {
         let Some(mut events) = shim.events() else { return };
         let inner = Arc::downgrade(&self.inner);
+        let heard = Arc::new(Mutex::new(Heard::default()));
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let Some(inner) = inner.upgrade() else { return };
-                Self { inner }.shim_event(&sandbox, &shim, event).await;
+                Self { inner }.shim_event((&sandbox, &shim), event, &heard).await;
             }
             let closed = shim.closed().await;
             let Some(inner) = inner.upgrade() else { return };
@@ -42,24 +68,30 @@ impl Runtime {
         });
     }
 
-    async fn shim_event(&self, sandbox: &Sandbox, shim: &Shim, event: Event) {
+    /// The end of a container that is being started, or whose limits change, is recorded after that, by a task of its
+    /// own: those of all others are not to wait for it. A container ends once, and after its execs.
+    async fn shim_event(&self, (sandbox, shim): (&Sandbox, &Shim), event: Event, heard: &Arc<Mutex<Heard>>) {
         let exit = event.exited.unwrap_or_default();
+        locked(heard).begin(event.sequence);
+        let mut recorded = Ok(());
         if !event.exec_id.is_empty() {
             sandbox.exec_exited(&event.exec_id, exit);
         } else if let Some(container) = self.inner.containers.get(&event.container_id) {
             let record = exit_record(&container, &exit);
-            if let Err(error) = self.container_ended(&container, record).await {
-                // Not acknowledged: the shim tells it again to the next agent.
-                warn!(container = container.id, error = error.chain(), "could not record an exit");
-                return;
+            match container.starting.try_lock() {
+                Ok(_started) => recorded = self.note_end(&container, record),
+                Err(_busy) => {
+                    let (runtime, shim, heard) = (self.clone(), shim.clone(), Arc::clone(heard));
+                    let container = Arc::clone(&container);
+                    tokio::spawn(async move {
+                        let recorded = runtime.container_ended(&container, record).await;
+                        handled(&shim, event.sequence, &heard, recorded).await;
+                    });
+                    return;
+                }
             }
         }
-        // A shim that was asked to end has nobody left to tell.
-        if let Err(error) = shim.acknowledge(event.sequence).await
-            && error.kind != ErrorKind::Gone
-        {
-            warn!(sandbox = sandbox.id, %error, "could not acknowledge an exit");
-        }
+        handled(shim, event.sequence, heard, recorded).await;
     }
 
     /// Records the end of a container once its start is through.
@@ -74,20 +106,25 @@ impl Runtime {
         exit.started_at = container.started_at();
         let (code, reason) = (exit.code, exit.reason.clone());
         let made = container.visible();
-        if container.exited(exit) && made {
-            info!(container = container.id, code, reason, "container ended");
-            let telling = self.container_became(container, ContainerStoppedEvent)?;
-            coracle_fault::point("exit.recorded");
-            telling.tell(container);
-            self.tell_stopped_later(&container.id);
+        // From before anybody sees that it has ended: who then removes it waits until this is written and told.
+        let mut telling = self.telling();
+        if !container.exited(exit) || !made || self.inner.containers.get(&container.id).is_none() {
+            return Ok(());
         }
-        Ok(())
+        info!(container = container.id, code, reason, "container ended");
+        container.note(telling.next(ContainerStoppedEvent, now()));
+        let written = self.inner.records.write_container(&container.record_now());
+        coracle_fault::point("exit.recorded");
+        // Also what could not be written, on a disk that is full: nobody would hear of it otherwise.
+        telling.tell(container);
+        self.tell_stopped_later(&container.id);
+        written
     }
 
     /// Cleans up after a shim that died on its own: what ran in the pod runs on without it, and is
     /// killed by its cgroups.
     pub(crate) async fn sandbox_died(&self, sandbox: &Sandbox) {
-        if sandbox.leave_ready().is_none() {
+        if sandbox.leave().is_none() {
             return;
         }
         warn!(sandbox = sandbox.id, "the shim died; its pod is ended");
@@ -134,7 +171,7 @@ impl Runtime {
                 finished_at: now(),
                 code: LOST_CODE,
                 reason: "Unknown".to_owned(),
-                message: "the pod's shim died, and the exit code with it".to_owned(),
+                message: "the pod's shim died or does not answer, and has the exit code".to_owned(),
             },
         };
         if let Err(error) = self.container_ended(container, exit).await {
@@ -148,6 +185,22 @@ fn recorded_exit(exits: &Path, container_id: &str) -> Option<Exit> {
     let bytes = std::fs::read(exits.join(container_id)).ok()?;
     let event = Event::decode(bytes.as_slice()).ok()?;
     event.exited.filter(|_| event.container_id == container_id && event.exec_id.is_empty())
+}
+
+/// Tells a shim what is taken care of. An end that could not be recorded it tells again to the next agent, unless
+/// one after it was recorded.
+async fn handled(shim: &Shim, sequence: u64, heard: &Mutex<Heard>, recorded: Result<(), Error>) {
+    let all = locked(heard).done(sequence);
+    if let Err(error) = recorded {
+        warn!(dir = %shim.dir().display(), error = error.chain(), "could not record an exit");
+        return;
+    }
+    // A shim that was asked to end has nobody left to tell.
+    if let Err(error) = shim.acknowledge(all).await
+        && error.kind != ErrorKind::Gone
+    {
+        warn!(dir = %shim.dir().display(), %error, "could not acknowledge an exit");
+    }
 }
 
 /// An exit in the words of the CRI.
@@ -186,5 +239,14 @@ mod tests {
             std::fs::write(dir.path().join("c"), &bytes[..length]).expect("write");
             assert_eq!(recorded_exit(dir.path(), "c"), None, "{length}");
         }
+    }
+
+    #[test]
+    fn what_takes_time_holds_back_the_acknowledgement_of_what_came_later() {
+        let mut heard = Heard::default();
+        [1, 2, 3].into_iter().for_each(|sequence| heard.begin(sequence));
+        assert_eq!(heard.done(1), 1);
+        assert_eq!(heard.done(3), 1);
+        assert_eq!(heard.done(2), 3);
     }
 }

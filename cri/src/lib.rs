@@ -48,4 +48,5 @@ pub use coracle_nri::Settings as NriSettings;
 pub use error::Error;
 pub use runtime::{Runtime, RuntimeConfig};
 pub use selinux::labels_containers;
+pub use shim_client::Times as ShimTimes;
 pub use stream::{BoxBody, notice_lost_client, serve as serve_streams};

@@ -1,5 +1,8 @@
 //! How the runtime finds its pods again: records say what should be, shims what is. Half-made things
-//! are undone, what died meanwhile is marked ended, and what nobody owns is removed.
+//! are undone, what died meanwhile is marked ended, and what nobody owns is removed. A shim that lives and does not
+//! answer is waited for beside all else, see `silent`.
+
+mod silent;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -20,16 +23,49 @@ use crate::exits::exit_record;
 use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, SandboxRecord, Transition};
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
-use crate::shim_client::Shim;
+use crate::shim_client::{self, Shim};
 
-/// A sandbox's record with its shim, when that lives.
-type Reached = (SandboxRecord, Option<(Shim, State)>);
+/// A sandbox's record, and what became of its shim.
+type Reached = (SandboxRecord, Found);
+
+/// The shim of a sandbox.
+enum Found {
+    /// It lives, and has said what became of its containers.
+    Answers(Shim, State),
+    /// It lives, and does not answer.
+    Silent(Shim),
+    Gone,
+}
+
+/// What has ended with its shim, and is not on record as such.
+struct Ended {
+    containers: Vec<Arc<Container>>,
+    sandbox: Option<Arc<Sandbox>>,
+}
 
 /// A transition that nobody was told of.
 struct Missed {
     at: i64,
     container: Arc<Container>,
     what: ContainerEventType,
+}
+
+// === impl Found ===
+
+impl Found {
+    fn shim(&self) -> Option<&Shim> {
+        match self {
+            Self::Answers(shim, _) | Self::Silent(shim) => Some(shim),
+            Self::Gone => None,
+        }
+    }
+
+    fn state(&self) -> Option<&State> {
+        match self {
+            Self::Answers(_, state) => Some(state),
+            Self::Silent(_) | Self::Gone => None,
+        }
+    }
 }
 
 impl Runtime {
@@ -40,27 +76,32 @@ impl Runtime {
         self.skip_numbers(transitions.map(|transition| transition.number));
         self.skip_numbers(removed.iter().map(|removed| removed.number));
         for id in &found.lost {
-            self.undo_sandbox(id).await;
+            self.undo_sandbox(id, self.find_shim(id).await).await;
         }
         let reached = join_all(found.readable.into_iter().map(|record| self.reach(record))).await;
         let mut sandboxes = Vec::new();
-        for (record, shim) in reached {
+        for (record, found) in reached {
             if record.phase == SandboxPhase::Creating {
-                self.undo_sandbox(&record.id).await;
+                self.undo_sandbox(&record.id, found).await;
             } else {
-                sandboxes.push((record, shim));
+                sandboxes.push((record, found));
             }
         }
         let missed = self.recover_containers(&sandboxes).await?;
         let last = self.number_missed(missed);
         self.reconcile_network(&sandboxes).await;
-        let mut half_restored = Vec::new();
-        for (record, shim) in sandboxes {
+        let (mut half_restored, mut recovered) = (Vec::new(), Vec::new());
+        for (record, found) in sandboxes {
             half_restored.extend(record.restoring.then(|| record.id.clone()));
-            self.recover_sandbox(record, shim).await;
+            recovered.push(self.recover_sandbox(record, found));
         }
         self.check_networks();
+        // Before anything new is told.
         self.tell_left(removed, last);
+        for ended in recovered {
+            self.end_lost(ended).await;
+        }
+        self.inner.events.open_to_listeners();
         for id in half_restored {
             self.remove_half_restored(id).await;
         }
@@ -80,29 +121,42 @@ impl Runtime {
         }
     }
 
-    /// Looks for the shim of a sandbox that should have one.
+    /// Looks for the shim of a sandbox that should have one, or may.
     async fn reach(&self, record: SandboxRecord) -> Reached {
-        if record.phase != SandboxPhase::Ready {
-            return (record, None);
-        }
-        let dir = self.inner.records.sandbox_dir(&record.id);
-        match Shim::connect(&dir).await {
-            Ok(reached) => (record, Some(reached)),
+        let found = match record.phase {
+            SandboxPhase::NotReady => Found::Gone,
+            SandboxPhase::Creating | SandboxPhase::Ready => self.find_shim(&record.id).await,
+        };
+        (record, found)
+    }
+
+    async fn find_shim(&self, id: &str) -> Found {
+        let dir = self.inner.records.sandbox_dir(id);
+        let times = self.inner.config.shim_times;
+        match Shim::reach(&dir, times).await {
+            Ok(shim_client::Reached::Answers(shim, state)) => Found::Answers(shim, state),
+            Ok(shim_client::Reached::Silent(shim)) => {
+                warn!(sandbox = id, "a sandbox's shim does not answer");
+                Found::Silent(shim)
+            }
             Err(error) => {
-                warn!(sandbox = record.id, %error, "a sandbox's shim is gone");
-                Shim::end_stray(&dir).await;
-                (record, None)
+                warn!(sandbox = id, %error, "a sandbox's shim is gone");
+                Shim::end_stray(&dir, times).await;
+                Found::Gone
             }
         }
     }
 
     /// Takes back what is left of a sandbox that was not completely made, or whose record is lost.
-    async fn undo_sandbox(&self, id: &str) {
+    async fn undo_sandbox(&self, id: &str, found: Found) {
         info!(sandbox = id, "undo a sandbox that was not completely made");
-        let dir = self.inner.records.sandbox_dir(id);
-        match Shim::connect(&dir).await {
-            Ok((shim, _)) => shim.shutdown().await,
-            Err(_unreachable) => Shim::end_stray(&dir).await,
+        let ended = match found {
+            Found::Answers(shim, _) => shim.shutdown().await,
+            Found::Silent(shim) => shim.kill_itself().await,
+            Found::Gone => Ok(()),
+        };
+        if let Err(error) = ended {
+            warn!(sandbox = id, %error, "could not end the shim of a half-made sandbox");
         }
         if let Err(error) = self.inner.network.del(id).await {
             warn!(sandbox = id, %error, "could not take a half-made sandbox's network away");
@@ -133,8 +187,8 @@ impl Runtime {
     }
 
     async fn recover_containers(&self, sandboxes: &[Reached]) -> Result<Vec<Missed>, Error> {
-        let shims: HashMap<&str, Option<&(Shim, State)>> =
-            sandboxes.iter().map(|(record, shim)| (record.id.as_str(), shim.as_ref())).collect();
+        let shims: HashMap<&str, &Found> =
+            sandboxes.iter().map(|(record, found)| (record.id.as_str(), found)).collect();
         let found = self.inner.records.containers()?;
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
         self.skip_numbers(transitions.map(|transition| transition.number));
@@ -142,21 +196,22 @@ impl Runtime {
         let mut missed = Vec::new();
         for record in found.readable {
             match shims.get(record.sandbox_id.as_str()) {
-                Some(shim) if record.phase != ContainerPhase::Creating => {
+                Some(found) if record.phase != ContainerPhase::Creating => {
                     known.insert(record.id.clone());
-                    let (container, before) = self.recover_container(record, *shim);
+                    let (container, before) = self.recover_container(record, found.state());
                     self.end_checkpoint(&container).await;
                     missed.extend(before);
                 }
-                Some(shim) => self.undo_container(&record, shim.map(|(shim, _)| shim)).await,
-                None => self.undo_container(&record, None).await,
+                Some(Found::Answers(shim, _)) => self.undo_container(&record, Some(shim)).await,
+                Some(Found::Silent(_) | Found::Gone) | None => self.undo_container(&record, None).await,
             }
         }
         let layers = self.inner.records.layers()?;
         for id in layers.iter().chain(&found.lost).filter(|id| !known.contains(*id)) {
-            if let Err(error) = self.inner.records.remove_container(id) {
+            if let Err(error) = self.inner.records.forget_container(id) {
                 warn!(container = id, error = error.chain(), "could not remove what nobody owns");
             }
+            self.discard_layer(id);
         }
         Ok(missed)
     }
@@ -169,8 +224,18 @@ impl Runtime {
             return;
         }
         let freezer = self.inner.cgroups.freezer(&container.record.cgroup);
-        if !checkpoint::is_at_work(&layer) {
-            return let_go_on(&container.id, freezer.as_ref(), &layer);
+        let (id, looked) = (container.id.clone(), (freezer.clone(), layer.clone()));
+        // It reads of all processes, and removes what may be much.
+        let work = tokio::task::spawn_blocking(move || {
+            let (freezer, layer) = looked;
+            let is_at_work = checkpoint::is_at_work(&layer);
+            if !is_at_work {
+                let_go_on(&id, freezer.as_ref(), &layer);
+            }
+            is_at_work
+        });
+        if !work.await.unwrap_or_default() {
+            return;
         }
         info!(container = container.id, "a CRIU that outlived its runtime works on a container");
         let stays = Arc::clone(&container.removing).lock_owned().await;
@@ -179,7 +244,7 @@ impl Runtime {
             if let Err(error) = checkpoint::criu_ended(&layer).await {
                 warn!(container = id, %error, "could not wait for a CRIU");
             }
-            let_go_on(&id, freezer.as_ref(), &layer);
+            let _gone = tokio::task::spawn_blocking(move || let_go_on(&id, freezer.as_ref(), &layer)).await;
             drop(stays);
         });
     }
@@ -207,14 +272,13 @@ impl Runtime {
     fn recover_container(
         &self,
         mut record: ContainerRecord,
-        shim: Option<&(Shim, State)>,
+        state: Option<&State>,
     ) -> (Arc<Container>, Vec<Missed>) {
         let before = record.phase.clone();
-        let seen = shim.and_then(|(_, state)| {
-            state.containers.iter().find(|container| container.container_id == record.id)
-        });
+        let seen = state
+            .and_then(|state| state.containers.iter().find(|container| container.container_id == record.id));
         if let Some(seen) = seen {
-            record.phase = phase_now(&record, seen);
+            record.phase = phase_now(&record.phase, seen);
             // Of a restored one it changes at its start.
             record.pid = if seen.pid > 0 { seen.pid } else { record.pid };
         }
@@ -247,31 +311,42 @@ impl Runtime {
         (container, missed)
     }
 
-    async fn recover_sandbox(&self, record: SandboxRecord, shim: Option<(Shim, State)>) {
+    /// Puts a sandbox into the table. Returns what of it ended while no runtime was there.
+    fn recover_sandbox(&self, record: SandboxRecord, found: Found) -> Ended {
         let name = sandbox::name(&record.config.metadata.clone().unwrap_or_default());
         self.inner.names.hold(name, record.id.clone());
         self.inner.selinux.hold(&record.id, record.selinux.as_ref());
         let id = record.id.clone();
-        let mut died = false;
-        let known: HashSet<String> = match shim {
-            Some((shim, state)) => {
+        let mut ended = Ended { containers: Vec::new(), sandbox: None };
+        let known: HashSet<String> = match found {
+            Found::Answers(shim, state) => {
                 self.adopt_sandbox(record, Live { shim, init_pid: state.init_pid });
                 state.containers.into_iter().map(|container| container.container_id).collect()
             }
-            None => {
-                died = record.phase == SandboxPhase::Ready;
-                let sandbox = Sandbox::new(record, SandboxState::NotReady);
-                self.inner.sandboxes.insert(&id, Arc::new(sandbox));
+            Found::Silent(shim) => {
+                self.adopt_silent(record, shim);
+                return ended;
+            }
+            Found::Gone => {
+                let died = record.phase == SandboxPhase::Ready;
+                let sandbox = Arc::new(Sandbox::new(record, SandboxState::NotReady));
+                self.inner.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
+                ended.sandbox = died.then_some(sandbox);
                 HashSet::new()
             }
         };
-        for container in self.containers_of(&id) {
-            let ended = matches!(container.phase(), ContainerPhase::Exited(_));
-            if !ended && !known.contains(&container.id) {
-                self.container_lost(&container).await;
-            }
+        ended.containers = self.containers_of(&id);
+        ended.containers.retain(|container| {
+            !matches!(container.phase(), ContainerPhase::Exited(_)) && !known.contains(&container.id)
+        });
+        ended
+    }
+
+    async fn end_lost(&self, ended: Ended) {
+        for container in ended.containers {
+            self.container_lost(&container).await;
         }
-        if died && let Some(sandbox) = self.inner.sandboxes.get(&id) {
+        if let Some(sandbox) = ended.sandbox {
             self.note_death(&sandbox);
         }
     }
@@ -281,7 +356,7 @@ impl Runtime {
         let live: Vec<Attachment> = sandboxes
             .iter()
             .filter(|(record, _)| namespaces::own_network(&record.config))
-            .filter_map(|(record, shim)| shim.as_ref().map(|(shim, _)| (record, shim)))
+            .filter_map(|(record, found)| found.shim().map(|shim| (record, shim)))
             .map(|(record, shim)| attachment(record, format!("/proc/{}/ns/net", shim.pid()).into()))
             .collect();
         if let Err(error) = self.inner.network.reconcile(&live).await {
@@ -353,11 +428,11 @@ fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec<Missed> {
 }
 
 /// The phase that a container is in by its shim's word. An end is noted by the caller.
-fn phase_now(record: &ContainerRecord, seen: &ContainerState) -> ContainerPhase {
-    match (&record.phase, seen.phase()) {
-        (ContainerPhase::Exited(_), _) => record.phase.clone(),
+fn phase_now(before: &ContainerPhase, seen: &ContainerState) -> ContainerPhase {
+    match (before, seen.phase()) {
+        (ContainerPhase::Exited(_), _) => before.clone(),
         (_, Phase::Created) => ContainerPhase::Created,
-        (ContainerPhase::Running { .. }, Phase::Running | Phase::Exited) => record.phase.clone(),
+        (ContainerPhase::Running { .. }, Phase::Running | Phase::Exited) => before.clone(),
         (_, Phase::Running | Phase::Exited) => ContainerPhase::Running { started_at: seen.started_at },
     }
 }

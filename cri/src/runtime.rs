@@ -21,6 +21,7 @@ use crate::names::Names;
 use crate::records::Records;
 use crate::sandbox::Sandbox;
 use crate::selinux::Selinux;
+use crate::shim_client::Times;
 use crate::stream::Tokens;
 use crate::table::Table;
 
@@ -41,6 +42,8 @@ pub struct RuntimeConfig {
     pub log_max_files: u32,
     /// The binary that has the `shim` subcommand: usually our own.
     pub shim_binary: PathBuf,
+    /// How long a pod's shim is waited for.
+    pub shim_times: Times,
     /// What the URLs that Exec, Attach and PortForward return begin with, without a slash at the end.
     pub stream_url: String,
     /// How long nothing may move on a stream before it is given up, its client being gone; none = for ever.
@@ -94,6 +97,7 @@ impl Default for RuntimeConfig {
             log_max_size: 10 << 20,
             log_max_files: 5,
             shim_binary: PathBuf::from("/proc/self/exe"),
+            shim_times: Times::default(),
             stream_url: "http://127.0.0.1".to_owned(),
             // As the kubelet's --streaming-connection-idle-timeout, and containerd's.
             stream_idle_limit: Some(Duration::from_secs(4 * 3600)),

@@ -4,6 +4,7 @@
 //!   RunPodSandbox ──► (Creating) ──► Ready ──StopPodSandbox, or its shim died──► NotReady ──► removed
 //!                         └─ failed, cancelled or found after a crash: undone
 //! ```
+//! Found again after a restart with a shim that does not answer it is `Silent`: `Ready` when that wakes.
 
 pub(crate) mod attachment;
 pub(crate) mod files;
@@ -56,6 +57,8 @@ pub(crate) struct PodSize {
 pub(crate) enum SandboxState {
     /// The shim lives and holds the namespaces.
     Ready(Live),
+    /// The shim lives and has not answered yet: it has told nothing of its containers. For clients it is not ready.
+    Silent(Shim),
     /// Nothing of it runs; its record and its containers' remain until it is removed.
     NotReady,
 }
@@ -92,29 +95,52 @@ impl Sandbox {
     pub(crate) fn live(&self) -> Option<Live> {
         match &*locked(&self.state) {
             SandboxState::Ready(live) => Some(live.clone()),
-            SandboxState::NotReady => None,
+            SandboxState::Silent(_) | SandboxState::NotReady => None,
         }
+    }
+
+    /// Whether its shim lives and has not answered this runtime.
+    pub(crate) fn is_silent(&self) -> bool {
+        matches!(*locked(&self.state), SandboxState::Silent(_))
     }
 
     /// The shim, or the reason why there is none.
     pub(crate) fn shim(&self) -> Result<Shim, Error> {
-        self.live().map(|live| live.shim).ok_or_else(|| Error::WrongState {
-            what: "pod sandbox",
-            id: self.id.clone(),
-            state: "not ready",
-        })
+        let state = match &*locked(&self.state) {
+            SandboxState::Ready(live) => return Ok(live.shim.clone()),
+            SandboxState::Silent(_) => "silent: its shim does not answer",
+            SandboxState::NotReady => "not ready",
+        };
+        Err(Error::WrongState { what: "pod sandbox", id: self.id.clone(), state })
     }
 
-    /// Leaves `Ready`. Returns what it had if it was still there: one caller alone gets it.
-    pub(crate) fn leave_ready(&self) -> Option<Live> {
+    /// Leaves `Ready` or `Silent`. Returns the shim if there still was one: one caller alone gets it.
+    pub(crate) fn leave(&self) -> Option<Shim> {
         match std::mem::replace(&mut *locked(&self.state), SandboxState::NotReady) {
-            SandboxState::Ready(live) => Some(live),
+            SandboxState::Ready(live) => Some(live.shim),
+            SandboxState::Silent(shim) => Some(shim),
             SandboxState::NotReady => None,
         }
     }
 
+    /// Its shim, which somebody [left](Self::leave), does not end: it is ended by whoever tries again.
+    pub(crate) fn stays(&self, shim: Shim) {
+        *locked(&self.state) = SandboxState::Silent(shim);
+    }
+
+    /// Its shim has answered. False when it is not waited for any more.
+    pub(crate) fn answered(&self, init_pid: i32) -> bool {
+        let mut state = locked(&self.state);
+        let SandboxState::Silent(shim) = &*state else { return false };
+        *state = SandboxState::Ready(Live { shim: shim.clone(), init_pid });
+        true
+    }
+
     pub(crate) fn record_now(&self) -> SandboxRecord {
-        let phase = if self.live().is_some() { SandboxPhase::Ready } else { SandboxPhase::NotReady };
+        let phase = match *locked(&self.state) {
+            SandboxState::Ready(_) | SandboxState::Silent(_) => SandboxPhase::Ready,
+            SandboxState::NotReady => SandboxPhase::NotReady,
+        };
         let mut record = SandboxRecord { phase, transitions: self.transitions(), ..self.record.clone() };
         let size = self.size();
         if size != PodSize::default() {
@@ -172,7 +198,7 @@ impl Sandbox {
     fn cri_state(&self) -> cri::PodSandboxState {
         match *locked(&self.state) {
             SandboxState::Ready(_) => cri::PodSandboxState::SandboxReady,
-            SandboxState::NotReady => cri::PodSandboxState::SandboxNotready,
+            SandboxState::Silent(_) | SandboxState::NotReady => cri::PodSandboxState::SandboxNotready,
         }
     }
 

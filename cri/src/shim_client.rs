@@ -6,6 +6,9 @@
 //!
 //! Order of use: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call.
 //! Every event is repeated to each new connection until [`Shim::acknowledge`] named its sequence.
+//!
+//! A shim may live and not answer: stopped, frozen, asleep in the kernel over a disk that hangs. No call waits for it
+//! longer than its [`Times`] say, and none is lost on it: what it was asked it does when it wakes.
 
 mod error;
 mod link;
@@ -15,9 +18,11 @@ mod socket;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use coracle_proto::shim::{self, reply, request};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 pub use self::error::{Error, ErrorKind};
 use self::link::Link;
@@ -26,13 +31,33 @@ use self::process::Process;
 /// The protocol version this client speaks.
 pub const PROTOCOL: u32 = 1;
 
-/// How long a killed shim that answers nobody is waited for.
-const STRAY_DIES: std::time::Duration = std::time::Duration::from_secs(10);
-
 /// A connection to one pod's shim.
 #[derive(Clone, Debug)]
 pub struct Shim {
     inner: Arc<Inner>,
+    times: Times,
+}
+
+/// How long a shim is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// For an answer that takes no work.
+    pub answer: Duration,
+    /// For something to be made or started in the pod.
+    pub work: Duration,
+    /// For a container, or all of the pod, to be ended by it.
+    pub end: Duration,
+    /// For the death of a shim that was killed.
+    pub death: Duration,
+}
+
+/// A shim that lives, when it was asked for its state.
+#[derive(Debug)]
+pub enum Reached {
+    /// It gave it.
+    Answers(Shim, shim::State),
+    /// It has not answered yet. What it was asked it still hears.
+    Silent(Shim),
 }
 
 #[derive(Debug)]
@@ -110,6 +135,20 @@ pub enum Closed {
     Replaced,
 }
 
+// === impl Times ===
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(10),
+            work: Duration::from_secs(240),
+            // It gives up itself on a cgroup that stays busy for half a minute.
+            end: Duration::from_secs(40),
+            death: Duration::from_secs(10),
+        }
+    }
+}
+
 // === impl Shim ===
 
 impl Shim {
@@ -131,27 +170,46 @@ impl Shim {
             config.socket = socket_path(dir).to_string_lossy().into_owned();
         }
         let process = process::spawn(binary, dir, &config).await?;
-        match Self::over(dir, &PathBuf::from(&config.socket), Some(process.clone())).await {
-            Ok(reached) => Ok(reached),
-            Err(error) => {
-                process.kill_and_reap().await;
-                Err(error)
-            }
-        }
+        let socket = PathBuf::from(&config.socket);
+        let error = match Self::over(dir, &socket, Some(process.clone()), Times::default()).await {
+            Ok(Reached::Answers(shim, state)) => return Ok((shim, state)),
+            Ok(Reached::Silent(_)) => Error::silent(),
+            Err(error) => error,
+        };
+        process.kill_and_reap().await;
+        Err(error)
     }
 
     /// Connects to the shim that lives in `dir` and learns what became of its containers.
     /// A client that was connected before is disconnected by this.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`] when no shim answers there.
+    /// [`ErrorKind::Gone`] when there is no shim, [`ErrorKind::Silent`] when it does not answer.
     pub async fn connect(dir: &Path) -> Result<(Self, shim::State), Error> {
-        let socket = process::read_config(dir).await?.socket;
-        Self::over(dir, Path::new(&socket), None).await
+        match Self::reach(dir, Times::default()).await? {
+            Reached::Answers(shim, state) => Ok((shim, state)),
+            Reached::Silent(_) => Err(Error::silent()),
+        }
     }
 
-    async fn over(dir: &Path, path: &Path, process: Option<Process>) -> Result<(Self, shim::State), Error> {
-        let socket = socket::Socket::connect(path)?;
+    /// The same, for one that may be silent and is not given up for that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Gone`] when there is no shim, [`ErrorKind::Silent`] when it does not even take a connection.
+    pub async fn reach(dir: &Path, times: Times) -> Result<Reached, Error> {
+        let socket = process::read_config(dir).await?.socket;
+        Self::over(dir, Path::new(&socket), None, times).await
+    }
+
+    /// The same shim, waited for as long as that.
+    #[must_use]
+    pub fn within(self, times: Times) -> Self {
+        Self { times, ..self }
+    }
+
+    async fn over(dir: &Path, path: &Path, process: Option<Process>, times: Times) -> Result<Reached, Error> {
+        let connected = timeout(times.answer, socket::Socket::connect(path)).await;
+        let socket = connected.map_err(|_late| Error::silent())??;
         let process = match process {
             Some(process) => process,
             None => Process::open(socket.peer_pid()?)?,
@@ -159,9 +217,11 @@ impl Shim {
         let (sender, receiver) = mpsc::unbounded_channel();
         let link = Link::open(socket, sender);
         let inner = Inner { dir: dir.to_owned(), link, process, events: Mutex::new(Some(receiver)) };
-        let shim = Self { inner: Arc::new(inner) };
-        let state = shim.hello().await?;
-        Ok((shim, state))
+        let shim = Self { inner: Arc::new(inner), times };
+        match timeout(times.answer, shim.hello()).await {
+            Ok(state) => Ok(Reached::Answers(shim, state?)),
+            Err(_late) => Ok(Reached::Silent(shim)),
+        }
     }
 
     /// The shim's pid: `/proc/<pid>/ns/{net,ipc,uts}` are the pod's namespaces.
@@ -194,11 +254,12 @@ impl Shim {
         }
     }
 
-    /// Asks for everything that the shim knows. Pending events are sent again.
+    /// Asks for everything that the shim knows. Pending events are sent again. Waits for as long as it takes.
     pub async fn hello(&self) -> Result<shim::State, Error> {
         let hello = request::Call::Hello(shim::Hello { protocol: PROTOCOL });
-        match self.call(hello, Vec::new()).await? {
+        match self.inner.link.call(hello, Vec::new()).await? {
             (reply::Result::State(state), _) => Ok(state),
+            (reply::Result::Error(error), _) => Err(Error::from(error)),
             (other, _) => Err(Error::unexpected(&other)),
         }
     }
@@ -206,7 +267,7 @@ impl Shim {
     /// Mounts the root file system and creates the container, which then waits for
     /// [`Shim::start`]. On failure nothing of it is left.
     pub async fn create(&self, create: shim::CreateContainer) -> Result<i32, Error> {
-        match self.call(request::Call::Create(create), Vec::new()).await? {
+        match self.call(request::Call::Create(create), Vec::new(), self.times.work).await? {
             (reply::Result::Created(created), _) => Ok(created.pid),
             (other, _) => Err(Error::unexpected(&other)),
         }
@@ -215,13 +276,15 @@ impl Shim {
     /// Runs the created container's command.
     pub async fn start(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::Start(shim::StartContainer { container_id })).await
+        self.done(request::Call::Start(shim::StartContainer { container_id }), self.times.work).await
     }
 
-    /// Starts a created container with the processes of a checkpoint, and gives the pid of the first.
+    /// Starts a created container with the processes of a checkpoint, and gives the pid of the first. What is in
+    /// their memory may be much: as long as the shim lives it is waited for.
     pub async fn restore(&self, restore: shim::RestoreContainer) -> Result<i32, Error> {
-        match self.call(request::Call::Restore(restore), Vec::new()).await? {
+        match self.inner.link.call(request::Call::Restore(restore), Vec::new()).await? {
             (reply::Result::Created(created), _) => Ok(created.pid),
+            (reply::Result::Error(error), _) => Err(Error::from(error)),
             (other, _) => Err(Error::unexpected(&other)),
         }
     }
@@ -234,7 +297,7 @@ impl Shim {
 
     /// Sends a signal to a container, one of its execs, or all processes of its cgroup.
     pub async fn signal(&self, signal: shim::Signal) -> Result<(), Error> {
-        self.done(request::Call::Signal(signal)).await
+        self.done(request::Call::Signal(signal), self.times.answer).await
     }
 
     /// Starts another process in a running container; its exit comes as an event with `exec_id`.
@@ -274,7 +337,7 @@ impl Shim {
                 [stdin, stdout, stderr].into_iter().flatten().collect()
             }
         };
-        match self.call(request::Call::Exec(exec), fds).await? {
+        match self.call(request::Call::Exec(exec), fds, self.times.work).await? {
             (reply::Result::ExecStarted(started), fds) => {
                 Ok(Started { pid: started.pid, terminal: fds.into_iter().next() })
             }
@@ -296,7 +359,7 @@ impl Shim {
             width: u32::from(width),
             height: u32::from(height),
         };
-        self.done(request::Call::Resize(resize)).await
+        self.done(request::Call::Resize(resize), self.times.answer).await
     }
 
     /// Attaches to a container's streams, from now on.
@@ -307,7 +370,8 @@ impl Shim {
             stdout: to.stdout,
             stderr: to.stderr,
         };
-        let (attached, fds) = match self.call(request::Call::Attach(attach), Vec::new()).await? {
+        let attach = request::Call::Attach(attach);
+        let (attached, fds) = match self.call(attach, Vec::new(), self.times.answer).await? {
             (reply::Result::Attached(attached), fds) => (attached, fds),
             (other, _) => return Err(Error::unexpected(&other)),
         };
@@ -324,20 +388,20 @@ impl Shim {
     /// Closes the container's standard input.
     pub async fn close_stdin(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::CloseStdin(shim::CloseStdin { container_id })).await
+        self.done(request::Call::CloseStdin(shim::CloseStdin { container_id }), self.times.answer).await
     }
 
     /// Opens the container's log file anew by its path, after somebody renamed it.
     pub async fn reopen_log(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::ReopenLog(shim::ReopenLog { container_id })).await
+        self.done(request::Call::ReopenLog(shim::ReopenLog { container_id }), self.times.answer).await
     }
 
     /// Kills what is left of the container, unmounts its root and removes its cgroup. An absent
     /// container is a success, as CRI's RemoveContainer wants it.
     pub async fn delete(&self, container_id: &str) -> Result<(), Error> {
         let container_id = container_id.to_owned();
-        self.done(request::Call::Delete(shim::DeleteContainer { container_id })).await
+        self.done(request::Call::Delete(shim::DeleteContainer { container_id }), self.times.end).await
     }
 
     /// Connects to a TCP port of the pod's loopback, from inside its network.
@@ -346,7 +410,7 @@ impl Shim {
     /// [`ErrorKind::ConnectionRefused`] when nobody listens there.
     pub async fn connect_port(&self, port: u16) -> Result<std::net::TcpStream, Error> {
         let connect = request::Call::Connect(shim::Connect { port: u32::from(port) });
-        match self.call(connect, Vec::new()).await? {
+        match self.call(connect, Vec::new(), self.times.work).await? {
             (reply::Result::Connected(_), fds) => {
                 let fd =
                     fds.into_iter().next().ok_or_else(|| Error::protocol("connected, but no socket came"))?;
@@ -358,28 +422,47 @@ impl Shim {
 
     /// Tells the shim that the events up to `sequence` are on record.
     pub async fn acknowledge(&self, sequence: u64) -> Result<(), Error> {
-        self.done(request::Call::Acknowledge(shim::Acknowledge { sequence })).await
+        self.done(request::Call::Acknowledge(shim::Acknowledge { sequence }), self.times.answer).await
     }
 
     /// Kills all that runs in the pod, unmounts, and waits until the shim's process is gone. A shim that cannot do
-    /// it, or does not answer, is killed: what runs in the pod and all its mounts end with it, and whoever asked
-    /// has forgotten the pod when he could ask again. What cgroups are left is the caller's to remove.
-    pub async fn shutdown(&self) {
+    /// it, or does not answer in its time, is killed: all the pod's mounts end with it, and whoever asked has
+    /// forgotten the pod when he could ask again. What runs on in cgroups is the caller's to end and to remove.
+    ///
+    /// # Errors
+    /// As [`Shim::kill_itself`].
+    pub async fn shutdown(&self) -> Result<(), Error> {
         let process = &self.inner.process;
-        match self.done(request::Call::Shutdown(shim::Shutdown {})).await {
-            Ok(()) => process.died().await,
-            Err(error) if error.kind == ErrorKind::Gone && process.is_dying().await => {}
+        let ended = async {
+            self.done(request::Call::Shutdown(shim::Shutdown {}), self.times.end).await?;
+            process.died().await;
+            Ok::<(), Error>(())
+        };
+        let ended = timeout(self.times.end, ended).await.unwrap_or_else(|_late| Err(Error::silent()));
+        match ended {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind == ErrorKind::Gone && process.is_dying().await => Ok(()),
             Err(error) => {
                 tracing::warn!(pid = process.pid(), %error, "a shim does not end by itself and is killed");
-                process.kill_and_reap().await;
+                self.kill_itself().await
             }
         }
     }
 
+    /// Kills the shim without asking it, as [`Shim::shutdown`] does with one that does not answer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Silent`] when it does not die, which the kernel keeps from one that sleeps in it. It will, when
+    /// that ends.
+    pub async fn kill_itself(&self) -> Result<(), Error> {
+        let death = timeout(self.times.death, self.inner.process.kill_and_reap()).await;
+        death.map_err(|_late| Error::undead(self.pid()))
+    }
+
     /// Ends the shim of a directory that nobody can talk to, if there is one: it may have been about to listen, or
     /// be past it. One that the kernel does not let die, as on a mount that hangs, is not waited for any longer
-    /// than that: the other pods are waiting too.
-    pub async fn end_stray(dir: &Path) {
+    /// than its time: the other pods are waiting too.
+    pub async fn end_stray(dir: &Path, times: Times) {
         let wanted = dir.to_owned();
         let strays = tokio::task::spawn_blocking(move || process::of_directory(&wanted)).await;
         for pid in strays.unwrap_or_default() {
@@ -387,15 +470,15 @@ impl Shim {
             // The number may have become somebody else's meanwhile; from here on it is not given away.
             if process::is_of_directory(pid, dir) {
                 tracing::warn!(pid, dir = %dir.display(), "ending a shim that nobody can talk to");
-                if tokio::time::timeout(STRAY_DIES, process.kill_and_reap()).await.is_err() {
+                if timeout(times.death, process.kill_and_reap()).await.is_err() {
                     tracing::warn!(pid, "a killed shim does not die: it sleeps in the kernel");
                 }
             }
         }
     }
 
-    async fn done(&self, call: request::Call) -> Result<(), Error> {
-        match self.call(call, Vec::new()).await? {
+    async fn done(&self, call: request::Call, limit: Duration) -> Result<(), Error> {
+        match self.call(call, Vec::new(), limit).await? {
             (reply::Result::Done(_), _) => Ok(()),
             (other, _) => Err(Error::unexpected(&other)),
         }
@@ -405,8 +488,10 @@ impl Shim {
         &self,
         call: request::Call,
         fds: Vec<OwnedFd>,
+        limit: Duration,
     ) -> Result<(reply::Result, Vec<OwnedFd>), Error> {
-        match self.inner.link.call(call, fds).await? {
+        let answer = timeout(limit, self.inner.link.call(call, fds)).await;
+        match answer.map_err(|_late| Error::silent())?? {
             (reply::Result::Error(error), _) => Err(Error::from(error)),
             answer => Ok(answer),
         }

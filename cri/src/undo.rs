@@ -95,10 +95,7 @@ impl Step {
                 Ok(())
             }
             Self::SandboxRecord(id) => inner.records.remove_sandbox(&id),
-            Self::Shim(shim) => {
-                shim.shutdown().await;
-                Ok(())
-            }
+            Self::Shim(shim) => shim.shutdown().await.map_err(Error::shim("end the pod's shim")),
             Self::Network(id) => {
                 inner.network.del(&id).await.map_err(|source| Error::Network { id: id.clone(), source })
             }

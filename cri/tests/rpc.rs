@@ -42,6 +42,8 @@ mod spdy;
 mod streams;
 #[path = "rpc/update.rs"]
 mod update;
+#[path = "rpc/wedged.rs"]
+mod wedged;
 #[path = "rpc/wire.rs"]
 mod wire;
 
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         lists::what_is_unknown_is_told,
         lists::a_log_is_reopened_while_its_container_runs,
         update::limits_change_in_the_kernel_and_on_record,
+        update::limits_by_their_files_reach_the_kernel,
         update::a_refused_change_changes_nothing,
         update::a_pods_size_is_remembered,
         figures::every_metric_has_a_value_and_its_labels,
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         events::what_nobody_heard_is_told_by_a_later_life,
         events::the_server_stops_though_somebody_listens,
         cancel::cancelled_calls_leave_nothing,
+        cancel::cancelled_changes_leave_nothing,
         cancel::a_name_is_given_again_while_what_had_it_is_undone,
         cancel::deadlines_leave_nothing,
         cancel::a_cancelled_exec_is_killed,
@@ -100,6 +104,10 @@ fn main() -> ExitCode {
         checkpoint_frozen::what_is_frozen_can_be_stopped,
         checkpoint_killed::a_runtime_killed_while_criu_dumps_finds_all_again,
         checkpoint_killed::a_pod_is_stopped_while_criu_dumps_it,
+        wedged::a_shim_that_stands_still_keeps_no_runtime_from_starting,
+        wedged::a_pod_whose_shim_wakes_is_ready_again,
+        wedged::a_shim_that_stops_answering_keeps_nobody_waiting,
+        wedged::a_shim_that_takes_no_more_connections_is_asked_again,
     );
     session.end()
 }

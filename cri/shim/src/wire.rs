@@ -21,6 +21,8 @@ use crate::kernel;
 const MAX_FDS: usize = 8;
 /// No packet of the protocol comes near it.
 const LARGEST: usize = 1 << 20;
+/// Agents that may wait to be accepted, each of which but the last has gone.
+const BACKLOG: i32 = 128;
 /// Packets that wait for an agent that does not read. One that lets more pile up is cut off, and
 /// finds everything again when it connects anew.
 const MOST_WAITING: usize = 4096;
@@ -65,7 +67,7 @@ impl Listener {
         };
         let dir = std::fs::File::open(parent)?;
         bind(fd.as_raw_fd(), &UnixAddr::new(&short(&dir, &name.to_string_lossy()))?)?;
-        listen(&fd, Backlog::new(4)?)?;
+        listen(&fd, Backlog::new(BACKLOG)?)?;
         Ok(Self(fd))
     }
 

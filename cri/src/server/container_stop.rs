@@ -13,7 +13,7 @@ use crate::container::Container;
 use crate::error::Error;
 use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
-use crate::shim_client::ErrorKind;
+use crate::shim_client::{self, ErrorKind};
 
 /// How long the kernel may take to end what was killed.
 const KILL_TIME: Duration = Duration::from_secs(10);
@@ -43,21 +43,35 @@ impl Runtime {
         let Ok(shim) = self.shim_of(container) else { return false };
         // It may have ended meanwhile: then the wait returns at once. If the shim is gone, the end by
         // force that follows says so.
-        let _sent = shim.kill(&container.id, container.record.stop_signal).await;
+        let sent = shim.kill(&container.id, container.record.stop_signal).await;
         coracle_fault::point("stop.asked");
+        if sent.is_err_and(|error| error.kind == ErrorKind::Silent) {
+            return false;
+        }
         timeout(grace, container.wait_exited()).await.is_ok()
     }
 
-    /// Ends a container by force, and returns when its end is on record.
+    /// Ends a container by force, and returns when its end is on record. Where the shim does not answer, that is only
+    /// when its processes are gone.
     pub(crate) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
-        // One that is being created is there or undone after this.
-        drop(container.starting.lock().await);
+        // One that is being created is there or undone after this. Neither, where the shim does not answer.
+        let limit = self.inner.config.shim_times.end;
+        if timeout(limit, container.starting.lock()).await.is_err() {
+            return Err(Error::Shim {
+                doing: "create or start the container",
+                source: shim_client::Error::silent(),
+            });
+        }
         let gone = self.inner.containers.get(&container.id).is_none();
         if gone || matches!(container.phase(), ContainerPhase::Exited(_)) {
             return Ok(());
         }
         container.doomed.store(true, Ordering::SeqCst);
-        if let Ok(shim) = self.shim_of(container) {
+        let shim = self.shim_of(container);
+        if self.is_silent(container) {
+            return self.kill_without_shim(container).await;
+        }
+        if let Ok(shim) = shim {
             let kill = shim::Signal {
                 container_id: container.id.clone(),
                 signal: Signal::SIGKILL as i32,
@@ -73,6 +87,9 @@ impl Runtime {
                         error.kind,
                         ErrorKind::NotFound | ErrorKind::WrongState | ErrorKind::Gone
                     ) => {}
+                Err(error) if error.kind == ErrorKind::Silent => {
+                    return self.kill_without_shim(container).await;
+                }
                 Err(source) => return Err(Error::Shim { doing: "kill the container", source }),
             }
         }
@@ -81,6 +98,21 @@ impl Runtime {
             return Ok(());
         }
         Err(Error::WrongState { what: "container", id: container.id.clone(), state: "killed but not gone" })
+    }
+
+    /// Nobody tells how it ends: the kernel keeps that for the shim.
+    async fn kill_without_shim(&self, container: &Container) -> Result<(), Error> {
+        self.let_die(container);
+        self.container_lost(container).await;
+        let source = shim_client::Error::silent();
+        Err(Error::Shim { doing: "kill the container", source }).or_else(|error| match container.phase() {
+            ContainerPhase::Exited(_) => Ok(()),
+            _ => Err(error),
+        })
+    }
+
+    fn is_silent(&self, container: &Container) -> bool {
+        self.inner.sandboxes.get(&container.record.sandbox_id).is_some_and(|sandbox| sandbox.is_silent())
     }
 
     /// One that is frozen for a checkpoint would wait for its end, which may take longer than any killing.

@@ -82,6 +82,7 @@ impl Runtime {
         let (shim, state) = Shim::spawn(&inner.config.shim_binary, &dir, self.shim_config(&record))
             .await
             .map_err(Error::shim("start the pod's shim"))?;
+        let shim = shim.within(inner.config.shim_times);
         undo.push(Step::Shim(shim.clone()));
         steps.done("shim");
         coracle_fault::point("run.shim");

@@ -1,5 +1,6 @@
 //! StopPodSandbox: kill what runs, give the network back, end the shim. Runs to the end whatever
-//! fails, and succeeds on the absent and the stopped, as the CRI's comments demand.
+//! fails, and succeeds on the absent and the stopped, as the CRI's comments demand. A shim that does not answer is
+//! killed, and nothing of its pod is waited for that only it could tell.
 
 use coracle_proto::cri;
 use cri::ContainerEventType::ContainerStoppedEvent;
@@ -8,8 +9,10 @@ use tracing::{info, warn};
 
 use super::sandbox_run::now;
 use crate::error::Error;
+use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
-use crate::sandbox::{Live, Sandbox};
+use crate::sandbox::Sandbox;
+use crate::shim_client::{ErrorKind, Shim};
 
 impl Runtime {
     /// Stops a sandbox and all in it.
@@ -41,8 +44,14 @@ impl Runtime {
         coracle_fault::point("stop-pod.disconnected");
         let mut errors: Vec<Error> = killed.into_iter().filter_map(Result::err).collect();
         errors.extend(disconnected.err());
-        if let Some(live) = sandbox.leave_ready() {
-            errors.extend(self.end_shim(sandbox, live).await.err());
+        let was_silent = sandbox.is_silent();
+        if let Some(shim) = sandbox.leave() {
+            let is_silent = was_silent || errors.iter().any(is_silence);
+            match self.end_shim(sandbox, shim, is_silent).await {
+                // What the shim had no word on has ended with it.
+                Ok(()) => errors.retain(|error| !is_silence(error)),
+                Err(error) => errors.push(error),
+            }
         }
         first(errors)
     }
@@ -51,18 +60,34 @@ impl Runtime {
         self.inner.network.release(id).await.map_err(|source| Error::Network { id: id.to_owned(), source })
     }
 
-    async fn end_shim(&self, sandbox: &Sandbox, live: Live) -> Result<(), Error> {
-        live.shim.shutdown().await;
+    async fn end_shim(&self, sandbox: &Sandbox, shim: Shim, is_silent: bool) -> Result<(), Error> {
+        let ended = if is_silent { shim.kill_itself().await } else { shim.shutdown().await };
+        if let Err(source) = ended {
+            sandbox.stays(shim);
+            return Err(Error::Shim { doing: "end the pod's shim", source });
+        }
         coracle_fault::point("stop-pod.shim");
         sandbox.forget_all_execs();
+        for container in self.containers_of(&sandbox.id) {
+            // Those of a shim that was killed; all others have told their ends.
+            if !matches!(container.phase(), ContainerPhase::Exited(_)) {
+                self.container_lost(&container).await;
+            }
+        }
         let mut telling = self.telling();
         sandbox.note(telling.next(ContainerStoppedEvent, now()));
-        self.inner.records.write_sandbox(&sandbox.record_now())?;
+        let written = self.inner.records.write_sandbox(&sandbox.record_now());
         coracle_fault::point("stop-pod.recorded");
         info!(sandbox = sandbox.id, "sandbox stopped");
+        // Also what could not be written, on a disk that is full: nobody would hear of it otherwise.
         telling.tell_sandbox(sandbox);
-        Ok(())
+        written
     }
+}
+
+/// Whether all that failed is that the shim does not answer.
+fn is_silence(error: &Error) -> bool {
+    matches!(error, Error::Shim { source, .. } if source.kind == ErrorKind::Silent)
 }
 
 /// The first error is returned, the others are logged: nobody else would hear of them.

@@ -215,7 +215,7 @@ fn shim_code(kind: ErrorKind) -> Code {
         ErrorKind::Invalid => Code::InvalidArgument,
         ErrorKind::WrongState => Code::FailedPrecondition,
         ErrorKind::Unsupported => Code::Unimplemented,
-        ErrorKind::Gone => Code::Unavailable,
+        ErrorKind::Gone | ErrorKind::Silent => Code::Unavailable,
         ErrorKind::Internal
         | ErrorKind::CommandNotFound
         | ErrorKind::CommandNotExecutable

@@ -37,6 +37,8 @@ pub enum ErrorKind {
     Spawn,
     /// The connection ended, or there is no shim.
     Gone,
+    /// The shim lives and does not answer.
+    Silent,
     /// The shim answered with what it must not.
     Protocol,
 }
@@ -58,6 +60,14 @@ impl Error {
 
     pub(super) fn gone() -> Self {
         Self::new(ErrorKind::Gone, "the connection to the shim has ended")
+    }
+
+    pub(crate) fn silent() -> Self {
+        Self::new(ErrorKind::Silent, "the shim does not answer")
+    }
+
+    pub(super) fn undead(pid: i32) -> Self {
+        Self::new(ErrorKind::Silent, format!("the shim, process {pid}, was killed and sleeps in the kernel"))
     }
 
     pub(super) fn unexpected(reply: &shim::reply::Result) -> Self {

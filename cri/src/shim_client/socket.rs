@@ -4,6 +4,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::cmsg_space;
 use nix::errno::Errno;
@@ -22,6 +23,9 @@ const MAX_FDS: usize = 8;
 /// Room for one packet: no message of the protocol comes near it.
 const BUFFER: usize = 1 << 20;
 
+/// How soon a shim that takes no more connections is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
+
 #[derive(Debug)]
 pub(super) struct Socket {
     fd: AsyncFd<OwnedFd>,
@@ -30,9 +34,9 @@ pub(super) struct Socket {
 // === impl Socket ===
 
 impl Socket {
-    /// Connects at once: a listening socket of the local kernel never makes us wait, except when
-    /// its backlog is full, and that is an error like any other.
-    pub(super) fn connect(path: &Path) -> Result<Self, Error> {
+    /// Connects, which the local kernel does at once, unless so many wait already to be accepted by a shim that is
+    /// busy: then it is tried again for as long as the caller waits. Nobody tells when there is room.
+    pub(super) async fn connect(path: &Path) -> Result<Self, Error> {
         let gone = |doing: &str, errno: Errno| {
             Error::new(ErrorKind::Gone, format!("{doing} the shim at {}: {errno}", path.display()))
         };
@@ -50,7 +54,13 @@ impl Socket {
         let dir = std::fs::File::open(parent).map_err(|error| gone("find", errno_of(&error)))?;
         let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
         let address = UnixAddr::new(&short).map_err(|errno| gone("name", errno))?;
-        connect(fd.as_raw_fd(), &address).map_err(|errno| gone("connect to", errno))?;
+        loop {
+            match connect(fd.as_raw_fd(), &address) {
+                Ok(()) => break,
+                Err(Errno::EAGAIN) => tokio::time::sleep(AGAIN).await,
+                Err(errno) => return Err(gone("connect to", errno)),
+            }
+        }
         // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
         let fd = unsafe { AsyncFd::register(fd) }
             .map_err(|error| Error::new(ErrorKind::Internal, format!("register a socket: {error}")))?;

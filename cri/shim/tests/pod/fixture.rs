@@ -98,7 +98,7 @@ impl Pod {
 
     /// Shuts the pod down and proves that nothing of it is left.
     pub(crate) async fn end(self) {
-        self.shim.shutdown().await;
+        self.shim.shutdown().await.unwrap();
         self.nothing_left().await;
     }
 

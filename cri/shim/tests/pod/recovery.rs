@@ -57,7 +57,7 @@ pub(crate) async fn a_client_killed_in_the_middle_leaves_the_pod_running(mut pod
     assert_eq!(events.recv().await.unwrap().exited.unwrap().code, 8);
     let log = std::fs::read_to_string(dir.join("c.log")).unwrap();
     assert!(log.contains("up") && log.contains("still"), "{log}");
-    shim.shutdown().await;
+    shim.shutdown().await.unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     // Its cgroups go with the fixture's.
     let own = std::mem::replace(&mut pod.cgroup, format!("/{name}"));
@@ -73,7 +73,7 @@ pub(crate) async fn a_killed_shim_takes_its_containers_with_it(pod: Pod) {
     assert_eq!(pod.shim.closed().await, Closed::Died);
     until(|| !Path::new(&format!("/proc/{pid}/cwd")).exists()).await;
     // What is gone counts as shut down.
-    pod.shim.shutdown().await;
+    pod.shim.shutdown().await.unwrap();
     pod.abandon().await;
 }
 

@@ -1,0 +1,176 @@
+//! Shims that live and do not answer: stopped here, as one is that is frozen or sleeps in the kernel.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use coracle_cri::ShimTimes;
+use coracle_proto::cri;
+use coracle_proto::cri::runtime_service_server::RuntimeService;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::unistd::Pid;
+use tokio::time::timeout;
+use tonic::{Code, Request, Status};
+
+use crate::fixture::{Machine, alive};
+
+/// However slow the machine is: long enough for what does not hang.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Little patience.
+fn times() -> ShimTimes {
+    let short = Duration::from_millis(1500);
+    ShimTimes { answer: short, work: short, end: short, ..ShimTimes::default() }
+}
+
+async fn restart(machine: &mut Machine) {
+    machine.close_runtime().await;
+    let opened = machine.open_runtime_with(|config| config.shim_times = times());
+    timeout(LONG, opened).await.expect("the runtime starts");
+}
+
+fn send(pid: i32, signal: Signal) {
+    kill(Pid::from_raw(pid), signal).expect("signal");
+}
+
+async fn is_ready(machine: &Machine, pod: &str) -> bool {
+    machine.sandbox(pod).await.state == i32::from(cri::PodSandboxState::SandboxReady)
+}
+
+async fn remove(machine: &Machine, pod: &str) {
+    timeout(LONG, machine.remove_pod(pod)).await.expect("it is stopped and removed");
+}
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < LONG, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+pub(crate) async fn a_shim_that_stands_still_keeps_no_runtime_from_starting(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let (stands, other) = (machine.pod("stands").await, machine.pod("other").await);
+    let id = machine.run(&stands, "c", &["sleep", "1000"]).await;
+    let beside = machine.run(&other, "c", &["sleep", "1000"]).await;
+    let (shim, pid) = (machine.shim_pid(&stands).await, machine.pid(&id).await);
+    send(shim, Signal::SIGSTOP);
+    restart(machine).await;
+    assert_eq!(machine.exec(&beside, &["true"], 0).await.expect("exec").exit_code, 0);
+    assert!(is_ready(machine, &other).await && !is_ready(machine, &stands).await);
+    assert!(alive(pid), "nothing was done to it");
+    assert_eq!(machine.status(&id).await.state, i32::from(cri::ContainerState::ContainerRunning));
+    let refused = machine.exec(&id, &["true"], 0).await.expect_err("nobody can do that");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    let refused = machine.create(&stands, "d", &["true"], |_| {}).await.expect_err("nobody can do that");
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    // The next life finds it as this one did.
+    restart(machine).await;
+    assert!(!is_ready(machine, &stands).await && alive(pid));
+    timeout(LONG, machine.stop(&id, 1)).await.expect("it is stopped");
+    assert!(!alive(pid));
+    let status = machine.status(&id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
+    remove(machine, &stands).await;
+    assert!(!alive(shim));
+    machine.remove_pod(&other).await;
+    assert_eq!(machine.traces().await, before);
+    machine.restart(Duration::ZERO).await;
+}
+
+pub(crate) async fn a_pod_whose_shim_wakes_is_ready_again(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("wakes").await;
+    let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
+    let ends = machine
+        .run(&pod, "ends", &["sh", "-c", "while [ ! -e /tmp/end ]; do usleep 20000; done; exit 7"])
+        .await;
+    machine.exec(&ends, &["touch", "/tmp/end"], 0).await.expect("exec");
+    let shim = machine.shim_pid(&pod).await;
+    send(shim, Signal::SIGSTOP);
+    restart(machine).await;
+    assert!(!is_ready(machine, &pod).await);
+    send(shim, Signal::SIGCONT);
+    until("its pod is ready again", async || is_ready(machine, &pod).await).await;
+    assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
+    assert_eq!(machine.exec(&stays, &["true"], 0).await.expect("exec").exit_code, 0);
+    // Its end is noticed as that of any other.
+    send(shim, Signal::SIGKILL);
+    assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
+    until("its pod is not ready", async || !is_ready(machine, &pod).await).await;
+    machine.remove_pod(&pod).await;
+    // One that dies without another word.
+    let pod = machine.pod("dies").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let shim = machine.shim_pid(&pod).await;
+    send(shim, Signal::SIGSTOP);
+    restart(machine).await;
+    send(shim, Signal::SIGKILL);
+    assert_eq!(machine.wait_exited(&id).await.exit_code, 255);
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
+    machine.restart(Duration::ZERO).await;
+}
+
+pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &mut Machine) {
+    let before = machine.traces().await;
+    restart(machine).await;
+    let pod = machine.pod("wedged").await;
+    let first = machine.run(&pod, "first", &["sleep", "1000"]).await;
+    let second = machine.run(&pod, "second", &["sleep", "1000"]).await;
+    let made = machine.create(&pod, "made", &["sleep", "1000"], |_| {}).await.expect("create");
+    let (shim, pids) =
+        (machine.shim_pid(&pod).await, [machine.pid(&first).await, machine.pid(&second).await]);
+    send(shim, Signal::SIGSTOP);
+    let silent = |result: Result<(), Status>| {
+        let status = result.expect_err("it does not answer");
+        assert!(status.message().contains("does not answer"), "{status}");
+    };
+    let create = machine.create(&pod, "third", &["true"], |_| {});
+    silent(timeout(LONG, create).await.expect("it returns").map(drop));
+    silent(timeout(LONG, machine.try_start(&made)).await.expect("it returns"));
+    let exec = timeout(LONG, machine.exec(&first, &["true"], 1)).await.expect("it returns");
+    assert_eq!(exec.expect_err("it does not answer").code(), Code::DeadlineExceeded);
+    let reopen = cri::ReopenContainerLogRequest { container_id: first.clone() };
+    let reopen = machine.runtime.reopen_container_log(Request::new(reopen));
+    silent(timeout(LONG, reopen).await.expect("it returns").map(drop));
+    timeout(LONG, machine.stop(&first, 1)).await.expect("it is stopped");
+    assert!(!alive(pids[0]) && alive(pids[1]));
+    remove(machine, &pod).await;
+    assert!(!alive(shim) && !alive(pids[1]));
+    assert_eq!(machine.traces().await, before);
+    machine.restart(Duration::ZERO).await;
+}
+
+pub(crate) async fn a_shim_that_takes_no_more_connections_is_asked_again(machine: &mut Machine) {
+    let pod = machine.pod("asked").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
+    machine.close_runtime().await;
+    send(shim, Signal::SIGSTOP);
+    // Its queue is full.
+    let path = machine.path("state/sandboxes").join(&pod).join("shim.sock");
+    let mut queue: Vec<OwnedFd> = Vec::new();
+    let full = loop {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let one = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("socket");
+        let dir = std::fs::File::open(path.parent().expect("directory")).expect("directory");
+        let short = format!("/proc/self/fd/{}/shim.sock", dir.as_raw_fd());
+        match connect(one.as_raw_fd(), &UnixAddr::new(short.as_str()).expect("address")) {
+            Ok(()) => queue.push(one),
+            Err(errno) => break errno,
+        }
+        assert!(queue.len() < 5000);
+    };
+    assert_eq!(full, nix::errno::Errno::EAGAIN);
+    let wakes = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        send(shim, Signal::SIGCONT);
+    };
+    tokio::join!(machine.open_runtime(), wakes);
+    assert!(alive(pid), "it is not ended for that");
+    until("its pod is ready", async || is_ready(machine, &pod).await).await;
+    assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
+    machine.remove_pod(&pod).await;
+}
