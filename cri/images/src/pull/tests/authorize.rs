@@ -125,3 +125,41 @@ async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_is_shown_the_certificate_of_hosts_toml() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let [ours, other] =
+        [(), ()].map(|()| rcgen::generate_simple_self_signed(vec!["client".to_owned()]).unwrap());
+    let line = TlsLine::for_client(registry.address(), ours.cert.der().clone()).await;
+    let hosts = tempfile::tempdir().unwrap();
+    let directory = hosts.path().join("tls.example");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("ca.pem"), &line.certificate).unwrap();
+    for (name, one) in [("ours", &ours), ("other", &other)] {
+        std::fs::write(directory.join(format!("{name}.cert")), one.cert.pem()).unwrap();
+        std::fs::write(directory.join(format!("{name}.key")), one.signing_key.serialize_pem()).unwrap();
+        let both = one.cert.pem() + &one.signing_key.serialize_pem();
+        std::fs::write(directory.join(format!("{name}.pem")), both).unwrap();
+    }
+    let cases = [
+        ("", false),
+        ("client = [[\"other.cert\", \"other.key\"]]", false),
+        ("client = [[\"ours.cert\", \"ours.key\"]]", true),
+        ("client = \"ours.pem\"", true),
+    ];
+    for (extra, works) in cases {
+        let text = format!("server = \"https://{}\"\nca = \"ca.pem\"\n{extra}\n", line.address);
+        std::fs::write(directory.join("hosts.toml"), text).unwrap();
+        // Each with a store of its own, which has no connection yet.
+        let root = tempfile::tempdir().unwrap();
+        let config = ImagesConfig {
+            registry_config_dir: Some(hosts.path().to_owned()),
+            ..ImagesConfig::new(root.path())
+        };
+        let images = Images::open(config).await.unwrap();
+        let pulled = images.pull("tls.example/app", None, None).await;
+        assert_eq!(pulled.is_ok(), works, "{extra}: {:?}", pulled.map_err(|error| error.report()).err());
+    }
+}
