@@ -58,6 +58,48 @@ pub(crate) async fn cancelled_calls_leave_nothing(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
+/// What ends or changes something goes on to its end though nobody waits for it, and then others find it as it is.
+pub(crate) async fn cancelled_changes_leave_nothing(machine: &mut Machine) {
+    let before = machine.traces().await;
+    for millis in [0, 1, 2, 4, 8, 16] {
+        let moment = Duration::from_millis(millis);
+        let pod = machine.pod("changes").await;
+        let id = machine.create(&pod, "c", &["sleep", "1000"], |_| {}).await.expect("create");
+        let runtime = &machine.runtime;
+        // Each may come to its end in time, or not; none may fail for those before it.
+        if let Ok(started) = timeout(moment, machine.try_start(&id)).await {
+            started.expect("start");
+        }
+        let linux = cri::LinuxContainerResources { cpu_shares: 512, ..Default::default() };
+        let update = cri::UpdateContainerResourcesRequest {
+            container_id: id.clone(),
+            linux: Some(linux),
+            ..Default::default()
+        };
+        if let Ok(updated) = timeout(moment, runtime.update_container_resources(Request::new(update))).await {
+            updated.expect("update");
+        }
+        let stop = cri::StopContainerRequest { container_id: id.clone(), timeout: 0 };
+        if let Ok(stopped) = timeout(moment, runtime.stop_container(Request::new(stop))).await {
+            stopped.expect("stop");
+        }
+        let remove = cri::RemoveContainerRequest { container_id: id.clone() };
+        if let Ok(removed) = timeout(moment, runtime.remove_container(Request::new(remove))).await {
+            removed.expect("remove");
+        }
+        let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
+        if let Ok(stopped) = timeout(moment, runtime.stop_pod_sandbox(Request::new(stop))).await {
+            stopped.expect("stop");
+        }
+        let remove = cri::RemovePodSandboxRequest { pod_sandbox_id: pod.clone() };
+        if let Ok(removed) = timeout(moment, runtime.remove_pod_sandbox(Request::new(remove))).await {
+            removed.expect("remove");
+        }
+        machine.remove_pod(&pod).await;
+        settles(machine, &before).await;
+    }
+}
+
 /// A client that was late comes again at once, with the same name.
 pub(crate) async fn a_name_is_given_again_while_what_had_it_is_undone(machine: &mut Machine) {
     let pod = machine.pod("stays").await;

@@ -34,7 +34,11 @@ impl Freezer {
 
     fn freeze(&self) {
         std::fs::write(&self.file, self.word).expect("freeze");
-        assert!((0..100_000).any(|_| self.is_frozen()), "it does not come to stand");
+        let begun = Instant::now();
+        while !self.is_frozen() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not come to stand");
+            std::thread::yield_now();
+        }
     }
 
     fn is_frozen(&self) -> bool {
@@ -88,13 +92,20 @@ pub(crate) async fn what_a_dead_runtime_left_frozen_goes_on(machine: &mut Machin
 }
 
 /// As which the test is called to be taken for CRIU.
-const ROLE: &str = "wait";
+const ROLE: &str = "--wait-as-criu";
 
-/// One that is called as CRIU is, and ends with its input.
+/// One that is called as CRIU is, and ends with its input. Returns when it can be seen as that.
 fn criu_in(workshop: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("our own path"));
     command.arg0("/sbin/criu").arg(ROLE).arg(workshop).stdin(Stdio::piped());
-    command.spawn().expect("a process")
+    let child = command.spawn().expect("a process");
+    let begun = Instant::now();
+    let called = || std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
+    while !called().starts_with(b"/sbin/criu\0") {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it is not called so");
+        std::thread::yield_now();
+    }
+    child
 }
 
 /// What it does, if that is what this process was called for.
@@ -119,7 +130,8 @@ pub(crate) async fn a_criu_that_outlived_its_runtime_keeps_nobody_waiting(machin
     let begun = Instant::now();
     machine.open_runtime().await;
     let exec = machine.exec(&other, &["true"], 0).await.expect("exec");
-    assert!(exec.exit_code == 0 && begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // It would be waited for without end.
+    assert!(exec.exit_code == 0 && begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     assert!(!waiting.is_frozen() && dumped.is_frozen());
     // One that waits for the other's end, and goes on after it.
     let late = tokio::time::timeout(Duration::from_millis(300), machine.exec(&ids[0], &["true"], 0)).await;
@@ -142,7 +154,8 @@ pub(crate) async fn what_is_frozen_can_be_stopped(machine: &mut Machine) {
     let begun = Instant::now();
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
     machine.runtime.stop_pod_sandbox(Request::new(stop)).await.expect("stop");
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // One that stands would not end by itself.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
     for id in &ids {
         assert_eq!(machine.status(id).await.exit_code, 137);
     }

@@ -8,7 +8,7 @@ use cri::ContainerEventType::{ContainerDeletedEvent, ContainerStartedEvent, Cont
 use futures::{Stream, StreamExt};
 use tonic::{Request, Status};
 
-use crate::fixture::Machine;
+use crate::fixture::{Machine, alive};
 use crate::wire::Wire;
 
 type Told = Result<cri::ContainerEventResponse, Status>;
@@ -35,6 +35,23 @@ async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i
     seen
 }
 
+/// As many as are to come, however long that takes.
+async fn next(events: &mut (impl Stream<Item = Told> + Unpin), count: usize) -> Vec<(String, i32)> {
+    let mut seen = Vec::new();
+    while seen.len() < count {
+        let event = tokio::time::timeout(Duration::from_secs(60), events.next()).await;
+        let event = event.unwrap_or_else(|_late| panic!("{count} events, and not {seen:?}"));
+        let event = event.expect("more events").expect("event");
+        seen.push((event.container_id, event.container_event_type));
+    }
+    seen
+}
+
+/// Waits for a file, and then for so many seconds.
+fn waiting(seconds: u32, then: &str) -> String {
+    format!("while [ ! -e /tmp/go ]; do usleep 20000; done; sleep {seconds}; {then}")
+}
+
 pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Machine) {
     let mut before = up_to_date(machine).await;
     let pod = machine.pod("away").await;
@@ -42,19 +59,33 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
         let limits = cri::LinuxContainerResources { memory_limit_in_bytes: 16 << 20, ..Default::default() };
         config.linux.get_or_insert_default().resources = Some(limits);
     };
-    let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 5; exit 3"]).await;
-    let hog = ["sh", "-c", "sleep 6; x=a; while :; do x=$x$x; done"];
+    let ends = machine.run(&pod, "ends", &["sh", "-c", &waiting(4, "exit 3")]).await;
+    let hog = ["sh", "-c", &waiting(6, "x=a; while :; do x=$x$x; done")];
     let hog = machine.create(&pod, "hog", &hog, limited).await.expect("create");
     machine.start(&hog).await;
     let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
-    assert_eq!(told(&mut before).await.len(), 8);
-    machine.restart(Duration::from_secs(9)).await;
+    next(&mut before, 8).await;
+    // From here on there is time to go before they end.
+    let pids = [machine.pid(&ends).await, machine.pid(&hog).await];
+    for id in [&ends, &hog] {
+        assert_eq!(machine.exec(id, &["touch", "/tmp/go"], 0).await.expect("exec").exit_code, 0);
+    }
+    machine.close_runtime().await;
+    let begun = std::time::Instant::now();
+    while pids.iter().any(|pid| alive(*pid)) {
+        assert!(begun.elapsed() < Duration::from_secs(120), "they do not end");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // The shim reads what is left of their outputs.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    machine.open_runtime().await;
     let mut events = listen(machine).await;
     let stopped = i32::from(ContainerStoppedEvent);
     let mut seen = Vec::new();
     let mut reason = String::new();
-    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
-        let event = event.expect("event");
+    while seen.len() < 2 {
+        let event = tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("two events");
+        let event = event.expect("two events").expect("event");
         assert_eq!(event.pod_sandbox_status.as_ref().expect("pod").id, pod);
         if let Some(status) = event.containers_statuses.iter().find(|status| status.id == hog) {
             reason.clone_from(&status.reason);
@@ -64,6 +95,7 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
     assert_eq!(seen, [(ends.clone(), stopped), (hog, stopped)], "each once, in order");
     assert_eq!(reason, "OOMKilled");
     // Once: nobody is told again, by this agent or the next one.
+    assert_eq!(told(&mut events).await, []);
     let mut second = listen(machine).await;
     assert_eq!(told(&mut second).await, []);
     machine.restart(Duration::ZERO).await;
@@ -74,8 +106,8 @@ pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Mach
     machine.wait_exited(&late).await;
     machine.remove(&ends).await;
     machine.stop(&stays, 0).await;
-    let seen = told(&mut first).await;
-    assert_eq!(seen, told(&mut second).await);
+    let seen = next(&mut first, 5).await;
+    assert_eq!(seen, next(&mut second, 5).await);
     let of = |id: &str| seen.iter().filter(|event| event.0 == id).map(|event| event.1).collect::<Vec<_>>();
     assert_eq!(of(&late), [0, i32::from(ContainerStartedEvent), stopped]);
     assert_eq!(of(&ends), [i32::from(ContainerDeletedEvent)]);
@@ -88,12 +120,16 @@ pub(crate) async fn a_pod_that_died_alone_is_told(machine: &mut Machine) {
     let pod = machine.pod("alone").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let shim = nix::unistd::Pid::from_raw(machine.shim_pid(&pod).await);
-    assert_eq!(told(&mut before).await.len(), 4);
+    next(&mut before, 4).await;
     machine.close_runtime().await;
     nix::sys::signal::kill(shim, nix::sys::signal::Signal::SIGKILL).expect("kill");
     machine.open_runtime().await;
     let stopped = i32::from(ContainerStoppedEvent);
-    assert_eq!(told(&mut listen(machine).await).await, [(id, stopped), (pod.clone(), stopped)]);
+    let mut events = listen(machine).await;
+    assert_eq!(next(&mut events, 2).await, [(id, stopped), (pod.clone(), stopped)]);
+    assert_eq!(told(&mut events).await, []);
+    // Whoever leaves something unread leaves it to the next life.
+    drop(events);
     machine.remove_pod(&pod).await;
 }
 
@@ -110,8 +146,10 @@ pub(crate) async fn what_nobody_heard_is_told_by_a_later_life(machine: &mut Mach
     machine.restart(Duration::ZERO).await;
     let mut events = listen(machine).await;
     let (mut seen, mut last) = (Vec::new(), 0);
-    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
-        let event = event.expect("event");
+    while seen.len() < 12 {
+        let event =
+            tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("twelve events");
+        let event = event.expect("twelve events").expect("event");
         assert_eq!(event.pod_sandbox_status.expect("pod").id, pod, "also of a pod that is gone");
         assert!(event.created_at >= last, "told when it was");
         last = event.created_at;
@@ -142,7 +180,7 @@ pub(crate) async fn the_server_stops_though_somebody_listens(machine: &mut Machi
     let mut events =
         wire.client.get_container_events(cri::GetEventsRequest {}).await.expect("events").into_inner();
     wire.stop();
-    let end = tokio::time::timeout(Duration::from_secs(5), events.next()).await.expect("it ends");
+    let end = tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("it ends");
     assert!(end.is_none(), "{end:?}");
     wire.close().await;
     // The runtime itself goes on, with a new server's life.

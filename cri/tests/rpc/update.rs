@@ -188,3 +188,33 @@ pub(crate) async fn a_pods_size_is_remembered(machine: &mut Machine) {
     assert_eq!([of("overhead"), of("resources")], [Some(MIB), Some(3 * MIB)]);
     machine.remove_pod(&pod).await;
 }
+
+pub(crate) async fn limits_by_their_files_reach_the_kernel(machine: &mut Machine) {
+    if !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        return println!("limits have files of that name on cgroup v2 alone");
+    }
+    let unified = |value: i64| [("memory.high".to_owned(), value.to_string())].into();
+    let pod = machine.pod("unified").await;
+    let limited = |config: &mut cri::ContainerConfig| {
+        let limits = cri::LinuxContainerResources { unified: unified(48 * MIB), ..Default::default() };
+        config.linux.get_or_insert_default().resources = Some(limits);
+    };
+    let id = machine.create(&pod, "c", &["sleep", "1000"], limited).await.expect("create");
+    let group = Group::of(machine, &id).await;
+    let high = || group.read("memory", "none", "memory.high");
+    assert_eq!(high(), (48 * MIB).to_string());
+    machine.start(&id).await;
+    update(machine, &id, |linux| linux.unified = unified(40 * MIB)).await.expect("update");
+    assert_eq!(high(), (40 * MIB).to_string());
+    assert_eq!(resources(machine, &id).await.unified, unified(40 * MIB));
+    // What has no file, or is none of a limit, changes nothing.
+    for wrong in ["memory.no_such", "cgroup.procs", "../memory.high"] {
+        let refused =
+            update(machine, &id, |linux| linux.unified = [(wrong.to_owned(), "1".to_owned())].into());
+        assert!(refused.await.is_err(), "{wrong}");
+    }
+    assert_eq!(high(), (40 * MIB).to_string());
+    machine.restart(Duration::ZERO).await;
+    assert_eq!(resources(machine, &id).await.unified, unified(40 * MIB));
+    machine.remove_pod(&pod).await;
+}

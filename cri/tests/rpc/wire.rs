@@ -40,7 +40,7 @@ impl Wire {
     pub(crate) async fn close(self) {
         self.stop.cancel();
         drop(self.client);
-        let ended = tokio::time::timeout(Duration::from_secs(5), self.server).await;
+        let ended = tokio::time::timeout(Duration::from_secs(60), self.server).await;
         ended.expect("it ends").expect("no panic").expect("served");
     }
 }
