@@ -12,6 +12,7 @@
 mod plan;
 mod seen;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +33,10 @@ use plan::{Disk, Need, Removal};
 /// it stays full.
 const PERIOD: Duration = Duration::from_secs(300);
 
+/// The least time between two passes over all images, but for one that makes room for a pull: a disk that stays full
+/// gives occasion to one with every container that goes.
+const REST: Duration = Duration::from_secs(10);
+
 /// When images are collected: the kubelet's settings of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageGcPolicy {
@@ -50,6 +55,7 @@ pub struct ImageGcPolicy {
 pub(crate) struct Occasion {
     happened: Arc<Notify>,
     no_room: Arc<AtomicBool>,
+    pods_known: Arc<Notify>,
 }
 
 /// What collects.
@@ -62,13 +68,21 @@ pub(crate) struct ImageGc {
     /// Where the images are, once the runtime has said it.
     directory: Option<PathBuf>,
     failures: Failures,
+    pace: Pace,
 }
 
 /// What is said of failures, and how often.
 #[derive(Default)]
 struct Failures {
     in_a_row: bool,
-    told: Option<Instant>,
+    /// When each reason was told of last.
+    told: HashMap<&'static str, Instant>,
+}
+
+/// When there may be another pass.
+#[derive(Debug, Default)]
+struct Pace {
+    rests_until: Option<Instant>,
 }
 
 /// Why a pass did not free what was to be freed.
@@ -128,6 +142,37 @@ impl Occasion {
         self.no_room.store(true, Ordering::Release);
         self.happened.notify_one();
     }
+
+    /// All pods of this node are known, and with them the images that are in use.
+    pub(crate) fn pods_are_known(&self) {
+        self.pods_known.notify_one();
+    }
+}
+
+// === impl Failures ===
+
+impl Failures {
+    /// Whether it is time to tell of a reason.
+    fn tell(&mut self, reason: &'static str, now: Instant) -> bool {
+        let is_time = self.told.get(reason).is_none_or(|told| now.duration_since(*told) >= PERIOD);
+        if is_time {
+            self.told.insert(reason, now);
+        }
+        is_time
+    }
+}
+
+// === impl Pace ===
+
+impl Pace {
+    fn worked(&mut self, now: Instant) {
+        self.rests_until = Some(now + REST);
+    }
+
+    /// When the next pass may be. None is now.
+    fn wait(&self, no_room: bool, now: Instant) -> Option<Instant> {
+        self.rests_until.filter(|until| !no_room && now < *until)
+    }
 }
 
 // === impl ImageGc ===
@@ -138,7 +183,8 @@ impl ImageGc {
         (runtime, pods, recorder): (Arc<dyn Runtime>, Pods, Recorder),
         occasion: Occasion,
     ) -> Self {
-        Self { policy, runtime, pods, recorder, occasion, directory: None, failures: Failures::default() }
+        let (failures, pace) = (Failures::default(), Pace::default());
+        Self { policy, runtime, pods, recorder, occasion, directory: None, failures, pace }
     }
 
     /// Collects whenever there is an occasion, for ever.
@@ -146,8 +192,13 @@ impl ImageGc {
         if self.policy.is_off() {
             return;
         }
-        // Not at once: whose images are in use is not known before the pods are.
         let mut next = Instant::now() + PERIOD;
+        tokio::select! {
+            // Whose images are in use is not known before the pods are.
+            () = self.occasion.pods_known.notified() => {}
+            // While the API does not tell, those that are remembered must do.
+            () = sleep_until(next) => {}
+        }
         loop {
             tokio::select! {
                 // An occasion that is not heard in this turn is heard in the next.
@@ -155,6 +206,10 @@ impl ImageGc {
                 () = sleep_until(next) => {}
             }
             let no_room = self.occasion.no_room.swap(false, Ordering::AcqRel);
+            if let Some(later) = self.pace.wait(no_room, Instant::now()) {
+                next = next.min(later);
+                continue;
+            }
             let again = match self.pass(no_room).await {
                 Ok(again) => {
                     self.failures.in_a_row = false;
@@ -183,6 +238,7 @@ impl ImageGc {
         if need == Need::Nothing && self.policy.maximum_age.is_zero() {
             return Ok(None);
         }
+        self.pace.worked(Instant::now());
         let images = seen::images(&*self.runtime, &self.pods).await.map_err(|s| runtime_failed(&s))?;
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
@@ -242,15 +298,12 @@ impl ImageGc {
         info.map(drop).map_err(|s| runtime_failed(&s))
     }
 
-    /// Tells the log each time, the API at most once in a period; and as the kubelet does, of any failure only when it
+    /// Tells the log each time, the API of each reason at most once in a period; and as the kubelet does, of any failure only when it
     /// is the second in a row.
     fn failed(&mut self, failed: &Failed) {
         let message = crate::node::chain(failed);
         tracing::warn!(error = message, "cannot collect images");
         let again = std::mem::replace(&mut self.failures.in_a_row, true);
-        if self.failures.told.is_some_and(|told| told.elapsed() < PERIOD) {
-            return;
-        }
         let reason = match failed {
             Failed::Full { .. } => Some("FreeDiskSpaceFailed"),
             Failed::NoCapacity => Some("InvalidDiskCapacity"),
@@ -258,8 +311,9 @@ impl ImageGc {
         };
         let reasons = reason.into_iter().chain(again.then_some("ImageGCFailed"));
         for reason in reasons {
-            self.recorder.node(Level::Warning, reason, message.clone());
-            self.failures.told = Some(Instant::now());
+            if self.failures.tell(reason, Instant::now()) {
+                self.recorder.node(Level::Warning, reason, message.clone());
+            }
         }
     }
 }
@@ -286,4 +340,27 @@ fn size(bytes: u64) -> String {
         .find(|(unit, _)| bytes >= *unit)
         .unwrap_or((1, "B"));
     format!("{}.{} {name}", bytes / unit, bytes % unit * 10 / unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_stays_full_is_not_worked_on_without_rest() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        assert_eq!(pace.wait(false, now), None);
+        pace.worked(now);
+        assert_eq!(pace.wait(false, now + REST / 2), Some(now + REST));
+        assert_eq!(pace.wait(true, now), None, "a pull waits for room");
+        assert_eq!(pace.wait(false, now + REST), None);
+    }
+
+    #[test]
+    fn each_reason_has_its_own_time() {
+        let (mut failures, now) = (Failures::default(), Instant::now());
+        assert!(failures.tell("ImageGCFailed", now) && failures.tell("FreeDiskSpaceFailed", now));
+        assert!(!failures.tell("ImageGCFailed", now + PERIOD / 2));
+        assert!(failures.tell("ImageGCFailed", now + PERIOD));
+    }
 }

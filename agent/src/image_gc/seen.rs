@@ -87,10 +87,18 @@ fn has_name(among: &HashSet<String>, id: &str, names: &[String]) -> bool {
     among.contains(id) || names.iter().any(|name| among.contains(name))
 }
 
-/// The names of all images that pods of this node need now or at their next container, normalised.
+/// The names of all images that pods of this node need now or at their next container, normalised, and the ids of
+/// those that are named by them.
 fn named(pods: &[impl AsRef<Pod>]) -> HashSet<String> {
     let specs = pods.iter().map(AsRef::as_ref).filter(|pod| !over(pod)).filter_map(|pod| pod.spec.as_ref());
-    specs.flat_map(references).map(normalised).collect()
+    specs.flat_map(references).flat_map(|image| [normalised(image)].into_iter().chain(id(image))).collect()
+}
+
+/// What is written as an image's id, as the runtime has it. With its algorithm it could be a name with a tag as well.
+fn id(image: &str) -> Option<String> {
+    let digits = image.strip_prefix("sha256:").unwrap_or(image);
+    let is_id = digits.len() == 64 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    is_id.then(|| format!("sha256:{digits}"))
 }
 
 fn references(spec: &PodSpec) -> Vec<&str> {
@@ -140,6 +148,17 @@ mod tests {
             "registry.example/app:1",
         ];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn a_pod_that_names_an_image_by_its_id_keeps_it() {
+        let digits = "0123456789abcdef".repeat(4);
+        for written in [digits.clone(), format!("sha256:{digits}")] {
+            let pods = [pod(json!({"spec": {"containers": [{"name": "c", "image": written}]}}))];
+            assert!(has_name(&named(&pods), &format!("sha256:{digits}"), &[]), "{written}");
+        }
+        let pods = [pod(json!({"spec": {"containers": [{"name": "c", "image": "sha256:latest"}]}}))];
+        assert!(!has_name(&named(&pods), "sha256:latest", &[]));
     }
 
     #[test]

@@ -261,6 +261,7 @@ impl Sync {
                 self.start(uid, Wish::Gone(pod), None);
             }
         }
+        self.node.image_gc.pods_are_known();
     }
 
     fn wake(&self, woken: &Woken) {
