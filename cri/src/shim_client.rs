@@ -17,6 +17,7 @@ mod socket;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -433,12 +434,20 @@ impl Shim {
     /// As [`Shim::kill_itself`].
     pub async fn shutdown(&self) -> Result<(), Error> {
         let process = &self.inner.process;
-        let ended = async {
+        let mut ended = pin!(async {
             self.done(request::Call::Shutdown(shim::Shutdown {}), self.times.end).await?;
             process.died().await;
             Ok::<(), Error>(())
+        });
+        let early = timeout(self.times.answer, &mut ended).await;
+        let ended = match early {
+            Ok(ended) => ended,
+            // One that works on it says so, by whatever answer.
+            Err(_late) => match timeout(self.times.answer, self.hello()).await {
+                Ok(_any) => timeout(self.times.end, ended).await.unwrap_or_else(|_late| Err(Error::silent())),
+                Err(_silence) => Err(Error::silent()),
+            },
         };
-        let ended = timeout(self.times.end, ended).await.unwrap_or_else(|_late| Err(Error::silent()));
         match ended {
             Ok(()) => Ok(()),
             Err(error) if error.kind == ErrorKind::Gone && process.is_dying().await => Ok(()),

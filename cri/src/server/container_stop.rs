@@ -13,7 +13,7 @@ use crate::container::Container;
 use crate::error::Error;
 use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
-use crate::shim_client::{self, ErrorKind};
+use crate::shim_client::ErrorKind;
 
 /// How long the kernel may take to end what was killed.
 const KILL_TIME: Duration = Duration::from_secs(10);
@@ -51,16 +51,13 @@ impl Runtime {
         timeout(grace, container.wait_exited()).await.is_ok()
     }
 
-    /// Ends a container by force, and returns when its end is on record. Where the shim does not answer, that is only
-    /// when its processes are gone.
+    /// Ends a container by force, and returns when its end is on record.
     pub(crate) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
+        let in_state = |state| Error::WrongState { what: "container", id: container.id.clone(), state };
         // One that is being created is there or undone after this. Neither, where the shim does not answer.
         let limit = self.inner.config.shim_times.end;
         if timeout(limit, container.starting.lock()).await.is_err() {
-            return Err(Error::Shim {
-                doing: "create or start the container",
-                source: shim_client::Error::silent(),
-            });
+            return Err(in_state("being created or started"));
         }
         let gone = self.inner.containers.get(&container.id).is_none();
         if gone || matches!(container.phase(), ContainerPhase::Exited(_)) {
@@ -97,18 +94,18 @@ impl Runtime {
         if timeout(KILL_TIME, container.wait_exited()).await.is_ok() {
             return Ok(());
         }
-        Err(Error::WrongState { what: "container", id: container.id.clone(), state: "killed but not gone" })
+        Err(in_state("killed but not gone"))
     }
 
     /// Nobody tells how it ends: the kernel keeps that for the shim.
     async fn kill_without_shim(&self, container: &Container) -> Result<(), Error> {
         self.let_die(container);
+        if !self.inner.cgroups.kill(&container.record.cgroup).await {
+            let id = container.id.clone();
+            return Err(Error::WrongState { what: "container", id, state: "killed but not gone" });
+        }
         self.container_lost(container).await;
-        let source = shim_client::Error::silent();
-        Err(Error::Shim { doing: "kill the container", source }).or_else(|error| match container.phase() {
-            ContainerPhase::Exited(_) => Ok(()),
-            _ => Err(error),
-        })
+        Ok(())
     }
 
     fn is_silent(&self, container: &Container) -> bool {

@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
 use crate::sandbox::Sandbox;
-use crate::shim_client::{ErrorKind, Shim};
 
 impl Runtime {
     /// Stops a sandbox and all in it.
@@ -43,16 +42,21 @@ impl Runtime {
         };
         coracle_fault::point("stop-pod.disconnected");
         let mut errors: Vec<Error> = killed.into_iter().filter_map(Result::err).collect();
-        errors.extend(disconnected.err());
-        let was_silent = sandbox.is_silent();
+        let is_silent = sandbox.is_silent();
         if let Some(shim) = sandbox.leave() {
-            let is_silent = was_silent || errors.iter().any(is_silence);
-            match self.end_shim(sandbox, shim, is_silent).await {
-                // What the shim had no word on has ended with it.
-                Ok(()) => errors.retain(|error| !is_silence(error)),
-                Err(error) => errors.push(error),
+            if let Err(source) = if is_silent { shim.kill_itself().await } else { shim.shutdown().await } {
+                sandbox.stays(shim);
+                errors.push(Error::Shim { doing: "end the pod's shim", source });
+                errors.extend(disconnected.err());
+                return first(errors);
             }
+            // Whatever could not be killed before, has ended with the shim or is lost.
+            for error in errors.drain(..) {
+                warn!(sandbox = sandbox.id, error = error.chain(), "the pod's shim had to be ended first");
+            }
+            errors.extend(self.note_stop(sandbox).await.err());
         }
+        errors.extend(disconnected.err());
         first(errors)
     }
 
@@ -60,12 +64,8 @@ impl Runtime {
         self.inner.network.release(id).await.map_err(|source| Error::Network { id: id.to_owned(), source })
     }
 
-    async fn end_shim(&self, sandbox: &Sandbox, shim: Shim, is_silent: bool) -> Result<(), Error> {
-        let ended = if is_silent { shim.kill_itself().await } else { shim.shutdown().await };
-        if let Err(source) = ended {
-            sandbox.stays(shim);
-            return Err(Error::Shim { doing: "end the pod's shim", source });
-        }
+    /// Records that a pod is stopped whose shim has ended, and tells everybody.
+    async fn note_stop(&self, sandbox: &Sandbox) -> Result<(), Error> {
         coracle_fault::point("stop-pod.shim");
         sandbox.forget_all_execs();
         for container in self.containers_of(&sandbox.id) {
@@ -83,11 +83,6 @@ impl Runtime {
         telling.tell_sandbox(sandbox);
         written
     }
-}
-
-/// Whether all that failed is that the shim does not answer.
-fn is_silence(error: &Error) -> bool {
-    matches!(error, Error::Shim { source, .. } if source.kind == ErrorKind::Silent)
 }
 
 /// The first error is returned, the others are logged: nobody else would hear of them.
