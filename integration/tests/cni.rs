@@ -458,6 +458,34 @@ fn installing_makes_links_and_spares_what_is_not_ours() {
     assert!(dir.path().join("bin/portmap").is_symlink());
 }
 
+/// The reference's own portmap, under a name that none of ours has.
+fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
+    let theirs = machine.path("bin");
+    fs::create_dir_all(&theirs).unwrap();
+    std::os::unix::fs::symlink("/usr/lib/cni/portmap", theirs.join("portmap-reference")).unwrap();
+    let list = json!({"cniVersion": "1.0.0", "name": "theirs", "plugins": [
+        {"type": "ptp", "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
+            "subnet": "10.67.0.0/24"}},
+        {"type": "portmap-reference", "capabilities": {"portMappings": true}}]});
+    fs::write(machine.path("net.d").join("10.conflist"), list.to_string()).unwrap();
+    let pod = pod.to_string().replace("\"1\"", "\"2\"").replace("web", "other");
+    fs::write(machine.path("pod.json"), pod).unwrap();
+    let id = eventually("a pod of their list", 30, || {
+        let id = cri.crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
+        let is_theirs = cri.json(&["inspectp", &id])["status"]["network"]["ip"] == "10.67.0.2";
+        if !is_theirs {
+            cri.crictl(&["rmp", "--force", &id]);
+        }
+        is_theirs.then_some(id)
+    });
+    let rules = || run("iptables", &["-t", "nat", "-S"]);
+    assert!(rules().contains("10.67.0.2:80"), "{}", rules());
+    cri.crictl(&["stopp", &id]);
+    assert!(!rules().contains("10.67.0.2:80"), "{}", rules());
+    assert_eq!(plugins::addresses(&machine.path("addresses/theirs")), [""; 0]);
+    cri.crictl(&["rmp", &id]);
+}
+
 #[test]
 fn our_runtime_runs_a_third_party_list_and_tells_the_truth_of_it() {
     on_a_machine(|machine| {
@@ -496,32 +524,7 @@ fn our_runtime_runs_a_third_party_list_and_tells_the_truth_of_it() {
         assert_eq!(plugins::addresses(&machine.path("addresses/third")), [""; 0]);
         assert!(!run("nft", &["list", "ruleset"]).contains("8080"));
         cri.crictl(&["rmp", &id]);
-        // The reference's own portmap, under a name that none of ours has.
-        fs::create_dir_all(&theirs).unwrap();
-        std::os::unix::fs::symlink("/usr/lib/cni/portmap", theirs.join("portmap-reference")).unwrap();
-        let list = json!({"cniVersion": "1.0.0", "name": "theirs", "plugins": [
-            {"type": "ptp", "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
-                "subnet": "10.67.0.0/24"}},
-            {"type": "portmap-reference", "capabilities": {"portMappings": true}}]});
-        fs::write(format!("{conf}/10.conflist"), list.to_string()).unwrap();
-        let pod = pod.to_string().replace("\"1\"", "\"2\"").replace("web", "other");
-        fs::write(machine.path("pod.json"), pod).unwrap();
-        let run_pod = || cri.crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
-        eventually("their list", 30, || Some(ready()).filter(|r| r.0));
-        let id = eventually("a pod of their list", 30, || {
-            let id = run_pod();
-            let is_theirs = cri.json(&["inspectp", &id])["status"]["network"]["ip"] == "10.67.0.2";
-            if !is_theirs {
-                cri.crictl(&["rmp", "--force", &id]);
-            }
-            is_theirs.then_some(id)
-        });
-        let rules = || run("iptables", &["-t", "nat", "-S"]);
-        assert!(rules().contains("10.67.0.2:80"), "{}", rules());
-        cri.crictl(&["stopp", &id]);
-        assert!(!rules().contains("10.67.0.2:80"), "{}", rules());
-        assert_eq!(plugins::addresses(&machine.path("addresses/theirs")), [""; 0]);
-        cri.crictl(&["rmp", &id]);
+        their_portmap(machine, &cri, &pod);
         cri.down();
     });
 }
