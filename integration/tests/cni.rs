@@ -467,7 +467,9 @@ fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
         {"type": "ptp", "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
             "subnet": "10.67.0.0/24"}},
         {"type": "portmap-reference", "capabilities": {"portMappings": true}}]});
-    fs::write(machine.path("net.d").join("10.conflist"), list.to_string()).unwrap();
+    // Whole at once: a pod that meets half a list is refused.
+    fs::write(machine.path("net.d").join("10.new"), list.to_string()).unwrap();
+    fs::rename(machine.path("net.d").join("10.new"), machine.path("net.d").join("10.conflist")).unwrap();
     let pod = pod.to_string().replace("\"1\"", "\"2\"").replace("web", "other");
     fs::write(machine.path("pod.json"), pod).unwrap();
     let id = eventually("a pod of their list", 30, || {
