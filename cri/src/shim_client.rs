@@ -15,6 +15,7 @@ mod link;
 mod process;
 mod socket;
 mod stdio;
+mod times;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,7 @@ pub use self::error::{Error, ErrorKind};
 use self::link::Link;
 use self::process::Process;
 pub use self::stdio::{AttachTo, Attached, ExecStdio, Started};
+pub use self::times::Times;
 
 /// The protocol version this client speaks.
 pub const PROTOCOL: u32 = 1;
@@ -39,19 +41,6 @@ pub const PROTOCOL: u32 = 1;
 pub struct Shim {
     inner: Arc<Inner>,
     times: Times,
-}
-
-/// How long a shim is waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
-    /// For an answer that takes no work.
-    pub answer: Duration,
-    /// For something to be made or started in the pod.
-    pub work: Duration,
-    /// For a container, or all of the pod, to be ended by it.
-    pub end: Duration,
-    /// For the death of a shim that was killed.
-    pub death: Duration,
 }
 
 /// A shim that lives, when it was asked for its state.
@@ -78,20 +67,6 @@ pub enum Closed {
     Died,
     /// The shim lives but talks to another client, or refused what we sent.
     Replaced,
-}
-
-// === impl Times ===
-
-impl Default for Times {
-    fn default() -> Self {
-        Self {
-            answer: Duration::from_secs(10),
-            work: Duration::from_secs(240),
-            // It gives up itself on a cgroup that stays busy for half a minute.
-            end: Duration::from_secs(40),
-            death: Duration::from_secs(10),
-        }
-    }
 }
 
 // === impl Shim ===
