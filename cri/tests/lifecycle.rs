@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         execs_return_output_code_and_time_out,
         stop_asks_first_and_then_kills,
         a_pod_has_a_network_and_files_of_its_own,
+        the_runtimes_umask_is_not_the_containers,
         events_come_once_and_in_order,
         a_new_agent_finds_everything_again,
         a_dead_shim_ends_its_pod,
@@ -111,6 +112,24 @@ async fn a_pod_has_a_network_and_files_of_its_own(machine: &mut Machine) {
     {
         assert!(text.contains(expected), "{expected} is missing in {text}");
     }
+    machine.remove_pod(&pod).await;
+}
+
+async fn the_runtimes_umask_is_not_the_containers(machine: &mut Machine) {
+    let before = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    let pod = machine.pod("umask").await;
+    let ordinary = |config: &mut cri::ContainerConfig| {
+        fixture::security(config).run_as_user = Some(cri::Int64Value { value: 1000 });
+    };
+    let script =
+        "umask; cat /etc/hosts /etc/hostname /etc/resolv.conf >/dev/null && ls / >/dev/null && exit 4";
+    let id = machine.create(&pod, "c", &["sh", "-c", script], ordinary).await.expect("create");
+    machine.start(&id).await;
+    let end = machine.wait_exited(&id).await;
+    nix::sys::stat::umask(before);
+    let log = std::fs::read_to_string(&end.log_path).expect("log");
+    assert_eq!(end.exit_code, 4, "{log}");
+    assert!(log.contains("stdout F 0022"), "{log}");
     machine.remove_pod(&pod).await;
 }
 

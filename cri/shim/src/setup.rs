@@ -12,6 +12,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::{Mode, umask};
 
 use crate::cgroup::{self, CgroupError, Hierarchy};
 use crate::host_mounts::HostMounts;
@@ -139,6 +140,8 @@ pub(crate) fn enter(
     own_cgroups: OwnCgroups,
 ) -> Result<Pod, SetupError> {
     nix::unistd::setsid().map_err(SetupError::Session)?;
+    // What a container's processes begin with, whoever started the agent.
+    umask(Mode::from_bits_truncate(0o022));
     kernel::set_name(c"coracle-shim").map_err(SetupError::Name)?;
     cgroup::enter(&own_cgroups.v1).map_err(SetupError::Cgroup)?;
     // Without CAP_SYS_RESOURCE the value cannot fall below the one we were born with. Then that one

@@ -1,5 +1,7 @@
 //! CreateContainer: record, spec, layers, process, in this order, all of it or nothing.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -249,6 +251,9 @@ impl Runtime {
         for dir in [&upper, &work, &rootfs] {
             make_dir(dir)?;
         }
+        // The root directory in there, whatever our umask is.
+        let all = Permissions::from_mode(0o755);
+        std::fs::set_permissions(&upper, all).map_err(Error::file("open to all", &upper))?;
         if let Some(mapping) = Mapping::of(Some(&namespaces::options(sandbox.config()))).ok().flatten() {
             // What is the root directory in there must be root's in there.
             let (uid, gid) = mapping.root();

@@ -1,5 +1,7 @@
 //! RunPodSandbox: record, shim, network, in this order, all of it or nothing.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -195,10 +197,12 @@ impl Runtime {
     }
 }
 
-/// Writes a file for all containers of a pod. Given to the pod's root, since before Linux 6.3 a tmpfs, which the
+/// Writes a file for all containers of a pod, whose users are to read it whatever our umask is. Given to the pod's root, since before Linux 6.3 a tmpfs, which the
 /// run directory usually is, knows no idmapped mounts.
 fn write_pod_file(record: &SandboxRecord, path: &Path, text: &str) -> Result<(), Error> {
     std::fs::write(path, text).map_err(Error::file("write", path))?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o644))
+        .map_err(Error::file("open to all", path))?;
     match Mapping::of(Some(&namespaces::options(&record.config))).ok().flatten() {
         None => Ok(()),
         Some(mapping) => {
