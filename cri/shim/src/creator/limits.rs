@@ -238,7 +238,7 @@ fn attach(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
             let lifted = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
-            let loaded = lifted.map_err(|_why| error).and_then(|()| kernel::load_device_program(program));
+            let loaded = lifted.map_err(|_may_not| error).and_then(|()| kernel::load_device_program(program));
             setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
             loaded
         }
