@@ -285,20 +285,29 @@ fn children(cgroup: &Path) -> Vec<PathBuf> {
 /// Removes the cgroup and all below it, in every hierarchy. Absent is removed.
 pub(crate) fn remove(hierarchies: &[Hierarchy], path: &str) -> Result<Removed, CgroupError> {
     let mut removed = Removed::All;
-    for cgroup in existing(hierarchies, path) {
-        if remove_tree(&cgroup)? == Removed::Busy {
+    for hierarchy in hierarchies.iter().filter(|_| is_below_root(path)) {
+        if remove_tree(&hierarchy.at(path))? == Removed::Busy {
             removed = Removed::Busy;
         }
     }
     Ok(removed)
 }
 
+/// Nearly always there is nothing below it.
 fn remove_tree(cgroup: &Path) -> Result<Removed, CgroupError> {
-    for child in children(cgroup) {
-        if remove_tree(&child)? == Removed::Busy {
+    if remove_one(cgroup)? == Removed::All {
+        return Ok(Removed::All);
+    }
+    let below = children(cgroup);
+    for child in &below {
+        if remove_tree(child)? == Removed::Busy {
             return Ok(Removed::Busy);
         }
     }
+    if below.is_empty() { Ok(Removed::Busy) } else { remove_one(cgroup) }
+}
+
+fn remove_one(cgroup: &Path) -> Result<Removed, CgroupError> {
     match fs::remove_dir(cgroup) {
         Ok(()) => Ok(Removed::All),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Removed::All),

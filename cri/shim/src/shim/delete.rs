@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::{Answer, Shim, Ticket, done};
-use crate::cgroup::{self, Removed};
+use crate::cgroup::{self, CgroupError, Removed};
 use crate::container::{Deletion, Phase};
 use crate::creator;
 use crate::fault::{self, Fault};
@@ -50,31 +50,30 @@ impl Shim {
             Phase::Created | Phase::Starting { .. } | Phase::Running => end(container.pid),
             Phase::Draining { .. } | Phase::Exited { .. } => {}
         }
+        // Whether anybody is left the kernel knows best: on v1 it makes a list of a cgroup's processes for whoever asks,
+        // and is busy with it for a while.
+        let removed = match container.phase {
+            Phase::Exited { .. } => Some(cgroup::remove(hierarchies, &container.cgroup)),
+            _ => None,
+        };
+        if let Some(result) = removed.as_ref().and_then(ended) {
+            return self.deleted(serial, result);
+        }
         let others = cgroup::processes(hierarchies, &container.cgroup);
         others.iter().copied().for_each(end);
         match container.phase {
-            Phase::Exited { .. } => {}
+            Phase::Exited { .. } if !others.is_empty() => deletion.wait_for(&others),
+            Phase::Exited { .. } if deletion.looks < MOST_LOOKS => deletion.pause(),
+            Phase::Exited { .. } => {
+                let fault = Fault::new(Default::default(), "the container's cgroup stays busy");
+                self.deleted(serial, Err(fault));
+            }
             // Its report brings us back, unless a process of the library's outlives the creator
             // and holds it: that one enters the cgroup later, where the next look finds it. A restorer's end
             // does as well.
-            Phase::Creating { .. } | Phase::Restoring { .. } => return deletion.pause(),
+            Phase::Creating { .. } | Phase::Restoring { .. } => deletion.pause(),
             // Its exit brings us back.
-            Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => return,
-        }
-        if !others.is_empty() {
-            deletion.wait_for(&others);
-            return;
-        }
-        match cgroup::remove(hierarchies, &container.cgroup) {
-            Ok(Removed::Busy) if deletion.looks < MOST_LOOKS => deletion.pause(),
-            Ok(Removed::Busy) => {
-                self.deleted(
-                    serial,
-                    Err(Fault::new(Default::default(), "the container's cgroup stays busy")),
-                );
-            }
-            Ok(Removed::All) => self.deleted(serial, Ok(())),
-            Err(error) => self.deleted(serial, Err(Fault::internal(&error))),
+            Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => {}
         }
     }
 
@@ -117,6 +116,15 @@ impl Shim {
             let answer = result.clone().and_then(|()| done());
             self.reply(ticket, answer);
         }
+    }
+}
+
+/// What came of the removal of a cgroup; nothing while somebody is in it.
+fn ended(removed: &Result<Removed, CgroupError>) -> Option<Result<(), Fault>> {
+    match removed {
+        Ok(Removed::Busy) => None,
+        Ok(Removed::All) => Some(Ok(())),
+        Err(error) => Some(Err(Fault::internal(error))),
     }
 }
 
