@@ -265,20 +265,10 @@ impl Shim {
         }
     }
 
-    /// Sets the terminal's size of a container, or of an exec when `exec_id` is not empty.
-    pub async fn resize(
-        &self,
-        container_id: &str,
-        exec_id: &str,
-        width: u16,
-        height: u16,
-    ) -> Result<(), Error> {
-        let resize = shim::Resize {
-            container_id: container_id.to_owned(),
-            exec_id: exec_id.to_owned(),
-            width: u32::from(width),
-            height: u32::from(height),
-        };
+    /// Sets the size of a container's terminal.
+    pub async fn resize(&self, container_id: &str, width: u16, height: u16) -> Result<(), Error> {
+        let (container_id, width, height) = (container_id.to_owned(), u32::from(width), u32::from(height));
+        let resize = shim::Resize { container_id, width, height };
         self.done(request::Call::Resize(resize), self.times.answer).await
     }
 

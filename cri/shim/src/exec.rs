@@ -53,9 +53,8 @@ pub(crate) struct Exec {
     pub(crate) report: Option<Report>,
     /// Who waits to hear that the program runs.
     pub(crate) ticket: Option<Ticket>,
-    /// Where the terminal's master comes from, and then itself.
+    /// Where the terminal's master comes from.
     pub(crate) console: Option<OwnedFd>,
-    pub(crate) master: Option<OwnedFd>,
     /// It ended before we heard that it ran.
     pub(crate) exit: Option<Exit>,
 }

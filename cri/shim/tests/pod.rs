@@ -68,6 +68,7 @@ const TESTS: &[Test] = tests![
     exec::an_exec_has_the_seccomp_profile_and_the_limits_of_its_container,
     exec::an_absent_command_and_one_that_cannot_be_executed_are_told_apart,
     exec::an_exec_with_a_terminal_has_one,
+    exec::a_terminal_that_nobody_has_is_hung_up,
     exec::an_exec_as_another_user_has_its_ids_and_no_more_rights,
     attach::readers_get_what_is_written_and_a_slow_one_is_dropped,
     attach::stdin_goes_to_the_container_and_ends_with_its_only_writer,

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::Descriptor;
+use super::descriptor::set_window;
 use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::server::{Exec, exit_code};
@@ -58,13 +59,14 @@ struct Streams {
 struct Target<'a> {
     runtime: &'a Runtime,
     container_id: &'a str,
-    exec_id: &'a str,
+    /// An exec's own. There is no other: a terminal is hung up when nobody has its master.
+    terminal: Option<OwnedFd>,
     /// The container's own input closes with the first client's.
     stdin_once: bool,
 }
 
-/// Runs a command for a client. A client that goes away closes the command's streams; the command
-/// itself is not killed, as with every runtime.
+/// Runs a command for a client. A client that goes away closes the command's streams, and hangs its terminal up; the
+/// command itself is not killed, as with every runtime.
 pub(super) async fn exec(runtime: &Runtime, request: cri::ExecRequest, client: Client) {
     let output = client.output.clone();
     let status = match exec_status(runtime, request, client).await {
@@ -94,11 +96,13 @@ async fn exec_status(
         Err(error) => return Err(error),
     };
     let Exec { id, started, exit } = exec;
+    let terminal = started.terminal.as_ref().map(OwnedFd::try_clone).transpose();
+    let terminal = terminal.map_err(|source| Error::Kernel { doing: "keep the terminal", source })?;
     let streams = match started.terminal {
         Some(terminal) => terminal_streams(terminal)?,
         None => pipe_streams(ours)?,
     };
-    let target = Target { runtime, container_id: &container.id, exec_id: &id, stdin_once: false };
+    let target = Target { runtime, container_id: &container.id, terminal, stdin_once: false };
     let result = pump(&target, streams, client, async { exit.await.ok().map(|exit| exit.code) }).await;
     match result {
         None => {
@@ -138,7 +142,7 @@ async fn attach_ended(
     let target = Target {
         runtime,
         container_id: &container.id,
-        exec_id: "",
+        terminal: None,
         stdin_once: container.record.config.stdin_once,
     };
     let ended = pump(&target, streams, client, async {
@@ -209,9 +213,15 @@ async fn feed(target: &Target<'_>, mut input: mpsc::Receiver<Input>, mut stdin: 
 
 impl Target<'_> {
     async fn resize(&self, width: u16, height: u16) {
+        if let Some(terminal) = &self.terminal {
+            if let Err(error) = set_window(terminal, width, height) {
+                debug!(container = self.container_id, %error, "could not set a terminal's size");
+            }
+            return;
+        }
         let Ok(container) = self.runtime.container(self.container_id) else { return };
         let Ok(shim) = self.runtime.shim_of(&container) else { return };
-        if let Err(error) = shim.resize(self.container_id, self.exec_id, width, height).await {
+        if let Err(error) = shim.resize(self.container_id, width, height).await {
             debug!(container = self.container_id, %error, "could not set a terminal's size");
         }
     }

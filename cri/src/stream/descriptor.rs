@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "registering a descriptor with the reactor asks for a promise about it")]
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -16,6 +16,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: AsyncFd<OwnedFd>,
+}
+
+/// Sets a terminal's size, by its master.
+pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Result<()> {
+    let size = libc::winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the descriptor is open, and the call reads a `size` that outlives it.
+    let set = unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    Ok(Errno::result(set).map(drop)?)
 }
 
 // === impl Descriptor ===

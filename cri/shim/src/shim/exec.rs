@@ -91,7 +91,6 @@ impl Shim {
             report: Some(report),
             ticket: Some(ticket),
             console,
-            master: None,
             exit: None,
         };
         let serial = self.next_serial();
@@ -149,11 +148,10 @@ impl Shim {
     }
 }
 
-/// The terminal's master for the agent; a copy stays, for its size to be set.
+/// The terminal's master for the agent. No copy stays: when the agent's is closed the terminal is hung up, as one is
+/// that lost its user.
 fn take_terminal(exec: &mut Exec) -> Result<Vec<OwnedFd>, Fault> {
     let Some(console) = exec.console.take() else { return Ok(Vec::new()) };
     let failed = |error: io::Error| Fault::doing("receive the terminal", &error);
-    let master = console::receive_from(&console).map_err(failed)?;
-    exec.master = Some(master.try_clone().map_err(failed)?);
-    Ok(vec![master])
+    Ok(vec![console::receive_from(&console).map_err(failed)?])
 }

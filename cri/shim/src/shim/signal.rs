@@ -37,11 +37,7 @@ impl Shim {
 
     pub(super) fn resize(&mut self, resize: &wire::Resize) -> Result<(), Fault> {
         let id = &resize.container_id;
-        let master = if resize.exec_id.is_empty() {
-            self.container(id)?.stdio.master()
-        } else {
-            self.exec_of(id, &resize.exec_id)?.master.as_ref()
-        };
+        let master = self.container(id)?.stdio.master();
         let master = master.ok_or_else(|| Fault::new(Kind::WrongState, format!("{id} has no terminal")))?;
         let side = |value: u32| u16::try_from(value).unwrap_or(u16::MAX);
         kernel::set_window(master, side(resize.width), side(resize.height))

@@ -66,7 +66,7 @@ pub(crate) async fn a_terminal_is_attached_both_ways(mut pod: Pod) {
     (create.terminal, create.stdin) = (true, true);
     pod.run_request(create).await;
     let attached = pod.shim.attach("c", AttachTo { stdin: true, stdout: true, stderr: false }).await.unwrap();
-    pod.shim.resize("c", "", 132, 43).await.unwrap();
+    pod.shim.resize("c", 132, 43).await.unwrap();
     let mut terminal = UnixStream::from(attached.terminal.unwrap());
     terminal.write_all(b"hello\n").unwrap();
     assert_eq!(pod.exit("c", "").await.code, 6);
