@@ -4,6 +4,7 @@
 //! one (k8s.io/cri-api, "logging format"). A rotated file is named `<path>.<YYYYmmdd-HHMMSS>`, as
 //! the kubelet names and looks for them.
 
+use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -133,7 +134,7 @@ impl Log {
         let file = append(&self.path)?;
         self.written = file.metadata()?.len();
         self.file = file;
-        self.torn = false;
+        (self.full, self.torn) = (self.limits.size, false);
         Ok(())
     }
 
@@ -175,14 +176,20 @@ impl Log {
         Ok(())
     }
 
-    /// Somebody may have cut the file meanwhile, who then has taken it out himself.
+    /// Takes the half of a line out that was the last to be written.
     fn take_back(&mut self, half: u64) -> io::Result<()> {
         let length = self.file.metadata()?.len();
-        if self.torn && length == self.written {
-            self.file.set_len(length - half)?;
-            self.written = length - half;
-            self.torn = false;
+        match length.cmp(&self.written) {
+            // Somebody has cut the file meanwhile, and with it that half.
+            Ordering::Less => {}
+            Ordering::Equal => {
+                self.file.set_len(length - half)?;
+                self.written -= half;
+            }
+            // Or has written more, which is not ours to take out.
+            Ordering::Greater => return Ok(()),
         }
+        self.torn = false;
         Ok(())
     }
 
