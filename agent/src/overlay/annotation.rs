@@ -54,8 +54,7 @@ pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
     };
     let ends = [V4, V6].iter().filter_map(|family| end(family, annotations).transpose());
     let ends: Result<Vec<End>, String> = ends.collect();
-    // Asked where it matters alone: another answer makes another peer, which is tested again.
-    let bridged = kind == PeerKind::HostGw && crate::node::is_ours(node);
+    let bridged = crate::node::is_ours(node);
     Some(ends.map(|ends| Peer { cidrs, kind, ends, bridged }))
 }
 

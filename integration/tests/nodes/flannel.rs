@@ -248,7 +248,7 @@ fn without_a_tunnel(flags: &'static [&str], backend: Value, mtu: usize) {
         mixed.all_route_to_all();
         mixed.all_reach_all(mtu);
         mixed.nobody_is_masqueraded();
-        // Its bridge, which answers our tests of such a way, came with its first pod.
+        // Its bridge comes with its first pod: it is not at that that such a way is tested.
         for agent in mixed.nodes.agents() {
             eventually("a sound network", 30, || {
                 (condition(&mixed.nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())

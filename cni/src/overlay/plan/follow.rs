@@ -123,12 +123,16 @@ impl Plan {
         let reached = self.wanted.ranges.get(&range)?;
         let Peer { kind, bridged, .. } = self.peers.get(peer)?;
         let (to, mtu) = match (self.wanted.tables.routes.get(&range)?.out, kind) {
-            // A device of the overlay has the first address, also where none of its packets leave by it.
+            // A device of the overlay has the first address.
             (Out::Device(port), _) => (range.network(), self.wanted.tables.devices.get(&port)?.mtu),
-            (Out::Interface(_), PeerKind::Vxlan | PeerKind::Udp) => (range.network(), self.mtu()?),
-            // Who only routes has a bridge, though not everybody while there is nobody on it.
-            (Out::Interface(_), PeerKind::HostGw) if *bridged => (second(range)?, self.mtu()?),
-            (Out::Interface(_), PeerKind::HostGw) => (reached.by, self.mtu()?),
+            // A bridge behind it has the second, though not everybody's while nobody is on it.
+            (Out::Interface(_), _) if *bridged => (second(range)?, self.mtu()?),
+            // Who only routes has no device. And in IPv6 the first address is that of any router of the range as well
+            // (RFC 4291, 2.6.1): what is sent to it may be answered from another.
+            (Out::Interface(_), PeerKind::Vxlan | PeerKind::Udp) if range.is_ipv4() => {
+                (range.network(), self.mtu()?)
+            }
+            (Out::Interface(_), _) => (reached.by, self.mtu()?),
         };
         (reached.answers && reached.peer == peer).then(|| Way { peer: peer.to_owned(), to, mtu })
     }

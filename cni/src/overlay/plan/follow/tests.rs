@@ -136,17 +136,22 @@ fn who_shares_nothing_is_planned_alone() {
 #[test]
 fn a_way_is_tested_at_an_address_that_answers_whoever_the_peer_is() {
     let to = |backend, kind, bridged| {
-        let (name, one) = peer(1, kind, &[4]);
+        let (name, one) = peer(1, kind, &[4, 6]);
         let peers = BTreeMap::from([(name.clone(), Peer { bridged, ..one })]);
-        let plan = Plan::new(node(backend, &BOTH[..1]), &peers, &BTreeMap::new());
-        plan.ways(&BTreeSet::from([name]))[0].to.to_string()
+        let plan = Plan::new(node(backend, BOTH), &peers, &BTreeMap::new());
+        let ways = plan.ways(&BTreeSet::from([name]));
+        ways.iter().map(|way| way.to.to_string()).collect::<Vec<_>>()
     };
+    let (v, h) = (PeerKind::Vxlan, PeerKind::HostGw);
     let direct = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
-    for backend in [VXLAN, direct] {
-        assert_eq!(to(backend, PeerKind::Vxlan, false), "10.42.1.0", "its device's");
+    let (device, bridge) = (["10.42.1.0", "fd42:0:0:1::"], ["10.42.1.1", "fd42:0:0:1::1"]);
+    for bridged in [true, false] {
+        assert_eq!(to(VXLAN, v, bridged), device);
     }
-    assert_eq!(to(Backend::HostGw, PeerKind::HostGw, true), "10.42.1.1", "its bridge's");
-    assert_eq!(to(Backend::HostGw, PeerKind::HostGw, false), "192.0.2.1", "it may have no bridge");
+    assert_eq!(to(direct, v, true), bridge);
+    assert_eq!(to(direct, v, false), ["10.42.1.0", "2001:db8::1"]);
+    assert_eq!(to(Backend::HostGw, h, true), bridge);
+    assert_eq!(to(Backend::HostGw, h, false), ["192.0.2.1", "2001:db8::1"]);
 }
 
 #[test]
