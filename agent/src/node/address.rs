@@ -11,7 +11,8 @@ use tokio::sync::watch;
 /// if the same interface has it.
 pub(crate) fn find() -> Vec<IpAddr> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let routes = default_interfaces(&read("/proc/net/route"), &read("/proc/net/ipv6_route"));
+    let routes =
+        default_interfaces(&read("/proc/thread-self/net/route"), &read("/proc/thread-self/net/ipv6_route"));
     let locals = coracle_cni::local_addresses();
     let locals =
         locals.inspect_err(|error| tracing::warn!(error = super::chain(error), "no address is known"));

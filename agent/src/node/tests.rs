@@ -250,9 +250,10 @@ fn a_node_without_an_overlay_follows_its_addresses_too() {
         let dir = std::env::temp_dir().join(format!("coracle-moving-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("temp dir");
         let (api, shutdown) = (Api::new(), CancellationToken::new());
-        ip("link add eth0 type veth peer name eth1");
+        // The first one made is the first one listed.
+        ip("link add eth0 type veth peer name end0");
+        ip("link add eth1 type veth peer name end1");
         ip("addr add 192.0.2.1/24 dev eth0");
-        ip("addr add 198.51.100.1/24 dev eth1");
         let agent = agent_at(Vec::new(), &api, network(&dir).await, &dir);
         let running = tokio::spawn(agent.run(shutdown.clone()));
         api.until_address("192.0.2.1").await;
@@ -260,7 +261,8 @@ fn a_node_without_an_overlay_follows_its_addresses_too() {
         ip("addr del 192.0.2.1/24 dev eth0");
         ip("addr add 192.0.2.2/24 dev eth0");
         api.until_address("192.0.2.2").await;
-        ip("link set eth0 up");
+        ip("addr add 198.51.100.1/24 dev eth1");
+        ip("link set end1 up");
         ip("link set eth1 up");
         ip("route add default via 198.51.100.9 dev eth1");
         api.until_address("198.51.100.1").await;
