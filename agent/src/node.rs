@@ -220,7 +220,13 @@ impl NodeAgent {
 
     /// The first pod must have it already.
     async fn set_first_mtu(&mut self) {
-        let Some(overlay) = &mut self.overlay else { return };
+        let Some(overlay) = &mut self.overlay else {
+            // What an earlier agent's overlay led is not led any more.
+            if let Err(error) = self.network.set_unmasqueraded(Vec::new()).await {
+                tracing::warn!(%error, "packets may leave with the addresses of pods");
+            }
+            return;
+        };
         let addresses = one_of_each(&self.ips.borrow());
         match overlay.mtu(&addresses) {
             Ok(mtu) => drop(self.network.set_mtu(mtu).await),
@@ -240,7 +246,7 @@ impl NodeAgent {
             ips_are_set: !self.config.ips.is_empty(),
             ranges: self.ranges.subscribe(),
             state: self.overlay_state.clone(),
-            unmasqueraded: Vec::new(),
+            unmasqueraded: None,
         })
     }
 }

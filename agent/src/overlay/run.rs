@@ -36,8 +36,8 @@ pub(crate) struct OverlayAgent {
     /// The node's own ranges, empty until it has some.
     pub(crate) ranges: watch::Receiver<Vec<IpNetwork>>,
     pub(crate) state: watch::Sender<State>,
-    /// Others' ranges that the network was told of, in the order of the nodes.
-    pub(crate) unmasqueraded: Vec<IpNetwork>,
+    /// Others' ranges that the network was told of, in the order of the nodes; none before it was told.
+    pub(crate) unmasqueraded: Option<Vec<IpNetwork>>,
 }
 
 /// The other nodes as the API tells them.
@@ -190,11 +190,11 @@ impl OverlayAgent {
     /// Has packets to pods of other nodes keep their source.
     async fn unmasquerade(&mut self, peers: &BTreeMap<String, Peer>) {
         let ranges = peers.values().flat_map(|peer| peer.cidrs.iter().copied());
-        if ranges.clone().eq(self.unmasqueraded.iter().copied()) {
+        if self.unmasqueraded.as_ref().is_some_and(|said| ranges.clone().eq(said.iter().copied())) {
             return;
         }
         match self.network.set_unmasqueraded(coracle_cni::merged(ranges.clone())).await {
-            Ok(()) => self.unmasqueraded = ranges.collect(),
+            Ok(()) => self.unmasqueraded = Some(ranges.collect()),
             Err(error) => {
                 tracing::warn!(error = chain(&error), "packets to pods of other nodes may be masqueraded");
             }
