@@ -89,41 +89,44 @@ impl Hierarchy {
     }
 
     /// Makes the cgroup with all its parents. A v1 cpuset accepts no process before it has
-    /// processors and memory, which new ones have not: they get their parent's.
+    /// processors and memory, which new ones have not: they get their parent's. So do those that
+    /// another maker has made just now and not come to give them any.
     pub(crate) fn make(&self, path: &str) -> Result<PathBuf, CgroupError> {
         let whole = self.at(path);
         // Nearly always it is the last part alone that is missing.
-        match fs::create_dir(&whole) {
-            Ok(()) => {
-                if let Some(parent) = whole.parent().filter(|_| self.has("cpuset")) {
-                    inherit_cpuset(parent, &whole);
-                }
-                return Ok(whole);
-            }
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(whole),
-            Err(_) => {}
+        let made = match fs::create_dir(&whole) {
+            Err(error) => error.kind() == ErrorKind::AlreadyExists,
+            Ok(()) => true,
+        };
+        if made && whole.parent().is_some_and(|parent| self.fill(parent, &whole)) {
+            return Ok(whole);
         }
         let mut at = self.mount.clone();
         for part in path.split('/').filter(|part| !part.is_empty()) {
             let parent = at.clone();
             at.push(part);
             match fs::create_dir(&at) {
-                Ok(()) if self.has("cpuset") => inherit_cpuset(&parent, &at),
-                Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(source) => return Err(CgroupError::Make { path: at, source }),
-            }
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    return Err(CgroupError::Make { path: at, source: error });
+                }
+                // Failure shows at the first process that enters, with that file's name.
+                _ => self.fill(&parent, &at),
+            };
         }
         Ok(at)
     }
-}
 
-/// Failure shows at the first process that enters, with that file's name.
-fn inherit_cpuset(parent: &Path, child: &Path) {
-    for file in ["cpuset.cpus", "cpuset.mems"] {
-        if let Ok(value) = fs::read_to_string(parent.join(file)) {
-            let _ = fs::write(child.join(file), value.trim());
-        }
+    /// Whether processes can enter, now that it has its parent's processors and memory if it had none.
+    fn fill(&self, parent: &Path, child: &Path) -> bool {
+        let read =
+            |dir: &Path, file| fs::read_to_string(dir.join(file)).unwrap_or_default().trim().to_owned();
+        let fill_one = |file| {
+            !read(child, file).is_empty() || {
+                let value = read(parent, file);
+                !value.is_empty() && fs::write(child.join(file), value).is_ok()
+            }
+        };
+        !self.has("cpuset") || ["cpuset.cpus", "cpuset.mems"].into_iter().all(fill_one)
     }
 }
 
@@ -354,6 +357,39 @@ mod tests {
 33 29 0:29 / /sys/fs/cgroup/unified rw - cgroup2 none rw
 34 29 0:27 / /mnt/again rw - cgroup cgroup rw,cpu,cpuacct
 ";
+
+    #[test]
+    fn who_comes_between_the_making_of_a_cpuset_and_its_filling_fills_it() {
+        let root = std::env::temp_dir().join(format!("coracle-cpuset-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir(&root).unwrap();
+        let cpuset = Hierarchy { mount: root.clone(), controllers: "cpuset".to_owned() };
+        let has = |path: &str, cpus: &str| {
+            let read = |file| fs::read_to_string(root.join(path).join(file)).unwrap();
+            assert_eq!(
+                (read("cpuset.cpus"), read("cpuset.mems")),
+                (cpus.to_owned(), "0".to_owned()),
+                "{path}"
+            );
+        };
+        fs::write(root.join("cpuset.cpus"), "0-1\n").unwrap();
+        fs::write(root.join("cpuset.mems"), "0\n").unwrap();
+        // Made by another, and not filled yet: one above, the one itself, and both.
+        for made in ["a", "b/c", "d/e/f"] {
+            fs::create_dir_all(root.join(made)).unwrap();
+        }
+        for path in ["/a/x", "/b/c", "/d/e/f", "/new/one"] {
+            assert_eq!(cpuset.make(path).unwrap(), cpuset.at(path));
+        }
+        for path in ["a", "a/x", "b", "b/c", "d", "d/e", "d/e/f", "new", "new/one"] {
+            has(path, "0-1");
+        }
+        fs::write(root.join("a/cpuset.cpus"), "1").unwrap();
+        cpuset.make("/a/y").unwrap();
+        cpuset.make("/a/x").unwrap();
+        (has("a/y", "1"), has("a/x", "0-1"));
+        fs::remove_dir_all(&root).unwrap();
+    }
 
     #[test]
     fn every_whole_hierarchy_is_found_once() {
