@@ -387,7 +387,8 @@ mod tests {
         fs::write(root.join("a/cpuset.cpus"), "1").unwrap();
         cpuset.make("/a/y").unwrap();
         cpuset.make("/a/x").unwrap();
-        (has("a/y", "1"), has("a/x", "0-1"));
+        has("a/y", "1");
+        has("a/x", "0-1");
         fs::remove_dir_all(&root).unwrap();
     }
 
