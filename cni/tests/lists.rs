@@ -224,6 +224,19 @@ fn addresses_that_other_plugins_asked_for_are_freed_after_a_boot() {
 }
 
 #[test]
+fn who_takes_a_node_down_waits_for_the_dels_of_other_plugins() {
+    on_a_host(async |host| {
+        host.configure(&json!({"cniVersion": "0.4.0", "name": "shared", "plugins": [
+            {"type": "ptp", "ipam": ipam(&host, &json!([[{"subnet": "10.88.0.0/24"}]]))}]}));
+        let (network, before, sandbox) = (host.open().await, links(), Sandbox::new());
+        network.add(&attachment("a1", &sandbox)).await.unwrap();
+        assert_eq!(host.held("shared").len(), 1);
+        network.remove().await.unwrap();
+        assert_eq!((links(), host.held("shared")), (before, Vec::new()));
+    });
+}
+
+#[test]
 fn a_list_that_says_so_is_shared_with_other_runtimes() {
     on_a_host(async |host| {
         let mut list = bridge(&host, &json!([[{"subnet": "10.88.0.0/24"}]]), &json!({}));

@@ -4,6 +4,7 @@
 //! tens of milliseconds (`netdev_run_todo`, `rcu_barrier`). Well before, within one, it tells who listens that the link
 //! is gone: down, off its bridge, its name free, its addresses and routes dropped, and its peer likewise.
 
+use std::convert::Infallible;
 use std::io;
 
 use futures::StreamExt;
@@ -25,7 +26,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
         rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link])?;
     let listening = async {
         connection.await;
-        std::future::pending().await
+        std::future::pending::<Infallible>().await
     };
     let mut socket = RouteSocket::open()?;
     let mut answer = tokio::task::spawn_blocking(move || {
@@ -52,7 +53,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
     // What is told can get lost; the answer cannot.
     tokio::select! {
         () = gone => Ok(()),
-        () = listening => Ok(()),
+        never = listening => match never {},
         answer = &mut answer => answer.unwrap_or_else(|error| Err(io::Error::other(error))),
     }
 }

@@ -60,7 +60,12 @@ impl Network {
     pub async fn remove(&self) -> Result<(), Error> {
         let inner = &self.inner;
         let claimed = self.claim_bridge(&[]).await;
-        let reconciled = self.reconcile(&[]).await;
+        let mut reconciled = self.reconcile(&[]).await;
+        // There is no later for the DELs that a start leaves for later.
+        for entry in inner.cache.all() {
+            inner.leaving.forget(&entry.at.container_id);
+            reconciled = reconciled.and(self.del(&entry.at.container_id).await);
+        }
         let firewall = inner.host.firewall.clear();
         let bridge = match inner.host.links.find_ours(&inner.config.bridge).await {
             Ok(Some(bridge)) => inner.host.links.delete(&bridge.name).await,
