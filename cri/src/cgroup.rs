@@ -22,6 +22,9 @@ use crate::error::Error;
 const KILL_STEP: Duration = Duration::from_millis(5);
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long a group that is being removed may still have somebody in it: who was killed leaves it a moment later.
+const BUSY_LIMIT: Duration = Duration::from_secs(2);
+
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cgroups {
@@ -164,7 +167,18 @@ impl Cgroups {
                 source: std::io::Error::other(panic),
             })??;
         }
-        self.remove_directories(group)
+        let mut waited = Duration::ZERO;
+        loop {
+            match self.remove_directories(group) {
+                Err(Error::File { source, .. })
+                    if source.kind() == ErrorKind::ResourceBusy && waited < BUSY_LIMIT =>
+                {
+                    tokio::time::sleep(KILL_STEP).await;
+                    waited += KILL_STEP;
+                }
+                removed => return removed,
+            }
+        }
     }
 
     fn remove_directories(&self, group: &str) -> Result<(), Error> {

@@ -55,6 +55,12 @@ impl Session {
             return Err(ExitCode::SUCCESS);
         }
         assert!(nix::unistd::geteuid().is_root(), "needs root: it runs containers");
+        // What the runtime could not do, which a failure may come from.
+        tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .with_writer(std::io::stderr)
+            .init();
         // Before any thread starts, so that all of them are inside.
         unshare(namespaces).expect("namespaces of our own");
         if namespaces.contains(CloneFlags::CLONE_NEWNS) {
@@ -117,9 +123,13 @@ impl Machine {
     /// What runs nothing: the runtime in its place has no state.
     pub(crate) async fn close_runtime(&mut self) {
         let empty = self.dir.path().join("nothing");
+        let mut closed = self.runtime.changes();
         self.runtime = open(&empty, &self.cgroup_root, &self.images, &self.other_network().await).await;
-        // The tasks of the old one end with their connections.
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        // What it still does ends it: another in the same directory is to find nobody at work there.
+        let ended = async { while closed.changed().await.is_ok() {} };
+        tokio::time::timeout(Duration::from_secs(60), ended)
+            .await
+            .expect("nothing is under way in the runtime");
     }
 
     pub(crate) async fn open_runtime(&mut self) {
@@ -373,8 +383,8 @@ impl Machine {
         for dir in ["state/sandboxes", "state/containers", "root/containers"] {
             traces.extend(list(&self.dir.path().join(dir)));
         }
-        for controller in ["memory", "cpu", "pids"] {
-            let root = format!("/sys/fs/cgroup/{controller}{}", self.cgroup_root);
+        for hierarchy in ["/memory", "/cpu", "/pids", ""] {
+            let root = format!("/sys/fs/cgroup{hierarchy}{}", self.cgroup_root);
             for parent in list(&PathBuf::from(root).join("kubepods")) {
                 traces.extend(list(Path::new(&parent)).into_iter().filter(|path| Path::new(path).is_dir()));
             }
