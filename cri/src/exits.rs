@@ -59,12 +59,13 @@ impl Runtime {
                 let Some(inner) = inner.upgrade() else { return };
                 Self { inner }.shim_event((&sandbox, &shim), event, &heard).await;
             }
-            let closed = shim.closed().await;
-            let Some(inner) = inner.upgrade() else { return };
-            match closed {
-                Closed::Died => Self { inner }.sandbox_died(&sandbox).await,
-                Closed::Replaced => warn!(sandbox = sandbox.id, "the shim talks to somebody else now"),
+            if matches!(shim.closed().await, Closed::Replaced) {
+                // Or it takes its time to die: what it has open may have to wait for a disk.
+                warn!(sandbox = sandbox.id, "the shim talks to nobody, or to somebody else now");
+                shim.died().await;
             }
+            let Some(inner) = inner.upgrade() else { return };
+            Self { inner }.sandbox_died(&sandbox).await;
         });
     }
 

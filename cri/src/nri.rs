@@ -50,16 +50,10 @@ impl std::fmt::Debug for Told {
 
 impl Told {
     /// Tells plugins that it is gone.
-    pub(crate) async fn take_back(self, inner: &Inner) {
+    pub(crate) async fn take_back(&self, inner: &Inner) {
         match self {
-            Self::Pod(pod) => {
-                let id = pod.id.clone();
-                inner.nri.remove_pod(&id, || *pod).await;
-            }
-            Self::Container(about) => {
-                let id = about.1.id.clone();
-                inner.nri.undo_create(&id, || *about).await;
-            }
+            Self::Pod(pod) => inner.nri.remove_pod(&pod.id, || pod.as_ref().clone()).await,
+            Self::Container(about) => inner.nri.undo_create(&about.1.id, || about.as_ref().clone()).await,
         }
     }
 }

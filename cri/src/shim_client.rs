@@ -174,6 +174,11 @@ impl Shim {
         }
     }
 
+    /// Waits until the shim is dead. Cancel safe.
+    pub async fn died(&self) {
+        self.inner.process.died().await;
+    }
+
     /// Asks for everything that the shim knows. Pending events are sent again. Waits for as long as it takes.
     pub async fn hello(&self) -> Result<shim::State, Error> {
         let hello = request::Call::Hello(shim::Hello { protocol: PROTOCOL });

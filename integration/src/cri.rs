@@ -38,7 +38,10 @@ impl Cri {
         let [state, run] = ["state", "run"].map(|name| text(machine.path(name)));
         let socket = format!("unix://{run}/cri.sock");
         let config = machine.path("crictl.yaml");
-        fs::write(&config, format!("runtime-endpoint: {socket}\nimage-endpoint: {socket}\n")).unwrap();
+        // Two seconds, when not told otherwise.
+        let patience = "timeout: 120\n";
+        let text = format!("runtime-endpoint: {socket}\nimage-endpoint: {socket}\n{patience}");
+        fs::write(&config, text).unwrap();
         let (log, cgroup) = (machine.path("runtime.log"), machine.name().to_owned());
         let out = fs::File::create(&log).unwrap();
         let process = Command::new(Machine::coracle())

@@ -32,8 +32,13 @@ pub use trace::Trace;
 
 use std::time::{Duration, Instant};
 
-/// Waits until `done` gives a value, looking twenty times a second; panics with `what` after `seconds`.
+/// How many times slower a machine may be than one on which what is waited for comes in time.
+const SLOWEST: u64 = 6;
+
+/// Waits until `done` gives a value, looking twenty times a second; panics with `what` when it takes more than
+/// `seconds` on a machine that is not slow, and six times as long on any.
 pub fn eventually<T>(what: &str, seconds: u64, mut done: impl FnMut() -> Option<T>) -> T {
+    let seconds = seconds * SLOWEST;
     let end = Instant::now() + Duration::from_secs(seconds);
     loop {
         if let Some(value) = done() {

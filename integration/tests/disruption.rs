@@ -85,7 +85,7 @@ fn kubectl_drains_as_far_as_budgets_allow() {
         // As shares, and of a budget whose generation the eviction waits for.
         let share = json!({"spec": {"minAvailable": null, "maxUnavailable": "50%"}}).to_string();
         nodes.kubectl(&["patch", "pdb", "b", "--type=merge", "-p", &share]);
-        nodes.kubectl(&["drain", "node-2", "--timeout=60s"]);
+        nodes.kubectl(&["drain", "node-2", "--timeout=300s"]);
         eventually("both pods on node-1", 60, || (ready_on(&nodes) == ["node-1", "node-1"]).then_some(()));
         counted(&nodes, [2, 1, 2, 1]);
         drain_waits(&nodes);

@@ -467,7 +467,7 @@ fn kubectl_cordons_drains_taints_and_deletes_nodes() {
             });
         };
         eventually("the pods", 60, || (ready_pods(&nodes).len() == 2).then_some(()));
-        nodes.kubectl(&["drain", "node-2", "--timeout=60s"]);
+        nodes.kubectl(&["drain", "node-2", "--timeout=300s"]);
         all_on("node-1");
         assert_eq!(taints(&nodes, "node-2"), ["unschedulable:NoSchedule"]);
         nodes.kubectl(&["uncordon", "node-2"]);

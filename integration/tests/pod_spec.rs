@@ -19,7 +19,7 @@ fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) 
 
 fn run(cluster: &Cluster, manifest: &str, pod: &str) {
     cluster.apply(manifest);
-    cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=60s"]);
+    cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=300s"]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn with_sleepers(machine: &mut Machine) -> Cluster {
     let mirrors = machine.start_registry();
     let cluster = Cluster::up(machine, &mirrors);
     cluster.apply(SLEEPERS);
-    cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+    cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=300s"]);
     cluster
 }
 
@@ -81,7 +81,7 @@ fn stopping_and_killing_the_node_touches_no_pod() {
             }
             assert_eq!(sleepers(machine), pids);
             cluster.start();
-            cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+            cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=300s"]);
             assert_eq!(sleepers(machine), pids);
             assert_eq!(containers(&cluster), known);
         }
@@ -101,7 +101,7 @@ fn killed_while_pods_start_it_converges_and_leaks_nothing() {
             std::thread::sleep(std::time::Duration::from_millis(round * 40));
             cluster.kill();
             cluster.start();
-            cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+            cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=300s"]);
             assert_eq!(sleepers(machine).len(), 3);
             cluster.kubectl(&["delete", "deployment", "sleepers", "--wait=false"]);
             std::thread::sleep(std::time::Duration::from_millis(round * 40));
@@ -131,7 +131,7 @@ fn a_pod_whose_shim_is_killed_is_cleaned_up_and_restarted() {
             let now = sleepers(machine);
             (now.len() == 3 && !now.contains(&pids[0])).then_some(())
         });
-        cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+        cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=300s"]);
         cluster.down();
         assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
     });
@@ -165,6 +165,6 @@ fn a_copy_of_the_state_taken_under_load_opens() {
         for number in 0..10 {
             assert!(names.contains(&format!("configmap/c{number}\n")), "{names}");
         }
-        cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=60s"]);
+        cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=300s"]);
     });
 }

@@ -78,20 +78,20 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
         import(&dir, &layout);
         let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --grace-period=1 --command -- sleep 100000";
         assert!(kubectl(&run.replace(" --grace-period=1", "")).0);
-        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=60s").0);
+        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=300s").0);
         let id = "get pod p -o jsonpath={.status.containerStatuses[0].containerID}";
         let (_, container) = kubectl(id);
         agent.kill();
         agent = Role::start(machine, "agent.log", &agent_words);
-        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=60s").0);
+        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=300s").0);
         plane.kill();
         let plane = Role::start(machine, "plane.log", &plane_words);
         eventually("the API", 20, || kubectl("get --raw /readyz").0.then_some(()));
-        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=60s").0);
+        assert!(kubectl("wait pod/p --for=condition=Ready --timeout=300s").0);
         assert_eq!(kubectl(id).1, container);
         // The agent finds the new control plane: a new pod runs.
         assert!(kubectl("run q --image=docker.io/library/busybox:latest --image-pull-policy=Never --command -- sleep 100000").0);
-        assert!(kubectl("wait pod/q --for=condition=Ready --timeout=60s").0);
+        assert!(kubectl("wait pod/q --for=condition=Ready --timeout=300s").0);
         drop((agent, plane));
         said(&coracle(&words(&format!("down {node}")).iter().map(String::as_str).collect::<Vec<_>>()));
         assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());

@@ -42,7 +42,7 @@ fn with_nginx(machine: &mut Machine, versions: &str) -> Cluster {
     let arguments = ["create", "deployment", "nginx", "--image=nginx", "--replicas=3"];
     let output = cluster.kubectl_of(versions, &arguments, "");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    cluster.kubectl(&["rollout", "status", "deployment/nginx", "--timeout=60s"]);
+    cluster.kubectl(&["rollout", "status", "deployment/nginx", "--timeout=300s"]);
     cluster
 }
 
@@ -89,13 +89,13 @@ fn every_kubectl_version_creates_scales_updates_and_rolls_back() {
                 String::from_utf8(output.stdout).unwrap()
             };
             run(&["create", "deployment", "nginx", "--image=nginx", "--replicas=1"]);
-            run(&["rollout", "status", "deployment/nginx", "--timeout=60s"]);
+            run(&["rollout", "status", "deployment/nginx", "--timeout=300s"]);
             run(&["scale", "deployment/nginx", "--replicas=2"]);
             run(&["set", "env", "deployment/nginx", "COLOUR=blue"]);
-            run(&["rollout", "status", "deployment/nginx", "--timeout=60s"]);
+            run(&["rollout", "status", "deployment/nginx", "--timeout=300s"]);
             assert!(run(&["set", "env", "deployment/nginx", "--list"]).contains("COLOUR=blue"));
             run(&["rollout", "undo", "deployment/nginx"]);
-            run(&["rollout", "status", "deployment/nginx", "--timeout=60s"]);
+            run(&["rollout", "status", "deployment/nginx", "--timeout=300s"]);
             assert!(!run(&["set", "env", "deployment/nginx", "--list"]).contains("COLOUR"));
             assert!(run(&["describe", "deployment", "nginx"]).contains("2 desired | 2 updated"));
             assert!(run(&["explain", "deployment.spec.replicas"]).contains("integer"));

@@ -28,7 +28,7 @@ fn with_pods(test: impl FnOnce(&mut Machine, &Cluster) + Send + 'static) {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);
         cluster.apply(PODS);
-        cluster.kubectl(&["wait", "pod/web", "pod/cat", "--for=condition=Ready", "--timeout=60s"]);
+        cluster.kubectl(&["wait", "pod/web", "pod/cat", "--for=condition=Ready", "--timeout=300s"]);
         test(machine, &cluster);
     });
 }

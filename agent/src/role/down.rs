@@ -69,13 +69,13 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
 async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let Some(pid) = Lock::holder(run_dir) else { return Ok(()) };
     kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot stop process {pid}"))?;
-    for _ in 0..300 {
+    for _ in 0..1200 {
         if Lock::holder(run_dir).is_none() {
             return Ok(());
         }
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
-    anyhow::bail!("process {pid} did not stop within 15 seconds")
+    anyhow::bail!("process {pid} did not stop within a minute")
 }
 
 fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {

@@ -28,7 +28,7 @@ const SINGLE: &str = "usage-single-node";
 const USED_BY: &str = "used-by-node";
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 /// The signature by which a machine knows the cluster takes the controllers milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Flags of `coracle token`.
 #[derive(Args)]

@@ -76,7 +76,8 @@ impl Containerd {
     fn try_crictl(&self, arguments: &[&str]) -> Output {
         let endpoint = format!("unix://{}", self.socket);
         let mut command = Command::new(Machine::tool("crictl", "scripts/critest tools"));
-        command.args(["--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]).args(arguments);
+        command.args(["--timeout", "120s", "--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]);
+        command.args(arguments);
         command.stdin(Stdio::null()).output().unwrap()
     }
 

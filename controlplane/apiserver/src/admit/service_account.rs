@@ -15,7 +15,9 @@ use crate::{
 const MOUNT_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// An hour and seven seconds, by which the kind of token is known in old servers.
 const TOKEN_SECONDS: i64 = 3607;
+/// How long a pod waits for its account. The default one comes for certain, if its controller is late.
 const PATIENCE: Duration = Duration::from_secs(1);
+const DEFAULT_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) struct ServiceAccount;
 
@@ -28,7 +30,8 @@ pub(crate) async fn wait_for_account(state: &State, pod: &Value) {
         pod["spec"]["serviceAccountName"].as_str().filter(|name| !name.is_empty()).unwrap_or("default");
     let there = || state.cache.get(kind, namespace, name).is_some();
     // Whether it came or not is for the admission to see.
-    let _ = tokio::time::timeout(PATIENCE, state.cache.until(there)).await;
+    let patience = if name == "default" { DEFAULT_PATIENCE } else { PATIENCE };
+    let _ = tokio::time::timeout(patience, state.cache.until(there)).await;
 }
 
 impl Admit for ServiceAccount {
