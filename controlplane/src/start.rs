@@ -213,13 +213,9 @@ fn controllers_config(
     })
 }
 
-/// The people's kubeconfig, and certificates for parts that run elsewhere.
+/// The people's kubeconfig, and a certificate for a scheduler that runs elsewhere.
 fn write_client_kubeconfigs(pki: &Pki, path: &Path, server: &str) -> Result<(), PkiError> {
-    for (name, user) in
-        [("controller-manager", "system:kube-controller-manager"), ("scheduler", "system:kube-scheduler")]
-    {
-        pki.pair(name, &Leaf::client(user, None))?;
-    }
+    pki.pair("scheduler", &Leaf::client("system:kube-scheduler", None))?;
     let admin = pki.pair("admin", &Leaf::client("kubernetes-admin", Some("system:masters")))?;
     let text = kubeconfig::text(server, pki.authority_pem(), "kubernetes-admin", &admin);
     write_if_changed(path, &text)
@@ -263,7 +259,7 @@ fn host_name() -> Option<String> {
 
 impl ControlPlane {
     fn start_clients(&self, controllers: ControllersConfig, shutdown: &CancellationToken) {
-        let client = self.client("system:kube-controller-manager", &[]);
+        let client = self.client_as(User::controllers());
         self.tasks.spawn(coracle_controllers::run(client, controllers, shutdown.clone()));
         let client = self.client("system:kube-scheduler", &[]);
         self.tasks.spawn(coracle_scheduler::run(client, SchedulerConfig::default(), shutdown.clone()));
@@ -272,7 +268,11 @@ impl ControlPlane {
     /// A client within this process, as any user. Must be called within a tokio runtime.
     #[must_use]
     pub fn client(&self, user: &str, groups: &[&str]) -> kube::Client {
-        let (api, user) = (self.api.clone(), User::new(user, groups));
+        self.client_as(User::new(user, groups))
+    }
+
+    fn client_as(&self, user: User) -> kube::Client {
+        let api = self.api.clone();
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             let (api, user) = (api.clone(), user.clone());
             async move { Ok::<_, Infallible>(api.handle(request, Some(user)).await) }

@@ -27,7 +27,10 @@ impl Caller {
         let Some(certificate) = certificates.and_then(<[_]>::first) else { return Caller::Anonymous };
         let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Caller::Anonymous };
         let subject = certificate.subject();
-        let user = subject.iter_common_name().find_map(|name| name.as_str().ok()).unwrap_or_default();
+        // With several names it is nobody's: others may have read another of them.
+        let mut names = subject.iter_common_name();
+        let name = names.next().filter(|_| names.next().is_none());
+        let user = name.and_then(|name| name.as_str().ok()).unwrap_or_default();
         let groups = subject.iter_organization().filter_map(|name| name.as_str().ok());
         Caller::Certified { user: user.to_owned(), groups: groups.map(str::to_owned).collect() }
     }

@@ -29,6 +29,8 @@ pub struct User {
     pub groups: Vec<String>,
     /// What else the authenticator knows.
     pub extra: BTreeMap<String, Vec<String>>,
+    /// Whether it is a part of this control plane, in this process: no credential says so.
+    pub(crate) component: bool,
 }
 
 pub(crate) struct Authenticators {
@@ -39,12 +41,23 @@ pub(crate) struct Authenticators {
 // === impl User ===
 
 impl User {
-    /// A caller that is known by the process itself.
+    /// A caller with this name and these groups.
     #[must_use]
     pub fn new(name: &str, groups: &[&str]) -> Self {
         let mut groups: Vec<String> = groups.iter().map(|&group| group.to_owned()).collect();
         groups.push("system:authenticated".to_owned());
         Self { name: name.to_owned(), groups, ..Self::default() }
+    }
+
+    /// The control plane's own controllers, by the name that they have elsewhere too. For callers within this process
+    /// only.
+    #[must_use]
+    pub fn controllers() -> Self {
+        Self { component: true, ..Self::new("system:kube-controller-manager", &[]) }
+    }
+
+    pub(crate) fn is_component(&self) -> bool {
+        self.component
     }
 
     fn anonymous() -> Self {

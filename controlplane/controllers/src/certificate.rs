@@ -6,10 +6,13 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use x509_parser::asn1_rs::{Oid, Tag};
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};
 use x509_parser::pem::parse_x509_pem;
 use x509_parser::prelude::FromDer;
+use x509_parser::x509::{AttributeTypeAndValue, X509Name};
 
 /// Client certificates of anybody.
 pub(crate) const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
@@ -18,46 +21,58 @@ pub(crate) const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubele
 /// Serving certificates of nodes.
 pub(crate) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 
+const ADMINISTRATORS: &str = "system:masters";
+/// API servers, ours and others', whom nodes let in by their names.
+const SERVERS: [&str; 2] = ["kube-apiserver-kubelet-client", "system:kube-apiserver"];
 const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";
 
-/// Subject and alternative names of a request.
+/// Subject, alternative names and key of a request: all that a certificate is made from. Who decides and who signs
+/// have the same reading of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) common_name: String,
     pub(crate) organizations: Vec<String>,
     pub(crate) dns: Vec<String>,
     pub(crate) addresses: Vec<IpAddr>,
-    /// Names of other sorts: mail addresses, URIs and rarer ones.
+    /// Mail addresses among the alternative names.
+    pub(crate) mails: Vec<String>,
+    /// URIs among the alternative names.
+    pub(crate) uris: Vec<String>,
+    /// How many names there are of other sorts.
     pub(crate) others: usize,
+    /// The public key, as the request has it (SubjectPublicKeyInfo, DER).
+    pub(crate) key: Vec<u8>,
 }
 
 impl Asked {
-    /// Reads a request; nothing when it is none.
-    pub(crate) fn read(pem: &[u8]) -> Option<Self> {
-        let (_, pem) = parse_x509_pem(pem).ok()?;
-        let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
-        let subject = &request.certification_request_info.subject;
-        let common_name = subject.iter_common_name().next().and_then(|name| name.as_str().ok());
-        let mut asked = Self {
-            common_name: common_name.unwrap_or_default().to_owned(),
-            organizations: subject
-                .iter_organization()
-                .map(|name| name.as_str().map(str::to_owned).ok())
-                .collect::<Option<_>>()?,
-            ..Self::default()
-        };
+    /// Reads a request.
+    ///
+    /// # Errors
+    /// Why it is none, or why nobody can tell whom it is for.
+    pub(crate) fn read(pem: &[u8]) -> Result<Self, String> {
+        let unreadable = "the request cannot be read";
+        let (_, pem) = parse_x509_pem(pem).map_err(|_malformed| unreadable)?;
+        let (_, request) =
+            X509CertificationRequest::from_der(&pem.contents).map_err(|_malformed| unreadable)?;
+        request.verify_signature().map_err(|_wrong| "the request is not signed with its own key")?;
+        let info = &request.certification_request_info;
+        let (common_name, organizations) = subject(&info.subject)?;
+        let key = info.subject_pki.raw.to_vec();
+        let mut asked = Self { common_name, organizations, key, ..Self::default() };
         for extension in request.requested_extensions().into_iter().flatten() {
             if let ParsedExtension::SubjectAlternativeName(names) = extension {
                 names.general_names.iter().for_each(|name| asked.take(name));
             }
         }
-        Some(asked)
+        Ok(asked)
     }
 
     fn take(&mut self, name: &GeneralName<'_>) {
         match name {
             GeneralName::DNSName(name) => self.dns.push((*name).to_owned()),
+            GeneralName::RFC822Name(name) => self.mails.push((*name).to_owned()),
+            GeneralName::URI(name) => self.uris.push((*name).to_owned()),
             GeneralName::IPAddress(bytes) => match address(bytes) {
                 Some(address) => self.addresses.push(address),
                 None => self.others += 1,
@@ -74,22 +89,35 @@ impl Asked {
     /// Why the signer of this name must refuse; nothing when it may sign.
     pub(crate) fn refusal(&self, signer: &str, usages: &[String]) -> Option<String> {
         let refused = match signer {
-            CLIENT => client_usages(usages),
+            CLIENT => self.client(usages),
             NODE_CLIENT => self.node_client(usages),
             NODE_SERVING => self.node_serving(usages),
             other => Err(format!("the signer {other} is not ours")),
         };
-        let one = if self.organizations.len() > 1 && signer == CLIENT {
-            Err("subjects of more than one organization are not supported".to_owned())
-        } else {
-            Ok(())
-        };
-        refused.and(one).err()
+        refused.err()
+    }
+
+    /// Whoever is an administrator or an API server by its certificate is that to every part of the cluster.
+    fn client(&self, usages: &[String]) -> Result<(), String> {
+        if self.organizations.iter().any(|group| group == ADMINISTRATORS) {
+            return Err(format!("certificates of the group {ADMINISTRATORS} are not signed on request"));
+        }
+        if SERVERS.contains(&self.common_name.as_str()) {
+            return Err(format!("the name {} is the API server's", self.common_name));
+        }
+        if self.organizations.len() > 1 {
+            return Err("subjects of more than one organization are not supported".to_owned());
+        }
+        if self.others > 0 {
+            let kinds = "DNS names, IP addresses, mail addresses and URIs";
+            return Err(format!("subjectAltNames other than {kinds} are not supported"));
+        }
+        client_usages(usages)
     }
 
     fn node_client(&self, usages: &[String]) -> Result<(), String> {
         self.is_of_nodes()?;
-        if !self.dns.is_empty() || !self.addresses.is_empty() || self.others > 0 {
+        if !self.dns.is_empty() || !self.addresses.is_empty() || self.has_other_names() {
             return Err("a node's client certificate has no subject alternative names".to_owned());
         }
         exact_usages(usages, "client auth")?;
@@ -101,11 +129,15 @@ impl Asked {
         if self.dns.is_empty() && self.addresses.is_empty() {
             return Err("DNS or IP subjectAltName is required".to_owned());
         }
-        if self.others > 0 {
+        if self.has_other_names() {
             return Err("subjectAltNames other than DNS names and IP addresses are not allowed".to_owned());
         }
         exact_usages(usages, "server auth")?;
         self.is_of_a_node()
+    }
+
+    fn has_other_names(&self) -> bool {
+        !self.mails.is_empty() || !self.uris.is_empty() || self.others > 0
     }
 
     fn is_of_nodes(&self) -> Result<(), String> {
@@ -117,6 +149,41 @@ impl Asked {
         let right = self.node().is_some();
         right.then_some(()).ok_or_else(|| format!("subject common name does not begin with {NODE_PREFIX}"))
     }
+}
+
+/// Common name and organizations of a subject that leaves no doubt. Programs differ in which of two common names
+/// counts, and in what they make of several values in one part: what one has checked, another would have signed.
+fn subject(name: &X509Name<'_>) -> Result<(String, Vec<String>), String> {
+    let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
+    for part in name.iter() {
+        let mut attributes = part.iter();
+        let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
+            return Err("a part of the subject has not exactly one value".to_owned());
+        };
+        let list = match attribute.attr_type() {
+            kind if *kind == OID_X509_COMMON_NAME => &mut common_names,
+            kind if *kind == OID_X509_ORGANIZATION_NAME => &mut organizations,
+            other => return Err(format!("the subject has {}", unsupported(other))),
+        };
+        list.push(plain_text(attribute)?);
+    }
+    let [common_name] = <[String; 1]>::try_from(common_names)
+        .map_err(|names| format!("the subject has {} common names, not one", names.len()))?;
+    if common_name.is_empty() {
+        return Err("the subject has an empty common name".to_owned());
+    }
+    Ok((common_name, organizations))
+}
+
+fn unsupported(kind: &Oid<'_>) -> String {
+    format!("an attribute {kind}, where only a common name and organizations are supported")
+}
+
+/// The two sorts of strings that everybody reads alike, without characters that end or hide a name elsewhere.
+fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> Result<String, String> {
+    let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
+    let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
+    text.map(str::to_owned).ok_or_else(|| "the subject has a text of an unusual sort".to_owned())
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {
@@ -147,87 +214,4 @@ fn client_usages(usages: &[String]) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
-
-    fn node(names: &[&str]) -> CertificateParams {
-        let mut params =
-            CertificateParams::new(names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>()).unwrap();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, "system:node:a");
-        params.distinguished_name.push(DnType::OrganizationName, NODES);
-        params
-    }
-
-    fn read(params: &CertificateParams) -> Asked {
-        let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
-        Asked::read(request.pem().unwrap().as_bytes()).unwrap()
-    }
-
-    fn words(list: &[&str]) -> Vec<String> {
-        list.iter().map(|word| (*word).to_owned()).collect()
-    }
-
-    #[test]
-    fn a_request_is_read() {
-        let asked = read(&node(&["a", "192.0.2.1"]));
-        assert_eq!((asked.node(), asked.dns.as_slice()), (Some("a"), &["a".to_owned()][..]));
-        assert_eq!(asked.addresses, ["192.0.2.1".parse::<IpAddr>().unwrap()]);
-        assert_eq!(Asked::read(b"nonsense"), None);
-    }
-
-    #[test]
-    fn a_nodes_client_certificate_says_that_and_no_more() {
-        let usages = words(&["digital signature", "client auth"]);
-        let good = read(&node(&[]));
-        assert_eq!(good.refusal(NODE_CLIENT, &usages), None);
-        assert_eq!(
-            good.refusal(NODE_CLIENT, &words(&["key encipherment", "digital signature", "client auth"])),
-            None
-        );
-        for wrong in [
-            &["client auth"][..],
-            &["digital signature", "server auth"],
-            &["any", "digital signature", "client auth"],
-        ] {
-            assert!(good.refusal(NODE_CLIENT, &words(wrong)).is_some(), "{wrong:?}");
-        }
-        assert!(read(&node(&["a"])).refusal(NODE_CLIENT, &usages).is_some());
-        for change in [
-            |asked: &mut Asked| asked.common_name = "root".to_owned(),
-            |asked: &mut Asked| asked.common_name = "system:node:".to_owned(),
-            |asked: &mut Asked| asked.organizations = vec!["system:masters".to_owned()],
-            |asked: &mut Asked| asked.organizations.push("system:masters".to_owned()),
-            |asked: &mut Asked| asked.organizations.clear(),
-        ] {
-            let mut wrong = good.clone();
-            change(&mut wrong);
-            assert!(wrong.refusal(NODE_CLIENT, &usages).is_some(), "{wrong:?}");
-        }
-    }
-
-    #[test]
-    fn a_nodes_serving_certificate_names_hosts() {
-        let usages = words(&["digital signature", "server auth"]);
-        assert_eq!(read(&node(&["a"])).refusal(NODE_SERVING, &usages), None);
-        assert!(read(&node(&[])).refusal(NODE_SERVING, &usages).is_some());
-        let mut mail = node(&["a"]);
-        mail.subject_alt_names.push(SanType::Rfc822Name("a@b".try_into().unwrap()));
-        assert!(read(&mail).refusal(NODE_SERVING, &usages).is_some());
-        assert!(
-            read(&node(&["a"]))
-                .refusal(NODE_SERVING, &words(&["digital signature", "client auth"]))
-                .is_some()
-        );
-    }
-
-    #[test]
-    fn anybodys_client_certificate_is_for_clients() {
-        let asked = read(&node(&["a"]));
-        assert_eq!(asked.refusal(CLIENT, &words(&["client auth"])), None);
-        assert!(asked.refusal(CLIENT, &words(&["client auth", "cert sign"])).is_some());
-        assert!(asked.refusal(CLIENT, &words(&["digital signature"])).is_some());
-        assert!(asked.refusal("example.com/other", &words(&["client auth"])).is_some());
-    }
-}
+pub(crate) mod tests;

@@ -23,7 +23,7 @@ impl Admit for BootstrapToken {
         let secret = by_resource("", "v1", "secrets")
             .and_then(|kind| state.cache.get(kind, "kube-system", &format!("bootstrap-token-{id}")));
         let Some(other) = secret.and_then(|secret| used_by(&secret.value())) else { return Ok(()) };
-        let subject = certificate::subject(object);
+        let subject = certificate::subject(object).ok().flatten();
         if subject.is_some_and(|subject| subject.common_name == format!("system:node:{other}")) {
             return Ok(());
         }

@@ -4,7 +4,12 @@
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use x509_parser::{
-    certification_request::X509CertificationRequest, pem::parse_x509_pem, prelude::FromDer as _,
+    asn1_rs::Tag,
+    certification_request::X509CertificationRequest,
+    oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME},
+    pem::parse_x509_pem,
+    prelude::FromDer as _,
+    x509::{AttributeTypeAndValue, X509Name},
 };
 
 use super::{Admit, Attributes, Operation};
@@ -17,13 +22,16 @@ use crate::{
 };
 
 const GROUP: &str = "certificates.k8s.io";
-pub(super) const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 pub(super) const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub(super) const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 
 pub(super) struct Certificates;
 
+/// Signers of this domain sign for this server.
+const OUR_DOMAIN: &str = "kubernetes.io/";
+
 /// The subject that a request asks for.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Subject {
     pub(super) common_name: String,
     pub(super) organizations: Vec<String>,
@@ -95,31 +103,66 @@ fn date(object: &mut Value, old: &Value, now: &str) {
     }
 }
 
-/// The signer for clients of this server would make an administrator of anybody who may ask for approval.
+/// Our signers would make an administrator of anybody who may ask for approval.
 fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<()> {
-    if object["spec"]["signerName"] != CLIENT {
+    let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
+    if !signer.starts_with(OUR_DOMAIN) {
         return Ok(());
     }
-    match subject(object) {
-        Some(subject) if subject.organizations.iter().any(|group| group == "system:masters") => {
-            let why = format!("use of {CLIENT} signer with system:masters group is not allowed");
-            Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
+    let why = match subject(object) {
+        Err(why) => why,
+        Ok(Some(subject)) if subject.organizations.iter().any(|group| group == "system:masters") => {
+            format!("use of {signer} signer with system:masters group is not allowed")
         }
-        _ => Ok(()),
-    }
+        Ok(_) => return Ok(()),
+    };
+    Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
 }
 
 /// The subject of a request; nothing for what validation will refuse.
-pub(super) fn subject(object: &Value) -> Option<Subject> {
-    let bytes = BASE64_STANDARD.decode(object["spec"]["request"].as_str()?).ok()?;
-    let (_, pem) = parse_x509_pem(&bytes).ok()?;
-    let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
-    let name = &request.certification_request_info.subject;
-    let text = |name: Option<&str>| name.unwrap_or_default().to_owned();
-    Some(Subject {
-        common_name: text(name.iter_common_name().next().and_then(|one| one.as_str().ok())),
-        organizations: name.iter_organization().map(|one| text(one.as_str().ok())).collect(),
-    })
+///
+/// # Errors
+/// Why nobody can tell whom the request is for.
+pub(super) fn subject(object: &Value) -> std::result::Result<Option<Subject>, String> {
+    let der = || {
+        let bytes = BASE64_STANDARD.decode(object["spec"]["request"].as_str()?).ok()?;
+        Some(parse_x509_pem(&bytes).ok()?.1.contents)
+    };
+    let Some(der) = der() else { return Ok(None) };
+    let Ok((_, request)) = X509CertificationRequest::from_der(&der) else { return Ok(None) };
+    read_subject(&request.certification_request_info.subject).map(Some)
+}
+
+/// As the signer reads it, which refuses the same.
+fn read_subject(name: &X509Name<'_>) -> std::result::Result<Subject, String> {
+    let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
+    for part in name.iter() {
+        let mut attributes = part.iter();
+        let (Some(attribute), None) = (attributes.next(), attributes.next()) else {
+            return Err("a part of the subject has not exactly one value".to_owned());
+        };
+        let list = match attribute.attr_type() {
+            kind if *kind == OID_X509_COMMON_NAME => &mut common_names,
+            kind if *kind == OID_X509_ORGANIZATION_NAME => &mut organizations,
+            other => {
+                let only = "where only a common name and organizations are supported";
+                return Err(format!("the subject has an attribute {other}, {only}"));
+            }
+        };
+        list.push(plain_text(attribute)?);
+    }
+    match <[String; 1]>::try_from(common_names) {
+        Ok([name]) if name.is_empty() => Err("the subject has an empty common name".to_owned()),
+        Ok([common_name]) => Ok(Subject { common_name, organizations }),
+        Err(names) => Err(format!("the subject has {} common names, not one", names.len())),
+    }
+}
+
+/// Two sorts of strings are read alike by everybody, if nothing in them ends or hides a name elsewhere.
+fn plain_text(attribute: &AttributeTypeAndValue<'_>) -> std::result::Result<String, String> {
+    let usual = matches!(attribute.attr_value().tag(), Tag::Utf8String | Tag::PrintableString);
+    let text = attribute.as_str().ok().filter(|text| usual && !text.chars().any(char::is_control));
+    text.map(str::to_owned).ok_or_else(|| "the subject has a text of an unusual sort".to_owned())
 }
 
 /// Asks the authorizers about the signer, or all signers of its domain.

@@ -154,7 +154,7 @@ fn request(attributes: &Attributes<'_>, object: &Value) -> Checked {
     {
         return Ok(());
     }
-    let own = certificate::subject(object).is_none_or(|asked| asked.common_name == attributes.user.name);
+    let own = certificate::subject(object)?.is_none_or(|asked| asked.common_name == attributes.user.name);
     ensure(own, || format!("can only create a node CSR with CN={}", attributes.user.name))
 }
 

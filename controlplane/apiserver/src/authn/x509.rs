@@ -1,4 +1,5 @@
-//! Client certificates that the TLS layer verified: the common name is the user, organizations are groups.
+//! Client certificates that the TLS layer verified: the common name is the user, organizations are groups. One with
+//! several common names is nobody's.
 
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
@@ -8,7 +9,9 @@ use super::User;
 pub(super) fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let subject = certificate.subject();
-    let name = subject.iter_common_name().next()?.as_str().ok()?;
+    let mut names = subject.iter_common_name();
+    let (Some(name), None) = (names.next(), names.next()) else { return None };
+    let name = name.as_str().ok()?;
     let groups: Vec<&str> = subject.iter_organization().filter_map(|group| group.as_str().ok()).collect();
     (!name.is_empty()).then(|| User::new(name, &groups))
 }

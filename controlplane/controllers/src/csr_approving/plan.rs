@@ -23,7 +23,7 @@ pub(crate) fn plan(request: &CertificateSigningRequest, nodes: &[Arc<Node>]) -> 
         return Action::Leave;
     }
     let spec = &request.spec;
-    let Some(asked) = Asked::read(&spec.request.0) else { return Action::Leave };
+    let Ok(asked) = Asked::read(&spec.request.0) else { return Action::Leave };
     if asked.refusal(&spec.signer_name, &spec.usages).is_some() {
         return Action::Leave;
     }

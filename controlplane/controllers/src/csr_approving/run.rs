@@ -80,7 +80,7 @@ async fn claim_token(
 ) -> Result<Result<(), String>, Error> {
     let Some((id, key)) = claim::token(request) else { return Ok(Ok(())) };
     let asked = Asked::read(&request.spec.request.0);
-    let Some(node) = asked.as_ref().and_then(Asked::node) else { return Ok(Ok(())) };
+    let Some(node) = asked.as_ref().ok().and_then(Asked::node) else { return Ok(Ok(())) };
     let writer = context.writer(&context.caches.tokens);
     let secret = writer.live(&key).await?;
     match claim::claim((id, secret.as_ref()), node, &context.caches.nodes.all()) {

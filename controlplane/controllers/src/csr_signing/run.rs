@@ -52,12 +52,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
 
 fn certificate(signer: &Signer, request: &CertificateSigningRequest) -> Result<String, String> {
     let spec = &request.spec;
-    let asked = Asked::read(&spec.request.0).ok_or("the request cannot be read")?;
+    let asked = Asked::read(&spec.request.0)?;
     if let Some(why) = asked.refusal(&spec.signer_name, &spec.usages) {
         return Err(why);
     }
     let now = u64::try_from(Timestamp::now().as_second()).unwrap_or(0);
-    signer.sign(&spec.request.0, &spec.usages, (spec.expiration_seconds, now)).map_err(|error| {
+    signer.sign(&asked, &spec.usages, (spec.expiration_seconds, now)).map_err(|error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         format!("{error}: {cause}")
     })

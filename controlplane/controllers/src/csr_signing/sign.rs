@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rcgen::{
-    CertificateParams, CertificateSigningRequestParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SerialNumber, date_time_ymd,
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType, SerialNumber, SubjectPublicKeyInfo, date_time_ymd,
 };
 use ring::rand::{SecureRandom, SystemRandom};
+
+use crate::certificate::Asked;
 
 /// Certificates are valid from a little before, for clocks that differ.
 const BACKDATE: Duration = Duration::from_secs(300);
@@ -18,7 +20,7 @@ pub enum SignError {
     /// Certificate or key of the authority cannot be used.
     #[error("the authority's certificate and key cannot be used")]
     Authority(#[source] rcgen::Error),
-    /// The request cannot be read, or asks for extensions that are not signed here.
+    /// The request has a key of a kind, or names, that no certificate can be made of.
     #[error("the request cannot be signed")]
     Request(#[source] rcgen::Error),
     /// The kernel gives no random numbers.
@@ -51,31 +53,51 @@ impl Signer {
         Ok(Self { authority: Arc::new(authority), longest })
     }
 
-    /// A certificate, PEM, for the subject, names and key of a request, for these uses, for at most as many seconds
-    /// as were asked for. `now` in seconds since 1970.
+    /// A certificate, PEM, for the subject, names and key that were checked and for nothing else of the request, for
+    /// these uses, for at most as many seconds as were asked for. `now` in seconds since 1970.
     ///
     /// # Errors
     /// [`SignError::Request`].
     pub(crate) fn sign(
         &self,
-        request: &[u8],
+        asked: &Asked,
         usages: &[String],
-        (asked, now): (Option<i64>, u64),
+        (seconds, now): (Option<i64>, u64),
     ) -> Result<String, SignError> {
-        let text = String::from_utf8_lossy(request);
-        let mut request = CertificateSigningRequestParams::from_pem(&text).map_err(SignError::Request)?;
-        let asked = asked.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
-        let lasts = asked.map_or(self.longest, |asked| asked.min(self.longest));
-        let params = &mut request.params;
+        let key = SubjectPublicKeyInfo::from_der(&asked.key).map_err(SignError::Request)?;
+        let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+        let lasts = seconds.map_or(self.longest, |seconds| seconds.min(self.longest));
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        for organization in &asked.organizations {
+            params.distinguished_name.push(DnType::OrganizationName, organization.as_str());
+        }
+        params.distinguished_name.push(DnType::CommonName, asked.common_name.as_str());
+        params.subject_alt_names = alternative_names(asked).map_err(SignError::Request)?;
         params.is_ca = IsCa::ExplicitNoCa;
         params.use_authority_key_identifier_extension = true;
         params.serial_number = Some(serial()?);
         params.not_before =
             date_time_ymd(1970, 1, 1) + Duration::from_secs(now).saturating_sub(BACKDATE.min(lasts / 2));
         params.not_after = date_time_ymd(1970, 1, 1) + Duration::from_secs(now) + lasts;
-        set_usages(params, usages);
-        Ok(request.signed_by(&self.authority).map_err(SignError::Request)?.pem())
+        set_usages(&mut params, usages);
+        Ok(params.signed_by(&key, &*self.authority).map_err(SignError::Request)?.pem())
     }
+}
+
+fn alternative_names(asked: &Asked) -> Result<Vec<SanType>, rcgen::Error> {
+    let mut names = Vec::new();
+    for name in &asked.dns {
+        names.push(SanType::DnsName(name.as_str().try_into()?));
+    }
+    for mail in &asked.mails {
+        names.push(SanType::Rfc822Name(mail.as_str().try_into()?));
+    }
+    for uri in &asked.uris {
+        names.push(SanType::URI(uri.as_str().try_into()?));
+    }
+    names.extend(asked.addresses.iter().copied().map(SanType::IpAddress));
+    Ok(names)
 }
 
 /// Positive, and never twice.
@@ -116,35 +138,68 @@ mod tests {
         Signer::new(&certificate.pem(), &key.serialize_pem(), Duration::from_secs(seconds)).unwrap()
     }
 
-    /// First and last second of a certificate, whether it is an authority, and its common name.
-    fn signed(signer: &Signer, asked: Option<i64>) -> (i64, i64, bool, String) {
-        let mut params = CertificateParams::default();
-        // Whoever asks for an authority's certificate gets a plain one.
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, "system:node:a");
+    fn asked(params: &CertificateParams) -> Asked {
         let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+        Asked::read(pem.as_bytes()).unwrap()
+    }
+
+    /// First and last second of a certificate, whether it is an authority, its subject and its names.
+    fn signed(signer: &Signer, seconds: Option<i64>) -> (i64, i64, bool, String, usize) {
+        let mut params = CertificateParams::default();
+        // Whoever asks for an authority's certificate, and for other uses, gets a plain one.
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::Any, ExtendedKeyUsagePurpose::ServerAuth];
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, "system:node:a");
+        params.subject_alt_names = vec![SanType::DnsName("a".try_into().unwrap())];
         let usages = ["digital signature".to_owned(), "client auth".to_owned()];
-        let certificate = signer.sign(pem.as_bytes(), &usages, (asked, 1_000_000)).unwrap();
+        let certificate = signer.sign(&asked(&params), &usages, (seconds, 1_000_000)).unwrap();
         let (_, pem) = parse_x509_pem(certificate.as_bytes()).unwrap();
         let (_, found) = X509Certificate::from_der(&pem.contents).unwrap();
         let usage = found.extended_key_usage().unwrap().unwrap().value;
         assert!(usage.client_auth && !usage.server_auth && !usage.any);
-        let name = found.subject().iter_common_name().next().unwrap().as_str().unwrap().to_owned();
+        let usage = found.key_usage().unwrap().unwrap().value;
+        assert!(usage.digital_signature() && !usage.key_cert_sign());
+        let names = found.subject_alternative_name().unwrap().unwrap().value.general_names.len();
         let validity = found.validity();
-        (validity.not_before.timestamp(), validity.not_after.timestamp(), found.is_ca(), name)
+        let span = (validity.not_before.timestamp(), validity.not_after.timestamp());
+        (span.0, span.1, found.is_ca(), found.subject().to_string(), names)
     }
 
     #[test]
     fn a_certificate_says_what_was_approved_for_as_long_as_is_allowed() {
-        let (from, until, is_ca, name) = signed(&signer(86400), None);
-        assert_eq!((from, until, is_ca, name.as_str()), (999_700, 1_086_400, false, "system:node:a"));
+        let (from, until, is_ca, name, names) = signed(&signer(86400), None);
+        assert_eq!((from, until, is_ca), (999_700, 1_086_400, false));
+        assert_eq!((name.as_str(), names), ("O=system:nodes, CN=system:node:a", 1));
         assert_eq!(signed(&signer(86400), Some(3600)).1, 1_003_600);
         assert_eq!(signed(&signer(86400), Some(864_000)).1, 1_086_400);
         assert_eq!(signed(&signer(20), None).0, 999_990);
     }
 
     #[test]
+    fn keys_and_names_of_all_sorts_that_are_allowed_are_signed() {
+        let mut params = CertificateParams::new(vec!["a".to_owned(), "192.0.2.1".to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "ann");
+        params.subject_alt_names.push(SanType::Rfc822Name("ann@example.com".try_into().unwrap()));
+        params.subject_alt_names.push(SanType::URI("spiffe://example.com/ann".try_into().unwrap()));
+        for kind in [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519] {
+            let key = KeyPair::generate_for(kind).unwrap();
+            let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+            let asked = Asked::read(pem.as_bytes()).unwrap();
+            let certificate = signer(60).sign(&asked, &[], (None, 1_000_000)).unwrap();
+            let (_, pem) = parse_x509_pem(certificate.as_bytes()).unwrap();
+            let (_, found) = X509Certificate::from_der(&pem.contents).unwrap();
+            assert_eq!(found.public_key().raw, asked.key);
+            let names = found.subject_alternative_name().unwrap().unwrap().value.general_names.clone();
+            assert_eq!(names.len(), 4);
+        }
+    }
+
+    #[test]
     fn nonsense_is_not_signed() {
-        assert!(signer(60).sign(b"nonsense", &[], (None, 0)).is_err());
+        assert!(signer(60).sign(&Asked::default(), &[], (None, 0)).is_err());
     }
 }

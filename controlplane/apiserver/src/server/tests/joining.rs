@@ -1,6 +1,6 @@
 //! Machines that join and nodes among each other: who may ask for what.
 
-use rcgen::{CertificateParams, DnType, KeyPair};
+use rcgen::{CertificateParams, DnType, KeyPair, PublicKeyData as _, SigningKey as _};
 
 use super::*;
 
@@ -18,6 +18,31 @@ fn request(name: &str, signer: &str, (user, group): (&str, &str)) -> Value {
         "request": base64::prelude::BASE64_STANDARD.encode(pem), "signerName": signer,
         "usages": ["digital signature", "client auth"], "username": "system:admin", "groups": ["system:masters"],
     }})
+}
+
+fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let content = parts.concat();
+    let length = u16::try_from(content.len()).unwrap().to_be_bytes();
+    [&[tag, 0x82][..], &length, &content].concat()
+}
+
+/// A request whose subject has these parts: of attributes (2.5.4.x) and their texts.
+fn with_subject(name: &str, signer: &str, subject: &[&[(u8, &str)]]) -> Value {
+    use base64::Engine as _;
+    let attribute =
+        |&(kind, text): &(u8, &str)| tlv(0x30, &[&[0x06, 3, 0x55, 4, kind], &tlv(12, &[text.as_bytes()])]);
+    let part = |part: &&[(u8, &str)]| tlv(0x31, &[&part.iter().flat_map(attribute).collect::<Vec<_>>()]);
+    let subject = tlv(0x30, &[&subject.iter().flat_map(part).collect::<Vec<_>>()]);
+    let key = KeyPair::generate().unwrap();
+    let info = tlv(0x30, &[&[0x02, 1, 0], &subject, &key.subject_public_key_info(), &[0xa0, 0]]);
+    // ecdsa-with-SHA256, 1.2.840.10045.4.3.2
+    let algorithm = [0x30, 10, 0x06, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2];
+    let signature = tlv(0x03, &[&[0], &key.sign(&info).unwrap()]);
+    let der = base64::prelude::BASE64_STANDARD.encode(tlv(0x30, &[&info, &algorithm, &signature]));
+    let pem = format!("-----BEGIN CERTIFICATE REQUEST-----\n{der}\n-----END CERTIFICATE REQUEST-----\n");
+    let mut object = request(name, signer, ("x", "y"));
+    object["spec"]["request"] = base64::prelude::BASE64_STANDARD.encode(pem).into();
+    object
 }
 
 fn bootstrapper() -> User {
@@ -120,6 +145,68 @@ async fn nobody_asks_to_be_an_administrator() {
     let answer = server.post(REQUESTS, broken).await;
     assert_eq!(answer.code, 422);
     assert!(answer.body["message"].as_str().unwrap().contains("spec.request: Invalid value"));
+}
+
+#[tokio::test]
+async fn a_request_is_for_one_name_however_it_is_read() {
+    const CN: u8 = 3;
+    const O: u8 = 10;
+    const OU: u8 = 11;
+    let server = Fixture::new().await;
+    let (node, nodes) = ((CN, "system:node:n1"), (O, "system:nodes"));
+    let controllers = (CN, "system:kube-controller-manager");
+    let made = with_subject("a", NODE_CLIENT, &[&[nodes], &[node]]);
+    let made = server.send_as(bootstrapper(), "POST", REQUESTS, made).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    for (subject, why) in [
+        (&[&[node][..], &[nodes], &[controllers]][..], "2 common names"),
+        (&[&[controllers], &[nodes], &[node]], "2 common names"),
+        (&[&[nodes]], "0 common names"),
+        (&[&[node, controllers], &[nodes]], "not exactly one value"),
+        (&[&[node], &[nodes], &[(OU, "x")]], "attribute 2.5.4.11"),
+    ] {
+        for (user, signer) in [
+            (bootstrapper(), NODE_CLIENT),
+            (super::node("n1"), NODE_CLIENT),
+            (super::node("n1"), "kubernetes.io/kubelet-serving"),
+            (admin(), "kubernetes.io/kube-apiserver-client"),
+        ] {
+            let answer = server.send_as(user, "POST", REQUESTS, with_subject("b", signer, subject)).await;
+            assert_eq!(answer.code, 403, "{subject:?} {}", answer.body);
+            assert!(answer.body["message"].as_str().unwrap().contains(why), "{}", answer.body);
+        }
+    }
+    // What others sign is theirs to judge.
+    let other = with_subject("c", "example.com/signer", &[&[node], &[controllers]]);
+    assert_eq!(server.send_as(admin(), "POST", REQUESTS, other).await.code, 201);
+    for signer in [NODE_CLIENT, "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client"] {
+        let asked = with_subject("d", signer, &[&[node], &[nodes], &[(O, "system:masters")]]);
+        assert_eq!(server.post(REQUESTS, asked).await.code, 403, "{signer}");
+    }
+}
+
+#[tokio::test]
+async fn the_name_of_the_controllers_is_no_credential() {
+    let server = Fixture::new().await;
+    let secrets = "/api/v1/namespaces/kube-system/secrets";
+    assert_eq!(server.get_as(User::new("system:kube-controller-manager", &[]), secrets).await.code, 403);
+    assert_eq!(server.get_as(User::controllers(), secrets).await.code, 200);
+    // Nor is it one for who may be anybody else.
+    let everybody = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "impersonate"},
+        "rules": [{"apiGroups": [""], "resources": ["users"], "verbs": ["impersonate"]}]});
+    let roles = "/apis/rbac.authorization.k8s.io/v1";
+    assert_eq!(server.post(&format!("{roles}/clusterroles"), everybody).await.code, 201);
+    let binding = json!({"metadata": {"name": "impersonate"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "impersonate"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}]});
+    assert_eq!(server.post(&format!("{roles}/clusterrolebindings"), binding).await.code, 201);
+    let request = Request::get(secrets).header("impersonate-user", "system:kube-controller-manager");
+    let request = request.body(Full::default()).unwrap();
+    let refused = server.send(User::new("ann", &[]), request).await;
+    assert_eq!(refused.code, 403);
+    let why = refused.body["message"].as_str().unwrap();
+    assert!(why.contains("User \"system:kube-controller-manager\" cannot list"), "{why}");
 }
 
 #[tokio::test]
