@@ -50,8 +50,9 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     let mut name = String::new();
     for _ in 0..RETRIES {
         let pod = parent(call)?;
-        // Before anything is spent on what will not be deleted.
+        // Before anything is spent on, or noted at, what will not be deleted.
         options.check(call.kind, &pod)?;
+        delete::admit(call, &call.resource.name, &pod)?;
         match verdict(budgets, &pod, &covering(call, budgets, &pod)?, &write::now())? {
             Verdict::Delete => return remove(call, options).await,
             Verdict::DeleteUnchanged(budget) => {

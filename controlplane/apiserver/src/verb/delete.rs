@@ -87,8 +87,7 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             cache.get(kind, call.namespace(), name).ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = current.value();
         check(kind, &old, options)?;
-        let attributes = Attributes::new(call, Operation::Delete, name, Some(&old));
-        call.state.admission.validate(&call.state, &attributes, &old)?;
+        admit(call, name, &old)?;
         let new = marked(kind, &old, options, jiff::Timestamp::now());
         let finished = is_finished(&new);
         if new == old && !finished {
@@ -107,6 +106,12 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             Err(Failed::Other(error)) => return Err(error),
         }
     }
+}
+
+/// Fails when the caller may not delete this object, whatever the authorizers say.
+pub(crate) fn admit(call: &Call, name: &str, old: &Value) -> Result<()> {
+    let attributes = Attributes::new(call, Operation::Delete, name, Some(old));
+    call.state.admission.validate(&call.state, &attributes, old)
 }
 
 /// The options of the request; the body's win over the query's.

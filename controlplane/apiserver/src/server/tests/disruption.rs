@@ -102,6 +102,25 @@ async fn an_eviction_is_refused_with_its_reason_and_then_nothing_is_changed() {
 }
 
 #[tokio::test]
+async fn who_may_not_delete_a_pod_spends_nothing_on_it() {
+    let server = Fixture::new().await;
+    server.running("p").await;
+    let path = format!("{PODS}/p/eviction");
+    let evict_as = async |user: User| {
+        let body = json!({"metadata": {"name": "p"}}).to_string();
+        server.send(user, Request::post(path.as_str()).body(Full::from(body)).unwrap()).await.code
+    };
+    // Without a budget, and with one.
+    assert_eq!(evict_as(node("n2")).await, 403);
+    server.budget("b", 1).await;
+    assert_eq!(evict_as(node("n2")).await, 403);
+    assert!(!server.get(&format!("{PODS}/p")).await.body.to_string().contains("DisruptionTarget"));
+    assert_eq!(server.get(&format!("{BUDGETS}/b")).await.body["status"]["disruptionsAllowed"], 1);
+    assert_eq!(evict_as(node("n1")).await, 201);
+    assert_eq!(server.get(&format!("{BUDGETS}/b")).await.body["status"]["disruptionsAllowed"], 0);
+}
+
+#[tokio::test]
 async fn pods_that_do_not_run_go_freely() {
     let server = Fixture::new().await;
     let mut pending = pod("p");
