@@ -49,7 +49,8 @@ fn ensure(right: bool, why: impl FnOnce() -> String) -> Checked {
 }
 
 fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
-    ensure(attributes.name == node, || {
+    // The object's own name: one that is yet to be made up begins like this node's at most.
+    ensure(object["metadata"]["name"] == node, || {
         format!("node \"{node}\" is not allowed to modify node \"{}\"", attributes.name)
     })?;
     if let (Operation::Update, Some(old)) = (attributes.operation, attributes.old) {

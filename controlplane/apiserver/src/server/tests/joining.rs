@@ -227,6 +227,8 @@ async fn a_node_asks_and_writes_in_its_own_name_only() {
     let secret = json!({"node-restriction.kubernetes.io/x": "1"});
     assert_eq!(server.send_as(node("n1"), "POST", nodes, object("n1", secret.clone())).await.code, 403);
     assert_eq!(server.send_as(node("n1"), "POST", nodes, object("n2", json!({}))).await.code, 403);
+    let unnamed = json!({"metadata": {"generateName": "n1"}});
+    assert_eq!(server.send_as(node("n1"), "POST", nodes, unnamed).await.code, 403);
     let made = server.send_as(node("n1"), "POST", nodes, object("n1", json!({"mine": "1"}))).await;
     assert_eq!(made.code, 201, "{}", made.body);
     assert_eq!(made.body["spec"]["taints"][0]["key"], "node.kubernetes.io/not-ready");
