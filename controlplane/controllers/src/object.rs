@@ -226,6 +226,13 @@ impl Pod {
             .map(|ready| ready.last_transition_time.clone())
     }
 
+    /// Since when it is on its node: bound there, or made for it.
+    pub(crate) fn bound_since(&self) -> Option<jiff::Timestamp> {
+        let bound = self.condition("PodScheduled").filter(|bound| bound.status == "True");
+        let bound = bound.and_then(|bound| bound.last_transition_time.as_ref());
+        bound.or(self.metadata.creation_timestamp.as_ref()).map(|time| time.0)
+    }
+
     /// Whether the pod has run to its end.
     pub(crate) fn finished(&self) -> bool {
         matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"))

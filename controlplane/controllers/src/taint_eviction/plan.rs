@@ -17,11 +17,17 @@ pub(crate) fn evicting(taints: &[Taint]) -> impl Iterator<Item = &Taint> {
     taints.iter().filter(|taint| taint.effect == "NoExecute")
 }
 
-/// When a pod with these tolerations has to go. A taint that does not say since when it is there is taken as new.
-pub(crate) fn due(taints: &[Taint], tolerations: &[Toleration], now: Timestamp) -> Due {
+/// When a pod with these tolerations has to go, which is on the node since `bound`. A taint that does not say since when
+/// it is there is taken as new. A pod that came later than the taint tolerates it from then on: counted from the taint,
+/// it would have to go at once, and so would whoever comes in its place.
+pub(crate) fn due(
+    taints: &[Taint],
+    tolerations: &[Toleration],
+    (bound, now): (Option<Timestamp>, Timestamp),
+) -> Due {
     let ends = evicting(taints).filter_map(|taint| {
         let since = taint.time_added.as_ref().map_or(now, |time| time.0);
-        end(taint, tolerations, since)
+        end(taint, tolerations, bound.map_or(since, |bound| bound.max(since)))
     });
     ends.min().map_or(Due::Never, Due::At)
 }
@@ -61,10 +67,24 @@ mod tests {
         Timestamp::from_second(second).unwrap()
     }
 
-    fn of(taints: Value, tolerations: Value) -> Due {
+    fn since(bound: Option<Timestamp>, taints: Value, tolerations: Value) -> Due {
         let taints: Vec<Taint> = serde_json::from_value(taints).unwrap();
         let tolerations: Vec<Toleration> = serde_json::from_value(tolerations).unwrap();
-        due(&taints, &tolerations, at(1000))
+        due(&taints, &tolerations, (bound, at(1000)))
+    }
+
+    fn of(taints: Value, tolerations: Value) -> Due {
+        since(None, taints, tolerations)
+    }
+
+    #[test]
+    fn a_pod_that_came_after_the_taint_has_its_time_too() {
+        let taint = json!([{"key": "a", "effect": "NoExecute", "timeAdded": "1970-01-01T00:05:00Z"}]);
+        let tolerates = json!([{"key": "a", "operator": "Exists", "tolerationSeconds": 300}]);
+        let ends = |bound| since(Some(at(bound)), taint.clone(), tolerates.clone());
+        assert_eq!(ends(100), Due::At(at(600)), "it was there before");
+        assert_eq!(ends(900), Due::At(at(1200)));
+        assert_eq!(since(Some(at(900)), taint.clone(), json!([])), Due::At(at(900)), "not tolerated at all");
     }
 
     #[test]

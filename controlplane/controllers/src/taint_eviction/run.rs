@@ -47,7 +47,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (mut next, mut failed) = (None, None);
     for pod in pods {
         let now = Timestamp::now();
-        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, now) else { continue };
+        let Due::At(end) = plan::due(node.taints(), &pod.spec.tolerations, (pod.bound_since(), now)) else {
+            continue;
+        };
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
             // One that cannot be deleted keeps no other.
