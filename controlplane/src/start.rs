@@ -35,6 +35,8 @@ pub struct ControlPlaneConfig {
     pub advertise: Option<IpAddr>,
     /// Further names and addresses by which clients reach the API.
     pub serving_names: Vec<String>,
+    /// The node that joins from this machine, if one does: it may have the API server's names and addresses.
+    pub own_node: Option<String>,
     /// Addresses of pods, at most one range of each family; nodes get parts of them.
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix lengths of a node's parts, of IPv4 and of IPv6.
@@ -117,6 +119,7 @@ impl ControlPlaneConfig {
             listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 6443)),
             advertise: None,
             serving_names: Vec::new(),
+            own_node: None,
             cluster_cidrs: vec![IpNetwork::V4(network(10, 42))],
             node_masks: [24, 64],
             service_cidr: network(10, 43),
@@ -140,10 +143,11 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     let address = SocketAddr::new(config.advertise.unwrap_or_else(|| own_address(bound.ip())), bound.port());
-    let tls = serving_tls(&config, &pki, address)?;
+    let leaf = serving_leaf(&config, address);
+    let tls = serving_tls(&pki, &leaf)?;
     let stopped = shutdown.child_token();
     let settings = apiserver_config(&config, &pki, address)?;
-    let controllers = controllers_config(&config, &pki, address)?;
+    let controllers = controllers_config(&config, &pki, (address, leaf))?;
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
     let kubeconfig = config.state_dir.join("admin.kubeconfig");
@@ -156,11 +160,12 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     Ok(plane)
 }
 
-fn serving_tls(
-    config: &ControlPlaneConfig,
-    pki: &Pki,
-    address: SocketAddr,
-) -> Result<Arc<rustls::ServerConfig>, Error> {
+fn serving_tls(pki: &Pki, leaf: &Leaf) -> Result<Arc<rustls::ServerConfig>, Error> {
+    let pair = pki.pair("apiserver", leaf).map_err(Error::Pki)?;
+    tls::server(&pair, pki.authority_pem()).map_err(Error::Tls)
+}
+
+fn serving_leaf(config: &ControlPlaneConfig, address: SocketAddr) -> Leaf {
     let (mut names, mut addresses) = (Vec::new(), vec![IpAddr::V4(Ipv4Addr::LOCALHOST), address.ip()]);
     addresses.extend(config.service_cidr.nth(1).map(IpAddr::V4));
     for name in &config.serving_names {
@@ -173,8 +178,7 @@ fn serving_tls(
     if !config.listen.ip().is_unspecified() {
         addresses.push(config.listen.ip());
     }
-    let pair = pki.pair("apiserver", &pki::apiserver_leaf(&names, &addresses)).map_err(Error::Pki)?;
-    tls::server(&pair, pki.authority_pem()).map_err(Error::Tls)
+    pki::apiserver_leaf(&names, &addresses)
 }
 
 fn apiserver_config(
@@ -197,7 +201,7 @@ fn apiserver_config(
 fn controllers_config(
     config: &ControlPlaneConfig,
     pki: &Pki,
-    address: SocketAddr,
+    (address, leaf): (SocketAddr, Leaf),
 ) -> Result<ControllersConfig, Error> {
     let key = pki.authority_key().map_err(Error::Pki)?;
     let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
@@ -207,6 +211,10 @@ fn controllers_config(
         node_mask_v6: config.node_masks[1],
         root_ca_pem: Some(pki.authority_pem().to_owned()),
         server: Some(format!("https://{address}")),
+        reserved_ranges: [&config.cluster_cidrs[..], &[IpNetwork::V4(config.service_cidr)]].concat(),
+        server_names: leaf.names,
+        server_addresses: leaf.addresses,
+        own_node: config.own_node.clone(),
         signer: Some(signer),
         node_monitor_grace: config.node_monitor_grace,
         ..ControllersConfig::default()

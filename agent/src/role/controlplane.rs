@@ -36,6 +36,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
     config.serving_names = settings.tls_sans;
+    config.own_node = settings.own_node;
     config.signing_duration = settings.signing_duration;
     config.node_monitor_grace = settings.node_monitor_grace;
     let plane = coracle_controlplane::start(config, shutdown).await?;

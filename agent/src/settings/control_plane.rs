@@ -39,6 +39,9 @@ pub(crate) struct ControlPlaneSettings {
     /// A further name or address by which clients reach the API server, may be repeated
     #[arg(long, value_name = "NAME")]
     tls_san: Vec<String>,
+    /// The node that joins from this machine, and may have the API server's addresses
+    #[arg(long, value_name = "NAME")]
+    own_node: Option<String>,
     /// Seconds for which the certificates are valid that nodes ask for [default: 31536000]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     cluster_signing_seconds: Option<u32>,
@@ -56,6 +59,7 @@ pub(crate) struct ControlPlane {
     pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
+    pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
     pub(crate) node_monitor_grace: Duration,
 }
@@ -72,6 +76,7 @@ impl ControlPlaneSettings {
             node_cidr_mask_size_ipv6: self.node_cidr_mask_size_ipv6.or(file.node_cidr_mask_size_ipv6),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
             tls_san: if self.tls_san.is_empty() { file.tls_san } else { self.tls_san },
+            own_node: self.own_node.or(file.own_node),
             cluster_signing_seconds: self.cluster_signing_seconds.or(file.cluster_signing_seconds),
             node_monitor_grace_seconds: self.node_monitor_grace_seconds.or(file.node_monitor_grace_seconds),
         }
@@ -90,6 +95,7 @@ impl ControlPlaneSettings {
             )?,
             token_auth_file: self.token_auth_file,
             tls_sans: self.tls_san,
+            own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds.unwrap_or(365 * 24 * 3600)),
             node_monitor_grace: seconds(self.node_monitor_grace_seconds.unwrap_or(40)),
         })

@@ -1,5 +1,6 @@
 //! What the controllers are told about the cluster.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnetwork::IpNetwork;
@@ -20,6 +21,14 @@ pub struct ControllersConfig {
     /// The API's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`. None: not
     /// published.
     pub server: Option<String>,
+    /// The API server's names, which no node may have.
+    pub server_names: Vec<String>,
+    /// Its addresses.
+    pub server_addresses: Vec<IpAddr>,
+    /// The node on its machine, which may have those of the machine.
+    pub own_node: Option<String>,
+    /// Addresses of pods and of services, which no node may have either.
+    pub reserved_ranges: Vec<IpNetwork>,
     /// Signs approved certificate signing requests. None: they are left to others.
     pub signer: Option<Signer>,
     /// A node that is silent for so long is said to be Unknown.
@@ -42,6 +51,10 @@ impl Default for ControllersConfig {
             node_mask_v6: 64,
             root_ca_pem: None,
             server: None,
+            server_names: Vec::new(),
+            server_addresses: Vec::new(),
+            own_node: None,
+            reserved_ranges: Vec::new(),
             signer: None,
             node_monitor_grace: Duration::from_secs(40),
             node_startup_grace: Duration::from_secs(60),

@@ -2,4 +2,5 @@
 
 mod claim;
 mod plan;
+mod reserved;
 pub(crate) mod run;

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::reserved::Reserved;
 use crate::certificate::{Asked, NODE_CLIENT, NODE_SERVING};
 use crate::object::{CertificateSigningRequest, Node, Object};
 
@@ -15,10 +16,16 @@ pub(crate) enum Action {
     Ask(Vec<&'static str>),
     Approve(&'static str),
     Deny(String),
+    /// Only a person can tell whether it is right; why.
+    LeaveToPeople(String),
 }
 
 /// Decides what to do.
-pub(crate) fn plan(request: &CertificateSigningRequest, nodes: &[Arc<Node>]) -> Action {
+pub(crate) fn plan(
+    request: &CertificateSigningRequest,
+    nodes: &[Arc<Node>],
+    reserved: &Reserved<'_>,
+) -> Action {
     if request.is_decided() || request.status.certificate.is_some() || request.deleting() {
         return Action::Leave;
     }
@@ -32,14 +39,19 @@ pub(crate) fn plan(request: &CertificateSigningRequest, nodes: &[Arc<Node>]) -> 
             Action::Ask(vec!["selfnodeclient", "nodeclient"])
         }
         NODE_CLIENT => Action::Ask(vec!["nodeclient"]),
-        NODE_SERVING => serving(request, &asked, nodes),
+        NODE_SERVING => serving(request, &asked, (nodes, reserved)),
         _ => Action::Leave,
     }
 }
 
 /// A node may serve under its own name and the addresses that its Node object says, and under no other. The Node
-/// may say them a moment later, so what does not fit yet waits for it.
-fn serving(request: &CertificateSigningRequest, asked: &Asked, nodes: &[Arc<Node>]) -> Action {
+/// may say them a moment later, so what does not fit yet waits for it. The node itself writes them there, so they are
+/// believed only as far as they are nobody else's: no other node's, not the API server's, no pod's and no service's.
+fn serving(
+    request: &CertificateSigningRequest,
+    asked: &Asked,
+    (nodes, reserved): (&[Arc<Node>], &Reserved<'_>),
+) -> Action {
     let is_node = request.spec.groups.iter().any(|group| group == "system:nodes");
     if !is_node || request.spec.username != asked.common_name {
         return Action::Leave;
@@ -55,11 +67,13 @@ fn serving(request: &CertificateSigningRequest, asked: &Asked, nodes: &[Arc<Node
     if let Some(taken) = asked.dns.iter().find(|dns| others().any(|node| node.name() == *dns)) {
         return Action::Deny(format!("{taken} is another node"));
     }
-    let named = |dns: &String| {
-        let said = addresses(own, &["Hostname", "InternalDNS", "ExternalDNS"]).any(|said| said == dns);
-        dns == name || said
-    };
-    let fits = asked.addresses.iter().all(|address| has_address(own, address)) && asked.dns.iter().all(named);
+    let whose = asked.addresses.iter().find_map(|address| reserved.address(name, address));
+    if let Some(whose) = whose.or_else(|| asked.dns.iter().find_map(|dns| reserved.name(name, dns))) {
+        return Action::LeaveToPeople(whose);
+    }
+    // A name that the Node says is no more than a wish; its own was approved with its client certificate.
+    let fits = asked.addresses.iter().all(|address| has_address(own, address))
+        && asked.dns.iter().all(|dns| dns == name);
     if fits {
         Action::Approve("Auto approving the serving certificate of a node for its own addresses.")
     } else {
@@ -69,7 +83,7 @@ fn serving(request: &CertificateSigningRequest, asked: &Asked, nodes: &[Arc<Node
 
 fn has_address(node: &Node, address: &IpAddr) -> bool {
     addresses(node, &["InternalIP", "ExternalIP"])
-        .any(|said| said.parse().is_ok_and(|said: IpAddr| said == *address))
+        .any(|said| said.parse().is_ok_and(|said: IpAddr| said.to_canonical() == address.to_canonical()))
 }
 
 fn addresses<'a>(node: &'a Node, types: &'a [&str]) -> impl Iterator<Item = &'a str> {
@@ -101,6 +115,8 @@ mod tests {
         request
     }
 
+    const RESERVED: Reserved<'_> = Reserved { names: &[], addresses: &[], ranges: &[], own_node: None };
+
     fn node(name: &str, address: &str) -> Arc<Node> {
         let addresses = json!([{"type": "InternalIP", "address": address}]);
         Arc::new(
@@ -111,7 +127,7 @@ mod tests {
 
     #[test]
     fn client_certificates_are_a_question_of_rights() {
-        let plan = |author| plan(&request(NODE_CLIENT, author, &[]), &[]);
+        let plan = |author| plan(&request(NODE_CLIENT, author, &[]), &[], &RESERVED);
         assert_eq!(plan("system:bootstrap:abcdef"), Action::Ask(vec!["nodeclient"]));
         assert_eq!(plan("system:node:a"), Action::Ask(vec!["selfnodeclient", "nodeclient"]));
         // Another node's certificate: only who may have any node's certificate gets it.
@@ -121,17 +137,73 @@ mod tests {
     #[test]
     fn serving_certificates_are_for_the_nodes_own_addresses() {
         let nodes = [node("a", "192.0.2.1"), node("b", "192.0.2.2")];
-        let of = |names: &[&str], author: &str| plan(&request(NODE_SERVING, author, names), &nodes);
+        let of =
+            |names: &[&str], author: &str| plan(&request(NODE_SERVING, author, names), &nodes, &RESERVED);
         assert!(matches!(of(&["a", "192.0.2.1"], "system:node:a"), Action::Approve(_)));
         assert_eq!(of(&["192.0.2.9"], "system:node:a"), Action::Leave);
         assert!(matches!(of(&["192.0.2.2"], "system:node:a"), Action::Deny(_)));
         assert!(matches!(of(&["b"], "system:node:a"), Action::Deny(_)));
         assert_eq!(of(&["a"], "system:node:b"), Action::Leave);
         assert_eq!(
-            plan(&request(NODE_SERVING, "system:node:a", &["a"]), &[]),
+            plan(&request(NODE_SERVING, "system:node:a", &["a"]), &[], &RESERVED),
             Action::Leave,
             "no such node yet"
         );
+    }
+
+    #[test]
+    fn what_a_node_says_of_itself_makes_it_nobody_else() {
+        let said: Vec<_> = [
+            ("InternalDNS", "kubernetes.default.svc"),
+            ("Hostname", "web.example.com"),
+            ("ExternalDNS", "api.example.com"),
+            ("InternalIP", "192.0.2.1"),
+            ("InternalIP", "192.0.2.250"),
+            ("ExternalIP", "10.43.0.1"),
+            ("InternalIP", "10.42.7.7"),
+            ("InternalIP", "::ffff:192.0.2.250"),
+            ("InternalIP", "127.0.0.1"),
+        ]
+        .map(|(type_, address)| json!({"type": type_, "address": address}))
+        .into();
+        let own = json!({"metadata": {"name": "a"}, "status": {"addresses": said}});
+        let nodes = [Arc::new(serde_json::from_value(own).unwrap())];
+        let (names, addresses) = (["api.example.com".to_owned()], ["192.0.2.250".parse().unwrap()]);
+        let ranges = ["10.42.0.0/16".parse().unwrap(), "10.43.0.0/16".parse().unwrap()];
+        let reserved = Reserved { names: &names, addresses: &addresses, ranges: &ranges, own_node: None };
+        let of = |names: &[&str]| plan(&request(NODE_SERVING, "system:node:a", names), &nodes, &reserved);
+        assert!(matches!(of(&["a", "192.0.2.1"]), Action::Approve(_)));
+        assert_eq!(of(&["a", "web.example.com"]), Action::Leave, "not its own name");
+        for wrong in [
+            "kubernetes.default.svc",
+            "api.example.com",
+            "192.0.2.250",
+            "10.43.0.1",
+            "10.42.7.7",
+            "::ffff:192.0.2.250",
+            "127.0.0.1",
+        ] {
+            assert!(matches!(of(&["a", wrong]), Action::LeaveToPeople(_)), "{wrong}");
+        }
+        // On the API server's machine they are the same, but no service is.
+        let reserved = Reserved { own_node: Some("a"), ..reserved };
+        let of = |names: &[&str]| plan(&request(NODE_SERVING, "system:node:a", names), &nodes, &reserved);
+        assert!(matches!(of(&["a", "192.0.2.250"]), Action::Approve(_)));
+        for wrong in ["kubernetes.default.svc", "10.43.0.1", "10.42.7.7", "127.0.0.1"] {
+            assert!(matches!(of(&["a", wrong]), Action::LeaveToPeople(_)), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_called_as_the_api_server_is_for_people_to_judge() {
+        let nodes = [node("a", "192.0.2.1")];
+        let names = ["a".to_owned()];
+        let reserved = Reserved { names: &names, ..RESERVED };
+        let of =
+            |reserved: &Reserved<'_>| plan(&request(NODE_SERVING, "system:node:a", &["a"]), &nodes, reserved);
+        assert!(matches!(of(&reserved), Action::LeaveToPeople(_)));
+        assert!(matches!(of(&Reserved { own_node: Some("b"), ..reserved }), Action::LeaveToPeople(_)));
+        assert!(matches!(of(&Reserved { own_node: Some("a"), ..reserved }), Action::Approve(_)));
     }
 
     #[test]
@@ -141,12 +213,12 @@ mod tests {
             .status
             .conditions
             .push(serde_json::from_value(json!({"type": "Denied", "status": "True"})).unwrap());
-        assert_eq!(plan(&decided, &[]), Action::Leave);
+        assert_eq!(plan(&decided, &[], &RESERVED), Action::Leave);
         assert_eq!(
-            plan(&request(NODE_CLIENT, "x", &["a"]), &[]),
+            plan(&request(NODE_CLIENT, "x", &["a"]), &[], &RESERVED),
             Action::Leave,
             "names in a client certificate"
         );
-        assert_eq!(plan(&request("example.com/x", "x", &[]), &[]), Action::Leave);
+        assert_eq!(plan(&request("example.com/x", "x", &[]), &[], &RESERVED), Action::Leave);
     }
 }

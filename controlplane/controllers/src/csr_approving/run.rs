@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::claim::{self, Claim};
 use super::plan::{Action, plan};
+use super::reserved::Reserved;
 use crate::certificate::{Asked, NODE_SERVING};
 use crate::context::Context;
 use crate::error::Error;
@@ -40,8 +41,13 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// One look at one request.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
-    match plan(&request, &context.caches.nodes.all()) {
+    match plan(&request, &context.caches.nodes.all(), &Reserved::of(&context.config)) {
         Action::Leave => {}
+        Action::LeaveToPeople(why) => {
+            let request = request.name();
+            // A node on this machine is told by --own-node.
+            tracing::warn!(request, why, "a node's serving certificate waits for somebody to approve it");
+        }
         Action::Ask(rights) => ask(context, &request, rights).await?,
         Action::Approve(message) => decide(context, &request, ("Approved", "AutoApproved"), message).await?,
         Action::Deny(message) => {
