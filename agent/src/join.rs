@@ -128,7 +128,8 @@ pub enum JoinError {
     },
     /// Its certificate was not renewed in time.
     #[error(
-        "the certificate of node {node} has expired at {at}: join again with a new token after `coracle down --purge`"
+        "the certificate of node {node} has expired at {at}: `coracle token create` where the control plane runs prints \
+         the command to join again"
     )]
     Expired {
         /// Which node.
@@ -147,11 +148,11 @@ pub struct Membership {
 }
 
 /// Joins a cluster as the node of this name, keeping all that is needed under `state_dir`; for a machine that has not
-/// joined one ([`resume`]).
+/// joined one ([`resume`]), or may come back ([`may_return`]).
 ///
 /// # Errors
 /// [`JoinError`]; nothing is left then but, in the cluster, a request that is removed by itself, and the key of one
-/// that nobody has answered.
+/// that nobody has answered. What was there before is as it was.
 pub async fn join(
     state_dir: &Path,
     node: &str,
@@ -205,6 +206,15 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
     Ok(Some(Membership { node, files, current: Arc::new(current), serving: Arc::new(serving) }))
 }
 
+/// Whether a machine whose certificate is over ([`JoinError::Expired`]) may join anew over what it has: only in the
+/// cluster that it was in, of which it has pods and volumes.
+///
+/// # Errors
+/// [`JoinError::Joined`] when it was in another.
+pub fn may_return(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
+    Files::new(state_dir).is_of(hash)
+}
+
 // === impl Membership ===
 
 impl Membership {
@@ -213,12 +223,7 @@ impl Membership {
     /// # Errors
     /// [`JoinError::Joined`] when it is in another.
     pub fn of(self, hash: &CaHash) -> Result<Self, JoinError> {
-        let found = CaHash::of(&self.files.authority()?)?;
-        if found == *hash {
-            return Ok(self);
-        }
-        let (found, wanted) = (format!("the cluster with {found}"), format!("that with {hash}"));
-        Err(JoinError::Joined { found, wanted })
+        self.files.is_of(hash).map(|()| self)
     }
 
     /// A client of the API as this node, which goes on when the certificate is renewed. Must be called within a tokio
@@ -254,5 +259,34 @@ impl std::fmt::Debug for Membership {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Keys are nobody's to print.
         f.debug_struct("Membership").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair, date_time_ymd};
+
+    use super::*;
+    use request::Identity;
+
+    #[test]
+    fn who_was_away_for_too_long_may_come_back_to_the_same_cluster_by_the_same_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path());
+        let (key, authority) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let mut params = CertificateParams::default();
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2021, 1, 1));
+        let over = params.self_signed(&key).unwrap().pem();
+        let authority = CertificateParams::default().self_signed(&authority).unwrap().pem();
+        files.write_client(&Identity::new(over, key.serialize_pem()).unwrap()).unwrap();
+        files.write_authority(&authority).unwrap();
+        let endpoint = "https://192.0.2.1:6443".parse().unwrap();
+        files.write_kubeconfig(&endpoint, &authority, "a").unwrap();
+        assert!(matches!(resume(dir.path(), "a"), Err(JoinError::Expired { .. })));
+        assert!(matches!(resume(dir.path(), "b"), Err(JoinError::Joined { .. })));
+        assert!(may_return(dir.path(), &CaHash::of(&authority).unwrap()).is_ok());
+        let other = CertificateParams::default().self_signed(&key).unwrap().pem();
+        let other = may_return(dir.path(), &CaHash::of(&other).unwrap());
+        assert!(matches!(other, Err(JoinError::Joined { .. })));
     }
 }

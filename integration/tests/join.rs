@@ -382,6 +382,12 @@ fn certificates_are_renewed_while_the_node_runs() {
         std::thread::sleep(std::time::Duration::from_secs(21));
         let output = nodes.agent("node-1").run_once(&[]);
         assert!(said(&output).contains("the certificate of node node-1 has expired"), "{}", said(&output));
+        // With its token it comes back as what it was, when the cluster knows that it is gone.
+        eventually("the node to be given up", 90, || {
+            (condition(&nodes, "node-1", "Ready") != "True").then_some(())
+        });
+        nodes.agent("node-1").join(&command);
+        nodes.wait_ready();
     });
 }
 

@@ -11,7 +11,7 @@ use kube::config::Kubeconfig;
 use rcgen::KeyPair;
 
 use super::request::{self, Identity};
-use super::{Endpoint, JoinError};
+use super::{CaHash, Endpoint, JoinError};
 
 /// The directory.
 pub(super) struct Files {
@@ -31,6 +31,16 @@ impl Files {
     pub(super) fn authority(&self) -> Result<String, JoinError> {
         let path = self.authority_path();
         fs::read_to_string(&path).map_err(|error| unusable(&path, &error))
+    }
+
+    /// Fails unless the cluster is the one whose authority has this hash.
+    pub(super) fn is_of(&self, hash: &CaHash) -> Result<(), JoinError> {
+        let found = CaHash::of(&self.authority()?)?;
+        if found == *hash {
+            return Ok(());
+        }
+        let (found, wanted) = (format!("the cluster with {found}"), format!("that with {hash}"));
+        Err(JoinError::Joined { found, wanted })
     }
 
     pub(super) fn write_authority(&self, pem: &str) -> Result<(), JoinError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use coracle_agent::Identity;
-use coracle_agent::join::{self, CaHash, Endpoint, Membership, Token};
+use coracle_agent::join::{self, CaHash, Endpoint, JoinError, Membership, Token};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
@@ -57,8 +57,15 @@ async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
     let (state, name) = (&node.dirs.state, node.name.as_str());
     if let (Some(endpoint), Some(hash)) = (&way.join, &way.ca_hash) {
         // After the first time the file may be gone, and the token over: a member needs neither.
-        if let Some(membership) = join::resume(state, name)? {
-            return Ok(membership.of(hash)?);
+        match join::resume(state, name) {
+            Ok(Some(membership)) => return Ok(membership.of(hash)?),
+            Ok(None) => {}
+            // It is still the same node of the same cluster: it only has to prove it anew.
+            Err(over @ JoinError::Expired { .. }) => {
+                join::may_return(state, hash)?;
+                tracing::warn!("{over}: joining again");
+            }
+            Err(error) => return Err(error.into()),
         }
         let token = token(way.token, way.token_file.as_deref())?;
         return Ok(join::join(state, name, endpoint, (&token, hash)).await?);
