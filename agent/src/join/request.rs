@@ -146,6 +146,11 @@ impl Identity {
         now >= self.until
     }
 
+    /// How long it is valid in all.
+    pub(super) fn lasts(&self) -> Duration {
+        Duration::try_from(self.until.duration_since(self.from)).unwrap_or_default()
+    }
+
     /// When to renew it: `part` of its time, 0.7 to 0.9, after it began.
     pub(super) fn renewal(&self, part: f64) -> jiff::Timestamp {
         let lasts = self.until.duration_since(self.from).as_secs_f64();

@@ -19,6 +19,9 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 /// How long a request is waited for, and at last how seldom others follow those that are refused: as the kubelet has
 /// it. A person may have to approve, and each request stays in the cluster for a day.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// After a success nothing is asked for so long, or for a quarter of a shorter certificate's time: to a clock that is ahead,
+/// every certificate is due as soon as it is there.
+const LEAST_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// The timer's clock stands still while the machine sleeps, so a long wait is cut.
 const LONGEST_WAIT: Duration = Duration::from_secs(12 * 3600);
 
@@ -30,6 +33,7 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, wanted: Wanted
         // In use first: should the disk be full, the node at least lives on until it is restarted.
         told(current.replace(identity.clone()).and(files.write_client(&identity)));
         tracing::info!(user = wanted.user, until = %identity.until(), "renewed the client certificate");
+        pause(&identity).await;
     }
 }
 
@@ -56,6 +60,10 @@ pub(super) async fn serving(
             identity = obtain(&client, &wanted) => {
                 told(serving.replace(identity.clone()).and(files.write_serving(&identity)));
                 tracing::info!(user = wanted.user, until = %identity.until(), "the serving certificate is there");
+                tokio::select! {
+                    () = pause(&identity) => {}
+                    () = changed(&mut addresses) => {}
+                }
             }
         }
     }
@@ -82,6 +90,11 @@ async fn sleep_until_due(identity: &Identity) {
     {
         tokio::time::sleep(left.min(LONGEST_WAIT)).await;
     }
+}
+
+/// By the timer's clock, which is not the one that may be wrong.
+async fn pause(identity: &Identity) {
+    tokio::time::sleep(LEAST_PAUSE.min(identity.lasts() / 4)).await;
 }
 
 /// Asks until a certificate is there; anew only when a request was refused or has not been answered for long.
@@ -149,6 +162,29 @@ mod tests {
         let within = Duration::from_secs(60 * minutes);
         assert!(tokio::time::timeout(within, obtain(&client, &wanted)).await.is_err());
         *count.lock().unwrap()
+    }
+
+    /// A certificate that is over by this machine's clock, as long as it may last.
+    fn over(until: (i32, u8, u8)) -> Identity {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(until.0, until.1, until.2);
+        Identity::new(params.self_signed(&key).unwrap().pem(), key.serialize_pem()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_is_ahead_does_not_make_a_node_ask_all_the_time() {
+        for until in [(2021, 1, 1), (2020, 1, 2)] {
+            let began = tokio::time::Instant::now();
+            let identity = over(until);
+            sleep_until_due(&identity).await;
+            pause(&identity).await;
+            assert_eq!(began.elapsed().as_secs(), 15 * 60);
+        }
+        let began = tokio::time::Instant::now();
+        pause(&over((2020, 1, 1))).await;
+        assert!(began.elapsed().is_zero(), "no longer than it could last");
     }
 
     #[tokio::test(start_paused = true)]
