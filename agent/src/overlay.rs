@@ -17,7 +17,7 @@ use std::net::IpAddr;
 
 use coracle_cni::{End, PeerKind};
 
-pub(crate) use annotation::patch as annotations;
+pub(crate) use annotation::{patch as annotations, removal as without_annotations};
 pub(crate) use run::OverlayAgent;
 
 /// What is told of the overlay in the Node object.

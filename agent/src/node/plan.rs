@@ -15,6 +15,12 @@ use serde_json::{Value, json};
 use super::{NodeConfig, NodeFacts, facts};
 use crate::overlay::{self, State};
 
+/// The overlay's conditions, and the reasons by which the first is ours.
+const UNAVAILABLE: &str = "NetworkUnavailable";
+const IS_UP: &str = "OverlayIsUp";
+const FAILED: &str = "OverlayFailed";
+const IMPAIRED: &str = "PodNetworkImpaired";
+
 /// What of the node changes while it runs.
 #[derive(Clone, Debug)]
 pub(super) struct Situation {
@@ -79,8 +85,12 @@ pub(super) fn metadata_patch(
         patch.insert("labels".to_owned(), json!(missing));
     }
     let held = seen.metadata.annotations.clone().unwrap_or_default();
-    let missing =
-        announced.map(|(kind, ends)| overlay::annotations((*kind, ends), &held)).unwrap_or_default();
+    let missing = match announced {
+        Some((kind, ends)) => overlay::annotations((*kind, ends), &held),
+        // Together with the conditions, which say whose they are: flannel's own are named the same.
+        None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
+        None => BTreeMap::new(),
+    };
     if !missing.is_empty() {
         patch.insert("annotations".to_owned(), json!(missing));
     }
@@ -95,7 +105,7 @@ pub(super) fn status_patch(
     seen: &Node,
 ) -> Option<Value> {
     let held = seen.status.clone().unwrap_or_default();
-    let want = status(config, facts, situation, &held);
+    let (want, stale) = (status(config, facts, situation, &held), stale(config, Some(&held)));
     let mut patch = serde_json::Map::new();
     // Each is replaced as a whole where it differs; a null takes away what a merge would keep.
     put(&mut patch, "capacity", &held.capacity, &want.capacity);
@@ -116,8 +126,10 @@ pub(super) fn status_patch(
     let is_held = |wanted: &NodeCondition| {
         held.conditions.iter().flatten().any(|c| c.type_ == wanted.type_ && says_same(c, wanted))
     };
-    if !conditions.iter().all(is_held) {
-        patch.insert("conditions".to_owned(), json!(conditions));
+    if !stale.is_empty() || !conditions.iter().all(is_held) {
+        let stale = stale.iter().map(|type_| json!({"$patch": "delete", "type": type_}));
+        let conditions = conditions.iter().map(|condition| json!(condition)).chain(stale);
+        patch.insert("conditions".to_owned(), conditions.collect());
     }
     (!patch.is_empty()).then(|| json!({"status": patch}))
 }
@@ -204,14 +216,29 @@ fn conditions(situation: &Situation, held: &NodeStatus) -> Vec<NodeCondition> {
 fn overlay_conditions(state: &State) -> Vec<(&'static str, (bool, &'static str, String))> {
     let Some(reached) = &state.reached else { return Vec::new() };
     let unavailable = match reached {
-        Ok(()) => (false, "OverlayIsUp", "pods of other nodes can be reached".to_owned()),
-        Err(reason) => (true, "OverlayFailed", reason.clone()),
+        Ok(()) => (false, IS_UP, "pods of other nodes can be reached".to_owned()),
+        Err(reason) => (true, FAILED, reason.clone()),
     };
     let impaired = match &state.impaired[..] {
         [] => (false, "NothingFound", "nothing is known to be wrong on the way to other nodes".to_owned()),
         found => (true, "PeersNotReached", found.join("; ")),
     };
-    vec![("NetworkUnavailable", unavailable), ("PodNetworkImpaired", impaired)]
+    vec![(UNAVAILABLE, unavailable), (IMPAIRED, impaired)]
+}
+
+/// The conditions of ours that the node still has, of an overlay that was switched off. Another's network provider may
+/// tell that the network is unavailable, too.
+fn stale(config: &NodeConfig, held: Option<&NodeStatus>) -> Vec<&'static str> {
+    if config.overlay.is_some() {
+        return Vec::new();
+    }
+    let conditions = || held.and_then(|held| held.conditions.as_ref()).into_iter().flatten();
+    let is_ours = |one: &NodeCondition| match one.type_.as_str() {
+        UNAVAILABLE => one.reason.as_ref().is_some_and(|reason| [IS_UP, FAILED].contains(&reason.as_str())),
+        other => other == IMPAIRED,
+    };
+    let all = [UNAVAILABLE, IMPAIRED].into_iter();
+    all.filter(|type_| conditions().any(|one| one.type_ == *type_ && is_ours(one))).collect()
 }
 
 fn condition(
@@ -338,6 +365,39 @@ mod tests {
         node.status.as_mut().expect("status").images = Some(vec![image.clone()]);
         assert_eq!((told(Some(vec![image]), &node), told(None, &node)), (None, None));
         assert_eq!(told(Some(Vec::new()), &node), Some(json!({"status": {"images": []}})));
+    }
+
+    #[test]
+    fn nothing_stays_of_an_overlay_that_was_switched_off() {
+        let mut led = situation(Ok(()), 1);
+        led.overlay.reached = Some(Err("no".to_owned()));
+        let mut node = node(&config(), &facts(), &led);
+        let annotations = ["backend-type", "public-ip", "public-ip-overwrite"]
+            .map(|key| (format!("flannel.alpha.coreos.com/{key}"), "x".to_owned()));
+        node.metadata.annotations = Some(annotations.into());
+        let gone = json!({"flannel.alpha.coreos.com/backend-type": null, "flannel.alpha.coreos.com/public-ip": null});
+        assert_eq!(
+            metadata_patch(&config(), None, &node),
+            Some(json!({"metadata": {"annotations": gone}})),
+            "what somebody set stays"
+        );
+        let patch = status_patch(&config(), &facts(), &situation(Ok(()), 5), &node).expect("a patch");
+        let conditions = patch["status"]["conditions"].as_array().expect("conditions");
+        assert_eq!(
+            conditions[4..],
+            [
+                json!({"$patch": "delete", "type": "NetworkUnavailable"}),
+                json!({"$patch": "delete", "type": "PodNetworkImpaired"})
+            ]
+        );
+        // Another's network provider has taken over.
+        let held = node.status.as_mut().and_then(|status| status.conditions.as_mut()).expect("conditions");
+        held.retain(|one| one.type_ != IMPAIRED);
+        held.iter_mut().filter(|one| one.type_ == UNAVAILABLE).for_each(|one| {
+            one.reason = Some("FlannelIsUp".to_owned());
+        });
+        assert_eq!(metadata_patch(&config(), None, &node), None);
+        assert_eq!(status_patch(&config(), &facts(), &situation(Ok(()), 5), &node), None);
     }
 
     #[test]

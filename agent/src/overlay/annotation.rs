@@ -97,6 +97,12 @@ pub(crate) fn patch(
     want
 }
 
+/// Takes away what a node told of an overlay that it has no more.
+pub(crate) fn removal(held: &BTreeMap<String, String>) -> BTreeMap<&'static str, Option<String>> {
+    let all = [MANAGED, BACKEND, V4.ip, V4.data, V6.ip, V6.data];
+    all.into_iter().filter(|name| held.contains_key(*name)).map(|name| (name, None)).collect()
+}
+
 fn data(end: &End) -> String {
     let told = end.vtep.map(|(vni, mac)| Vtep { vni, mac: mac.map(|byte| format!("{byte:02x}")).join(":") });
     serde_json::to_string(&told).unwrap_or_else(|_impossible| "null".to_owned())
