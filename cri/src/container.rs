@@ -15,6 +15,7 @@ pub(crate) mod filter;
 pub(crate) mod mount_points;
 mod mounts;
 pub(crate) mod oci_spec;
+pub(crate) mod profile;
 pub(crate) mod resources;
 pub(crate) mod seccomp;
 pub(crate) mod signal;

@@ -22,6 +22,7 @@ mod exits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod host;
+mod known;
 mod lock;
 mod metrics;
 mod names;

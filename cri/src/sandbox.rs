@@ -9,6 +9,7 @@
 pub(crate) mod attachment;
 pub(crate) mod files;
 pub(crate) mod filter;
+pub(crate) mod first_process;
 pub(crate) mod namespaces;
 pub(crate) mod sysctls;
 pub(crate) mod user_namespace;

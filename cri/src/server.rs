@@ -18,6 +18,7 @@ mod pod_checkpoint;
 mod pod_restore;
 mod runtime_service;
 mod runtime_status;
+mod sandbox_process;
 mod sandbox_remove;
 mod sandbox_run;
 mod sandbox_status;

@@ -12,6 +12,8 @@
 mod confinement;
 #[path = "isolation/fields.rs"]
 mod fields;
+#[path = "isolation/first_process.rs"]
+mod first_process;
 #[path = "lifecycle/fixture.rs"]
 #[allow(dead_code, reason = "shared with the tests of lifecycles")]
 mod fixture;
@@ -46,6 +48,10 @@ fn main() -> ExitCode {
         fields::a_seccomp_profile_of_old_counts,
         fields::what_cannot_be_honoured_is_refused,
         fields::a_privileged_container_needs_a_pod_for_it,
+        first_process::it_is_under_the_pods_seccomp_profile,
+        first_process::it_is_whom_the_pod_runs_as,
+        first_process::a_profile_that_cannot_be_is_refused_and_leaves_nothing,
+        first_process::it_is_under_the_pods_apparmor_profile_where_there_is_apparmor,
         processes::a_container_joins_the_processes_of_another,
         processes::a_container_that_ends_leaves_nobody_behind,
         processes::a_command_runs_in_a_container_that_has_cgroups_of_its_own,

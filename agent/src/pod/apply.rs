@@ -176,7 +176,6 @@ impl Job {
         let resolved = dns::resolve(&spec, &host, &cluster);
         let place = sandbox::Place {
             log_dir: &config.pod_log_dir,
-            seccomp_dir: &self.node.seccomp_dir(),
             cgroup_parent: parent,
             cluster_domain: &config.cluster_domain,
             dns: resolved.config,

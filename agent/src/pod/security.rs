@@ -64,11 +64,7 @@ pub(crate) fn namespaces(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::
 }
 
 /// What the sandbox runs as.
-pub(crate) fn sandbox(
-    spec: &PodSpec,
-    seccomp_dir: &Path,
-    users: Option<cri::IdMapping>,
-) -> cri::LinuxSandboxSecurityContext {
+pub(crate) fn sandbox(spec: &PodSpec, users: Option<cri::IdMapping>) -> cri::LinuxSandboxSecurityContext {
     let context = spec.security_context.clone().unwrap_or_default();
     let privileged = spec
         .init_containers
@@ -79,15 +75,14 @@ pub(crate) fn sandbox(
     cri::LinuxSandboxSecurityContext {
         namespace_options: Some(namespaces(spec, users)),
         run_as_user: context.run_as_user.map(|value| cri::Int64Value { value }),
-        run_as_group: context.run_as_group.map(|value| cri::Int64Value { value }),
+        // A group alone the CRI forbids here; its containers have it, beside their images' users.
+        run_as_group: context.run_as_user.and(context.run_as_group).map(|value| cri::Int64Value { value }),
         supplemental_groups: groups(spec),
         supplemental_groups_policy: groups_policy(spec),
         privileged,
-        // The pause process runs under the default profile whatever its containers do.
-        seccomp: Some(match &context.seccomp_profile {
-            Some(profile) => seccomp(Some(profile), seccomp_dir),
-            None => plain(ProfileType::RuntimeDefault),
-        }),
+        // The pause process runs under the default profile whatever its containers do: one that is made for them may
+        // forbid what it does.
+        seccomp: Some(plain(ProfileType::RuntimeDefault)),
         selinux_options: context.se_linux_options.as_ref().map(selinux),
         ..cri::LinuxSandboxSecurityContext::default()
     }
@@ -261,6 +256,20 @@ mod tests {
         let options = namespaces(&spec, Some(range)).userns_options.unwrap();
         assert_eq!((options.mode(), options.uids.as_slice()), (cri::NamespaceMode::Pod, &[range][..]));
         assert_eq!(namespaces(&spec, None).userns_options, None);
+    }
+
+    #[test]
+    fn a_sandbox_runs_under_the_default_profile_and_as_a_user_or_not_at_all() {
+        let of = |context: serde_json::Value| {
+            let spec = json!({"securityContext": context, "containers": [{"name": "c"}]});
+            sandbox(&serde_json::from_value(spec).unwrap(), None)
+        };
+        let id = |value| Some(cri::Int64Value { value });
+        let both = of(json!({"runAsUser": 5, "runAsGroup": 6,
+            "seccompProfile": {"type": "Localhost", "localhostProfile": "strict.json"}}));
+        assert_eq!((both.run_as_user, both.run_as_group), (id(5), id(6)));
+        assert_eq!(both.seccomp, Some(plain(ProfileType::RuntimeDefault)));
+        assert_eq!(of(json!({"runAsGroup": 6})).run_as_group, None);
     }
 
     #[test]

@@ -102,7 +102,7 @@ pub fn main(args: ShimArgs) -> ExitCode {
 fn run(dir: &Path) -> Result<(), StartError> {
     let path = dir.join("shim.pb");
     let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
-    let config =
+    let mut config =
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
     let (side, hierarchies, cgroups) = setup::be_born(&config).map_err(StartError::Setup)?;
     if let Fork::Parent(pid) = side {
@@ -111,6 +111,8 @@ fn run(dir: &Path) -> Result<(), StartError> {
     }
     let pod = setup::enter(&config, dir, hierarchies, cgroups).map_err(StartError::Setup)?;
     ready().map_err(StartError::Ready)?;
+    // It is there: its filter is not to be kept for as long as the pod lives.
+    config.init = None;
     move_into_cgroups(&pod);
     Shim::new(config, dir.to_owned(), pod).serve().map_err(StartError::Loop)
 }

@@ -13,6 +13,7 @@ pub(crate) const FILE: &str = "seccomp.bpf";
 const INSTRUCTION: usize = 8;
 
 /// A filter to live under from now on.
+#[derive(Debug)]
 pub(crate) struct Filter {
     program: Vec<u8>,
     flags: u32,
@@ -32,18 +33,36 @@ impl Filter {
         let Some(profile) = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref()) else {
             return Ok(None);
         };
-        let program = program()?;
-        if program.is_empty() || program.len() % INSTRUCTION != 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the profile's program is not whole"));
-        }
+        let program = whole(program()?)?;
         let flags = profile.flags().iter().flatten().map(|flag| bit(*flag)).fold(0, |all, bit| all | bit);
         Ok(Some(Filter { program, flags }))
+    }
+
+    /// The filter of a process that has no spec; none without a program.
+    ///
+    /// # Errors
+    /// The program is torn, or a flag is none.
+    pub(crate) fn of_program(program: &[u8], flags: &[String]) -> io::Result<Option<Filter>> {
+        if program.is_empty() {
+            return Ok(None);
+        }
+        let one = |name: &String| serde_json::from_value(name.clone().into()).map(bit);
+        let bits: Vec<u32> = flags.iter().map(one).collect::<Result<_, _>>()?;
+        let flags = bits.into_iter().fold(0, |all, bit| all | bit);
+        Ok(Some(Filter { program: whole(program.to_vec())?, flags }))
     }
 
     /// Takes it on. Needs CAP_SYS_ADMIN, or no-new-privileges to be set.
     pub(crate) fn load(&self) -> io::Result<()> {
         kernel::set_filter(&self.program, self.flags)
     }
+}
+
+fn whole(program: Vec<u8>) -> io::Result<Vec<u8>> {
+    if program.is_empty() || !program.len().is_multiple_of(INSTRUCTION) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the profile's program is not whole"));
+    }
+    Ok(program)
 }
 
 /// The flags of seccomp(2). Waiting "killable" belongs to a filter with a listener, which none of ours has.
@@ -75,6 +94,17 @@ mod tests {
         }
         assert!(of(profile(), &[0; 16]).unwrap().is_some());
         assert!(of(serde_json::Value::Null, &[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_filter_without_a_spec_is_a_program_and_flags_by_name() {
+        let named = |flags: &[&str]| -> Vec<String> { flags.iter().map(|flag| (*flag).to_owned()).collect() };
+        let flags = named(&["SECCOMP_FILTER_FLAG_LOG", "SECCOMP_FILTER_FLAG_SPEC_ALLOW"]);
+        let filter = Filter::of_program(&[0; 8], &flags).unwrap();
+        assert_eq!(filter.map(|filter| filter.flags), Some(6));
+        assert!(Filter::of_program(&[], &[]).unwrap().is_none());
+        assert!(Filter::of_program(&[0; 7], &[]).is_err());
+        assert!(Filter::of_program(&[0; 8], &named(&["LOG"])).is_err());
     }
 
     #[test]

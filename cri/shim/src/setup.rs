@@ -152,7 +152,11 @@ pub(crate) fn enter(
 
     let host_mounts = HostMounts::look().map_err(SetupError::HostMounts)?;
     let init = Init::of(config).map_err(SetupError::Init)?;
-    let (user, mut init_pid) = make_namespaces(config, &init)?;
+    let (user, mut init_pid) = make_namespaces(config, init.as_ref())?;
+    // Early: it becomes what it is to be while the pod is made.
+    if let Some(init) = init.as_ref().filter(|_| init_pid == 0) {
+        init_pid = init.start().map_err(SetupError::Init)?;
+    }
     if config.own_uts && !config.hostname.is_empty() {
         nix::unistd::sethostname(&config.hostname)
             .map_err(|source| SetupError::Hostname { name: config.hostname.clone(), source })?;
@@ -164,12 +168,9 @@ pub(crate) fn enter(
         let path = dir.join(name);
         fs::create_dir_all(&path).map_err(|source| SetupError::Directory { path, source })?;
     }
-    if config.share_pid && init_pid == 0 {
-        init_pid = init.start().map_err(SetupError::Init)?;
-    }
-    init.go_on().map_err(SetupError::Init)?;
     let path = PathBuf::from(&config.socket);
     let listener = Listener::bind(&path).map_err(|source| SetupError::Listen { path, source })?;
+    let lifeline = init.map_or(Ok(None), Init::go_on).map_err(SetupError::Init)?;
     Ok(Pod {
         hierarchies,
         own_cgroups,
@@ -177,14 +178,17 @@ pub(crate) fn enter(
         signals,
         listener,
         init: init_pid,
-        _lifeline: init.into_lifeline(),
+        _lifeline: lifeline,
         user,
     })
 }
 
 /// The mount namespace is the node's user namespace's in any case: in it the shim mounts what a pod's root
 /// may not. Returns the pod's user namespace, and the pid of the init if that was to be made inside it.
-fn make_namespaces(config: &SandboxConfig, init: &Init) -> Result<(Option<UserNamespace>, i32), SetupError> {
+fn make_namespaces(
+    config: &SandboxConfig,
+    init: Option<&Init>,
+) -> Result<(Option<UserNamespace>, i32), SetupError> {
     let mapping = Mapping::of(config);
     let wanted = namespaces(config);
     let flags = if mapping.is_some() { CloneFlags::CLONE_NEWNS } else { wanted };
@@ -194,7 +198,7 @@ fn make_namespaces(config: &SandboxConfig, init: &Init) -> Result<(Option<UserNa
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(SetupError::Propagation)?;
     let Some(mapping) = mapping else { return Ok((None, 0)) };
-    let inside = Inside { flags: wanted - CloneFlags::CLONE_NEWNS, init: config.share_pid.then_some(init) };
+    let inside = Inside { flags: wanted - CloneFlags::CLONE_NEWNS, init };
     let (user, init) = user_namespace::make(mapping, &inside).map_err(SetupError::User)?;
     Ok((Some(user), init))
 }

@@ -97,7 +97,7 @@ const SOCKETS: [(u64, LinuxSeccompOperator); 3] = [
 const ENOSYS: u32 = 38;
 
 /// The default profile for a container that keeps `capabilities`.
-pub(super) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, OciSpecError> {
+pub(crate) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, OciSpecError> {
     let admin = capabilities.iter().any(|name| name == "CAP_SYS_ADMIN");
     let mut names: Vec<String> = [ALLOWED, TRACING, arch_calls()]
         .into_iter()

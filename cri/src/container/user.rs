@@ -127,8 +127,10 @@ fn has(members: &str, name: &str) -> bool {
     members.split(',').any(|member| member.trim() == name)
 }
 
-fn id(number: i64) -> Result<u32, String> {
-    u32::try_from(number).map_err(|_range| format!("id {number} is out of range"))
+/// The kernel takes the last number for "as it is": whoever asked for it would stay root.
+pub(crate) fn id(number: i64) -> Result<u32, String> {
+    let id = u32::try_from(number).ok().filter(|id| *id != u32::MAX);
+    id.ok_or_else(|| format!("id {number} is out of range"))
 }
 
 /// The text of `path` as an overlay of `layers` would show it; empty when absent, or no file that can be read.
@@ -258,6 +260,8 @@ mod tests {
         assert_eq!(accounts.resolve(None, "www-data:1004"), user(33, 1004, &[1004]));
         assert_eq!(accounts.resolve(None, "alice:audio"), user(1000, 29, &[29, 50000]));
         assert!(accounts.resolve(None, "nobody").is_err());
+        assert!(accounts.resolve(None, "4294967295").is_err(), "setresuid(2) changes nothing for it");
+        assert!(accounts.resolve(None, "1:4294967295").is_err());
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::container::confinement::{self, Modules};
 use crate::container::devices::{self, Node};
 use crate::container::oci_spec::{Facts, SandboxFacts, oci_spec};
 use crate::container::user::Accounts;
-use crate::container::{self, Container, mount_points, seccomp, signal, volume};
+use crate::container::{self, Container, mount_points, profile, signal, volume};
 use crate::error::{self, Error};
 use crate::host::Host;
 use crate::names::Claim;
@@ -118,7 +118,7 @@ impl Runtime {
             state: "not ready",
         })?;
         let image = self.image_of(&config)?;
-        if let Some(profile) = old_profile(&config)? {
+        if let Some(profile) = wanted_seccomp(&config)? {
             let linux = config.linux.get_or_insert_default();
             linux.security_context.get_or_insert_default().seccomp = Some(profile);
         }
@@ -134,7 +134,7 @@ impl Runtime {
         coracle_fault::point("create.recorded");
         steps.done("record");
         undo.push(Step::Cgroup(record.cgroup.clone()));
-        self.load_default_profile(&record.config).await?;
+        self.load_default_profile(&security(&record.config)).await?;
         let mut spec = self.make_spec(sandbox, &live, &record, &image)?;
         self.relabel_volumes(sandbox, &record).await?;
         let _pass = inner.nri.pass().await;
@@ -178,8 +178,11 @@ impl Runtime {
         done.map_err(|source| Error::Checkpoint { what: "container", id: id.to_owned(), source })
     }
 
-    async fn load_default_profile(&self, config: &cri::ContainerConfig) -> Result<(), Error> {
-        if !confinement::wants_default(&security(config)) {
+    pub(super) async fn load_default_profile(
+        &self,
+        security: &cri::LinuxContainerSecurityContext,
+    ) -> Result<(), Error> {
+        if !confinement::wants_default(security) {
             return Ok(());
         }
         let loaded = self.inner.default_profile.ensure().await;
@@ -392,7 +395,7 @@ fn check(config: &cri::ContainerConfig, host: &Host) -> Result<(), Error> {
         return Err(Error::invalid("config.windows", "this is Linux"));
     }
     config.image.as_ref().map_or(Ok(()), check_handler)?;
-    old_profile(config)?;
+    wanted_seccomp(config)?;
     let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     let pages = resources.map(|resources| resources.hugepage_limits.as_slice()).unwrap_or_default();
     check_huge_pages(pages, host.hugetlb)?;
@@ -412,13 +415,12 @@ fn check_privilege<'a>(
     Ok(())
 }
 
-/// The seccomp profile in the field of old, which counts where that of today is empty.
-fn old_profile(config: &cri::ContainerConfig) -> Result<Option<cri::SecurityProfile>, Error> {
-    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let Some(security) = security.filter(|security| security.seccomp.is_none()) else { return Ok(None) };
+/// The seccomp profile, in the field of today or of old.
+fn wanted_seccomp(config: &cri::ContainerConfig) -> Result<Option<cri::SecurityProfile>, Error> {
+    let security = security(config);
     #[allow(deprecated, reason = "older kubelets set it")]
-    let path = security.seccomp_profile_path.as_str();
-    seccomp::of_path(path).map_err(|why| Error::invalid("seccomp_profile_path", why))
+    let old = security.seccomp_profile_path.as_str();
+    profile::wanted_seccomp(security.seccomp.as_ref(), old)
 }
 
 /// Refuses limits by file, as the client and plugins ask for, that are not limits. An update refuses the same.
@@ -446,22 +448,10 @@ fn apparmor(config: &cri::ContainerConfig) -> Result<Option<String>, Error> {
 }
 
 fn seccomp_file(config: &cri::ContainerConfig) -> Result<Option<LinuxSeccomp>, Error> {
-    let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let profile =
-        security.filter(|security| !security.privileged).and_then(|security| security.seccomp.as_ref());
-    let Some(profile) = profile.filter(|profile| profile.profile_type() == ProfileType::Localhost) else {
-        return Ok(None);
-    };
-    let path = PathBuf::from(profile.localhost_ref.trim_start_matches("localhost/"));
-    if !path.is_absolute() {
-        return Err(Error::invalid("seccomp.localhost_ref", "must be an absolute path"));
-    }
-    let bytes = std::fs::read(&path).map_err(Error::file("read seccomp profile", &path))?;
-    serde_json::from_slice(&bytes).map(Some).map_err(|source| Error::Format {
-        doing: "read seccomp profile",
-        path,
-        source,
-    })
+    let security = security(config);
+    let asked = security.seccomp.filter(|_| !security.privileged);
+    let own = asked.filter(|profile| profile.profile_type() == ProfileType::Localhost);
+    own.as_ref().map(profile::read_seccomp).transpose()
 }
 
 pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {

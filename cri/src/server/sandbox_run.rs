@@ -73,6 +73,7 @@ impl Runtime {
         let mut steps = Steps::begin();
         let id = record.id.clone();
         let metadata = record.config.metadata.clone().unwrap_or_default();
+        let first_process = self.first_process(&record.config).await?;
         undo.push(Step::Level(id.clone()));
         record.selinux = inner.selinux.label_pod(&id, &record.config)?;
         undo.push(Step::SandboxRecord(id.clone()));
@@ -81,7 +82,8 @@ impl Runtime {
         self.write_pod_files(&record)?;
         steps.done("record");
         let dir = inner.records.sandbox_dir(&id);
-        let (shim, state) = Shim::spawn(&inner.config.shim_binary, &dir, self.shim_config(&record))
+        let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
+        let (shim, state) = Shim::spawn(&inner.config.shim_binary, &dir, config)
             .await
             .map_err(Error::shim("start the pod's shim"))?;
         let shim = shim.within(inner.config.shim_times);

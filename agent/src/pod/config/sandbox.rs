@@ -11,7 +11,6 @@ use crate::pod::security;
 /// What a sandbox's configuration depends on beside its pod.
 pub(crate) struct Place<'a> {
     pub(crate) log_dir: &'a Path,
-    pub(crate) seccomp_dir: &'a Path,
     pub(crate) cgroup_parent: &'a str,
     pub(crate) cluster_domain: &'a str,
     pub(crate) dns: cri::DnsConfig,
@@ -53,7 +52,7 @@ pub(crate) fn config(pod: &Pod, spec: &PodSpec, attempt: u32, place: Place<'_>) 
         annotations: meta.annotations.iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect(),
         linux: Some(cri::LinuxPodSandboxConfig {
             cgroup_parent: place.cgroup_parent.to_owned(),
-            security_context: Some(security::sandbox(spec, place.seccomp_dir, place.users)),
+            security_context: Some(security::sandbox(spec, place.users)),
             sysctls: sysctls.map(|s| (s.name.clone(), s.value.clone())).collect(),
             ..cri::LinuxPodSandboxConfig::default()
         }),
