@@ -11,6 +11,7 @@ pub(crate) mod args;
 mod capabilities;
 pub(crate) mod confinement;
 pub(crate) mod devices;
+pub(crate) mod fields;
 pub(crate) mod filter;
 pub(crate) mod mount_points;
 mod mounts;
@@ -236,10 +237,31 @@ pub(crate) fn name(metadata: &cri::ContainerMetadata, sandbox_id: &str) -> Strin
     format!("{}_{}_{}", metadata.name, metadata.attempt, sandbox_id)
 }
 
-/// Where a container's output goes; empty when nowhere.
+/// Where a container's output goes; empty when nowhere. Below the pod's directory, however it is written.
 pub(crate) fn log_path(config: &cri::ContainerConfig, sandbox: &cri::PodSandboxConfig) -> String {
     if config.log_path.is_empty() || sandbox.log_directory.is_empty() {
         return String::new();
     }
-    PathBuf::from(&sandbox.log_directory).join(&config.log_path).to_string_lossy().into_owned()
+    PathBuf::from(&sandbox.log_directory)
+        .join(config.log_path.trim_start_matches('/'))
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_below_the_pods_directory() {
+        let of = |directory: &str, path: &str| {
+            let sandbox = cri::PodSandboxConfig { log_directory: directory.into(), ..Default::default() };
+            let config = cri::ContainerConfig { log_path: path.into(), ..Default::default() };
+            log_path(&config, &sandbox)
+        };
+        assert_eq!(of("/logs/pod", "c/0.log"), "/logs/pod/c/0.log");
+        assert_eq!(of("/logs/pod", "/c/0.log"), "/logs/pod/c/0.log");
+        assert_eq!(of("", "c/0.log"), "");
+        assert_eq!(of("/logs/pod", ""), "");
+    }
 }

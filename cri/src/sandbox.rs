@@ -7,6 +7,7 @@
 //! Found again after a restart with a shim that does not answer it is `Silent`: `Ready` when that wakes.
 
 pub(crate) mod attachment;
+pub(crate) mod fields;
 pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod first_process;

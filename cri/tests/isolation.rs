@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         fields::a_seccomp_profile_of_old_counts,
         fields::what_cannot_be_honoured_is_refused,
         fields::a_privileged_container_needs_a_pod_for_it,
+        fields::numbers_that_mean_nothing_are_refused,
         first_process::it_is_under_the_pods_seccomp_profile,
         first_process::it_is_whom_the_pod_runs_as,
         first_process::a_profile_that_cannot_be_is_refused_and_leaves_nothing,

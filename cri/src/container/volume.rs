@@ -35,6 +35,9 @@ pub(crate) fn check(mount: &Mount, kernel: Kernel) -> Result<(), Error> {
 
 fn check_image(mount: &Mount) -> Result<(), Error> {
     let Some(image) = &mount.image else {
+        if !mount.host_path.starts_with('/') {
+            return Err(Error::invalid("mounts.host_path", "must be absolute"));
+        }
         return match mount.image_sub_path.as_str() {
             "" => Ok(()),
             _ => Err(Error::invalid("mounts.image_sub_path", "is set without an image")),
@@ -43,6 +46,9 @@ fn check_image(mount: &Mount) -> Result<(), Error> {
     let refuse = |why| Err(Error::invalid("mounts.image", why));
     if image.image.is_empty() {
         return refuse("names no image");
+    }
+    if !image.runtime_handler.is_empty() {
+        return refuse("is for a runtime handler, of which there is none");
     }
     if !mount.host_path.is_empty() {
         return refuse("is set beside host_path");
@@ -89,6 +95,7 @@ mod tests {
         for mount in right {
             assert!(check(&mount, KERNEL).is_ok(), "{mount:?}");
         }
+        let handled = ImageSpec { image: "x".into(), runtime_handler: "other".into(), ..Default::default() };
         let wrong = [
             Mount { container_path: "v".into(), ..volume() },
             Mount { recursive_read_only: true, ..volume() },
@@ -100,6 +107,9 @@ mod tests {
             Mount { propagation: 2, ..image() },
             Mount { image_sub_path: "../x".into(), ..image() },
             Mount { image: Some(ImageSpec::default()), ..image() },
+            Mount { image: Some(handled), ..image() },
+            Mount { host_path: "h".into(), ..volume() },
+            Mount { host_path: String::new(), ..volume() },
         ];
         for mount in wrong {
             assert!(check(&mount, KERNEL).is_err(), "{mount:?}");

@@ -22,7 +22,9 @@ impl Mapping {
         let Some(userns) = options.and_then(|options| options.userns_options.as_ref()) else {
             return Ok(None);
         };
-        match userns.mode() {
+        // Read as the enumeration, an unknown one would be a pod's.
+        let mode = NamespaceMode::try_from(userns.mode);
+        match mode.map_err(|_unknown| format!("mode {} is none", userns.mode))? {
             NamespaceMode::Node if userns.uids.is_empty() && userns.gids.is_empty() => Ok(None),
             NamespaceMode::Node => Err("mode NODE takes no mappings".to_owned()),
             NamespaceMode::Pod => {
@@ -154,6 +156,9 @@ mod tests {
         assert_eq!(Mapping::of(None), Ok(None));
         assert_eq!(of(NamespaceMode::Node, &[]), Ok(None));
         let right = of(NamespaceMode::Pod, &[(0, 65536, 65536)]).expect("right").expect("a mapping");
+        let mut unknown = options(NamespaceMode::Pod, &[(0, 65536, 65536)]);
+        unknown.userns_options.get_or_insert_default().mode = 9;
+        assert!(Mapping::of(Some(&unknown)).is_err(), "no member");
         assert_eq!(right.root(), (65536, 65536));
         for (mode, mappings) in [
             (NamespaceMode::Node, &[(0, 1000, 10)][..]),

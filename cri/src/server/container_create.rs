@@ -21,7 +21,7 @@ use crate::container::confinement::{self, Modules};
 use crate::container::devices::{self, Node};
 use crate::container::oci_spec::{Facts, SandboxFacts, oci_spec};
 use crate::container::user::Accounts;
-use crate::container::{self, Container, mount_points, profile, signal, volume};
+use crate::container::{self, Container, fields, mount_points, profile, signal, volume};
 use crate::error::{self, Error};
 use crate::host::Host;
 use crate::names::Claim;
@@ -66,6 +66,7 @@ impl Runtime {
         config: &cri::ContainerConfig,
     ) -> Result<Claim, Error> {
         check(config, &self.inner.host)?;
+        fields::check_shared(config, &namespaces::options(sandbox.config()))?;
         let metadata = config.metadata.clone().unwrap_or_default();
         self.inner.names.claim(container::name(&metadata, &sandbox.id), new_id()).await
     }
@@ -395,6 +396,7 @@ fn check(config: &cri::ContainerConfig, host: &Host) -> Result<(), Error> {
         return Err(Error::invalid("config.windows", "this is Linux"));
     }
     config.image.as_ref().map_or(Ok(()), check_handler)?;
+    fields::check(config)?;
     wanted_seccomp(config)?;
     let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     let pages = resources.map(|resources| resources.hugepage_limits.as_slice()).unwrap_or_default();

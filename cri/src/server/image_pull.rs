@@ -17,7 +17,8 @@ use crate::error::Error;
 use crate::runtime::Runtime;
 
 impl Runtime {
-    /// Pulls an image and returns its id.
+    /// Pulls an image and returns its id. For which pod, and what its image's annotations say, which are the pod's, means
+    /// nothing here: every pod sees the same store, in one layout, and images are those of this machine's platform.
     pub(crate) async fn image_pull(
         &self,
         request: cri::PullImageRequest,
@@ -119,6 +120,7 @@ pub(super) fn check_handler(image: &cri::ImageSpec) -> Result<(), Error> {
     }
 }
 
+/// What is pulled, found or removed. What the user wrote for it is for people to read.
 fn reference(image: Option<cri::ImageSpec>) -> Result<String, Error> {
     let image = image.unwrap_or_default();
     check_handler(&image)?;

@@ -17,7 +17,7 @@ use crate::records::{SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
 use crate::sandbox::sysctls::Own;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{self, Live, Sandbox, SandboxState, attachment, files, namespaces, sysctls};
+use crate::sandbox::{self, Live, Sandbox, SandboxState, attachment, fields, files, namespaces, sysctls};
 use crate::selinux::Labels;
 use crate::shim_client::Shim;
 use crate::steps::Steps;
@@ -243,11 +243,9 @@ fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> 
     if !runtime_handler.is_empty() {
         return Err(Error::invalid("runtime_handler", format!("there is none named {runtime_handler:?}")));
     }
+    fields::check(config)?;
     check_sysctls(config)?;
     let options = namespaces::options(config);
-    if options.network() == cri::NamespaceMode::Container {
-        return Err(Error::invalid("namespace_options.network", "CONTAINER is no mode of a pod's network"));
-    }
     let mapping = Mapping::check_pod(&options)
         .map_err(|why| Error::invalid("namespace_options.userns_options", why))?;
     if mapping.is_some() && !host.kernel.user_namespaces {

@@ -98,3 +98,38 @@ pub(super) async fn a_privileged_container_needs_a_pod_for_it(machine: &mut Mach
     machine.create(&pod, "c", &["true"], privileged).await.expect("create");
     machine.remove_pod(&pod).await;
 }
+
+pub(super) async fn numbers_that_mean_nothing_are_refused(machine: &mut Machine) {
+    let before = machine.traces().await;
+    for (network, pid, ipc) in [(4, 1, 0), (1, 1, 0), (0, 3, 0), (0, 9, 0), (0, 1, 1)] {
+        let refused = machine.try_pod("modes", |config| {
+            let context = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+            context.namespace_options =
+                Some(cri::NamespaceOption { network, pid, ipc, ..Default::default() });
+        });
+        assert_eq!(refused.await.expect_err("no such mode").code(), Code::InvalidArgument);
+    }
+    assert_eq!(machine.traces().await, before);
+    let pod = machine.pod("numbers").await;
+    let nodes_network = |config: &mut cri::ContainerConfig| {
+        let options = security(config).namespace_options.get_or_insert_default();
+        options.network = cri::NamespaceMode::Node.into();
+    };
+    let signal = |config: &mut cri::ContainerConfig| config.stop_signal = 99;
+    let last_user = |config: &mut cri::ContainerConfig| {
+        security(config).run_as_user = Some(cri::Int64Value { value: i64::from(u32::MAX) });
+    };
+    let zero = |config: &mut cri::ContainerConfig| {
+        config.envs = vec![cri::KeyValue { key: "A".into(), value: vec![0] }];
+    };
+    for refused in [
+        machine.create(&pod, "c", &["true"], nodes_network).await,
+        machine.create(&pod, "c", &["true"], signal).await,
+        machine.create(&pod, "c", &["true"], last_user).await,
+        machine.create(&pod, "c", &["true"], zero).await,
+        machine.create(&pod, "c", &["a\0b"], |_| {}).await,
+    ] {
+        assert_eq!(refused.expect_err("it means nothing").code(), Code::InvalidArgument);
+    }
+    machine.remove_pod(&pod).await;
+}

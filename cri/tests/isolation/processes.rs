@@ -97,7 +97,8 @@ pub(super) async fn a_container_that_ends_leaves_nobody_behind(machine: &mut Mac
         });
         let stays = stays.await.expect("create");
         machine.start(&stays).await;
-        let ends = with_child(machine, &pod, "ends", mode, &stays).await;
+        let target = if mode == cri::NamespaceMode::Target { stays.as_str() } else { "" };
+        let ends = with_child(machine, &pod, "ends", mode, target).await;
         machine.start(&ends).await;
         assert_eq!(machine.wait_exited(&ends).await.exit_code, 1);
         let group = machine.container_group(name, &ends);
