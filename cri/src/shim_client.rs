@@ -30,7 +30,7 @@ use tokio::time::timeout;
 pub use self::error::{Error, ErrorKind};
 use self::link::Link;
 use self::process::Process;
-pub use self::stdio::{AttachTo, Attached, ExecStdio, Started};
+pub use self::stdio::{AttachTo, Attached, Begun, ExecStdio, Late, Started};
 pub use self::times::Times;
 
 /// The protocol version this client speaks.
@@ -225,7 +225,8 @@ impl Shim {
         self.done(request::Call::Signal(signal), self.times.answer).await
     }
 
-    /// Starts another process in a running container; its exit comes as an event with `exec_id`.
+    /// Starts another process in a running container; its exit comes as an event with `exec_id`. One that the shim
+    /// may yet start, after its time, is the caller's to end then.
     /// `process` is an OCI runtime spec `process` object.
     ///
     /// # Errors
@@ -237,7 +238,7 @@ impl Shim {
         exec_id: &str,
         process: &oci_spec::runtime::Process,
         stdio: ExecStdio,
-    ) -> Result<Started, Error> {
+    ) -> Result<Begun, Error> {
         let process =
             serde_json::to_vec(process).map_err(|error| Error::invalid("encode the process", &error))?;
         let mut exec = shim::Exec {
@@ -262,11 +263,15 @@ impl Shim {
                 [stdin, stdout, stderr].into_iter().flatten().collect()
             }
         };
-        match self.call(request::Call::Exec(exec), fds, self.times.work).await? {
-            (reply::Result::ExecStarted(started), fds) => {
-                Ok(Started { pid: started.pid, terminal: fds.into_iter().next() })
+        let inner = Arc::clone(&self.inner);
+        // On its own: whoever gives up has asked for a process that may start yet.
+        let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });
+        match timeout(self.times.work, &mut answer).await {
+            Ok(answer) => {
+                let started: Started = Late::hear(answer)?;
+                Ok(Begun::Started(started))
             }
-            (other, _) => Err(Error::unexpected(&other)),
+            Err(_late) => Ok(Begun::Late(Late(answer))),
         }
     }
 

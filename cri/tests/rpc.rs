@@ -107,6 +107,7 @@ fn main() -> ExitCode {
         wedged::a_shim_that_stands_still_keeps_no_runtime_from_starting,
         wedged::a_pod_whose_shim_wakes_is_ready_again,
         wedged::a_shim_that_stops_answering_keeps_nobody_waiting,
+        wedged::a_command_that_starts_when_nobody_waits_is_ended,
         wedged::a_shim_that_takes_no_more_connections_is_asked_again,
     );
     session.end()

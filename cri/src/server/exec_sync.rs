@@ -21,7 +21,7 @@ use crate::container::{Container, args};
 use crate::error::Error;
 use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
-use crate::shim_client::{ErrorKind, ExecStdio, Started};
+use crate::shim_client::{self, Begun, ErrorKind, ExecStdio, Started};
 use crate::stream::Descriptor;
 
 /// How long outputs may stay open after the command ended, by processes that it left behind.
@@ -150,6 +150,17 @@ impl Runtime {
         });
     }
 
+    /// Its caller is told that the shim does not answer: nobody waits for it any more.
+    fn kill_when_started(&self, container_id: &str, exec_id: String, late: shim_client::Late) {
+        let Some(container) = self.inner.containers.get(container_id) else { return };
+        let runtime = self.clone();
+        tokio::spawn(async move {
+            if let Ok(started) = late.started().await {
+                runtime.kill_exec(&container, &exec_id, started.pid).await;
+            }
+        });
+    }
+
     /// Kills an exec with all that it started.
     async fn kill_exec(&self, container: &Container, exec_id: &str, pid: i32) {
         let alone = tree::kill_descendants(&self.inner.cgroups, &container.record.cgroup, pid).await;
@@ -193,13 +204,16 @@ impl Runtime {
         let shim = sandbox.shim()?;
         let id = hex::encode(rand::random::<[u8; 8]>());
         let exit = sandbox.expect_exec(&id);
-        match shim.exec(&container.id, &id, &process, stdio).await {
-            Ok(started) => Ok(Exec { id, started, exit }),
-            Err(source) => {
-                sandbox.forget_exec(&id);
-                Err(Error::Shim { doing: "run the command in the container", source })
+        let source = match shim.exec(&container.id, &id, &process, stdio).await {
+            Ok(Begun::Started(started)) => return Ok(Exec { id, started, exit }),
+            Ok(Begun::Late(late)) => {
+                self.kill_when_started(&container.id, id.clone(), late);
+                shim_client::Error::silent()
             }
-        }
+            Err(source) => source,
+        };
+        sandbox.forget_exec(&id);
+        Err(Error::Shim { doing: "run the command in the container", source })
     }
 
     /// A container that runs.

@@ -2,6 +2,11 @@
 
 use std::os::fd::OwnedFd;
 
+use coracle_proto::shim::reply;
+use tokio::task::{JoinError, JoinHandle};
+
+use super::error::Error;
+
 /// What a new process in a container reads and writes.
 #[derive(Debug)]
 pub enum ExecStdio {
@@ -33,6 +38,43 @@ pub struct Started {
     pub pid: i32,
     /// The terminal's master, when one was asked for.
     pub terminal: Option<OwnedFd>,
+}
+
+/// What became of the wish to start a process in its time.
+#[derive(Debug)]
+pub enum Begun {
+    /// It runs.
+    Started(Started),
+    /// The shim has not answered.
+    Late(Late),
+}
+
+/// An answer that comes too late, if it comes.
+#[derive(Debug)]
+pub struct Late(pub(super) JoinHandle<Result<Answer, Error>>);
+
+type Answer = (reply::Result, Vec<OwnedFd>);
+
+// === impl Late ===
+
+impl Late {
+    /// Waits for as long as the shim lives.
+    ///
+    /// # Errors
+    /// It was not started, or the shim is gone.
+    pub async fn started(self) -> Result<Started, Error> {
+        Self::hear(self.0.await)
+    }
+
+    pub(super) fn hear(answer: Result<Result<Answer, Error>, JoinError>) -> Result<Started, Error> {
+        match answer.map_err(|_ended| Error::gone())?? {
+            (reply::Result::ExecStarted(started), fds) => {
+                Ok(Started { pid: started.pid, terminal: fds.into_iter().next() })
+            }
+            (reply::Result::Error(error), _) => Err(Error::from(error)),
+            (other, _) => Err(Error::unexpected(&other)),
+        }
+    }
 }
 
 /// Which of a container's streams to attach to.

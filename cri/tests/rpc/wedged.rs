@@ -168,6 +168,30 @@ pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &m
     machine.restart(Duration::ZERO).await;
 }
 
+pub(crate) async fn a_command_that_starts_when_nobody_waits_is_ended(machine: &mut Machine) {
+    let before = machine.traces().await;
+    restart(machine).await;
+    let pod = machine.pod("late").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let shim = machine.shim_pid(&pod).await;
+    send(shim, Signal::SIGSTOP);
+    // Without a limit of its own: the caller hears of the shim, and of nothing later.
+    let exec = timeout(LONG, machine.exec(&id, &["sh", "-c", "sleep 8888 & sleep 8888; true"], 0));
+    let refused = exec.await.expect("it returns").expect_err("it does not answer");
+    assert!(refused.message().contains("does not answer"), "{refused}");
+    send(shim, Signal::SIGCONT);
+    // Twice: what is looked for may begin while it is looked for.
+    for _ in 0..2 {
+        until("the shim works", async || machine.exec(&id, &["true"], 60).await.is_ok()).await;
+        until("the command is ended", async || running("8888").is_empty()).await;
+    }
+    let processes = machine.exec(&id, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
+    assert!(!String::from_utf8_lossy(&processes).contains("8888"));
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
+    machine.restart(Duration::ZERO).await;
+}
+
 pub(crate) async fn a_shim_that_takes_no_more_connections_is_asked_again(machine: &mut Machine) {
     let pod = machine.pod("asked").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
