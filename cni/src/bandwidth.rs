@@ -41,7 +41,11 @@ pub(crate) async fn run(host: &Host, request: &Request) -> Result<Option<Answer>
             }
             add(host, request, &limits, previous).await.map(Some)
         }
-        Command::Del => host.links.delete(&device).await.map(|()| None),
+        Command::Del => {
+            host.links.delete(&device).await?;
+            coracle_fault::point("bandwidth.removed");
+            Ok(None)
+        }
         Command::Check => {
             check(host, request, &limits).await?;
             Ok(None)
@@ -61,6 +65,7 @@ async fn add(host: &Host, request: &Request, limits: &Limits, mut previous: Answ
     let link = host_end(host, request, &previous).await?;
     if let Some(bucket) = limits.ingress {
         host.links.set_bucket(&link, bucket).await?;
+        coracle_fault::point("bandwidth.limited");
     }
     if let Some(bucket) = limits.egress {
         let made = detour(host, &link, &device(request), bucket).await;
@@ -79,8 +84,11 @@ async fn add(host: &Host, request: &Request, limits: &Limits, mut previous: Answ
 
 async fn detour(host: &Host, link: &Link, device: &str, bucket: Bucket) -> Result<Link, Error> {
     let device = host.links.ensure_ifb(device, link).await?;
+    coracle_fault::point("bandwidth.device-marked");
     host.links.set_bucket(&device, bucket).await?;
+    coracle_fault::point("bandwidth.device-limited");
     host.links.detour(link, &device).await?;
+    coracle_fault::point("bandwidth.detoured");
     Ok(device)
 }
 

@@ -105,6 +105,7 @@ impl Bridge<'_> {
         if self.conf.ipam.is_some() && answer.ips.is_empty() {
             return Err(Error::invalid("ipam", "its plugin gave no address"));
         }
+        coracle_fault::point("bridge.given");
         answer.interfaces.clear();
         match self.wire(&netns, &mut answer).await {
             Ok(()) => Ok(answer),
@@ -166,6 +167,7 @@ impl Bridge<'_> {
             Pair { host: &host_name, inside: &request.ifname, bridge: bridge.index, mtu: conf.mtu, mac };
         self.must_filter(bridge)?;
         let host_end = links.add_pair(&pair, netns).await?;
+        coracle_fault::point("bridge.paired");
         // Before the interface inside is up, so that no packet comes from the wrong VLAN.
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
@@ -174,11 +176,13 @@ impl Bridge<'_> {
             let port =
                 Port { hairpin: conf.hairpin, isolated: conf.port_isolation, locked: conf.mac_spoof_check };
             links.set_port(&host_end, port).await?;
+            coracle_fault::point("bridge.port-set");
         }
         if conf.mac_spoof_check {
             links.add_forwarding(&host_end, mac).await?;
         }
         let inside = self.configure(netns, answer).await?;
+        coracle_fault::point("bridge.configured");
         let host_end = links.get(&host_name).await?;
         let gateway = match (conf.is_gateway, conf.vlans.native) {
             (true, Some(vlan)) => Some(self.ensure_gateway(bridge, vlan).await?),
@@ -186,10 +190,12 @@ impl Bridge<'_> {
         };
         if conf.is_gateway {
             self.be_gateway(gateway.as_ref().unwrap_or(bridge), answer).await?;
+            coracle_fault::point("bridge.routed");
         }
         if let Some(claim) = self.conf.claim(request, answer) {
             self.host.firewall.put(&claim)?;
         }
+        coracle_fault::point("bridge.wired");
         let mtu = |link: &Link| Some(link.mtu).filter(|mtu| *mtu != 0);
         let of_host = |link: &Link| Interface {
             name: link.name.clone(),
@@ -330,11 +336,13 @@ impl Bridge<'_> {
         let previous = request.previous()?;
         let known = previous.is_some_and(|answer| answer.interfaces.iter().any(|i| i.name == ours));
         links.delete(&ours).await?;
+        coracle_fault::point("bridge.unplugged");
         // A pair that another implementation made has another name outside, but not inside.
         if !known && let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
             Links::inside(&netns)?.delete(&request.ifname).await?;
         }
         self.host.firewall.remove(&Claim::of(request))?;
+        coracle_fault::point("bridge.unclaimed");
         self.ask_ipam().await?;
         Ok(())
     }

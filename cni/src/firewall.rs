@@ -257,20 +257,27 @@ impl Firewall {
     /// Takes all claims back but those that are to stay.
     pub(crate) fn retain(&self, stays: impl Fn(&Claim) -> bool) -> Result<(), Error> {
         let (mut state, _lock) = self.lock()?;
-        let gone: Vec<String> =
-            state.claims.iter().filter(|(_, claim)| !stays(claim)).map(|(key, _)| key.clone()).collect();
+        let gone: BTreeMap<String, Claim> = state.claims.extract_if(.., |_, claim| !stays(claim)).collect();
         if !gone.is_empty() {
             self.mark()?;
         }
-        for key in &gone {
-            remove(&self.path(key))?;
-            state.claims.remove(key);
-        }
+        // Whoever made them may have been killed before it was known.
+        state.led.extend(plan(gone.values()).connectionless());
         // Also when nothing went: the table may not have followed the last time.
-        if state.applied.as_ref() != Some(&plan(state.claims.values())) {
-            self.look(&mut state)?;
+        let seen = match state.applied.as_ref() == Some(&plan(state.claims.values())) {
+            true => Ok(()),
+            false => self.look(&mut state),
+        };
+        if let Err(error) = seen.and_then(|()| self.turn_as_claimed(&mut state)) {
+            state.claims.extend(gone);
+            return Err(error);
         }
-        self.follow(&mut state)
+        // On file until nothing leads to them any more: whoever is killed on the way is told by them what is left.
+        for key in gone.keys() {
+            remove(&self.path(key))?;
+            coracle_fault::point("firewall.unclaimed");
+        }
+        self.unmark()
     }
 
     /// Takes back the plugin's claims for the network whose attachments the runtime does not know any more (GC).
@@ -303,14 +310,13 @@ impl Firewall {
     /// Removes the table and all claims.
     pub(crate) fn clear(&self) -> Result<(), Error> {
         let (mut state, _lock) = self.lock()?;
-        for key in state.claims.keys() {
-            remove(&self.path(key))?;
-        }
-        state.claims.clear();
         state.applied = None;
         self.commit(&mut state, nft::remove(&self.table), "remove")?;
         state.applied = Some(Plan::default());
         self.redirect(&mut state);
+        for key in std::mem::take(&mut state.claims).keys() {
+            remove(&self.path(key))?;
+        }
         Ok(())
     }
 
@@ -343,7 +349,9 @@ impl Firewall {
         }
         fs::create_dir_all(&self.dir).map_err(failed("create", &self.dir))?;
         let path = self.dir.join(MARK);
-        fs::write(&path, "").map_err(failed("write", &path))
+        fs::write(&path, "").map_err(failed("write", &path))?;
+        coracle_fault::point("firewall.marked");
+        Ok(())
     }
 
     /// Takes nothing for applied that is shared and not there any more.
@@ -358,13 +366,25 @@ impl Firewall {
         nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))
     }
 
-    /// Makes the table what the claims say, unless that is what was made last.
+    /// Makes the table what the claims say, all of which are on file.
     fn follow(&self, state: &mut State) -> Result<(), Error> {
+        self.turn_as_claimed(state)?;
+        self.unmark()
+    }
+
+    /// Makes the table what the claims say, unless that is what was made last.
+    fn turn_as_claimed(&self, state: &mut State) -> Result<(), Error> {
         let wanted = plan(state.claims.values());
         if state.applied.as_ref() != Some(&wanted) {
             self.turn(state, wanted)?;
+            coracle_fault::point("firewall.turned");
         }
         self.redirect(state);
+        Ok(())
+    }
+
+    /// Notes that the table says what is on file.
+    fn unmark(&self) -> Result<(), Error> {
         if self.shared { remove(&self.dir.join(MARK)) } else { Ok(()) }
     }
 
@@ -399,6 +419,7 @@ impl Firewall {
         if let Err(error) = forgotten {
             warn!(error = error.chain(), "datagrams may still be led to where a host port led before");
         }
+        coracle_fault::point("firewall.redirected");
     }
 
     fn commit(&self, state: &mut State, batch: Batch, action: &'static str) -> Result<(), Error> {
@@ -418,7 +439,10 @@ impl Firewall {
         let temporary = path.with_extension("new");
         let text = serde_json::to_vec(claim).map_err(io::Error::from).map_err(failed("write", &path))?;
         fs::write(&temporary, text).map_err(failed("write", &temporary))?;
-        fs::rename(&temporary, &path).map_err(failed("write", &path))
+        coracle_fault::point("firewall.written");
+        fs::rename(&temporary, &path).map_err(failed("write", &path))?;
+        coracle_fault::point("firewall.claimed");
+        Ok(())
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -430,8 +454,14 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
     let mut claims = BTreeMap::new();
     for entry in fs::read_dir(dir).map_err(failed("read", dir))? {
         let path = entry.map_err(failed("read", dir))?.path();
-        if path.extension().is_none_or(|e| e != "json") {
-            continue;
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("json") => {}
+            // Of a process that was killed while it wrote: whoever comes here does it alone.
+            Some("new") => {
+                remove(&path)?;
+                continue;
+            }
+            _ => continue,
         }
         let claim = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Claim>(&text).ok());
         match claim {

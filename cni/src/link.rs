@@ -145,6 +145,9 @@ impl Links {
             Some(link) => (link, false),
             None => self.make_bridge(name, wanted).await?,
         };
+        if is_new {
+            coracle_fault::point("bridge.made");
+        }
         link.must_be_bridge()?;
         if wanted.ours && !is_new {
             link.must_be_ours()?;

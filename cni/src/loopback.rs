@@ -25,6 +25,7 @@ pub(crate) async fn run(request: &Request) -> Result<Option<Answer>, Error> {
             if let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
                 let links = Links::inside(&netns)?;
                 links.down(&links.get(LO).await?).await?;
+                coracle_fault::point("loopback.down");
             }
             Ok(None)
         }
@@ -44,6 +45,7 @@ async fn add(request: &Request) -> Result<Answer, Error> {
     let links = Links::inside(&Netns::open(path)?)?;
     let lo = links.get(LO).await?;
     links.up(&lo).await?;
+    coracle_fault::point("loopback.up");
     if let Some(previous) = request.previous()? {
         return Ok(previous);
     }

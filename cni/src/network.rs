@@ -204,13 +204,16 @@ impl Network {
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
         inner.cache.keep(entry.clone()).await?;
+        coracle_fault::point("network.recorded");
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         match loopback.and(added) {
             Ok(answer) => {
+                coracle_fault::point("network.added");
                 let attached = attached(&answer, &at.ifname);
                 entry.result = Some(answer);
                 inner.cache.keep(entry).await?;
+                coracle_fault::point("network.answer-recorded");
                 Ok(attached)
             }
             Err(error) => {
@@ -265,6 +268,7 @@ impl Network {
         // From here on nobody makes its host ports again.
         inner.cache.leave(id);
         inner.host.firewall.retain(|claim| claim.id != id)?;
+        coracle_fault::point("network.released");
         inner.leaving.add(id, self);
         Ok(())
     }
@@ -297,7 +301,10 @@ impl Network {
         // The path may lead to somebody else's namespace by now.
         at.netns = at.netns.filter(|path| entry.netns_id.is_some() && netns::id(path) == entry.netns_id);
         self.invoker().del(&entry.list, &at, entry.result.as_ref()).await?;
-        self.inner.cache.remove(&at.container_id)
+        coracle_fault::point("network.deleted");
+        self.inner.cache.remove(&at.container_id)?;
+        coracle_fault::point("network.forgotten");
+        Ok(())
     }
 
     /// Every sandbox's loopback is up, whatever its list says.

@@ -56,6 +56,8 @@ struct Conf {
 /// The configuration, decided.
 struct Tuning {
     backup: PathBuf,
+    /// The same while it is written. It says by its name which network it is of, since its text may not.
+    under_way: PathBuf,
     /// Paths below /proc/sys, and values.
     sysctl: Vec<(String, String)>,
     wanted: Properties,
@@ -101,8 +103,9 @@ impl Tuning {
         let sysctl = sysctl.into_iter().map(|(name, value)| Ok((path_of(&name, ifname)?, value)));
         let dir = conf.data_dir.filter(|dir| !dir.as_os_str().is_empty());
         let dir = dir.unwrap_or_else(|| "/run/cni/tuning".into());
-        let backup = dir.join(name_of(&request.container_id, &request.ifname));
-        Ok(Self { backup, sysctl: sysctl.collect::<Result<_, Error>>()?, wanted })
+        let name = name_of(&request.container_id, &request.ifname);
+        let under_way = dir.join(format!("{}@{name}.new", request.network()));
+        Ok(Self { backup: dir.join(name), under_way, sysctl: sysctl.collect::<Result<_, Error>>()?, wanted })
     }
 
     async fn add(&self, request: &Request) -> Result<Answer, Error> {
@@ -111,13 +114,16 @@ impl Tuning {
         netns.run(|| {
             self.sysctl.iter().try_for_each(|(path, value)| std::fs::write(path, value).map_err(at(path)))
         })?;
+        coracle_fault::point("tuning.set");
         if self.wanted == Properties::default() {
             return Ok(previous);
         }
         let links = Links::inside(&netns)?;
         let link = links.get(&request.ifname).await?;
         self.write_down(request.network(), &link)?;
+        coracle_fault::point("tuning.noted");
         self.wanted.apply(&links, &link).await?;
+        coracle_fault::point("tuning.tuned");
         for interface in
             previous.interfaces.iter_mut().filter(|i| i.name == request.ifname && !i.sandbox.is_empty())
         {
@@ -143,16 +149,16 @@ impl Tuning {
             allmulti: wanted.allmulti.map(|_| link.all_multicast),
             queue_length: wanted.queue_length.map(|_| link.queue_length),
         };
-        let temporary = self.backup.with_extension("new");
         std::fs::create_dir_all(self.backup.parent().unwrap_or(&self.backup)).map_err(failed)?;
         let backup = Backup { network: network.to_owned(), before };
         let text = serde_json::to_vec(&backup).map_err(|error| failed(error.into()))?;
-        std::fs::write(&temporary, text)
-            .and_then(|()| std::fs::rename(&temporary, &self.backup))
-            .map_err(failed)
+        std::fs::write(&self.under_way, text).map_err(failed)?;
+        coracle_fault::point("tuning.written");
+        std::fs::rename(&self.under_way, &self.backup).map_err(failed)
     }
 
     async fn del(&self, request: &Request) -> Result<(), Error> {
+        remove(&self.under_way)?;
         let Ok(text) = std::fs::read(&self.backup) else { return Ok(()) };
         let Backup { before, .. } = serde_json::from_slice(&text).unwrap_or_default();
         // The namespace may have gone, and the interface with it.
@@ -160,6 +166,7 @@ impl Tuning {
             let links = Links::inside(&netns)?;
             if let Some(link) = links.find(&request.ifname).await? {
                 before.apply(&links, &link).await?;
+                coracle_fault::point("tuning.put-back");
             }
         }
         remove(&self.backup)
@@ -170,9 +177,19 @@ impl Tuning {
         let valid = request.valid_attachments()?;
         let valid: HashSet<OsString> =
             valid.iter().map(|valid| name_of(&valid.container_id, &valid.ifname).into()).collect();
+        let torn_of = |name: &str| {
+            let of = name.strip_prefix(request.network())?.strip_prefix('@')?.strip_suffix(".new")?;
+            Some(OsString::from(of))
+        };
         let entries = self.backup.parent().and_then(|dir| std::fs::read_dir(dir).ok());
         for entry in entries.into_iter().flatten().flatten() {
             let path = entry.path();
+            if let Some(of) = entry.file_name().to_str().and_then(torn_of) {
+                if !valid.contains(&of) {
+                    remove(&path)?;
+                }
+                continue;
+            }
             if valid.contains(&entry.file_name()) || path.extension().is_none_or(|is| is != "json") {
                 continue;
             }

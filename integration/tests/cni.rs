@@ -10,6 +10,8 @@
 
 #[path = "cni/containerd.rs"]
 mod containerd;
+#[path = "cni/killed.rs"]
+mod killed;
 #[path = "cni/plugins.rs"]
 mod plugins;
 #[path = "cni/portmap.rs"]

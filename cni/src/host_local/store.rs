@@ -58,6 +58,8 @@ impl Store {
         let file = file.map_err(failed("open", &path))?;
         let lock = Flock::lock(file, FlockArg::LockExclusive);
         let lock = lock.map_err(|(_, errno)| failed("lock", &path)(errno.into()))?;
+        // Left behind by a process that was killed, it may be linked to an address already: it must not be written to.
+        remove(&dir.join(UNDER_WAY))?;
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
@@ -73,15 +75,15 @@ impl Store {
         candidates: &mut dyn Iterator<Item = IpAddr>,
     ) -> Result<Option<IpAddr>, Error> {
         let new = self.dir.join(UNDER_WAY);
-        // One that was left behind may be linked to an address already: it must not be written to.
-        remove(&new)?;
         let text = format!("{}{BREAK}{}", owner.id.trim(), owner.ifname);
         fs::write(&new, text).map_err(failed("write", &new))?;
+        coracle_fault::point("host-local.written");
         let mut taken = Ok(None);
         for address in candidates {
             let path = self.path(address);
             match fs::hard_link(&new, &path) {
                 Ok(()) => {
+                    coracle_fault::point("host-local.taken");
                     taken = Ok(Some(address));
                     break;
                 }
@@ -97,7 +99,9 @@ impl Store {
     }
 
     pub(crate) fn free(&mut self, address: IpAddr) -> Result<(), Error> {
-        remove(&self.path(address))
+        remove(&self.path(address))?;
+        coracle_fault::point("host-local.freed");
+        Ok(())
     }
 
     pub(crate) fn owner_of(&self, address: IpAddr) -> Result<Option<Owner>, Error> {
@@ -152,7 +156,9 @@ impl Store {
 
     pub(crate) fn set_last(&mut self, set: usize, address: IpAddr) -> Result<(), Error> {
         let path = self.last_path(set);
-        fs::write(&path, address.to_string()).map_err(failed("write", &path))
+        fs::write(&path, address.to_string()).map_err(failed("write", &path))?;
+        coracle_fault::point("host-local.noted");
+        Ok(())
     }
 
     fn last_path(&self, set: usize) -> PathBuf {

@@ -209,6 +209,7 @@ fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<(
     if lasts {
         fs::File::open(&temporary)?.sync_all()?;
     }
+    coracle_fault::point("network.record-written");
     fs::rename(&temporary, path)?;
     if lasts { fs::File::open(dir)?.sync_all() } else { Ok(()) }
 }

@@ -62,6 +62,7 @@ impl Links {
             Err(error) if !is_errno(&error, libc::EEXIST) => return Err(failed("create ifb", name)(error)),
             _ => {}
         }
+        coracle_fault::point("bandwidth.device-made");
         let device = self.get(name).await?;
         let change = LinkUnspec::new_with_index(device.index).alias(format!("{OF}{}", of.name));
         self.change(change, "mark", name).await?;
@@ -112,6 +113,7 @@ impl Links {
             Err(error) if is_errno(&error, libc::EEXIST) => {}
             added => added.map_err(&wrong)?,
         }
+        coracle_fault::point("bandwidth.detour-begun");
         let filter =
             self.handle.traffic_filter(index).add().parent(INGRESS).priority(1).protocol(ALL.to_be());
         filter.redirect(to.index).map_err(&wrong)?.execute().await.map_err(&wrong)

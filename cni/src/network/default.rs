@@ -91,9 +91,12 @@ impl Network {
         let wanted = Bridge { mtu, ours: true, ..Bridge::default() };
         let (bridge, _) = host.links.ensure_bridge(&config.bridge, wanted).await?;
         sysctl::forwarding(&state.cidrs)?;
+        coracle_fault::point("recover.bridge");
         host.links.ensure_addresses(&bridge, &gateways).await?;
+        coracle_fault::point("recover.bridge-addressed");
         sysctl::route_localnet(&config.bridge)?;
         host.firewall.put(&claim(state))?;
+        coracle_fault::point("recover.network-ranges");
         host.firewall.repair()?;
         let wrong = |reason: String| Error::invalid("the default network", reason);
         List::parse(list(config, mtu, &state.cidrs)).map_err(wrong)

@@ -48,6 +48,7 @@ impl Network {
                 inner.leaving.add(id, self);
             }
         }
+        coracle_fault::point("recover.network-freed");
         let unknown = live.iter().filter(|l| inner.cache.get(&l.id).is_none());
         state.unowned = unknown.cloned().collect();
         first.and(self.derive(&mut state).await)
@@ -79,6 +80,7 @@ impl Network {
     pub(super) async fn derive(&self, state: &mut State) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = self.adopt(state).await;
+        coracle_fault::point("recover.network-adopted");
         let entries = inner.cache.all();
         // What a plugin of others has yet to take back is not valid; what is ours stays so until it is gone.
         let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_leaving());
@@ -100,17 +102,21 @@ impl Network {
         for list in lists {
             first = first.and(self.invoker().gc(list, &valid).await);
         }
+        coracle_fault::point("recover.network-collected");
         for entry in entries.iter().filter(|entry| !entry.is_leaving()) {
             first = first.and(restore(entry));
         }
+        coracle_fault::point("recover.network-restored");
         let ids: HashSet<&str> = valid.iter().map(|v| v.container_id.as_str()).collect();
         let retained =
             inner.host.firewall.retain(|claim| claim.id.is_empty() || ids.contains(claim.id.as_str()));
         first = first.and(retained);
         let (wanted, told) = claims(&entries);
         first = first.and(told).and(inner.host.firewall.ensure(wanted));
+        coracle_fault::point("recover.network-claimed");
         // In this order, for a device goes with its port.
         first = first.and(self.sweep_ports(&valid).await);
+        coracle_fault::point("recover.network-swept");
         first.and(inner.host.links.sweep_ifbs().await)
     }
 

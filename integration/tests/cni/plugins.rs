@@ -53,35 +53,61 @@ impl Plugins {
     /// As [`call`](Self::call), or kills it after a time; then none, unless it was faster.
     pub(crate) fn call_or_kill(
         &self,
-        (kind, command, id): (&str, &str, &str),
-        (sandbox, conf): (&Sandbox, &Value),
+        what: (&str, &str, &str),
+        at: (&Sandbox, &Value),
         kill: Option<Duration>,
     ) -> Option<Result<Value, Value>> {
+        let mut child = self.start(what, at, None);
+        if let Some(after) = kill {
+            std::thread::sleep(after);
+            child.kill().ok();
+        }
+        answer(what, child)
+    }
+
+    /// As [`call`](Self::call), or none when the point was armed and passed.
+    pub(crate) fn call_armed(
+        &self,
+        what: (&str, &str, &str),
+        at: (&Sandbox, &Value),
+        armed: Option<&str>,
+    ) -> Option<Result<Value, Value>> {
+        answer(what, self.start(what, at, armed))
+    }
+
+    fn start(
+        &self,
+        (kind, command, id): (&str, &str, &str),
+        (sandbox, conf): (&Sandbox, &Value),
+        armed: Option<&str>,
+    ) -> Child {
         let mut child = Command::new(self.dir.join(kind))
             .env_clear()
             .envs([("PATH", std::env::var("PATH").unwrap()), ("CNI_COMMAND", command.to_owned())])
             .envs([("CNI_CONTAINERID", id), ("CNI_IFNAME", "eth0"), ("CNI_ARGS", "IgnoreUnknown=1;A=b")])
             .env("CNI_NETNS", sandbox.netns())
             .env("CNI_PATH", &self.dir)
+            .envs(armed.map(|point| ("CORACLE_FAULT", point)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).ok();
-        if let Some(after) = kill {
-            std::thread::sleep(after);
-            child.kill().ok();
-        }
-        let output = child.wait_with_output().unwrap();
-        output.status.code()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        let answer = match output.stdout.trim_ascii() {
-            b"" => Value::Null,
-            text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("{kind} {command}: {e}: {said}")),
-        };
-        Some(if output.status.success() { Ok(answer) } else { Err(answer) })
+        child
     }
+}
+
+/// What a plugin answers; none when it was killed.
+fn answer((kind, command, _): (&str, &str, &str), plugin: Child) -> Option<Result<Value, Value>> {
+    let output = plugin.wait_with_output().unwrap();
+    output.status.code()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let answer = match output.stdout.trim_ascii() {
+        b"" => Value::Null,
+        text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("{kind} {command}: {e}: {said}")),
+    };
+    Some(if output.status.success() { Ok(answer) } else { Err(answer) })
 }
 
 impl Sandbox {

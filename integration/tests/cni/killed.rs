@@ -1,0 +1,198 @@
+//! Our plugins as executables, killed behind every step of ADD, DEL and GC: the DEL that follows, and the GC, leave
+//! nothing. The points are read from the sources; one that no plugin passes fails.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::UdpSocket;
+use std::path::Path;
+
+use coracle_integration::{Machine, eventually, on_a_machine};
+use serde_json::{Value, json};
+
+use super::plugins::{Plugins, Sandbox, files, run};
+
+/// A port by which datagrams come.
+const DATAGRAMS: u16 = 8081;
+
+/// A network of several plugins, as a runtime runs them.
+struct Chain {
+    plugins: Plugins,
+    confs: Vec<Value>,
+}
+
+/// The points of the plugins. The others are the runtime's side, which `recovery.rs` passes.
+fn points(dir: &Path, found: &mut BTreeSet<String>) {
+    for path in fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()) {
+        if path.is_dir() {
+            points(&path, found);
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let named = text.split("coracle_fault::point(\"").skip(1).filter_map(|rest| rest.split('"').next());
+        let of_plugins =
+            named.filter(|point| !["network.", "recover."].iter().any(|of| point.starts_with(of)));
+        found.extend(of_plugins.map(str::to_owned));
+    }
+}
+
+// === impl Chain ===
+
+impl Chain {
+    fn of(machine: &Machine) -> Self {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let port = |port, protocol| json!({"hostPort": port, "containerPort": 80, "protocol": protocol});
+        let ports = json!({"portMappings": [port(8080, "tcp"), port(DATAGRAMS, "udp")]});
+        let rates = json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000});
+        let confs = [
+            (
+                "bridge",
+                json!({"bridge": "br0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "ipam": {"type": "host-local", "dataDir": machine.path("addresses"), "subnet": "10.1.2.0/24"}}),
+            ),
+            (
+                "tuning",
+                json!({"dataDir": machine.path("tuning"), "mtu": 1400,
+                "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}}),
+            ),
+            ("firewall", json!({"ingressPolicy": "same-bridge"})),
+            ("portmap", json!({"snat": true, "runtimeConfig": ports})),
+            ("bandwidth", rates),
+            ("loopback", json!({})),
+        ];
+        let conf = |(kind, more): (&str, Value)| {
+            let mut conf = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
+            conf.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            plugins.marked(conf)
+        };
+        Self { confs: confs.map(conf).into(), plugins }
+    }
+
+    /// Runs one of the plugins, perhaps with a point armed; none when it was killed.
+    fn one(&self, command: &str, conf: &Value, sandbox: &Sandbox, armed: Option<&str>) -> Option<Value> {
+        let kind = conf["type"].as_str().unwrap();
+        let id = if command == "GC" { "" } else { "c1" };
+        let answer = self.plugins.call_armed((kind, command, id), (sandbox, conf), armed)?;
+        Some(answer.unwrap_or_else(|refusal| panic!("{kind} {command} {armed:?}: {refusal}")))
+    }
+
+    /// Adds by the plugins from the first on; those before `from` are not armed. The result, or which one was killed.
+    fn add(&self, sandbox: &Sandbox, armed: &str, from: usize) -> Result<Value, usize> {
+        let mut previous = Value::Null;
+        for (number, conf) in self.confs.iter().enumerate() {
+            let mut conf = conf.clone();
+            if !previous.is_null() {
+                conf["prevResult"] = previous;
+            }
+            let armed = Some(armed).filter(|_| number >= from);
+            previous = self.one("ADD", &conf, sandbox, armed).ok_or(number)?;
+        }
+        Ok(previous)
+    }
+
+    /// Takes back in reverse order, and again with whatever was killed; how many were.
+    fn del(&self, sandbox: &Sandbox, result: Option<&Value>, armed: Option<&str>) -> usize {
+        let mut killed = 0;
+        for conf in self.confs.iter().rev() {
+            let mut conf = conf.clone();
+            if let Some(result) = result {
+                conf["prevResult"] = result.clone();
+            }
+            if self.one("DEL", &conf, sandbox, armed).is_none() {
+                killed += 1;
+                self.one("DEL", &conf, sandbox, None).unwrap();
+            }
+        }
+        killed
+    }
+
+    /// Frees all, and again with whatever was killed; how many were.
+    fn gc(&self, armed: &str) -> usize {
+        let mut killed = 0;
+        for conf in &self.confs {
+            let mut conf = conf.clone();
+            conf["cni.dev/valid-attachments"] = json!([]);
+            if self.one("GC", &conf, &Sandbox::none(), Some(armed)).is_none() {
+                killed += 1;
+                self.one("GC", &conf, &Sandbox::none(), None).unwrap();
+            }
+        }
+        killed
+    }
+}
+
+/// What is in the kernel and on the disk.
+fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
+    let mut left = BTreeSet::new();
+    for (place, links) in [("host", run("ip", &["-o", "link"])), ("pod", sandbox.run(&["ip", "-o", "link"]))]
+    {
+        let names = links.lines().filter_map(|line| line.split(": ").nth(1)?.split('@').next());
+        left.extend(names.map(|name| format!("{place}: link {name}")));
+    }
+    for dir in ["addresses/net", "tuning", "plugins/firewall"] {
+        let files = files(&machine.path(dir));
+        left.extend(files.as_object().unwrap().keys().map(|name| format!("{dir}/{name}")));
+    }
+    left.extend(run("nft", &["list", "ruleset"]).lines().map(str::to_owned));
+    left
+}
+
+/// Whether conntrack still leads datagrams that come by the port.
+fn leads_datagrams() -> bool {
+    let port = format!("dport={DATAGRAMS} ");
+    fs::read_to_string("/proc/thread-self/net/nf_conntrack").is_ok_and(|flows| flows.contains(&port))
+}
+
+/// Sends a datagram by the port, so that conntrack knows where it leads.
+fn send_datagram() {
+    let socket = UdpSocket::bind("198.51.100.10:0").unwrap();
+    socket.send_to(b"x", ("198.51.100.10", DATAGRAMS)).unwrap();
+}
+
+#[test]
+fn killed_behind_any_step_a_plugin_leaves_nothing_to_the_next() {
+    on_a_machine(|machine| {
+        let (chain, sandbox) = (Chain::of(machine), Sandbox::new());
+        let result = chain.add(&sandbox, "", 0).unwrap();
+        chain.del(&sandbox, Some(&result), None);
+        let clean = left(machine, &sandbox);
+        let is_clean = |after: &str| {
+            let now = left(machine, &sandbox);
+            let more: Vec<_> = now.difference(&clean).collect();
+            assert!(more.is_empty(), "left after {after}: {more:?}");
+            assert!(!leads_datagrams(), "datagrams are led where a port led before {after}");
+        };
+        let mut found = BTreeSet::new();
+        points(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("cni/src"), &mut found);
+        assert!(found.len() > 25, "{found:?}");
+        for point in found {
+            let (mut from, mut killed) = (0, 0);
+            // The bridge is made by who needs it first, and stays.
+            run("ip", &["link", "del", "br0"]);
+            let result = loop {
+                match chain.add(&sandbox, &point, from) {
+                    Ok(result) => break result,
+                    Err(number) => {
+                        chain.del(&sandbox, None, None);
+                        is_clean(&format!("an ADD that ended at {point}"));
+                        (from, killed) = (number + 1, killed + 1);
+                    }
+                }
+            };
+            send_datagram();
+            killed += chain.del(&sandbox, Some(&result), Some(&point));
+            is_clean(&format!("a DEL that ended at {point}"));
+            let result = chain.add(&sandbox, "", 0).unwrap();
+            send_datagram();
+            killed += chain.gc(&point);
+            assert!(
+                !leads_datagrams(),
+                "datagrams are led where a port led before a GC that ended at {point}"
+            );
+            chain.del(&sandbox, Some(&result), None);
+            is_clean(&format!("a GC that ended at {point}"));
+            assert!(killed > 0, "no plugin passes {point}");
+        }
+        drop(sandbox);
+        eventually("the sandbox's end", 20, || (!run("ip", &["-o", "link"]).contains("veth")).then_some(()));
+    });
+}
