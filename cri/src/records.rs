@@ -67,6 +67,9 @@ pub(crate) struct SandboxRecord {
     /// Made for a checkpoint whose containers are not all there yet: undone when found after a restart.
     #[serde(default)]
     pub(crate) restoring: bool,
+    /// Being stopped: found ready after a restart, that is brought to its end.
+    #[serde(default)]
+    pub(crate) stopping: bool,
     /// What became of it while somebody was there to be told, or could yet come.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
@@ -291,6 +294,7 @@ impl SandboxRecord {
             addresses: Vec::new(),
             selinux: None,
             restoring: false,
+            stopping: false,
             transitions: Vec::new(),
         }
     }

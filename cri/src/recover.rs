@@ -90,21 +90,26 @@ impl Runtime {
         let missed = self.recover_containers(&sandboxes).await?;
         let last = self.number_missed(missed);
         self.reconcile_network(&sandboxes).await;
-        let (mut half_restored, mut recovered) = (Vec::new(), Vec::new());
+        coracle_fault::point("recover.network");
+        let (mut half_restored, mut half_stopped, mut recovered) = (Vec::new(), Vec::new(), Vec::new());
         for (record, found) in sandboxes {
             half_restored.extend(record.restoring.then(|| record.id.clone()));
+            half_stopped.extend(is_half_stopped(&record).then(|| record.id.clone()));
             recovered.push(self.recover_sandbox(record, found));
         }
-        self.check_networks();
         // Before anything new is told.
         self.tell_left(removed, last);
+        coracle_fault::point("recover.told");
         for ended in recovered {
             self.end_lost(ended).await;
         }
+        coracle_fault::point("recover.ended");
         self.inner.events.open_to_listeners();
         for id in half_restored {
             self.remove_half_restored(id).await;
         }
+        join_all(half_stopped.into_iter().map(|id| self.end_half_stopped(id))).await;
+        self.check_networks();
         Ok(())
     }
 
@@ -119,6 +124,16 @@ impl Runtime {
         if let Err(error) = self.sandbox_unmake(id.clone()).await {
             warn!(sandbox = id, error = error.chain(), "could not take a half-restored pod back");
         }
+    }
+
+    /// Brings to its end what stopping a pod has begun: its network is not its own any more.
+    async fn end_half_stopped(&self, id: String) {
+        info!(sandbox = id, "stop a pod that was not completely stopped");
+        let Some(sandbox) = self.inner.sandboxes.get(&id) else { return };
+        if let Err(error) = self.stop_sandbox(&sandbox).await {
+            warn!(sandbox = id, error = error.chain(), "could not stop a half-stopped pod");
+        }
+        coracle_fault::point("recover.stopped");
     }
 
     /// Looks for the shim of a sandbox that should have one, or may.
@@ -158,16 +173,21 @@ impl Runtime {
         if let Err(error) = ended {
             warn!(sandbox = id, %error, "could not end the shim of a half-made sandbox");
         }
+        coracle_fault::point("recover.sandbox-shim");
         if let Err(error) = self.inner.network.del(id).await {
             warn!(sandbox = id, %error, "could not take a half-made sandbox's network away");
         }
+        coracle_fault::point("recover.sandbox-network");
         let group = self.inner.layout.own_pod(id);
         self.inner.cgroups.kill(&group).await;
-        for result in [self.inner.cgroups.remove(&group).await, self.inner.records.remove_sandbox(id)] {
+        let removed = self.inner.cgroups.remove(&group).await;
+        coracle_fault::point("recover.sandbox-cgroup");
+        for result in [removed, self.inner.records.remove_sandbox(id)] {
             if let Err(error) = result {
                 warn!(sandbox = id, error = error.chain(), "could not undo a half-made sandbox");
             }
         }
+        coracle_fault::point("recover.sandbox-forgotten");
     }
 
     /// Records what happened while no runtime was there, to be told in the order in which it did. Returns the last
@@ -182,6 +202,7 @@ impl Runtime {
             if let Err(error) = self.inner.records.write_container(&container.record_now()) {
                 warn!(container = container.id, error = error.chain(), "could not record a container");
             }
+            coracle_fault::point("recover.numbered");
         }
         turn.last()
     }
@@ -211,6 +232,7 @@ impl Runtime {
             if let Err(error) = self.inner.records.forget_container(id) {
                 warn!(container = id, error = error.chain(), "could not remove what nobody owns");
             }
+            coracle_fault::point("recover.bundle-forgotten");
             self.discard_layer(id);
         }
         Ok(missed)
@@ -257,14 +279,16 @@ impl Runtime {
         {
             warn!(container = record.id, %error, "could not delete a half-made container");
         }
+        coracle_fault::point("recover.container-deleted");
         self.inner.cgroups.kill(&record.cgroup).await;
-        for result in
-            [self.inner.cgroups.remove(&record.cgroup).await, self.inner.records.remove_container(&record.id)]
-        {
+        let removed = self.inner.cgroups.remove(&record.cgroup).await;
+        coracle_fault::point("recover.container-cgroup");
+        for result in [removed, self.inner.records.remove_container(&record.id)] {
             if let Err(error) = result {
                 warn!(container = record.id, error = error.chain(), "could not undo a half-made container");
             }
         }
+        coracle_fault::point("recover.container-forgotten");
     }
 
     /// Puts a container into the table, in the state that its shim reports. Returns it, and what it went through
@@ -355,7 +379,7 @@ impl Runtime {
     async fn reconcile_network(&self, sandboxes: &[Reached]) {
         let live: Vec<Attachment> = sandboxes
             .iter()
-            .filter(|(record, _)| namespaces::own_network(&record.config))
+            .filter(|(record, _)| namespaces::own_network(&record.config) && !is_half_stopped(record))
             .filter_map(|(record, found)| found.shim().map(|shim| (record, shim)))
             .map(|(record, shim)| attachment(record, format!("/proc/{}/ns/net", shim.pid()).into()))
             .collect();
@@ -398,6 +422,11 @@ fn let_go_on(id: &str, freezer: Option<&Freezer>, layer: &Path) {
         let error = chain(&error);
         warn!(container = id, error, "could not remove a checkpoint that was not finished");
     }
+}
+
+/// Whether a stop of the pod has begun and did not come to its end.
+fn is_half_stopped(record: &SandboxRecord) -> bool {
+    record.stopping && record.phase == SandboxPhase::Ready
 }
 
 /// A pod that lives, as the network was told of it.

@@ -17,6 +17,7 @@ pub(crate) mod user_namespace;
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coracle_proto::{cri, shim};
 use tokio::sync::oneshot;
@@ -32,7 +33,7 @@ use crate::stats::Meter;
 pub(crate) struct Sandbox {
     pub(crate) id: String,
     /// Immutable but for `phase`, which [`SandboxState`] holds, and the configuration's resources and overhead,
-    /// which `size` holds, and the transitions.
+    /// which `size` holds, the transitions, and whether it is being stopped.
     pub(crate) record: SandboxRecord,
     state: Mutex<SandboxState>,
     size: Mutex<PodSize>,
@@ -41,6 +42,8 @@ pub(crate) struct Sandbox {
     pub(crate) ending: tokio::sync::Mutex<()>,
     /// What the pod uses, as far as that must be remembered.
     pub(crate) meter: Meter,
+    /// Whether a stop has begun, which nothing takes back.
+    stopping: AtomicBool,
     /// Execs that somebody waits for.
     execs: Mutex<HashMap<String, oneshot::Sender<shim::Exit>>>,
 }
@@ -81,6 +84,7 @@ impl Sandbox {
         Self {
             id: record.id.clone(),
             transitions: Mutex::new(record.transitions.clone()),
+            stopping: AtomicBool::new(record.stopping),
             record,
             state: Mutex::new(state),
             size: Mutex::new(PodSize { overhead: linux.overhead, resources: linux.resources }),
@@ -143,13 +147,24 @@ impl Sandbox {
             SandboxState::Ready(_) | SandboxState::Silent(_) => SandboxPhase::Ready,
             SandboxState::NotReady => SandboxPhase::NotReady,
         };
-        let mut record = SandboxRecord { phase, transitions: self.transitions(), ..self.record.clone() };
+        let mut record = SandboxRecord {
+            phase,
+            stopping: self.stopping.load(Ordering::Relaxed),
+            transitions: self.transitions(),
+            ..self.record.clone()
+        };
         let size = self.size();
         if size != PodSize::default() {
             let linux = record.config.linux.get_or_insert_default();
             (linux.overhead, linux.resources) = (size.overhead, size.resources);
         }
         record
+    }
+
+    /// Notes, for its record, that a stop begins. False when it was noted before, or nothing is left to stop.
+    pub(crate) fn begin_stop(&self) -> bool {
+        let is_over = matches!(*locked(&self.state), SandboxState::NotReady);
+        !is_over && !self.stopping.swap(true, Ordering::Relaxed)
     }
 
     /// What became of it, as far as somebody is told.

@@ -26,8 +26,20 @@ impl Runtime {
     }
 
     /// Stops a sandbox; the first of all errors is returned, after everything was tried.
-    pub(super) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
+    pub(crate) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
         let _alone = sandbox.ending.lock().await;
+        // First, since what is taken away below cannot be given back: a runtime that dies on the way leaves no pod that
+        // is said to be ready and has lost its network. On a disk that is full it is stopped all the same.
+        if sandbox.begin_stop()
+            && let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now())
+        {
+            warn!(
+                sandbox = sandbox.id,
+                error = error.chain(),
+                "could not record that a sandbox is being stopped"
+            );
+        }
+        coracle_fault::point("stop-pod.begun");
         let containers = self.containers_of(&sandbox.id);
         let kill = async {
             let killed = join_all(containers.iter().map(|container| self.kill_container(container))).await;
