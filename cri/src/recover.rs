@@ -345,6 +345,7 @@ impl Runtime {
         let known: HashSet<String> = match found {
             Found::Answers(shim, state) => {
                 self.adopt_sandbox(record, Live { shim, init_pid: state.init_pid });
+                self.end_execs(state.execs);
                 state.containers.into_iter().map(|container| container.container_id).collect()
             }
             Found::Silent(shim) => {

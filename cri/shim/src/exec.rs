@@ -11,7 +11,7 @@ pub(crate) mod limit;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use coracle_proto::shim::Exit;
+use coracle_proto::shim::{ExecState, Exit};
 
 use crate::report::{Report, Speaker};
 use crate::shim::Ticket;
@@ -48,6 +48,8 @@ pub(crate) struct Exec {
     pub(crate) container: u32,
     pub(crate) container_id: String,
     pub(crate) exec_id: String,
+    /// Whether an agent waits for its end, and ends it when that takes too long.
+    pub(crate) awaited: bool,
     /// 0 until the first fork said it.
     pub(crate) pid: i32,
     pub(crate) report: Option<Report>,
@@ -57,4 +59,17 @@ pub(crate) struct Exec {
     pub(crate) console: Option<OwnedFd>,
     /// It ended before we heard that it ran.
     pub(crate) exit: Option<Exit>,
+}
+
+// === impl Exec ===
+
+impl Exec {
+    /// What the next agent is told, if it runs and somebody waits for its end.
+    pub(crate) fn state(&self) -> Option<ExecState> {
+        (self.awaited && self.pid > 0).then(|| ExecState {
+            container_id: self.container_id.clone(),
+            exec_id: self.exec_id.clone(),
+            pid: self.pid,
+        })
+    }
 }

@@ -326,6 +326,7 @@ impl Shim {
             init_pid: self.pod.init,
             containers: self.containers.values().map(Container::state).collect(),
             pending_events: self.events.pending().len() as u64,
+            execs: self.execs.values().filter_map(Exec::state).collect(),
         }
     }
 

@@ -44,6 +44,7 @@ impl Runtime {
             return;
         }
         info!(sandbox = sandbox.id, "a silent shim answers again");
+        self.end_execs(state.execs);
         for container in &containers {
             let seen = state.containers.iter().find(|seen| seen.container_id == container.id);
             let caught_up = match seen {

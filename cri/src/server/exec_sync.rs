@@ -161,6 +161,15 @@ impl Runtime {
         });
     }
 
+    /// Kills what an earlier runtime ran in a container and waited for: nobody can be told of its end any more.
+    pub(crate) fn end_execs(&self, execs: Vec<shim::ExecState>) {
+        for shim::ExecState { container_id, exec_id, pid } in execs {
+            let Some(container) = self.inner.containers.get(&container_id) else { continue };
+            let runtime = self.clone();
+            tokio::spawn(async move { runtime.kill_exec(&container, &exec_id, pid).await });
+        }
+    }
+
     /// Kills an exec with all that it started.
     async fn kill_exec(&self, container: &Container, exec_id: &str, pid: i32) {
         let alone = tree::kill_descendants(&self.inner.cgroups, &container.record.cgroup, pid).await;
@@ -205,7 +214,10 @@ impl Runtime {
         let id = hex::encode(rand::random::<[u8; 8]>());
         let exit = sandbox.expect_exec(&id);
         let source = match shim.exec(&container.id, &id, &process, stdio).await {
-            Ok(Begun::Started(started)) => return Ok(Exec { id, started, exit }),
+            Ok(Begun::Started(started)) => {
+                coracle_fault::point("exec.begun");
+                return Ok(Exec { id, started, exit });
+            }
             Ok(Begun::Late(late)) => {
                 self.kill_when_started(&container.id, id.clone(), late);
                 shim_client::Error::silent()

@@ -25,6 +25,8 @@ impl Shim {
     }
 
     pub(super) fn reopen_log(&mut self, id: &str) -> Result<(), Fault> {
-        self.container(id)?.stdio.reopen_log().map_err(|error| Fault::doing("reopen the log", &error))
+        self.container(id)?.stdio.reopen_log().map_err(|error| Fault::doing("reopen the log", &error))?;
+        coracle_fault::point("shim.log-reopened");
+        Ok(())
     }
 }

@@ -87,6 +87,7 @@ impl Shim {
             container: serial,
             container_id: exec.container_id.clone(),
             exec_id: exec.exec_id.clone(),
+            awaited: exec.adopts_orphans,
             pid: 0,
             report: Some(report),
             ticket: Some(ticket),
@@ -95,6 +96,7 @@ impl Shim {
         };
         let serial = self.next_serial();
         self.execs.insert(serial, begun);
+        coracle_fault::point("shim.exec-forked");
         Ok(())
     }
 
@@ -130,6 +132,11 @@ impl Shim {
         let Some(exec) = self.execs.get_mut(&serial) else { return };
         exec.report = None;
         let ticket = exec.ticket.take();
+        coracle_fault::point("shim.exec-begun");
+        // The next agent was told of what it has to end when it said hello, and this was not there yet.
+        if exec.awaited && exec.pid > 0 && ticket.is_some_and(|ticket| ticket.connection != self.connection) {
+            let _ended_meanwhile = super::signal::send(exec.pid, nix::libc::SIGKILL);
+        }
         let answer = match fault {
             Some(fault) => Err(fault),
             None => take_terminal(exec)
