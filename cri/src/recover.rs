@@ -219,7 +219,7 @@ impl Runtime {
             match shims.get(record.sandbox_id.as_str()) {
                 Some(found) if record.phase != ContainerPhase::Creating => {
                     known.insert(record.id.clone());
-                    let (container, before) = self.recover_container(record, found.state());
+                    let (container, before) = self.recover_container(record, found.state()).await;
                     self.end_checkpoint(&container).await;
                     missed.extend(before);
                 }
@@ -293,7 +293,7 @@ impl Runtime {
 
     /// Puts a container into the table, in the state that its shim reports. Returns it, and what it went through
     /// meanwhile.
-    fn recover_container(
+    async fn recover_container(
         &self,
         mut record: ContainerRecord,
         state: Option<&State>,
@@ -325,6 +325,8 @@ impl Runtime {
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &record.sandbox_id);
         self.inner.names.hold(name, record.id.clone());
         self.inner.selinux.hold(&record.id, record.selinux.as_ref());
+        self.settle_limits(&record).await;
+        coracle_fault::point("recover.limits");
         let container = Container::new(record, held);
         if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
             container.exited(exit_record(&container, exit));

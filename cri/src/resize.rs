@@ -1,6 +1,7 @@
 //! A container's new limits: which files of its cgroup, which values, in which order. Pure; [`apply`] does it.
 
 pub(crate) mod apply;
+pub(crate) mod note;
 pub(crate) mod weight;
 
 use coracle_proto::cri::{HugepageLimit, LinuxContainerResources};

@@ -1,11 +1,11 @@
 //! Writes a plan into a container's cgroup, all of it or, when something is refused, nothing.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::Path;
 
 use coracle_proto::cri::LinuxContainerResources;
-use tracing::warn;
 
+use super::note::{Note, Old, Scores, adjustment_file};
 use super::{Seen, Step, Write, plan};
 use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
@@ -18,29 +18,34 @@ pub(crate) struct Resize<'a> {
     pub(crate) group: &'a str,
     /// From and to which OOM score adjustment its processes are moved.
     pub(crate) oom_score: Option<(i32, i32)>,
-}
-
-/// What was there before, to be put back in reverse order.
-struct Old {
-    path: PathBuf,
-    text: String,
+    /// Where it is noted until the change is on record.
+    pub(crate) bundle: &'a Path,
 }
 
 impl Resize<'_> {
-    /// Makes the change. What is as asked for already is not written.
+    /// Makes the change, after which `after` is to be on record; and then the note is to be forgotten. What is as asked
+    /// for already is not written.
     ///
     /// # Errors
     /// The first refusal; everything is then as before.
-    pub(crate) fn apply(&self, request: &LinuxContainerResources) -> Result<(), Error> {
+    pub(crate) fn apply(
+        &self,
+        request: &LinuxContainerResources,
+        after: LinuxContainerResources,
+    ) -> Result<(), Error> {
         let steps = plan(request, &self.look())?;
-        let mut done = Vec::new();
-        let all = steps.iter().try_for_each(|step| self.take(step, &mut done));
-        let all = all.and_then(|()| self.move_oom_score(&mut done));
-        let all = all.and_then(|()| if done.is_empty() { Ok(()) } else { self.cgroups.tell(self.group) });
+        let note = self.note(&steps, after)?;
+        if note.limits.is_empty() && note.scores.is_none() {
+            return Ok(());
+        }
+        note.write(self.bundle)?;
+        coracle_fault::point("update.noted");
+        let all = steps.iter().try_for_each(|step| self.take(step));
+        let all = all.and_then(|()| note.scores.as_ref().map_or(Ok(()), move_scores));
+        let all = all.and_then(|()| self.cgroups.tell(self.group));
         if all.is_err() {
-            for old in done.into_iter().rev() {
-                put_back(&old);
-            }
+            note.put_back(self.cgroups, self.group);
+            return Note::forget(self.bundle).and(all);
         }
         all
     }
@@ -62,65 +67,72 @@ impl Resize<'_> {
         }
     }
 
-    fn take(&self, step: &Step, done: &mut Vec<Old>) -> Result<(), Error> {
-        match step {
-            Step::One(write) => self.write(write, done),
-            Step::Pair(first, second) => match self.write(first, done) {
-                Err(Error::File { source, .. }) if source.kind() == ErrorKind::InvalidInput => {
-                    self.write(second, done)?;
-                    self.write(first, done)
-                }
-                Err(error) => Err(error),
-                Ok(()) => self.write(second, done),
-            },
+    /// What the steps are about to change.
+    fn note(&self, steps: &[Step], after: LinuxContainerResources) -> Result<Note, Error> {
+        let mut limits = Vec::new();
+        for step in steps {
+            let writes = match step {
+                Step::One(write) => vec![write],
+                Step::Pair(first, second) => vec![first, second],
+            };
+            for write in writes {
+                limits.extend(self.changed_by(write)?);
+            }
         }
+        let moved = self.oom_score.filter(|(from, to)| from != to);
+        let scores = moved.map(|moved| Scores::of(&self.cgroups.processes(self.group), moved));
+        Ok(Note { limits, scores, after })
     }
 
-    fn write(&self, write: &Write, done: &mut Vec<Old>) -> Result<(), Error> {
+    /// The file as it is, unless it says so already, or need not be there and is not.
+    fn changed_by(&self, write: &Write) -> Result<Option<Old>, Error> {
         let Some(path) = self.cgroups.file(write.controller, self.group, &write.file) else {
             return Err(Error::invalid("linux", format!("there is no controller for {}", write.file)));
         };
         let text = match std::fs::read_to_string(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound && write.optional => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound && write.optional => return Ok(None),
             other => other.map_err(Error::file("read limit", &path))?,
         };
-        if text.trim() == write.value {
-            return Ok(());
-        }
-        std::fs::write(&path, &write.value).map_err(Error::file("write limit", &path))?;
-        done.push(Old { path, text });
-        Ok(())
+        Ok((text.trim() != write.value).then_some(Old { path, text }))
     }
 
-    /// Processes that set their own score keep it. One that is gone needs none.
-    fn move_oom_score(&self, done: &mut Vec<Old>) -> Result<(), Error> {
-        let Some((from, to)) = self.oom_score.filter(|(from, to)| from != to) else { return Ok(()) };
-        for pid in self.cgroups.processes(self.group) {
-            let path = PathBuf::from(format!("/proc/{pid}/oom_score_adj"));
-            let Ok(text) = std::fs::read_to_string(&path) else { continue };
-            if text.trim().parse() != Ok(from) {
-                continue;
-            }
-            match std::fs::write(&path, to.to_string()) {
-                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                    return Err(Error::file("write", &path)(error));
+    fn take(&self, step: &Step) -> Result<(), Error> {
+        match step {
+            Step::One(write) => self.write(write),
+            Step::Pair(first, second) => match self.write(first) {
+                Err(Error::File { source, .. }) if source.kind() == ErrorKind::InvalidInput => {
+                    self.write(second)?;
+                    self.write(first)
                 }
-                // Gone meanwhile.
-                Err(_) => {}
-                Ok(()) => done.push(Old { path, text }),
-            }
+                Err(error) => Err(error),
+                Ok(()) => self.write(second),
+            },
+        }
+    }
+
+    fn write(&self, write: &Write) -> Result<(), Error> {
+        if let Some(Old { path, .. }) = self.changed_by(write)? {
+            std::fs::write(&path, &write.value).map_err(Error::file("write limit", &path))?;
+            coracle_fault::point("update.limit-written");
         }
         Ok(())
     }
 }
 
-/// Some files hold a line for each device, and take one at a time.
-fn put_back(old: &Old) {
-    for line in old.text.lines().filter(|line| !line.is_empty()) {
-        if let Err(error) = std::fs::write(&old.path, line) {
-            warn!(path = %old.path.display(), %error, "could not put a limit back");
+/// A process that is gone needs none.
+fn move_scores(scores: &Scores) -> Result<(), Error> {
+    for pid in &scores.pids {
+        let path = adjustment_file(*pid);
+        match std::fs::write(&path, scores.to.to_string()) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(Error::file("write", &path)(error));
+            }
+            // Gone meanwhile.
+            Err(_) => {}
+            Ok(()) => coracle_fault::point("update.score-written"),
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -150,27 +162,34 @@ mod tests {
             unified: [("memory.absent".to_owned(), "1".to_owned())].into(),
             ..Default::default()
         };
-        let resize = Resize { cgroups: &cgroups, group: "/box", oom_score: None };
-        let error = resize.apply(&request).expect_err("there is no such file");
+        let resize = Resize { cgroups: &cgroups, group: "/box", oom_score: None, bundle: dir.path() };
+        let apply = |request| resize.apply(request, LinuxContainerResources::default());
+        let error = apply(&request).expect_err("there is no such file");
         assert!(error.to_string().contains("memory.absent"), "{error}");
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "max");
         let request = LinuxContainerResources { memory_limit_in_bytes: 4096, ..Default::default() };
-        resize.apply(&request).expect("apply");
+        apply(&request).expect("apply");
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "4096");
         assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "0");
+        // Until it is on record, the next life of the runtime can put it back.
+        let note = Note::read(dir.path()).expect("a note");
+        std::fs::write(file("memory.swap.max"), "max\n").expect("write");
+        note.put_back(&cgroups, "/box");
+        assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "max");
+        assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "max\n", "not written");
+        Note::forget(dir.path()).expect("forget");
+        assert!(Note::read(dir.path()).is_none());
     }
 
     #[test]
     fn what_is_so_already_is_not_written() {
         let dir = tempfile::tempdir().expect("directory");
         let cgroups = machine(dir.path());
-        let resize = Resize { cgroups: &cgroups, group: "/box", oom_score: None };
+        let resize = Resize { cgroups: &cgroups, group: "/box", oom_score: None, bundle: dir.path() };
         std::fs::write(dir.path().join("box/memory.max"), "7\n").expect("write");
-        let mut done = Vec::new();
-        resize.take(&Step::One(write("memory.max", "7")), &mut done).expect("nothing to do");
-        assert!(done.is_empty());
+        assert!(resize.changed_by(&write("memory.max", "7")).expect("it is there").is_none());
         let optional = Write { optional: true, ..write("memory.absent", "7") };
-        resize.take(&Step::One(optional), &mut done).expect("nothing to do");
-        assert!(resize.take(&Step::One(write("memory.absent", "7")), &mut done).is_err());
+        resize.take(&Step::One(optional)).expect("nothing to do");
+        assert!(resize.take(&Step::One(write("memory.absent", "7"))).is_err());
     }
 }
