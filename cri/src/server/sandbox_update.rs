@@ -26,6 +26,7 @@ impl Runtime {
             self.inner.records.write_sandbox(&sandbox.record_now()).inspect_err(|_| {
                 sandbox.resize(old);
             })?;
+            coracle_fault::point("update-pod.recorded");
         }
         self.tell_pod_updated(&sandbox).await;
         Ok(cri::UpdatePodSandboxResourcesResponse {})

@@ -67,6 +67,7 @@ impl Runtime {
         }
         let shim = self.shim_of(&container)?;
         shim.reopen_log(&container.id).await.map_err(Error::shim("reopen the container's log"))?;
+        coracle_fault::point("reopen.done");
         Ok(cri::ReopenContainerLogResponse {})
     }
 }

@@ -1,7 +1,6 @@
 //! A runtime under test with its client.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -28,6 +27,10 @@ pub(crate) struct Node {
     log: PathBuf,
     /// What its containers run.
     command: &'static str,
+    /// Whether its pods are stopped with all that runs in them.
+    stops_whole: bool,
+    /// What is run in them.
+    exec: &'static str,
     heard: Arc<Mutex<Heard>>,
     listener: Option<JoinHandle<()>>,
     /// What it said that it made, and that it lists.
@@ -35,6 +38,9 @@ pub(crate) struct Node {
     /// What it said that it started.
     pub(crate) started: BTreeSet<String>,
 }
+
+/// A command that outlives a runtime, if nobody ends it.
+const LEFT_BEHIND: &str = "sleep 9998";
 
 /// What became of what, in the words of events, in their order.
 pub(crate) type Heard = Vec<(String, i32)>;
@@ -44,6 +50,11 @@ pub(crate) type Heard = Vec<(String, i32)>;
 impl Node {
     /// Starts it, with a log of its own, and waits until it serves.
     pub(crate) async fn start(machine: &Machine, mirrors: &Path, armed: Option<&str>) -> Self {
+        Self::try_start(machine, mirrors, armed).await.expect("it ended before it served")
+    }
+
+    /// The same; none when it ends before it serves.
+    pub(crate) async fn try_start(machine: &Machine, mirrors: &Path, armed: Option<&str>) -> Option<Self> {
         let socket = machine.path("cri.sock");
         let words = machine.path("runtime.log");
         let log = std::fs::File::create(&words).unwrap();
@@ -54,16 +65,20 @@ impl Node {
         command.arg("--registry-config-dir").arg(mirrors);
         command.envs(armed.map(|point| ("CORACLE_FAULT", point)));
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        let process = command.spawn().unwrap();
-        let channel = until("the runtime serves", || async {
+        let mut process = command.spawn().unwrap();
+        let channel = until("the runtime serves", async || {
+            if process.try_wait().unwrap().is_some() {
+                return Some(None);
+            }
             let endpoint = Endpoint::try_from(format!("unix://{}", socket.display())).unwrap();
             let channel = endpoint.connect().await.ok()?;
             let version = cri::VersionRequest::default();
             RuntimeServiceClient::new(channel.clone()).version(version).await.ok()?;
-            Some(channel)
+            Some(Some(channel))
         })
-        .await;
-        Self {
+        .await?;
+        let armed = armed.map(|armed| armed.split(':').next().unwrap_or_default());
+        Some(Self {
             heard: Arc::default(),
             listener: None,
             known: BTreeSet::new(),
@@ -80,7 +95,10 @@ impl Node {
             } else {
                 "exec sleep 9999"
             },
-        }
+            stops_whole: armed == Some("stop-pod.begun"),
+            // One that is over before the runtime is killed leaves nothing to look for.
+            exec: if armed == Some("exec.begun") { LEFT_BEHIND } else { "echo alive" },
+        })
     }
 
     /// Its process.
@@ -157,18 +175,49 @@ impl Node {
         self.runtime.start_container(cri::StartContainerRequest { container_id: id() }).await?;
         self.started.insert(id());
         self.hear(&container_id, 1).await;
-        let cmd = vec!["echo".to_owned(), "alive".to_owned()];
-        let exec = cri::ExecSyncRequest { container_id: id(), cmd, timeout: 10 };
-        let said = self.runtime.exec_sync(exec).await?.into_inner();
-        assert_eq!(said.stdout, b"alive\n");
-        self.runtime.stop_container(cri::StopContainerRequest { container_id: id(), timeout: 1 }).await?;
-        self.hear(&container_id, 2).await;
-        self.runtime.remove_container(cri::RemoveContainerRequest { container_id: id() }).await?;
-        self.hear(&container_id, 3).await;
+        assert_eq!(self.exec(&container_id, self.exec).await?, "alive\n");
+        self.change(&pod_sandbox_id, &container_id).await?;
+        if !self.stops_whole {
+            let stop = cri::StopContainerRequest { container_id: id(), timeout: 1 };
+            self.runtime.stop_container(stop).await?;
+            self.hear(&container_id, 2).await;
+            self.runtime.remove_container(cri::RemoveContainerRequest { container_id: id() }).await?;
+            self.hear(&container_id, 3).await;
+        }
         self.end(&pod_sandbox_id).await?;
         self.hear(&pod_sandbox_id, 3).await;
         self.images.remove_image(cri::RemoveImageRequest { image }).await?;
         Ok(())
+    }
+
+    /// What else a kubelet asks for of what runs.
+    async fn change(&mut self, pod_sandbox_id: &str, container_id: &str) -> Result<(), Status> {
+        let update = cri::UpdateContainerResourcesRequest {
+            container_id: container_id.to_owned(),
+            linux: Some(limits(2)),
+            ..Default::default()
+        };
+        self.runtime.update_container_resources(update).await?;
+        let update = cri::UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: pod_sandbox_id.to_owned(),
+            resources: Some(limits(2)),
+            ..Default::default()
+        };
+        self.runtime.update_pod_sandbox_resources(update).await?;
+        let reopen = cri::ReopenContainerLogRequest { container_id: container_id.to_owned() };
+        self.runtime.reopen_container_log(reopen).await?;
+        Ok(())
+    }
+
+    /// Runs a line of the shell in a container; what it wrote.
+    async fn exec(&mut self, container_id: &str, line: &str) -> Result<String, Status> {
+        let cmd = ["sh", "-c", line].map(str::to_owned).to_vec();
+        let exec = cri::ExecSyncRequest { container_id: container_id.to_owned(), cmd, timeout: 60 };
+        let said = self.runtime.exec_sync(exec).await?.into_inner();
+        match said.exit_code {
+            0 => Ok(String::from_utf8_lossy(&said.stdout).into_owned()),
+            code => Err(Status::unknown(format!("{code}: {}", String::from_utf8_lossy(&said.stderr)))),
+        }
     }
 
     /// Pulls the image.
@@ -185,13 +234,11 @@ impl Node {
         let sandboxes = self.runtime.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await;
         for sandbox in sandboxes.map_err(say)?.into_inner().items {
             self.known.insert(sandbox.id.clone());
-            let status = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.id, verbose: false };
-            let status = self.runtime.pod_sandbox_status(status).await.map_err(say)?.into_inner();
-            let status = status.status.ok_or("a sandbox without a status")?;
-            let ready = status.state() == cri::PodSandboxState::SandboxReady;
-            let addressed = status.network.is_some_and(|network| !network.ip.is_empty());
-            if ready && !addressed {
-                return Err("a ready sandbox has no address".into());
+            let status = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.id, verbose: true };
+            let told = self.runtime.pod_sandbox_status(status).await.map_err(say)?.into_inner();
+            let status = told.status.ok_or("a sandbox without a status")?;
+            if status.state() == cri::PodSandboxState::SandboxReady {
+                is_connected(&status.network.unwrap_or_default().ip, &told.info)?;
             }
         }
         let containers = self.runtime.list_containers(cri::ListContainersRequest::default()).await;
@@ -200,11 +247,42 @@ impl Node {
             if container.state() != cri::ContainerState::ContainerRunning {
                 continue;
             }
-            let cmd = vec!["true".to_owned()];
-            let exec = cri::ExecSyncRequest { container_id: container.id, cmd, timeout: 10 };
-            let code = self.runtime.exec_sync(exec).await.map_err(say)?.into_inner().exit_code;
-            if code != 0 {
-                return Err(format!("a running container answers {code}"));
+            self.is_as_told(&container.id).await?;
+        }
+        Ok(())
+    }
+
+    /// A container that runs can be entered, has the limits that it is said to have, and nothing in it that nobody waits
+    /// for any more.
+    async fn is_as_told(&mut self, id: &str) -> Result<(), String> {
+        let say = |status: Status| status.to_string();
+        let status = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
+        let told = self.runtime.container_status(status).await.map_err(say)?.into_inner();
+        let info: serde_json::Value = serde_json::from_str(&told.info["info"]).unwrap();
+        let told = told.status.and_then(|status| status.resources?.linux).ok_or("no limits are told")?;
+        let memory =
+            "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null; true";
+        let memory = self.exec(id, memory).await.map_err(say)?;
+        if memory.trim() != told.memory_limit_in_bytes.to_string() {
+            return Err(format!(
+                "the limit of memory is {}, not {}",
+                memory.trim(),
+                told.memory_limit_in_bytes
+            ));
+        }
+        let scores = [
+            std::fs::read_to_string(format!("/proc/{}/oom_score_adj", info["pid"])).unwrap_or_default(),
+            self.exec(id, "cat /proc/self/oom_score_adj").await.map_err(say)?,
+        ]
+        .concat();
+        let wrong = |score: &str| score != told.oom_score_adj.to_string();
+        if scores.lines().any(wrong) {
+            return Err(format!("the OOM scores are {scores:?}, not {}", told.oom_score_adj));
+        }
+        let began = Instant::now();
+        while self.exec(id, "ps").await.map_err(say)?.contains(LEFT_BEHIND) {
+            if began.elapsed() > Duration::from_secs(20) {
+                return Err("a command is left that nobody waits for".into());
             }
         }
         Ok(())
@@ -242,11 +320,18 @@ impl Node {
             namespace: "default".into(),
             attempt: 0,
         };
-        let mapping = cri::PortMapping { container_port: 80, host_port: 8080, ..Default::default() };
+        let port = |port, protocol: cri::Protocol| cri::PortMapping {
+            protocol: protocol.into(),
+            container_port: port,
+            host_port: 8000 + port,
+            ..Default::default()
+        };
+        let limit = |way| (format!("kubernetes.io/{way}-bandwidth"), "10M".to_owned());
         cri::PodSandboxConfig {
+            annotations: ["ingress", "egress"].map(limit).into(),
             metadata: Some(metadata),
             log_directory: self.logs.clone(),
-            port_mappings: vec![mapping],
+            port_mappings: vec![port(80, cri::Protocol::Tcp), port(81, cri::Protocol::Udp)],
             linux: Some(cri::LinuxPodSandboxConfig {
                 cgroup_parent: self.cgroup_parent.clone(),
                 ..Default::default()
@@ -290,8 +375,29 @@ fn container(image: Option<cri::ImageSpec>, command: &str) -> cri::ContainerConf
         image,
         command: ["sh", "-c", command].map(str::to_owned).to_vec(),
         log_path: "c.log".into(),
+        linux: Some(cri::LinuxContainerConfig { resources: Some(limits(1)), ..Default::default() }),
         ..Default::default()
     }
+}
+
+/// So many times the least.
+fn limits(times: i64) -> cri::LinuxContainerResources {
+    cri::LinuxContainerResources {
+        memory_limit_in_bytes: times * (64 << 20),
+        cpu_shares: times * 128,
+        oom_score_adj: times * 250,
+        ..Default::default()
+    }
+}
+
+/// Whether a pod's address is one in its network namespace.
+fn is_connected(address: &str, info: &HashMap<String, String>) -> Result<(), String> {
+    let info: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();
+    let netns = format!("--net=/proc/{}/ns/net", info["pid"]);
+    let output = Command::new("nsenter").args([&netns, "ip", "-o", "addr"]).output().unwrap();
+    let inside = String::from_utf8_lossy(&output.stdout).into_owned();
+    let is_inside = !address.is_empty() && inside.contains(&format!(" {address}/"));
+    if is_inside { Ok(()) } else { Err(format!("a ready pod has not its address {address:?}: {inside}")) }
 }
 
 /// Whether something comes true within a moment.
@@ -307,13 +413,13 @@ async fn soon(mut come: impl FnMut() -> bool) -> bool {
 }
 
 /// Waits until there is an answer.
-async fn until<T, F: Future<Output = Option<T>>>(what: &str, mut look: impl FnMut() -> F) -> T {
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look().await {
             return found;
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "waited in vain until {what}");
+        assert!(began.elapsed() < Duration::from_secs(60), "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
