@@ -159,7 +159,7 @@ async fn start_armed(machine: &Machine, mirrors: &Path, point: &str) -> (Node, u
 /// Waits, for a while, until both lives together told everything once.
 async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
     let mut told = Ok(());
-    for _ in 0..100 {
+    for _ in 0..400 {
         let heard = [before.clone(), node.heard().await].concat();
         told = told_once(&heard, &node.known, &node.started);
         if told.is_ok() {
@@ -172,7 +172,7 @@ async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
 
 /// Waits, for a while, until nothing is left but the runtime that runs.
 async fn settled(machine: &Machine, clean: &Trace) {
-    for _ in 0..100 {
+    for _ in 0..400 {
         let now = left(machine);
         if now.since(clean).iter().all(|trace| trace.starts_with("process ") || trace.ends_with(".sock")) {
             return;
