@@ -13,6 +13,7 @@ use coracle_proto::cri::ContainerEventType::{self, ContainerStartedEvent, Contai
 use coracle_proto::shim::container_state::Phase;
 use coracle_proto::shim::{ContainerState, State};
 use futures::future::join_all;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use crate::cgroup::freezer::Freezer;
@@ -126,13 +127,18 @@ impl Runtime {
         }
     }
 
-    /// Brings to its end what stopping a pod has begun: its network is not its own any more.
+    /// Brings to its end what stopping a pod has begun: its network is not its own any more. One that does not end is
+    /// not waited for without end.
     async fn end_half_stopped(&self, id: String) {
         info!(sandbox = id, "stop a pod that was not completely stopped");
         let Some(sandbox) = self.inner.sandboxes.get(&id) else { return };
-        if let Err(error) = self.stop_sandbox(&sandbox).await {
-            warn!(sandbox = id, error = error.chain(), "could not stop a half-stopped pod");
-        }
+        let runtime = self.clone();
+        let stopped = tokio::spawn(async move {
+            if let Err(error) = runtime.stop_sandbox(&sandbox).await {
+                warn!(sandbox = id, error = error.chain(), "could not stop a half-stopped pod");
+            }
+        });
+        let _goes_on_beside = timeout(self.inner.config.shim_times.answer, stopped).await;
         coracle_fault::point("recover.stopped");
     }
 
