@@ -138,7 +138,9 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
     node.known.extend(known);
     node.started.extend(started);
     node.listen().await;
-    node.is_true().await.unwrap_or_else(|why| panic!("after {cut_at:?}: {why}"));
+    let ready = node.is_true().await.unwrap_or_else(|why| panic!("after {cut_at:?}: {why}"));
+    // What has begun to lose its network is not said to be ready.
+    assert!(ready == 0 || !point.starts_with("stop-pod."), "a pod is ready after {cut_at:?}");
     node.remove_all().await.unwrap_or_else(|status| panic!("removing after {cut_at:?}: {status}"));
     node.whole_life().await.unwrap_or_else(|status| panic!("the same again after {cut_at:?}: {status}"));
     settled(machine, clean).await;

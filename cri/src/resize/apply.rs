@@ -157,26 +157,31 @@ mod tests {
         {
             std::fs::write(file(name), text).expect("write");
         }
-        let request = LinuxContainerResources {
+        // It can be read, and not written by anybody.
+        std::os::unix::fs::symlink("/proc/version", file("memory.refused")).expect("link");
+        let request = |name: &str| LinuxContainerResources {
             memory_limit_in_bytes: 4096,
-            unified: [("memory.absent".to_owned(), "1".to_owned())].into(),
+            unified: [(name.to_owned(), "1".to_owned())].into(),
             ..Default::default()
         };
         let resize = Resize { cgroups: &cgroups, group: "/box", oom_score: None, bundle: dir.path() };
-        let apply = |request| resize.apply(request, LinuxContainerResources::default());
-        let error = apply(&request).expect_err("there is no such file");
-        assert!(error.to_string().contains("memory.absent"), "{error}");
-        assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "max");
+        let apply =
+            |request: &LinuxContainerResources| resize.apply(request, LinuxContainerResources::default());
+        for (name, left) in [("memory.absent", "max\n"), ("memory.refused", "max")] {
+            let error = apply(&request(name)).expect_err("it cannot be");
+            assert!(error.to_string().contains(name), "{error}");
+            assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), left);
+            assert!(Note::read(dir.path()).is_none());
+        }
         let request = LinuxContainerResources { memory_limit_in_bytes: 4096, ..Default::default() };
         apply(&request).expect("apply");
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "4096");
         assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "0");
         // Until it is on record, the next life of the runtime can put it back.
         let note = Note::read(dir.path()).expect("a note");
-        std::fs::write(file("memory.swap.max"), "max\n").expect("write");
         note.put_back(&cgroups, "/box");
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "max");
-        assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "max\n", "not written");
+        assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "max");
         Note::forget(dir.path()).expect("forget");
         assert!(Note::read(dir.path()).is_none());
     }

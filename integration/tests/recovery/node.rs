@@ -228,9 +228,10 @@ impl Node {
     }
 
     /// What it lists is what is: a pod that is ready has its processes, a container that runs can be entered,
-    /// and nothing half-made is shown.
-    pub(crate) async fn is_true(&mut self) -> Result<(), String> {
+    /// and nothing half-made is shown. How many pods are ready.
+    pub(crate) async fn is_true(&mut self) -> Result<usize, String> {
         let say = |status: Status| status.to_string();
+        let mut ready = 0;
         let sandboxes = self.runtime.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await;
         for sandbox in sandboxes.map_err(say)?.into_inner().items {
             self.known.insert(sandbox.id.clone());
@@ -239,6 +240,7 @@ impl Node {
             let status = told.status.ok_or("a sandbox without a status")?;
             if status.state() == cri::PodSandboxState::SandboxReady {
                 is_connected(&status.network.unwrap_or_default().ip, &told.info)?;
+                ready += 1;
             }
         }
         let containers = self.runtime.list_containers(cri::ListContainersRequest::default()).await;
@@ -249,7 +251,7 @@ impl Node {
             }
             self.is_as_told(&container.id).await?;
         }
-        Ok(())
+        Ok(ready)
     }
 
     /// A container that runs can be entered, has the limits that it is said to have, and nothing in it that nobody waits
