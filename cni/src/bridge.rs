@@ -288,6 +288,7 @@ impl Bridge<'_> {
         })?;
         let vlans = Vlans { native: Some(vlan), trunk: Vec::new(), ..self.conf.vlans };
         links.set_vlans(bridge, &port, &vlans).await?;
+        sysctl::no_router_advertisements(&gateway.name)?;
         links.up(&gateway).await?;
         Ok(gateway)
     }

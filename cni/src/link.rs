@@ -22,6 +22,7 @@ use rtnetlink::{
 
 use crate::error::Error;
 use crate::netns::Netns;
+use crate::sysctl;
 
 /// What says of a bridge that it is of our making and for our pods alone: its alias, which `ip link` shows.
 const OURS: &str = "coracle: pod network";
@@ -152,6 +153,7 @@ impl Links {
         if wanted.ours && !is_new {
             link.must_be_ours()?;
         }
+        sysctl::no_router_advertisements(name)?;
         let mut change = LinkUnspec::new_with_index(link.index);
         if wanted.ours && is_new {
             // With the same word as `up`: what is down and not marked was being made.
@@ -209,6 +211,9 @@ impl Links {
                 false => failed("create veth", pair.host)(error),
             })?;
         }
+        // A bridge hands frames to the addresses of link-local protocols (01:80:c2:00:00:0X) to its port itself. None comes
+        // before the far end is up.
+        sysctl::no_router_advertisements(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
         Ok(Link { index, name: pair.host.to_owned(), ..Link::default() })
     }

@@ -24,6 +24,15 @@ pub(crate) fn route_localnet(interface: &str) -> Result<(), Error> {
     ensure(&format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet"), "1")
 }
 
+/// Keeps an interface from taking router advertisements: a pod may send them, too, and would be the node's router
+/// (CVE-2020-10749). To be called before anything can come by it. A kernel without IPv6 takes none.
+pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
+    match ensure(&format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "0") {
+        Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
 fn ensure(path: &str, value: &str) -> Result<(), Error> {
     let path = Path::new(path);
     let failed = |action| move |source| Error::File { action, path: path.to_owned(), source };

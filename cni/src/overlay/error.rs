@@ -51,6 +51,15 @@ pub enum OverlayError {
         /// The interface's name.
         name: String,
     },
+    /// A kernel parameter of an interface could not be set.
+    #[error("cannot set the parameters of {name}")]
+    Parameter {
+        /// The interface's name.
+        name: String,
+        /// Which one, and the system's answer.
+        #[source]
+        source: Box<crate::error::Error>,
+    },
     /// No interface has an address of the node.
     #[error("no interface has an address of this node ({addresses})")]
     NoUplink {

@@ -20,6 +20,7 @@ use super::message::{
 };
 use super::plan::{Change, Device, Kind, Out, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
+use crate::sysctl;
 
 /// A dump that the table changed under is asked for again, this often.
 const DUMPS: usize = 10;
@@ -167,6 +168,11 @@ impl Kernel {
         self.indexes.insert(port, link.header.index);
         // A kernel without IPv6 refuses, and need not be asked.
         self.send(vec![(device::without_own_address(link.header.index), 0)])?;
+        // Datagrams that pods send to its port may be taken for its peers'.
+        let made = made.and(sysctl::no_router_advertisements(&name).map_err(|source| OverlayError::Parameter {
+            name: name.clone(),
+            source: Box::new(source),
+        }));
         Ok(made.and(self.now(change, (device::set(link.header.index, wanted), 0))))
     }
 

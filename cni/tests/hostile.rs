@@ -1,0 +1,210 @@
+//! What a pod that may send any frame (CAP_NET_RAW) must not achieve against its node. As root.
+
+#![allow(
+    unsafe_code,
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test may wait and panic, and AF_PACKET sockets have no safe address type"
+)]
+
+use std::net::{Ipv6Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+const BRIDGE: &str = "coracle0";
+/// For what is bound to come.
+const LONG: Duration = Duration::from_secs(30);
+const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+/// Of a link-local protocol: a bridge does not forward it, its port takes it for itself.
+const OF_THE_PORT: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 2];
+
+/// A thread in a network namespace, which does there what it is told. The namespace goes with it.
+struct Pod {
+    netns: PathBuf,
+    jobs: Sender<Box<dyn FnOnce() + Send>>,
+}
+
+impl Pod {
+    fn new() -> Self {
+        let (tell, told) = channel();
+        let (jobs, todo) = channel::<Box<dyn FnOnce() + Send>>();
+        std::thread::spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let (own, tid) = (std::process::id(), nix::unistd::gettid());
+            tell.send(PathBuf::from(format!("/proc/{own}/task/{tid}/ns/net"))).unwrap();
+            todo.into_iter().for_each(|job| job());
+        });
+        Self { netns: told.recv().unwrap(), jobs }
+    }
+
+    fn within<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = channel();
+        self.jobs.send(Box::new(move || drop(tell.send(job())))).unwrap();
+        told.recv().unwrap()
+    }
+
+    fn send(&self, frame: Vec<u8>) {
+        self.within(move || send(&frame));
+    }
+
+    fn mac(&self) -> [u8; 6] {
+        self.within(|| mac_of("eth0"))
+    }
+}
+
+fn ip(line: &str) -> String {
+    let output = Command::new("ip").args(line.split(' ')).output().unwrap();
+    assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < LONG, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn on_a_node(test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
+        ip("link set lo up");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let config = NetworkConfig {
+                conf_dir: None,
+                bin_dirs: Vec::new(),
+                state_dir: dir.path().to_owned(),
+                root_dir: dir.path().join("root"),
+                bridge: BRIDGE.into(),
+                table: "coracle".into(),
+                mtu: None,
+            };
+            let network = Network::open(config).await.unwrap();
+            network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+            test(network, Pod::new()).await;
+        });
+    });
+    thread.join().unwrap();
+}
+
+async fn add(network: &Network, pod: &Pod, ports: Vec<PortMapping>) {
+    let (id, netns, ifname) = ("aaaa".into(), pod.netns.clone(), "eth0".into());
+    network.add(&Attachment { id, netns, ifname, ports, ..Attachment::default() }).await.unwrap();
+}
+
+/// Sends a frame as it is.
+fn send(frame: &[u8]) {
+    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    // SAFETY: all-zero bytes are a valid sockaddr_ll.
+    let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    to.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
+    to.sll_ifindex = nix::net::if_::if_nametoindex("eth0").unwrap().cast_signed();
+    let length = u32::try_from(size_of_val(&to)).unwrap();
+    // SAFETY: the frame and the address outlive the call, and their lengths are their own.
+    let sent = unsafe {
+        libc::sendto(
+            socket.as_raw_fd(),
+            frame.as_ptr().cast(),
+            frame.len(),
+            0,
+            (&raw const to).cast(),
+            length,
+        )
+    };
+    assert_eq!(sent, isize::try_from(frame.len()).unwrap(), "{}", std::io::Error::last_os_error());
+}
+
+fn mac_of(interface: &str) -> [u8; 6] {
+    let shown = ip(&format!("-o link show {interface}"));
+    let text = shown.split_once("link/ether ").unwrap().1.split(' ').next().unwrap();
+    let bytes: Vec<u8> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect();
+    bytes.try_into().unwrap()
+}
+
+fn checksum(bytes: &[u8]) -> [u8; 2] {
+    let sum: u32 = bytes.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    (!u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap()).to_be_bytes()
+}
+
+/// A router advertisement of 2001:db8:bad::/64 and a default route (RFC 4861 §4.2).
+fn advertisement(from: [u8; 6], to: [u8; 6]) -> Vec<u8> {
+    let (router, all): (Ipv6Addr, Ipv6Addr) = ("fe80::bad".parse().unwrap(), "ff02::1".parse().unwrap());
+    let prefix: Ipv6Addr = "2001:db8:bad::".parse().unwrap();
+    let hour = 3600u32.to_be_bytes();
+    let mut body = vec![134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0];
+    body.extend([&[3, 4, 64, 0xc0][..], &hour, &hour, &[0; 4], &prefix.octets()].concat());
+    let length = u16::try_from(body.len()).unwrap().to_be_bytes();
+    let addresses = [router.octets(), all.octets()].concat();
+    let sum = checksum(&[&addresses[..], &[0, 0], &length, &[0, 0, 0, 58], &body].concat());
+    body[2..4].copy_from_slice(&sum);
+    let header = [&[0x60, 0, 0, 0][..], &length, &[58, 255], &addresses].concat();
+    [&to[..], &from, &[0x86, 0xdd], &header, &body].concat()
+}
+
+/// A datagram of the pod's to a port of `to`, in a frame to the bridge.
+fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
+    let mut header = [0x45, 0, 0, 32, 0, 1, 0, 0, 64, 17, 0, 0, 10, 99, 0, 2, 0, 0, 0, 0];
+    header[16..].copy_from_slice(&to);
+    let sum = checksum(&header);
+    header[10..12].copy_from_slice(&sum);
+    let port = port.to_be_bytes();
+    let udp = [&[0x1b, 0x58][..], &port, &[0, 12, 0, 0], b"evil"].concat();
+    [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &udp].concat()
+}
+
+/// What is sent by the pod is taken by the node in order: when this is there, so is all before it.
+fn until_taken(pod: &Pod) {
+    let socket = UdpSocket::bind("10.99.0.1:7000").unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let frame = datagram(pod.mac(), [10, 99, 0, 1], 7000);
+    eventually("the pod's datagrams come", || {
+        pod.send(frame.clone());
+        socket.recv(&mut [0; 64]).is_ok()
+    });
+}
+
+/// Whether the node took what was advertised.
+fn is_fooled() -> bool {
+    let fooled = ip("-6 addr").contains("2001:db8:bad:") || ip("-6 route show").contains("fe80::bad");
+    ip("-6 route flush proto ra");
+    fooled
+}
+
+#[test]
+fn a_pod_is_not_the_nodes_router() {
+    on_a_node(async |network, pod| {
+        add(&network, &pod, Vec::new()).await;
+        let (bridge, port) = (BRIDGE.to_owned(), ip("-o link show master coracle0"));
+        let port = port.split(": ").nth(1).unwrap().split('@').next().unwrap().to_owned();
+        for (interface, to) in [(bridge, ALL_NODES), (port, OF_THE_PORT)] {
+            // Before, it takes no advertisement in any case.
+            eventually("the interface has its own address", || {
+                let own = ip(&format!("-6 addr show dev {interface} scope link"));
+                own.contains("fe80::") && !own.contains("tentative")
+            });
+            let frame = advertisement(pod.mac(), to);
+            pod.send(frame.clone());
+            until_taken(&pod);
+            assert!(!is_fooled(), "{interface}: {}", ip("-6 addr"));
+            // It is a good one: whoever listens believes it.
+            std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "1").unwrap();
+            eventually("the advertisement is believed where they are", || {
+                pod.send(frame.clone());
+                until_taken(&pod);
+                is_fooled()
+            });
+        }
+    });
+}
