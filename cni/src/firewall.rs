@@ -24,6 +24,7 @@ use crate::nft::{self, Batch, Channel, Mapping, Plan};
 use crate::portmap::condition::Condition;
 use crate::ports::PortMapping;
 use crate::spec::request::Request;
+use crate::sysctl;
 
 /// The file that is there while claims are not yet what the table says.
 const MARK: &str = "changing";
@@ -52,6 +53,8 @@ pub(crate) struct Claim {
     pub(crate) except: Vec<IpNetwork>,
     /// A bridge that is to be kept apart from others of this kind.
     pub(crate) isolated: Option<String>,
+    /// The interface that is opened for packets of 127.0.0.0/8, for as long as there is such a claim.
+    pub(crate) opened: Option<String>,
 }
 
 /// The table, and what it follows from.
@@ -137,6 +140,7 @@ fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
             all.and_modify(|all| all.retain(|range| except.contains(range))).or_insert(except);
         }
         plan.isolated.extend(claim.isolated.clone());
+        plan.opened.extend(claim.opened.clone());
         if claim.ports.is_empty() {
             continue;
         }
@@ -307,9 +311,18 @@ impl Firewall {
         self.follow(&mut state)
     }
 
+    /// Whether a claim wants the interface open for packets of 127.0.0.0/8.
+    pub(crate) fn opens(&self, interface: &str) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.claims.values().any(|claim| claim.opened.as_deref() == Some(interface))
+    }
+
     /// Removes the table and all claims.
     pub(crate) fn clear(&self) -> Result<(), Error> {
         let (mut state, _lock) = self.lock()?;
+        for claim in state.claims.values() {
+            claim.opened.iter().try_for_each(|interface| sysctl::route_localnet(interface, false))?;
+        }
         state.applied = None;
         self.commit(&mut state, nft::remove(&self.table), "remove")?;
         state.applied = Some(Plan::default());
@@ -375,9 +388,18 @@ impl Firewall {
     /// Makes the table what the claims say, unless that is what was made last.
     fn turn_as_claimed(&self, state: &mut State) -> Result<(), Error> {
         let wanted = plan(state.claims.values());
+        let opened = wanted.opened.clone();
         if state.applied.as_ref() != Some(&wanted) {
+            // The rules that guard an open interface are there for longer than it is open.
+            let before = state.applied.iter().flat_map(|applied| &applied.opened);
+            for interface in before.filter(|interface| !opened.contains(*interface)) {
+                sysctl::route_localnet(interface, false)?;
+            }
             self.turn(state, wanted)?;
             coracle_fault::point("firewall.turned");
+        }
+        for interface in &opened {
+            sysctl::route_localnet(interface, true)?;
         }
         self.redirect(state);
         Ok(())

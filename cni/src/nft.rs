@@ -10,6 +10,7 @@
 //!             ─ from a pod to its network by a host port ─► masquerade (else the answer takes a short cut)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
 //! forward     ─ from one isolated bridge to another      ─► drop
+//! input       ─ to 127.0.0.0/8 by an opened bridge, unasked ─► drop
 //! ```
 
 pub(crate) mod event;
@@ -19,9 +20,9 @@ mod ranges;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use ipnetwork::IpNetwork;
+use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::portmap::condition::{Condition, Subject};
 use crate::ports::Protocol;
@@ -48,6 +49,9 @@ pub(crate) struct Plan {
     pub(crate) masquerade_all: BTreeSet<IpAddr>,
     /// Bridges between which nothing is forwarded.
     pub(crate) isolated: BTreeSet<String>,
+    /// Interfaces that are opened for packets of 127.0.0.0/8, so that 127.0.0.1 may use host ports: to the machine's own
+    /// such addresses nobody gets by them.
+    pub(crate) opened: BTreeSet<String>,
 }
 
 /// One way in: a port of the node that leads to an address and port of a pod.
@@ -89,6 +93,11 @@ const V6: Family = Family {
     kind: 8,
     any: "hostports6",
     one: "hostports6_by_address",
+};
+/// The addresses that every machine has for itself.
+const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8) {
+    Some(network) => network,
+    None => unreachable!(),
 };
 const INET_PROTO: u32 = 12;
 const INET_SERVICE: u32 = 13;
@@ -174,6 +183,7 @@ impl Plan {
             && self.loopback <= other.loopback
             && self.masquerade_all.is_subset(&other.masquerade_all)
             && self.isolated.is_subset(&other.isolated)
+            && self.opened.is_subset(&other.opened)
             && self.untouched.is_empty()
             && other.untouched.is_empty()
     }
@@ -213,6 +223,7 @@ impl<'a> Table<'a> {
         }
         self.conditional_rules(present, wanted);
         self.masquerade_rules(present, wanted);
+        self.loopback_rules(&present.opened, &wanted.opened);
         self.isolation_rules(&present.isolated, &wanted.isolated);
     }
 
@@ -328,13 +339,7 @@ impl<'a> Table<'a> {
             self.rule("postrouting", to(of_family(network), network).translated().masquerade());
         }
         if wanted.loopback && !present.loopback {
-            let loopback = Rule::default()
-                .meta(Meta::Family, R0)
-                .equal(R0, &[V4.number])
-                .payload(Header::Network, V4.source, 4, R0)
-                .mask(R0, &[255, 0, 0, 0])
-                .equal(R0, &[127, 0, 0, 0]);
-            self.rule("postrouting", loopback.translated().masquerade());
+            self.rule("postrouting", from(IpNetwork::V4(LOOPBACK)).translated().masquerade());
         }
     }
 
@@ -375,6 +380,21 @@ impl<'a> Table<'a> {
                 let rule = rule.meta(Meta::OutInterface, R0).equal(R0, &interface(outward));
                 self.rule("forward", rule.drop());
             }
+        }
+    }
+
+    /// The kernel takes a packet to 127.0.0.0/8 that comes by an opened interface for one to the machine, and whoever sends
+    /// a frame there would reach what listens on 127.0.0.1. Only answers, and what was sent to another address, pass.
+    fn loopback_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
+        if present.is_empty() && !wanted.is_empty() {
+            self.chain("input", (1, 0), "filter");
+        }
+        for name in wanted.difference(present) {
+            let loopback = IpNetwork::V4(LOOPBACK);
+            let by = || of_family(loopback).meta(Meta::InInterface, R0).equal(R0, &interface(name));
+            // In two rules, for what conntrack knows nothing of has no status that could be compared.
+            self.rule("input", to(by(), loopback).translated().accept());
+            self.rule("input", to(by(), loopback).unasked().drop());
         }
     }
 

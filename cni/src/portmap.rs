@@ -13,7 +13,6 @@ use crate::ports::PortMapping;
 use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
-use crate::sysctl;
 use condition::Condition;
 
 #[derive(Deserialize)]
@@ -46,7 +45,10 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Add => {
             let previous = request.chained()?;
             if let Some(claim) = claim(request)? {
-                add(host, &conf, &claim, &previous)?;
+                if claim.to.is_empty() {
+                    return Err(Error::invalid("prevResult", "has no address that ports could lead to"));
+                }
+                host.firewall.put(&claim)?;
             }
             return Ok(Some(previous));
         }
@@ -63,18 +65,6 @@ pub(crate) fn run(host: &Host, request: &Request) -> Result<Option<Answer>, Erro
         Command::Status | Command::Version => {}
     }
     Ok(None)
-}
-
-fn add(host: &Host, conf: &Conf, claim: &Claim, previous: &Answer) -> Result<(), Error> {
-    if claim.to.is_empty() {
-        return Err(Error::invalid("prevResult", "has no address that ports could lead to"));
-    }
-    host.firewall.put(claim)?;
-    let interface = previous.routed_by().filter(|_| conf.snat && claim.to.iter().any(IpNetwork::is_ipv4));
-    if let Some(interface) = interface {
-        sysctl::route_localnet(&interface.name)?;
-    }
-    Ok(())
 }
 
 fn ports(request: &Request) -> Result<Vec<PortMapping>, Error> {
@@ -96,10 +86,14 @@ pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
             previous.addresses_of(&request.ifname).filter(move |ip| ip.address.is_ipv4() == v4);
         of_family.next().map(|ip| ip.address)
     };
-    let to = [first(true), first(false)].into_iter().flatten().collect();
+    let to: Vec<IpNetwork> = [first(true), first(false)].into_iter().flatten().collect();
+    // By it come the answers to 127.0.0.1 of the node.
+    let opened = previous.routed_by().filter(|_| conf.snat && to.iter().any(IpNetwork::is_ipv4));
+    let opened = opened.map(|interface| interface.name.clone());
     let conditions = conf.conditions()?;
     let masquerade_all = conf.snat && conf.masq_all;
-    Ok(Some(Claim { ports, to, hairpin: conf.snat, masquerade_all, conditions, ..Claim::of(request) }))
+    let hairpin = conf.snat;
+    Ok(Some(Claim { ports, to, hairpin, opened, masquerade_all, conditions, ..Claim::of(request) }))
 }
 
 // === impl Conf ===

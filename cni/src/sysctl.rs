@@ -18,16 +18,22 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets 127.0.0.1 of the node reach host ports: such packets leave by the interface with a loopback
-/// source until they are masqueraded.
-pub(crate) fn route_localnet(interface: &str) -> Result<(), Error> {
-    ensure(&format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet"), "1")
+/// Whether 127.0.0.1 of the node may reach host ports: such packets leave by the interface with a loopback source until
+/// they are masqueraded. It also lets packets in that are sent to 127.0.0.1: see to them first. An interface that is not
+/// there needs nothing.
+pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
+    let path = format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet");
+    unless_absent(ensure(&path, if on { "1" } else { "0" }))
 }
 
 /// Keeps an interface from taking router advertisements: a pod may send them, too, and would be the node's router
 /// (CVE-2020-10749). To be called before anything can come by it. A kernel without IPv6 takes none.
 pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
-    match ensure(&format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "0") {
+    unless_absent(ensure(&format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "0"))
+}
+
+fn unless_absent(done: Result<(), Error>) -> Result<(), Error> {
+    match done {
         Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
         done => done,
     }

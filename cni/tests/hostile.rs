@@ -179,6 +179,7 @@ fn until_taken(pod: &Pod) {
 fn is_fooled() -> bool {
     let fooled = ip("-6 addr").contains("2001:db8:bad:") || ip("-6 route show").contains("fe80::bad");
     ip("-6 route flush proto ra");
+    ip("-6 addr flush to 2001:db8:bad::/48");
     fooled
 }
 
@@ -199,12 +200,65 @@ fn a_pod_is_not_the_nodes_router() {
             until_taken(&pod);
             assert!(!is_fooled(), "{interface}: {}", ip("-6 addr"));
             // It is a good one: whoever listens believes it.
-            std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), "1").unwrap();
+            let believe = |word: &str| {
+                std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), word).unwrap();
+            };
+            believe("1");
             eventually("the advertisement is believed where they are", || {
                 pod.send(frame.clone());
                 until_taken(&pod);
                 is_fooled()
             });
+            believe("0");
+            is_fooled();
+        }
+    });
+}
+
+#[test]
+fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
+    on_a_node(async |network, pod| {
+        let secret = UdpSocket::bind("127.0.0.1:7777").unwrap();
+        secret.set_nonblocking(true).unwrap();
+        let opened = || {
+            let path = format!("/proc/sys/net/ipv4/conf/{BRIDGE}/route_localnet");
+            std::fs::read_to_string(path).unwrap().trim() == "1"
+        };
+        let port = PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
+        // Without a host port the kernel lets nobody in; with one our rules have to see to it.
+        for ports in [Vec::new(), vec![port]] {
+            let has_port = !ports.is_empty();
+            add(&network, &pod, ports).await;
+            assert_eq!(opened(), has_port);
+            until_taken(&pod);
+            pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));
+            until_taken(&pod);
+            assert!(secret.recv(&mut [0; 64]).is_err(), "host port: {has_port}");
+            if has_port {
+                // It would come, but for that; nobody makes the rules again before this ends.
+                let flushed = Command::new("nft").args(["flush", "chain", "inet", "coracle", "input"]).status();
+                assert!(flushed.unwrap().success());
+                eventually("the datagram comes without the rules", || {
+                    pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));
+                    until_taken(&pod);
+                    secret.recv(&mut [0; 64]).is_ok()
+                });
+            }
+            let echo = pod.within(|| UdpSocket::bind("0.0.0.0:80").unwrap());
+            let asking = UdpSocket::bind("127.0.0.1:0").unwrap();
+            asking.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            if has_port {
+                eventually("the host port answers the node", || {
+                    echo.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+                    asking.send_to(b"who", "127.0.0.1:8080").unwrap();
+                    if let Ok((_, from)) = echo.recv_from(&mut [0; 64]) {
+                        echo.send_to(b"pod", from).unwrap();
+                    }
+                    asking.recv(&mut [0; 64]).is_ok()
+                });
+            }
+            network.del("aaaa").await.unwrap();
+            assert!(!opened());
         }
     });
 }

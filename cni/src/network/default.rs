@@ -94,7 +94,10 @@ impl Network {
         coracle_fault::point("recover.bridge");
         host.links.ensure_addresses(&bridge, &gateways).await?;
         coracle_fault::point("recover.bridge-addressed");
-        sysctl::route_localnet(&config.bridge)?;
+        if !host.firewall.opens(&config.bridge) {
+            // An earlier version left it open.
+            sysctl::route_localnet(&config.bridge, false)?;
+        }
         host.firewall.put(&claim(state))?;
         coracle_fault::point("recover.network-ranges");
         host.firewall.repair()?;

@@ -75,6 +75,14 @@ impl Rule {
         rule.mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
     }
 
+    /// No connection, nor one that belongs to it, was answered yet (`ct state` neither established nor related).
+    pub(crate) fn unasked(self) -> Self {
+        const STATE: u32 = 0;
+        const ESTABLISHED_OR_RELATED: u32 = 0x2 | 0x4;
+        let rule = self.push("ct", Attributes::default().number(1, R0).number(2, STATE));
+        rule.mask(R0, &ESTABLISHED_OR_RELATED.to_ne_bytes()).equal(R0, &0u32.to_ne_bytes())
+    }
+
     pub(crate) fn lookup(self, map: &str) -> Self {
         self.push("lookup", Attributes::default().text(1, map).number(2, R0).number(3, R0))
     }
