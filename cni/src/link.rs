@@ -115,12 +115,16 @@ pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
     (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
+fn no_socket(source: io::Error) -> Error {
+    Error::Socket { action: "open a route socket", source }
+}
+
 // === impl Links ===
 
 impl Links {
     /// The links of the caller's own namespace.
     pub(crate) fn here() -> Result<Self, Error> {
-        Self::connect(true).map_err(|source| Error::Socket { action: "open a route socket", source })
+        Self::connect(true).map_err(no_socket)
     }
 
     /// The links inside `netns`: a socket belongs for life to the namespace it was opened in.
@@ -129,7 +133,8 @@ impl Links {
         netns.run(|| {
             let _entered = runtime.enter();
             Self::connect(false)
-        })
+        })?
+        .map_err(no_socket)
     }
 
     fn connect(is_here: bool) -> io::Result<Self> {

@@ -32,14 +32,12 @@ impl Netns {
     }
 
     /// Runs `work` inside the namespace, on a thread that is thrown away afterwards: a pool's thread
-    /// that could not return to its own namespace would poison whatever runs on it next.
-    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> io::Result<T> + Send) -> Result<T, Error> {
+    /// that could not return to its own namespace would poison whatever runs on it next. The error is that of entering
+    /// alone: a runtime may take it for word that the sandbox is gone, and that there is nothing to take back.
+    pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         std::thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                self.enter()?;
-                work()
-            });
+            let inside = scope.spawn(|| self.enter().map(|()| work()));
             inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread inside panicked")))
         })
         .map_err(failed)

@@ -112,8 +112,9 @@ impl Tuning {
         let mut previous = request.chained()?;
         let netns = Netns::open(request.netns()?)?;
         netns.run(|| {
-            self.sysctl.iter().try_for_each(|(path, value)| std::fs::write(path, value).map_err(at(path)))
-        })?;
+            let write = |(path, value): &(String, String)| std::fs::write(path, value).map_err(at("write", path));
+            self.sysctl.iter().try_for_each(write)
+        })??;
         coracle_fault::point("tuning.set");
         if self.wanted == Properties::default() {
             return Ok(previous);
@@ -205,9 +206,9 @@ impl Tuning {
     async fn check(&self, request: &Request) -> Result<(), Error> {
         let netns = Netns::open(request.netns()?)?;
         let changed = |what: &str, reason: String| Error::Changed { what: what.to_owned(), reason };
-        let read = |path: &String| std::fs::read_to_string(path).map_err(at(path));
-        let values =
-            netns.run(|| self.sysctl.iter().map(|(path, _)| read(path)).collect::<io::Result<Vec<_>>>())?;
+        let read = |path: &String| std::fs::read_to_string(path).map_err(at("read", path));
+        let values = netns
+            .run(|| self.sysctl.iter().map(|(path, _)| read(path)).collect::<Result<Vec<_>, Error>>())??;
         for ((path, wanted), value) in self.sysctl.iter().zip(values) {
             let same = value.split_whitespace().eq(wanted.split_whitespace());
             if !same {
@@ -276,8 +277,8 @@ fn path_of(name: &str, ifname: &str) -> Result<String, Error> {
 }
 
 /// Names the file in an error.
-fn at(path: &str) -> impl Fn(io::Error) -> io::Error {
-    move |error| io::Error::new(error.kind(), format!("{path}: {error}"))
+fn at(action: &'static str, path: &str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::File { action, path: path.into(), source }
 }
 
 #[cfg(test)]

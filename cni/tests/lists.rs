@@ -729,6 +729,20 @@ fn what_tuning_wrote_down_goes_with_the_attachment() {
     });
 }
 
+#[test]
+fn a_parameter_that_is_not_there_does_not_mean_that_the_sandbox_is_gone() {
+    on_a_host(async |host| {
+        let mut list = bridge(&host, &json!([[{"subnet": "10.97.0.0/24"}]]), &json!({}));
+        let tuning = json!({"type": "tuning", "sysctl": {"net.core.no_such_parameter": "1"}});
+        list["plugins"].as_array_mut().unwrap().push(tuning);
+        host.configure(&list);
+        let error = host.open().await.add(&attachment("a1", &Sandbox::new())).await.unwrap_err();
+        // After 3 a runtime need not take anything back.
+        assert_eq!(error.code(), 5, "{}", error.chain());
+        assert!(error.chain().contains("/proc/sys/net/core/no_such_parameter"), "{}", error.chain());
+    });
+}
+
 /// Where the test's paths are not what they are on a user's machine, so that nothing else is used.
 #[test]
 fn the_reference_is_installed() {

@@ -118,10 +118,12 @@ impl Links {
         addresses: &[IpNetwork],
     ) -> Result<(), Error> {
         let runtime = tokio::runtime::Handle::current();
-        let (connection, _handle, mut changes) = netns.run(|| {
+        let connected = netns.run(|| {
             let _entered = runtime.enter();
             rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Ipv6Ifaddr])
         })?;
+        let deaf = |source| Error::Socket { action: "listen to addresses", source };
+        let (connection, _handle, mut changes) = connected.map_err(deaf)?;
         let listening = tokio::spawn(connection);
         let settled = async {
             loop {
