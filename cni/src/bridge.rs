@@ -45,13 +45,9 @@ pub(crate) async fn run(
             bridge.ask_ipam_in_general().await?;
         }
         Command::Gc => {
-            bridge.ask_ipam_in_general().await?;
-            let valid = request.valid_attachments()?;
-            host.firewall.retain(|claim| {
-                claim.plugin != request.kind()
-                    || claim.network != request.network()
-                    || valid.iter().any(|v| v.container_id == claim.id && v.ifname == claim.ifname)
-            })?;
+            let asked = bridge.ask_ipam_in_general().await;
+            // Whatever the addresses' plugin can do.
+            host.firewall.keep_valid(request).and(asked)?;
         }
         Command::Version => {}
     }

@@ -15,6 +15,12 @@ pub enum Error {
         /// What is missing.
         reason: String,
     },
+    /// The network has nothing to attach sandboxes to, and those that were attached may have lost it, too.
+    #[error("the network is not ready, and sandboxes may be cut off: {reason}")]
+    CutOff {
+        /// What is wrong.
+        reason: String,
+    },
     /// Every address of a range set is taken.
     #[error("no address is free in {range}: all {size} are in use")]
     RangeFull {
@@ -46,10 +52,12 @@ pub enum Error {
         reason: String,
     },
     /// A field of a network configuration that is not known or not supported here.
-    #[error("the field {field} is not supported")]
+    #[error("the field {field} is not supported, its value is {value}")]
     UnsupportedField {
         /// The field, with the path to it.
         field: String,
+        /// What it says, as JSON.
+        value: String,
     },
     /// A version of the CNI specification that is not known here.
     #[error("CNI version {version:?} is not supported, only 0.3.0, 0.3.1, 0.4.0, 1.0.0 and 1.1.0")]
@@ -211,6 +219,21 @@ pub enum Error {
 // === impl Error ===
 
 impl Error {
+    /// A field that is not known, of the value that it is found in.
+    pub(crate) fn unsupported(field: &str, value: &serde_json::Value) -> Self {
+        Self::UnsupportedField { field: field.to_owned(), value: value.to_string() }
+    }
+
+    /// The answer to STATUS: an error of the request, or one of the two codes that the specification has for it.
+    pub(crate) fn of_status(self) -> Self {
+        match self {
+            // Something else has the name of the bridge that pods hang on.
+            Self::ForeignInterface { .. } => Self::CutOff { reason: self.chain() },
+            _ if matches!(self.code(), 1..=7 | 50 | 51) => self,
+            _ => Self::NotReady { reason: self.chain() },
+        }
+    }
+
     /// An error of one field.
     pub(crate) fn invalid(field: &str, reason: impl Into<String>) -> Self {
         Self::InvalidField { field: field.to_owned(), reason: reason.into() }
@@ -229,6 +252,7 @@ impl Error {
             Self::InvalidField { .. } | Self::RangeTooSmall { .. } | Self::Configuration { .. } => 7,
             Self::RangeFull { .. } => 11,
             Self::NotReady { .. } => 50,
+            Self::CutOff { .. } => 51,
             Self::Plugin { code, .. } => *code,
             Self::NoPlugin { .. } => 100,
             Self::Changed { .. } => 101,

@@ -83,11 +83,7 @@ async fn serve(
     let firewall = Firewall::open(&places.table, &places.state_dir, true)?;
     let host = Host::here(firewall, None)?;
     let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request).await.map_err(|error| {
-        match (command, error) {
-            // It has codes of its own (section 5, "Error").
-            (Command::Status, full @ Error::RangeFull { .. }) => Error::NotReady { reason: full.to_string() },
-            (_, error) => error,
-        }
+        if command == Command::Status { error.of_status() } else { error }
     })?;
     Ok(answer.map(|answer| answer.to_value(version)))
 }

@@ -74,7 +74,7 @@ impl Conf {
             ("firewalldZone", &self.firewalld_zone),
         ];
         match refused.into_iter().find(|(_, value)| !value.is_empty()) {
-            Some((field, _)) => Err(Error::UnsupportedField { field: field.to_owned() }),
+            Some((field, value)) => Err(Error::unsupported(field, &value.as_str().into())),
             None => Ok(()),
         }
     }

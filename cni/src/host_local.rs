@@ -235,9 +235,9 @@ impl Ipam {
 /// Refuses what is not known of a configuration's routes; results may have it.
 fn check_routes(ipam: &Value) -> Result<(), Error> {
     let routes = ipam.get("routes").and_then(Value::as_array).into_iter().flatten();
-    let mut fields = routes.filter_map(Value::as_object).flat_map(serde_json::Map::keys);
-    match fields.find(|field| !Route::FIELDS.contains(&field.as_str())) {
-        Some(field) => Err(Error::UnsupportedField { field: format!("ipam.{field}") }),
+    let mut fields = routes.filter_map(Value::as_object).flatten();
+    match fields.find(|(field, _)| !Route::FIELDS.contains(&field.as_str())) {
+        Some((field, value)) => Err(Error::unsupported(&format!("ipam.{field}"), value)),
         None => Ok(()),
     }
 }

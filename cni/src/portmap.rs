@@ -108,8 +108,8 @@ impl Conf {
             return Err(Error::invalid("markMasqBit", format!("{bit} is not between 0 and 31")));
         }
         // Whoever has a chain of iptables for it wants their own rules to act, not ours.
-        if self.external_set_mark_chain.as_ref().is_some_and(|chain| !chain.is_null()) {
-            return Err(Error::UnsupportedField { field: "externalSetMarkChain".to_owned() });
+        if let Some(chain) = self.external_set_mark_chain.as_ref().filter(|chain| !chain.is_null()) {
+            return Err(Error::unsupported("externalSetMarkChain", chain));
         }
         self.conditions().map(drop)
     }

@@ -56,7 +56,7 @@ fn one<'w>(
     words: &mut Peekable<impl Iterator<Item = &'w str>>,
     v4: bool,
 ) -> Result<Condition, Error> {
-    let unsupported = |word: &str| Error::UnsupportedField { field: format!("{name}: {word}") };
+    let unsupported = |word: &str| Error::unsupported(name, &word.into());
     let ends = || Error::invalid(name, "ends in the middle of a condition");
     let (before, word) = match word {
         "!" => (true, words.next().ok_or_else(ends)?),

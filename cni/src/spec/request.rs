@@ -25,6 +25,8 @@ const OF_PROTOCOL: [&str; 12] = [
     "coracle",
 ];
 const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
+/// The same by its other name: specification and libcni had one each, and libcni says it by both.
+const ATTACHMENTS: &str = "cni.dev/attachments";
 
 /// What a plugin is given.
 #[derive(Debug, Clone)]
@@ -118,15 +120,17 @@ impl Request {
     /// The attachments that GC keeps.
     pub(crate) fn valid_attachments(&self) -> Result<Vec<Valid>, Error> {
         let reason = "must list the attachments that are valid";
-        let value =
-            self.conf.get(VALID_ATTACHMENTS).ok_or_else(|| Error::invalid(VALID_ATTACHMENTS, reason))?;
+        let named = [VALID_ATTACHMENTS, ATTACHMENTS].into_iter().find_map(|name| self.conf.get(name));
+        let value = named.ok_or_else(|| Error::invalid(VALID_ATTACHMENTS, reason))?;
         // Go's encoders write null for an empty list.
         if value.is_null() { Ok(Vec::new()) } else { from_value(value.clone(), VALID_ATTACHMENTS) }
     }
 
     /// Adds what GC is told.
     pub(crate) fn set_valid_attachments(&mut self, valid: &[Valid]) {
-        self.conf.insert(VALID_ATTACHMENTS.to_owned(), serde_json::json!(valid));
+        for name in [VALID_ATTACHMENTS, ATTACHMENTS] {
+            self.conf.insert(name.to_owned(), serde_json::json!(valid));
+        }
     }
 
     /// The namespace, for a command that cannot do without.
@@ -169,14 +173,25 @@ fn as_written(value: Value) -> Value {
 
 /// A value as `T`, or an error that names the field: an unknown one is unsupported, a wrong one is invalid.
 pub(crate) fn from_value<T: DeserializeOwned>(value: Value, at: &str) -> Result<T, Error> {
-    serde_json::from_value(value).map_err(|error| {
+    T::deserialize(&value).map_err(|error| {
         let reason = error.to_string();
         match reason.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
-            Some((field, _)) if at.is_empty() => Error::UnsupportedField { field: field.to_owned() },
-            Some((field, _)) => Error::UnsupportedField { field: format!("{at}.{field}") },
+            Some((field, _)) => {
+                let path = if at.is_empty() { field.to_owned() } else { format!("{at}.{field}") };
+                Error::unsupported(&path, member(&value, field).unwrap_or(&Value::Null))
+            }
             None => Error::invalid(if at.is_empty() { "the configuration" } else { at }, reason),
         }
     })
+}
+
+/// The first member of this name, at whatever depth.
+fn member<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
+    match value {
+        Value::Object(map) => map.get(name).or_else(|| map.values().find_map(|value| member(value, name))),
+        Value::Array(values) => values.iter().find_map(|value| member(value, name)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -209,6 +224,9 @@ mod tests {
         assert_eq!(request(good, "").own::<Own>().unwrap().size, 3);
         let error = request(json!({"size": 3, "colour": 1}), "").own::<Own>().unwrap_err();
         assert_eq!((error.code(), error.to_string().contains("colour")), (2, true));
+        // Key and value, as the specification wants it.
+        let error = request(json!({"size": 3, "colour": {"deep": "red"}}), "").own::<Own>().unwrap_err();
+        assert!(error.to_string().contains(r#"{"deep":"red"}"#), "{error}");
         assert_eq!(request(json!({"size": "x"}), "").own::<Own>().unwrap_err().code(), 7);
     }
 
@@ -240,5 +258,10 @@ mod tests {
         let request = request(conf, "");
         assert_eq!(request.chained().unwrap().ips.len(), 1);
         assert_eq!(request.valid_attachments().unwrap()[0].container_id, "c");
+        let mut told = request;
+        told.set_valid_attachments(&[]);
+        assert_eq!(["cni.dev/valid-attachments", "cni.dev/attachments"].map(|name| &told.conf[name]), [&json!([]); 2]);
+        told.conf.remove("cni.dev/valid-attachments");
+        assert_eq!(told.valid_attachments().unwrap(), []);
     }
 }
