@@ -97,22 +97,31 @@ struct Bridge<'a> {
 impl Bridge<'_> {
     async fn add(&self) -> Result<Answer, Error> {
         let netns = Netns::open(self.request.netns()?)?;
-        let mut answer = self.ask_ipam().await?.unwrap_or_default();
+        let mut answer = match self.ask_ipam().await {
+            Ok(answer) => answer.unwrap_or_default(),
+            // Ours leaves nothing. Another one may have come half the way.
+            Err(error) if self.conf.ipam.as_ref().is_none_or(|kind| self.is_own(kind)) => return Err(error),
+            Err(error) => return self.fail(error, self.ask(&self.undoing()).await.map(drop)),
+        };
         if self.conf.ipam.is_some() && answer.ips.is_empty() {
-            return Err(Error::invalid("ipam", "its plugin gave no address"));
+            let error = Error::invalid("ipam", "its plugin gave no address");
+            return self.fail(error, self.ask(&self.undoing()).await.map(drop));
         }
         coracle_fault::point("bridge.given");
         answer.interfaces.clear();
         match self.wire(&netns, &mut answer).await {
             Ok(()) => Ok(answer),
-            Err(error) => {
-                // What cannot be undone now is undone by the DEL that follows a failed ADD.
-                if let Err(undo) = self.undo().await {
-                    tracing::warn!(error = undo.chain(), "a half-made attachment is left to its DEL");
-                }
-                Err(error)
-            }
+            Err(error) => self.fail(error, self.undo().await),
         }
+    }
+
+    /// The error, after what was half-made is undone. What cannot be undone now is by the DEL that follows a failed ADD.
+    fn fail<T>(&self, error: Error, undone: Result<(), Error>) -> Result<T, Error> {
+        if let Err(undo) = undone {
+            let id = &self.request.container_id;
+            tracing::warn!(id, error = undo.chain(), "a half-made attachment is left to its DEL");
+        }
+        Err(error)
     }
 
     async fn wire(&self, netns: &Netns, answer: &mut Answer) -> Result<(), Error> {
@@ -316,10 +325,15 @@ impl Bridge<'_> {
         sysctl::forwarding(&gateways)
     }
 
-    async fn undo(&self) -> Result<(), Error> {
-        let mut request = self.request.clone();
-        request.command = Command::Del;
+    /// The DEL of the same attachment.
+    fn undoing(&self) -> Request {
+        let mut request = Request { command: Command::Del, ..self.request.clone() };
         request.conf.remove("prevResult");
+        request
+    }
+
+    async fn undo(&self) -> Result<(), Error> {
+        let request = self.undoing();
         let links = &self.host.links;
         let link = links.delete(&host_interface(&request.container_id, &request.ifname)).await;
         let claim = self.host.firewall.remove(&Claim::of(&request));
@@ -383,11 +397,15 @@ impl Bridge<'_> {
 
     /// The same for what is of no attachment: plugins of others know nothing of it before 1.1.0.
     async fn ask_ipam_in_general(&self) -> Result<(), Error> {
-        let own = |kind: &String| invoke::is_own_here(self.host, self.executables, kind);
-        match self.request.version()?.has_status_and_gc() || self.conf.ipam.as_ref().is_some_and(own) {
+        let own = self.conf.ipam.as_ref().is_some_and(|kind| self.is_own(kind));
+        match self.request.version()?.has_status_and_gc() || own {
             true => self.ask_ipam().await.map(drop),
             false => Ok(()),
         }
+    }
+
+    fn is_own(&self, kind: &str) -> bool {
+        invoke::is_own_here(self.host, self.executables, kind)
     }
 
     async fn ask(&self, request: &Request) -> Result<Option<Answer>, Error> {
