@@ -313,6 +313,19 @@ fn a_dual_stack_pod_is_wired_limited_and_checked() {
         a.run(&["ip", "link", "set", "eth0", "address", "0a:00:00:00:00:99"]);
         b.run(&["ip", "neigh", "replace", "10.79.0.2", "lladdr", "0a:00:00:00:00:99", "dev", "eth0"]);
         assert!(!a.reaches("10.79.0.3"));
+        let refused = async || network.check("a1").await.unwrap_err().to_string();
+        assert!(refused().await.contains("hardware address"));
+        a.run(&["ip", "link", "set", "eth0", "address", &attached.mac]);
+        for (broken, mended, what) in [
+            ("link set eth0 mtu 1300", "link set eth0 mtu 1400", "MTU"),
+            ("route replace default via 10.79.0.3", "route replace default via 10.79.0.1", "0.0.0.0/0"),
+        ] {
+            network.check("a1").await.unwrap();
+            let ip = |line: &str| a.run(&[&["ip"][..], &line.split(' ').collect::<Vec<_>>()].concat());
+            ip(broken);
+            assert!(refused().await.contains(what), "{what}");
+            ip(mended);
+        }
         run("tc", &["qdisc", "del", "dev", host_end, "root"]);
         assert!(network.check("a1").await.unwrap_err().to_string().contains("bandwidth"));
         for id in ["a1", "b1"] {

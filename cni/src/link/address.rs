@@ -8,7 +8,7 @@ use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeade
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
 use rtnetlink::{AddressMessageBuilder, RouteMessageBuilder};
 
-use super::{Link, Links, failed, is_errno};
+use super::{Link, Links, failed, format_mac, is_errno};
 use crate::error::Error;
 use crate::netns::Netns;
 use crate::spec::result::{Answer, Route};
@@ -68,7 +68,7 @@ impl Links {
         Ok(())
     }
 
-    /// Whether there is a route to the destination of this one.
+    /// Whether there is a route to the destination of this one, by its next hop if it names one.
     async fn has_route(&self, route: &Route) -> Result<bool, Error> {
         let filter = if route.dst.is_ipv4() {
             RouteMessageBuilder::<Ipv4Addr>::new().build()
@@ -85,16 +85,26 @@ impl Links {
             .await
             .map_err(failed("list", "routes"))?;
         let wanted = (route.dst.network(), route.dst.prefix());
-        Ok(found.iter().any(|message| destination(message) == Some(wanted)))
+        let by = |message| route.gw.is_none_or(|gw| next_hop(message) == Some(gw));
+        Ok(found.iter().any(|message| destination(message) == Some(wanted) && by(message)))
     }
 
-    /// Whether the sandbox's interface, up or not, has the addresses of the result and its routes are there.
+    /// Whether the sandbox's interface, up or not, is as the result has it, with its addresses, and its routes are there.
     pub(crate) async fn check(&self, ifname: &str, result: &Answer, up: bool) -> Result<(), Error> {
         let changed =
             |what: &str, reason: &str| Error::Changed { what: what.to_owned(), reason: reason.to_owned() };
         let link = self.find(ifname).await?.ok_or_else(|| changed(ifname, "it is gone"))?;
         if up && !link.up {
             return Err(changed(ifname, "it is down"));
+        }
+        if let Some(made) = result.inside(ifname) {
+            let mac = format_mac(&link.mac);
+            if !made.mac.is_empty() && !made.mac.eq_ignore_ascii_case(&mac) {
+                return Err(changed(ifname, &format!("its hardware address is {mac}, not {}", made.mac)));
+            }
+            if let Some(mtu) = made.mtu.filter(|mtu| *mtu != link.mtu) {
+                return Err(changed(ifname, &format!("its MTU is {}, not {mtu}", link.mtu)));
+            }
         }
         let present = self.addresses(&link).await?;
         for ip in result.addresses_of(ifname) {
@@ -104,7 +114,7 @@ impl Links {
         }
         for route in &result.routes {
             if !self.has_route(route).await? {
-                return Err(changed(&format!("the route to {}", route.dst), "it is gone"));
+                return Err(changed(&format!("the route to {}", route.dst), "it is gone, or another one"));
             }
         }
         Ok(())
@@ -165,6 +175,15 @@ impl Present {
         let network = IpNetwork::new(ip, message.header.prefix_len).ok()?;
         Some(Self { network, flags: flags.unwrap_or(AddressFlags::empty()), message })
     }
+}
+
+fn next_hop(message: &RouteMessage) -> Option<IpAddr> {
+    use netlink_packet_route::route::RouteAddress;
+    message.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Gateway(RouteAddress::Inet(v4)) => Some(IpAddr::from(*v4)),
+        RouteAttribute::Gateway(RouteAddress::Inet6(v6)) => Some(IpAddr::from(*v6)),
+        _ => None,
+    })
 }
 
 fn destination(message: &RouteMessage) -> Option<(IpAddr, u8)> {
