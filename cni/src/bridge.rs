@@ -63,23 +63,27 @@ pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
 /// kernel's 15 bytes.
 pub(crate) fn host_interface(id: &str, ifname: &str) -> String {
     const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-    // FNV-1a, 64 bits.
-    let bytes = id.bytes().chain([b'/']).chain(ifname.bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = hash(id.bytes().chain([b'/']).chain(ifname.bytes()));
     let letters = (0..11).map(|place| char::from(LETTERS[(hash >> (place * 5) & 31) as usize]));
     format!("veth{}", letters.collect::<String>())
 }
 
+/// FNV-1a, 64 bits.
+fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
 /// A locally administered hardware address that follows from the IP address, so that a neighbour's
-/// cached entry stays true when an address is given again.
+/// cached entry stays true when an address is given again. Of IPv6 from all of it: ranges of one bridge may differ in
+/// their prefixes alone.
 fn hardware_address(address: IpAddr) -> [u8; 6] {
     let tail = match address {
         IpAddr::V4(ip) => ip.octets(),
         IpAddr::V6(ip) => {
-            let o = ip.octets();
-            [o[12], o[13], o[14], o[15]]
+            let [a, b, c, d, e, f, g, h] = hash(ip.octets().into_iter()).to_be_bytes();
+            [a ^ e, b ^ f, c ^ g, d ^ h]
         }
     };
     [0x0a, 0x58, tail[0], tail[1], tail[2], tail[3]]
@@ -440,5 +444,9 @@ mod tests {
     #[test]
     fn the_hardware_address_follows_from_the_ip() {
         assert_eq!(format_mac(&hardware_address("10.42.0.7".parse().unwrap())), "0a:58:0a:2a:00:07");
+        let of = |text: &str| hardware_address(text.parse().unwrap());
+        assert_eq!(of("fd00::7"), of("fd00::7"));
+        assert_ne!(of("fd00::7"), of("fd01::7"), "two ranges on one bridge");
+        assert_ne!(of("fd00::7"), of("fd00::8"));
     }
 }
