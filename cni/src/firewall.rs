@@ -294,14 +294,14 @@ impl Firewall {
         })
     }
 
-    /// Whether the claim is on file and the table in the kernel.
+    /// Whether the claim is on file and the table in the kernel, with rules.
     pub(crate) fn holds(&self, claim: &Claim) -> Result<bool, Error> {
         let (mut state, _lock) = self.lock()?;
         if state.claims.get(&claim.key()) != Some(claim) || (self.shared && state.applied.is_none()) {
             return Ok(false);
         }
         let empty = plan(std::iter::once(claim)) == Plan::default();
-        Ok(empty || self.exists(&mut state)?)
+        Ok(empty || self.has_rules(&mut state)?)
     }
 
     /// Makes the table anew, whatever the kernel has of it.
@@ -367,16 +367,17 @@ impl Firewall {
         Ok(())
     }
 
-    /// Takes nothing for applied that is shared and not there any more.
+    /// Takes nothing for applied that is shared and not there any more, or not all.
     fn look(&self, state: &mut State) -> Result<(), Error> {
-        if self.shared && !self.exists(state)? {
-            state.applied = Some(Plan::default());
+        if self.shared && !self.has_rules(state)? {
+            let exists = nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))?;
+            state.applied = (!exists).then(Plan::default);
         }
         Ok(())
     }
 
-    fn exists(&self, state: &mut State) -> Result<bool, Error> {
-        nft::exists(state.channel()?, &self.table).map_err(self.wrong("look up"))
+    fn has_rules(&self, state: &mut State) -> Result<bool, Error> {
+        nft::has_rules(state.channel()?, &self.table).map_err(self.wrong("look up"))
     }
 
     /// Makes the table what the claims say, all of which are on file.

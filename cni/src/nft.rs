@@ -146,6 +146,12 @@ pub(crate) fn exists(channel: &mut Channel, table: &str) -> io::Result<bool> {
     channel.has(Verb::GetTable, message::INET, &Attributes::default().text(1, table))
 }
 
+/// Whether the table has the first rule that each of ours has: whoever flushes one leaves it there without any.
+pub(crate) fn has_rules(channel: &mut Channel, table: &str) -> io::Result<bool> {
+    let rules = Attributes::default().text(1, table).text(2, "prerouting");
+    channel.lists(Verb::GetRule, message::INET, &rules)
+}
+
 /// Whether the chain `FORWARD` of iptables' filter table, of either family, drops what no rule accepts.
 pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
     const POLICY: u16 = 5;

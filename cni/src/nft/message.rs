@@ -15,6 +15,7 @@ const NESTED: u16 = 0x8000;
 const BYTE_ORDER: u16 = 0x4000;
 const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
+const DUMP: u16 = 0x300;
 const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
 pub(crate) const NLMSG_ERROR: u16 = 2;
@@ -36,6 +37,7 @@ pub(crate) enum Verb {
     NewChain = 3,
     GetChain = 4,
     NewRule = 6,
+    GetRule = 7,
     NewSet = 9,
     NewElements = 12,
     DeleteElements = 14,
@@ -187,6 +189,13 @@ impl Channel {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether the kernel has any object of this description.
+    pub(crate) fn lists(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
+        let answer = self.request((SUBSYSTEM << 8) | verb as u16, DUMP, family, of)?;
+        let mut kinds = messages(&answer).map(kind_of);
+        Ok(kinds.any(|kind| kind >> 8 == SUBSYSTEM))
     }
 
     /// The kernel's description of the object.
