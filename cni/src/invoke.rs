@@ -157,6 +157,17 @@ pub(crate) fn is_own(list: &List) -> bool {
     list.kinds().all(|kind| plugin::Kind::parse(kind).is_some())
 }
 
+/// Whether no plugin of the list is run as an executable, nor one that gives addresses to them.
+pub(crate) fn is_in_process(list: &List) -> bool {
+    list.plugins.iter().all(runs_in_process)
+}
+
+fn runs_in_process(plugin: &Map<String, Value>) -> bool {
+    let own = |kind: &Value| kind.as_str().is_some_and(|kind| kind.is_empty() || plugin::Kind::parse(kind).is_some());
+    let addresses = plugin.get("ipam").and_then(|ipam| ipam.get("type"));
+    own(&kind(plugin).into()) && addresses.is_none_or(own)
+}
+
 fn kind(plugin: &Map<String, Value>) -> &str {
     plugin.get("type").and_then(Value::as_str).unwrap_or_default()
 }

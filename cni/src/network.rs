@@ -91,7 +91,9 @@ struct Inner {
     host: Arc<Host>,
     executables: Executables,
     cache: Arc<Cache>,
-    /// Held for reading by ADD and DEL, for writing by whatever may free what they make (GC).
+    /// Held for reading by ADD and DEL, for writing by whatever may free what they make (GC). Those of lists with
+    /// executables hold it only until they are on record, by which GC knows what to leave alone: nobody waits for a
+    /// plugin of others that hangs.
     state: RwLock<State>,
     leaving: Leaving,
     ready: std::sync::RwLock<Result<(), String>>,
@@ -193,18 +195,19 @@ impl Network {
 
     async fn try_add(&self, at: &Attachment) -> Result<Attached, Error> {
         let inner = &self.inner;
+        inner.leaving.forget(&at.id);
+        if let Some(earlier) = inner.cache.get(&at.id) {
+            self.take_back(&earlier).await?;
+        }
         let state = inner.state.read().await;
         let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
         let list = state.list.clone().ok_or_else(no_range)?;
-        inner.leaving.forget(&at.id);
-        if let Some(earlier) = inner.cache.get(&at.id) {
-            self.give_back(&earlier).await?;
-        }
         let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
         inner.cache.keep(entry.clone()).await?;
         coracle_fault::point("network.recorded");
+        let _shared = invoke::is_in_process(&list).then_some(state);
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         match loopback.and(added) {
@@ -230,9 +233,10 @@ impl Network {
     /// # Errors
     /// What is not.
     pub async fn check(&self, id: &str) -> Result<(), Error> {
-        let _shared = self.inner.state.read().await;
+        let shared = self.inner.state.read().await;
         match self.inner.cache.get(id) {
             Some(Entry { list, at, result: Some(result), .. }) => {
+                let _shared = invoke::is_in_process(&list).then_some(shared);
                 self.invoker().check(&list, &at, &result).await
             }
             _ => Ok(()),
@@ -245,9 +249,8 @@ impl Network {
     /// # Errors
     /// When a plugin refuses; calling again resumes.
     pub async fn del(&self, id: &str) -> Result<(), Error> {
-        let _shared = self.inner.state.read().await;
         match self.inner.cache.get(id) {
-            Some(entry) => self.give_back(&entry).await,
+            Some(entry) => self.take_back(&entry).await,
             None => Ok(()),
         }
     }
@@ -293,6 +296,14 @@ impl Network {
     pub(crate) fn weak(&self) -> impl Fn() -> Option<Self> + Send + use<> {
         let weak = Arc::downgrade(&self.inner);
         move || weak.upgrade().map(|inner| Self { inner })
+    }
+
+    async fn take_back(&self, entry: &Entry) -> Result<(), Error> {
+        let shared = self.inner.state.read().await;
+        // From here on GC makes nothing of it again.
+        self.inner.cache.leave(&entry.at.container_id);
+        let _shared = invoke::is_in_process(&entry.list).then_some(shared);
+        self.give_back(entry).await
     }
 
     async fn give_back(&self, entry: &Entry) -> Result<(), Error> {

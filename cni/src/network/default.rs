@@ -38,6 +38,9 @@ impl Network {
     /// # Errors
     /// When the kernel refuses.
     pub async fn set_unmasqueraded(&self, ranges: Vec<IpNetwork>) -> Result<(), Error> {
+        if self.inner.state.read().await.unmasqueraded == ranges {
+            return Ok(());
+        }
         let mut state = self.inner.state.write().await;
         let before = std::mem::replace(&mut state.unmasqueraded, ranges);
         if state.list.is_none() || state.configured {
@@ -56,10 +59,17 @@ impl Network {
     /// # Errors
     /// When the kernel refuses; calling again resumes.
     pub async fn set_mtu(&self, mtu: Option<u32>) -> Result<(), Error> {
+        let made = |state: &State| state.list.is_some() && !state.configured;
+        // Mostly nothing changes, and nobody is kept waiting by that.
+        let nothing_to_do =
+            |state: &State| state.mtu == mtu && !(state.mtu_is_new && made(state));
+        if nothing_to_do(&*self.inner.state.read().await) {
+            return Ok(());
+        }
         let mut state = self.inner.state.write().await;
         state.mtu_is_new |= state.mtu != mtu;
         state.mtu = mtu;
-        let made = state.list.is_some() && !state.configured;
+        let made = made(&state);
         if state.mtu_is_new && made { self.install_default(&mut state).await } else { Ok(()) }
     }
 
