@@ -36,6 +36,13 @@ pub(crate) struct Parameters {
     pub(crate) capabilities: Capabilities,
 }
 
+/// Where a plugin runs, with the one that gives addresses to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Where {
+    InProcess,
+    Elsewhere,
+}
+
 /// Runs lists.
 pub(crate) struct Invoker<'a> {
     pub(crate) host: &'a Host,
@@ -101,12 +108,13 @@ impl Invoker<'_> {
         Ok(())
     }
 
-    /// Tells every plugin which attachments are valid, so that it frees the rest. Our own are told in any
-    /// version. All are told; the first error is returned. Nobody is when the list says that others attach to the
-    /// network, too (`disableGC`).
-    pub(crate) async fn gc(&self, list: &List, valid: &[Valid]) -> Result<(), Error> {
+    /// Tells plugins which attachments are valid, so that they free the rest: those that run in process, or those that
+    /// are run as executables, and take their time. Our own are told in any version. All are told; the first error is
+    /// returned. Nobody is when the list says that others attach to the network, too (`disableGC`).
+    pub(crate) async fn gc(&self, list: &List, valid: &[Valid], of: Where) -> Result<(), Error> {
         let mut first = Ok(());
-        let told = list.plugins.iter().filter(|_| !list.disable_gc);
+        let is_there = |plugin: &&Map<String, Value>| runs_in_process(plugin) == (of == Where::InProcess);
+        let told = list.plugins.iter().filter(is_there).filter(|_| !list.disable_gc);
         for plugin in told {
             if list.version.has_status_and_gc() || plugin::Kind::parse(kind(plugin)).is_some() {
                 let mut request = self.general(Command::Gc, list, plugin);
@@ -157,11 +165,7 @@ pub(crate) fn is_own(list: &List) -> bool {
     list.kinds().all(|kind| plugin::Kind::parse(kind).is_some())
 }
 
-/// Whether no plugin of the list is run as an executable, nor one that gives addresses to them.
-pub(crate) fn is_in_process(list: &List) -> bool {
-    list.plugins.iter().all(runs_in_process)
-}
-
+/// Whether the plugin is our own, and so is the one that gives addresses to it.
 fn runs_in_process(plugin: &Map<String, Value>) -> bool {
     let own = |kind: &Value| kind.as_str().is_some_and(|kind| kind.is_empty() || plugin::Kind::parse(kind).is_some());
     let addresses = plugin.get("ipam").and_then(|ipam| ipam.get("type"));

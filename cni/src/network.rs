@@ -95,6 +95,9 @@ struct Inner {
     /// executables hold it only until they are on record, by which GC knows what to leave alone: nobody waits for a
     /// plugin of others that hangs.
     state: RwLock<State>,
+    /// Held for reading while an attachment of a list with executables goes on record, for writing while they are told
+    /// which are valid: one that nobody told them of would lose what it is given.
+    collecting: RwLock<()>,
     leaving: Leaving,
     ready: std::sync::RwLock<Result<(), String>>,
     tasks: std::sync::Mutex<Vec<AbortHandle>>,
@@ -150,6 +153,7 @@ impl Network {
                 host,
                 executables,
                 state: RwLock::new(state),
+                collecting: RwLock::default(),
                 leaving: Leaving::default(),
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
                 tasks: std::sync::Mutex::new(vec![keeper]),
@@ -199,15 +203,18 @@ impl Network {
         if let Some(earlier) = inner.cache.get(&at.id) {
             self.take_back(&earlier).await?;
         }
-        let state = inner.state.read().await;
         let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
-        let list = state.list.clone().ok_or_else(no_range)?;
+        let list = inner.state.read().await.list.clone().ok_or_else(no_range)?;
+        let in_process = invoke::is_own(&list);
+        let collecting = if in_process { None } else { Some(inner.collecting.read().await) };
+        let state = inner.state.read().await;
         let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
         inner.cache.keep(entry.clone()).await?;
         coracle_fault::point("network.recorded");
-        let _shared = invoke::is_in_process(&list).then_some(state);
+        drop(collecting);
+        let _shared = in_process.then_some(state);
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         match loopback.and(added) {
@@ -236,7 +243,7 @@ impl Network {
         let shared = self.inner.state.read().await;
         match self.inner.cache.get(id) {
             Some(Entry { list, at, result: Some(result), .. }) => {
-                let _shared = invoke::is_in_process(&list).then_some(shared);
+                let _shared = invoke::is_own(&list).then_some(shared);
                 self.invoker().check(&list, &at, &result).await
             }
             _ => Ok(()),
@@ -302,7 +309,7 @@ impl Network {
         let shared = self.inner.state.read().await;
         // From here on GC makes nothing of it again.
         self.inner.cache.leave(&entry.at.container_id);
-        let _shared = invoke::is_in_process(&entry.list).then_some(shared);
+        let _shared = invoke::is_own(&entry.list).then_some(shared);
         self.give_back(entry).await
     }
 

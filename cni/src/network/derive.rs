@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::firewall::Claim;
 use crate::host_local;
 use crate::invoke::cache::Entry;
-use crate::invoke::{Parameters, is_own};
+use crate::invoke::{Where, is_own};
 use crate::link::{Link, Links, format_mac};
 use crate::netns::{self, Netns};
 use crate::plugin::{self, Kind};
@@ -62,6 +62,10 @@ impl Network {
         let inner = &self.inner;
         let claimed = self.claim_bridge(&[]).await;
         let mut reconciled = self.reconcile(&[]).await;
+        // There is no later for what executables are told, either.
+        for list in self.with_executables().await {
+            reconciled = reconciled.and(self.collect(&list).await);
+        }
         // There is no later for the DELs that a start leaves for later.
         for entry in inner.cache.all() {
             inner.leaving.forget(&entry.at.container_id);
@@ -82,25 +86,9 @@ impl Network {
         let mut first = self.adopt(state).await;
         coracle_fault::point("recover.network-adopted");
         let entries = inner.cache.all();
-        // What a plugin of others has yet to take back is not valid; what is ours stays so until it is gone.
-        let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_leaving());
-        let valid: Vec<Valid> = present
-            .map(|entry| valid(&entry.at))
-            .chain(
-                state
-                    .unowned
-                    .iter()
-                    .map(|at| Valid { container_id: at.id.clone(), ifname: at.ifname.clone() }),
-            )
-            .collect();
-        let mut lists: Vec<&List> = state.list.iter().map(Arc::as_ref).collect();
-        for entry in &entries {
-            if !lists.contains(&&entry.list) {
-                lists.push(&entry.list);
-            }
-        }
-        for list in lists {
-            first = first.and(self.invoker().gc(list, &valid).await);
+        let valid = valid(&entries, state);
+        for list in lists(&entries, state) {
+            first = first.and(self.invoker().gc(list, &valid, Where::InProcess).await);
         }
         coracle_fault::point("recover.network-collected");
         for entry in entries.iter().filter(|entry| !entry.is_leaving()) {
@@ -117,7 +105,39 @@ impl Network {
         // In this order, for a device goes with its port.
         first = first.and(self.sweep_ports(&valid).await);
         coracle_fault::point("recover.network-swept");
-        first.and(inner.host.links.sweep_ifbs().await)
+        first = first.and(inner.host.links.sweep_ifbs().await);
+        self.collect_beside();
+        first
+    }
+
+    /// Tells executables what is valid, beside all else: they may take a minute each, or wait for what this node has yet to
+    /// start.
+    fn collect_beside(&self) {
+        let network = self.weak();
+        tokio::spawn(async move {
+            let lists = match network() {
+                Some(network) => network.with_executables().await,
+                None => return,
+            };
+            for list in lists {
+                let Some(network) = network() else { return };
+                if let Err(error) = network.collect(&list).await {
+                    let (network, error) = (list.name, error.chain());
+                    warn!(network, error, "a plugin did not free what nobody has any more");
+                }
+            }
+        });
+    }
+
+    async fn collect(&self, list: &List) -> Result<(), Error> {
+        let _alone = self.inner.collecting.write().await;
+        let valid = valid(&self.inner.cache.all(), &*self.inner.state.read().await);
+        self.invoker().gc(list, &valid, Where::Elsewhere).await
+    }
+
+    async fn with_executables(&self) -> Vec<List> {
+        let (entries, state) = (self.inner.cache.all(), self.inner.state.read().await);
+        lists(&entries, &state).into_iter().filter(|list| !is_own(list)).cloned().collect()
     }
 
     /// The default network's bridge is ours alone: ports of nobody are removed.
@@ -211,8 +231,25 @@ fn request(entry: &Entry, plugin: &Map<String, Value>, previous: Option<&Answer>
     }
 }
 
-fn valid(at: &Parameters) -> Valid {
-    Valid { container_id: at.container_id.clone(), ifname: at.ifname.clone() }
+/// The attachments that are to keep what they have. What a plugin of others has yet to take back is not valid; what is ours
+/// stays so until it is gone.
+fn valid(entries: &[Entry], state: &State) -> Vec<Valid> {
+    let present = entries.iter().filter(|entry| is_own(&entry.list) || !entry.is_leaving());
+    let known = present.map(|entry| (&entry.at.container_id, &entry.at.ifname));
+    let unowned = state.unowned.iter().map(|at| (&at.id, &at.ifname));
+    let valid = |(id, ifname): (&String, &String)| Valid { container_id: id.clone(), ifname: ifname.clone() };
+    known.chain(unowned).map(valid).collect()
+}
+
+/// The list of today, and those by which attachments were made.
+fn lists<'l>(entries: &'l [Entry], state: &'l State) -> Vec<&'l List> {
+    let mut lists: Vec<&List> = state.list.iter().map(Arc::as_ref).collect();
+    for entry in entries {
+        if !lists.contains(&&entry.list) {
+            lists.push(&entry.list);
+        }
+    }
+    lists
 }
 
 /// Makes the files of the addresses that an attachment of our own types has.
