@@ -99,7 +99,8 @@ struct Inner {
     /// which are valid: one that nobody told them of would lose what it is given.
     collecting: RwLock<()>,
     leaving: Leaving,
-    ready: std::sync::RwLock<Result<(), String>>,
+    /// The plugins that the network needs as executables, or why there is no network.
+    ready: std::sync::RwLock<Result<Vec<String>, String>>,
     tasks: std::sync::Mutex<Vec<AbortHandle>>,
 }
 
@@ -165,12 +166,18 @@ impl Network {
         Ok(network)
     }
 
-    /// Whether pods can be attached, without asking plugins.
+    /// Whether pods can be attached, without asking plugins. Those of others are looked for each time: they may be
+    /// installed after the list that names them, and nobody tells.
     ///
     /// # Errors
     /// The reason why not yet.
     pub fn ready(&self) -> Result<(), String> {
-        self.inner.ready.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        let ready = self.inner.ready.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let missing = |kind: &String| self.inner.executables.find(kind).err();
+        match ready.as_ref().map_err(String::clone)?.iter().find_map(missing) {
+            Some(error) => Err(error.chain()),
+            None => Ok(()),
+        }
     }
 
     /// Whether pods can be attached, by the word of every plugin (CNI STATUS).
@@ -337,7 +344,7 @@ impl Network {
         Invoker { host: &self.inner.host, executables: &self.inner.executables }
     }
 
-    fn set_ready(&self, ready: Result<(), String>) {
+    fn set_ready(&self, ready: Result<Vec<String>, String>) {
         *self.inner.ready.write().unwrap_or_else(std::sync::PoisonError::into_inner) = ready;
     }
 }

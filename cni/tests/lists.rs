@@ -453,6 +453,11 @@ fn the_network_is_what_the_directory_says() {
         host.configure(&json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "absent"}]}));
         eventually("the plugin", async || network.ready().is_err_and(|why| why.contains("no plugin absent")))
             .await;
+        // It is installed after the list that names it.
+        std::fs::create_dir_all(host.path("bin")).unwrap();
+        std::fs::write(host.path("bin/absent"), "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(host.path("bin/absent"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(network.ready(), Ok(()));
         std::fs::remove_dir_all(host.path("conf")).unwrap();
         eventually("the default", async || network.ready().is_ok()).await;
         // Each goes by the list that made it.

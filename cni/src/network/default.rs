@@ -82,7 +82,7 @@ impl Network {
             return Ok(());
         }
         let made = self.make_default(state).await;
-        self.set_ready(made.as_ref().map(|_| ()).map_err(Error::chain));
+        self.set_ready(made.as_ref().map(|_| Vec::new()).map_err(Error::chain));
         state.list = Some(Arc::new(made?));
         let derived = self.derive(state).await;
         let done = match state.mtu.or(self.inner.config.mtu) {

@@ -31,11 +31,8 @@ impl Network {
     }
 
     fn install(&self, state: &mut State, list: List) -> Result<(), Error> {
-        for kind in list.kinds() {
-            if crate::plugin::Kind::parse(kind).is_none() {
-                self.inner.executables.find(kind)?;
-            }
-        }
+        let of_others = list.kinds().filter(|kind| crate::plugin::Kind::parse(kind).is_none());
+        let of_others = of_others.map(str::to_owned).collect();
         if state.list.as_deref() != Some(&list) {
             info!(network = list.name, "the network is that of a configuration list");
         }
@@ -44,7 +41,7 @@ impl Network {
         }
         state.configured = true;
         state.list = Some(Arc::new(list));
-        self.set_ready(Ok(()));
+        self.set_ready(Ok(of_others));
         Ok(())
     }
 
