@@ -118,8 +118,9 @@ struct State {
     configured: bool,
     /// Whether what the configuration directory has cannot be used.
     unusable: bool,
-    /// Sandboxes that live and that nothing is on record of.
-    unowned: Vec<Attachment>,
+    /// Sandboxes that live and that nothing is on record of; none before it was said which live, when nobody knows what is
+    /// to be freed.
+    unowned: Option<Vec<Attachment>>,
 }
 
 impl Drop for Inner {

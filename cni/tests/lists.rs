@@ -437,7 +437,12 @@ fn the_network_is_what_the_directory_says() {
         assert!(network.status().await.is_ok());
         let (a, b) = (Sandbox::new(), Sandbox::new());
         assert_eq!(text(&network.add(&attachment("a1", &a)).await.unwrap()), ["10.82.0.2/24"]);
+        network.reconcile(&[attachment("a1", &a)]).await.unwrap();
+        // Somebody's who is no more, of the network that comes.
+        std::fs::create_dir_all(host.path("addresses/own")).unwrap();
+        std::fs::write(host.path("addresses/own/10.83.0.9"), "gone\r\neth0").unwrap();
         host.configure(&bridge(&host, &json!([[{"subnet": "10.83.0.0/24"}]]), &json!({})));
+        eventually("the address", async || host.held("own").is_empty()).await;
         eventually("the list", async || {
             let added = network.add(&attachment("b1", &b)).await;
             added.is_ok_and(|attached| text(&attached) == ["10.83.0.2/24"]) || {

@@ -17,7 +17,7 @@ impl Network {
         let found = List::first_of(dir);
         let mut state = self.inner.state.write().await;
         let taken = match found {
-            Ok(Some(list)) => self.install(&mut state, list),
+            Ok(Some(list)) => self.install(&mut state, list).await,
             // Where there is no such directory, this comes after every change of what is above it.
             Ok(None) if !state.configured && !state.unusable => return,
             Ok(None) => self.install_default(&mut state).await,
@@ -30,10 +30,11 @@ impl Network {
         }
     }
 
-    fn install(&self, state: &mut State, list: List) -> Result<(), Error> {
+    async fn install(&self, state: &mut State, list: List) -> Result<(), Error> {
         let of_others = list.kinds().filter(|kind| crate::plugin::Kind::parse(kind).is_none());
         let of_others = of_others.map(str::to_owned).collect();
-        if state.list.as_deref() != Some(&list) {
+        let is_new = state.list.as_deref() != Some(&list);
+        if is_new {
             info!(network = list.name, "the network is that of a configuration list");
         }
         if !state.configured {
@@ -42,6 +43,13 @@ impl Network {
         state.configured = true;
         state.list = Some(Arc::new(list));
         self.set_ready(Ok(of_others));
+        // What another runtime, or we in an earlier life, left of a network of its name. Pods can be attached all the same.
+        if is_new
+            && state.unowned.is_some()
+            && let Err(error) = self.derive(state).await
+        {
+            warn!(error = error.chain(), "the network is not all that the living pods need");
+        }
         Ok(())
     }
 
