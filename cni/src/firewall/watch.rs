@@ -1,7 +1,7 @@
 //! Noticing that somebody else changed our table: the kernel tells every change of nftables, with its author.
 
 use std::io;
-use std::sync::Arc;
+use std::time::Duration;
 
 use netlink_sys::protocols::NETLINK_NETFILTER;
 use netlink_sys::{AsyncSocket, AsyncSocketExt, SocketAddr, TokioSocket};
@@ -16,6 +16,8 @@ const GROUP: u32 = 7;
 /// What is kept for us: more than a table of some ten thousand ranges is told in, or making it again would be missed
 /// again.
 const KEPT: usize = 8 << 20;
+/// How long after a failure it is tried again.
+const PAUSE: Duration = Duration::from_secs(10);
 
 impl super::Firewall {
     /// Listens for changes, to be called before the table is made first.
@@ -29,25 +31,38 @@ impl super::Firewall {
         Ok(socket)
     }
 
-    /// Repairs the table after every foreign change of it, until the host goes. The kernel's word wakes it,
-    /// nothing else.
-    pub(crate) async fn keep(host: std::sync::Weak<Host>, socket: TokioSocket) {
+    /// Repairs the table after every foreign change of it, until the host goes. The kernel's word wakes it, and while
+    /// something does not work, a timer: then it is tried again.
+    pub(crate) async fn keep(host: std::sync::Weak<Host>, mut socket: TokioSocket) {
         let mut buffer = Vec::with_capacity(65536);
         loop {
             buffer.clear();
             let heard = socket.recv(&mut buffer).await;
-            let Some(host) = host.upgrade() else { return };
             match heard {
-                Ok(_) if !host.firewall.is_foreign(&buffer) => continue,
-                Ok(_) => {}
+                Ok(_) => match host.upgrade() {
+                    Some(host) if !host.firewall.is_foreign(&buffer) => continue,
+                    Some(_) => {}
+                    None => return,
+                },
                 // More happened than was kept for us: it may have been ours.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
                 Err(error) => {
-                    warn!(%error, "changes of the firewall are not noticed any more");
-                    return;
+                    warn!(%error, "changes of the firewall are not noticed until the kernel is listened to again");
+                    tokio::time::sleep(PAUSE).await;
+                    match Self::listen() {
+                        Ok(anew) => socket = anew,
+                        // The old one says so again.
+                        Err(error) => {
+                            warn!(%error, "the kernel cannot be listened to");
+                            continue;
+                        }
+                    }
                 }
             }
-            mend(&host);
+            info!("somebody changed the firewall table, or may have: it is made again");
+            while !host.upgrade().is_none_or(|host| mend(&host)) {
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     }
 
@@ -59,9 +74,11 @@ impl super::Firewall {
     }
 }
 
-fn mend(host: &Arc<Host>) {
-    info!("somebody changed the firewall table: it is made again");
-    if let Err(error) = host.firewall.repair() {
-        warn!(error = error.chain(), "the firewall table cannot be made again");
+/// Makes the table again; whether it could be.
+fn mend(host: &Host) -> bool {
+    let mended = host.firewall.repair();
+    if let Err(error) = &mended {
+        warn!(error = error.chain(), "the firewall table cannot be made again; it is tried once more");
     }
+    mended.is_ok()
 }

@@ -2,6 +2,7 @@
 //! noticing that this changed.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tracing::{info, warn};
 
@@ -9,6 +10,9 @@ use super::{Network, State};
 use crate::error::Error;
 use crate::spec::list::List;
 use crate::watch::Watch;
+
+/// How long after a failure the configuration is watched again.
+const PAUSE: Duration = Duration::from_secs(10);
 
 impl Network {
     /// Reads the configuration directory anew. Attachments that were made stay what they are.
@@ -59,18 +63,21 @@ impl Network {
         let Some(dir) = inner.config.conf_dir.clone() else { return };
         let network = self.weak();
         let watching = tokio::spawn(async move {
-            let unseen =
-                |error: std::io::Error| warn!(%error, "changes of the network configuration are not noticed");
-            let mut watch = match Watch::on(&dir) {
-                Ok(watch) => watch,
-                Err(error) => return unseen(error),
-            };
             loop {
-                if let Err(error) = watch.changed().await {
-                    return unseen(error);
-                }
-                let Some(network) = network() else { return };
-                network.reload().await;
+                let error = match Watch::on(&dir) {
+                    Ok(mut watch) => loop {
+                        // What happened before it was watched is seen now.
+                        let Some(network) = network() else { return };
+                        network.reload().await;
+                        drop(network);
+                        if let Err(error) = watch.changed().await {
+                            break error;
+                        }
+                    },
+                    Err(error) => error,
+                };
+                warn!(%error, "changes of the network configuration are not noticed until it is watched again");
+                tokio::time::sleep(PAUSE).await;
             }
         });
         let mut tasks = inner.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
