@@ -82,9 +82,9 @@ async fn serve(
     let places = places.transpose()?.unwrap_or_default();
     let firewall = Firewall::open(&places.table, &places.state_dir, true)?;
     let host = Host::here(firewall, None)?;
-    let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request).await.map_err(|error| {
-        if command == Command::Status { error.of_status() } else { error }
-    })?;
+    let answer: Option<Answer> = plugin::run(&host, &executables, kind, &request)
+        .await
+        .map_err(|error| if command == Command::Status { error.of_status() } else { error })?;
     Ok(answer.map(|answer| answer.to_value(version)))
 }
 

@@ -167,7 +167,9 @@ pub(crate) fn is_own(list: &List) -> bool {
 
 /// Whether the plugin is our own, and so is the one that gives addresses to it.
 fn runs_in_process(plugin: &Map<String, Value>) -> bool {
-    let own = |kind: &Value| kind.as_str().is_some_and(|kind| kind.is_empty() || plugin::Kind::parse(kind).is_some());
+    let own = |kind: &Value| {
+        kind.as_str().is_some_and(|kind| kind.is_empty() || plugin::Kind::parse(kind).is_some())
+    };
     let addresses = plugin.get("ipam").and_then(|ipam| ipam.get("type"));
     own(&kind(plugin).into()) && addresses.is_none_or(own)
 }

@@ -130,11 +130,12 @@ impl Links {
     /// The links inside `netns`: a socket belongs for life to the namespace it was opened in.
     pub(crate) fn inside(netns: &Netns) -> Result<Self, Error> {
         let runtime = tokio::runtime::Handle::current();
-        netns.run(|| {
-            let _entered = runtime.enter();
-            Self::connect(false)
-        })?
-        .map_err(no_socket)
+        netns
+            .run(|| {
+                let _entered = runtime.enter();
+                Self::connect(false)
+            })?
+            .map_err(no_socket)
     }
 
     fn connect(is_here: bool) -> io::Result<Self> {

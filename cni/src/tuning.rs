@@ -112,7 +112,8 @@ impl Tuning {
         let mut previous = request.chained()?;
         let netns = Netns::open(request.netns()?)?;
         netns.run(|| {
-            let write = |(path, value): &(String, String)| std::fs::write(path, value).map_err(at("write", path));
+            let write =
+                |(path, value): &(String, String)| std::fs::write(path, value).map_err(at("write", path));
             self.sysctl.iter().try_for_each(write)
         })??;
         coracle_fault::point("tuning.set");

@@ -224,7 +224,8 @@ fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
             let path = format!("/proc/sys/net/ipv4/conf/{BRIDGE}/route_localnet");
             std::fs::read_to_string(path).unwrap().trim() == "1"
         };
-        let port = PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
+        let port =
+            PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
         // Without a host port the kernel lets nobody in; with one our rules have to see to it.
         for ports in [Vec::new(), vec![port]] {
             let has_port = !ports.is_empty();
@@ -236,7 +237,8 @@ fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
             assert!(secret.recv(&mut [0; 64]).is_err(), "host port: {has_port}");
             if has_port {
                 // It would come, but for that; nobody makes the rules again before this ends.
-                let flushed = Command::new("nft").args(["flush", "chain", "inet", "coracle", "input"]).status();
+                let flushed =
+                    Command::new("nft").args(["flush", "chain", "inet", "coracle", "input"]).status();
                 assert!(flushed.unwrap().success());
                 eventually("the datagram comes without the rules", || {
                     pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));

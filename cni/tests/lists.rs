@@ -501,11 +501,12 @@ fn a_plugin_is_asked_for_its_status_and_its_garbage() {
         std::fs::write(&log, "").unwrap();
         let again = host.open().await;
         again.reconcile(&[attachment("a1", &a)]).await.unwrap();
-        // At once what is valid. The DEL may take its time, and nobody waits for it.
+        // Both may take their time, and nobody waits for them.
         let said = async || std::fs::read_to_string(&log).unwrap();
         eventually("the DEL", async || said().await.lines().count() == 2).await;
         let said = said().await;
-        let said: Vec<_> = said.lines().collect();
+        let mut said: Vec<_> = said.lines().collect();
+        said.sort_by_key(|line| !line.starts_with("GC "));
         assert!(
             said[0].contains(r#""cni.dev/valid-attachments":[{"containerID":"a1","ifname":"eth0"}]"#),
             "{said:?}"
@@ -513,6 +514,47 @@ fn a_plugin_is_asked_for_its_status_and_its_garbage() {
         assert!(said[1].starts_with("DEL b1 IgnoreUnknown=1;K8S_POD_NAME=b1 "), "{said:?}");
         assert!(said[1].contains(r#""prevResult":{"#) && said[1].contains(r#""x":{"y":1}"#), "{said:?}");
         assert_eq!(said.len(), 2);
+    });
+}
+
+#[test]
+fn nobody_waits_for_a_plugin_of_others_that_hangs() {
+    on_a_host(async |host| {
+        std::fs::create_dir_all(host.path("bin")).unwrap();
+        let (plugin, log) = (host.path("bin/slow"), host.path("log"));
+        let script = format!(
+            "#!/bin/sh\ncat >{log}.input.$$\necho \"$CNI_COMMAND $CNI_CONTAINERID\" >>{log}\n\
+             [ \"$CNI_COMMAND$CNI_CONTAINERID\" = ADDh1 ] && while [ ! -e {log}.go ]; do sleep 0.05; done\n\
+             [ \"$CNI_COMMAND\" = GC ] && while [ ! -e {log}.go ]; do sleep 0.05; done\n\
+             [ \"$CNI_COMMAND\" = ADD ] && echo '{{\"cniVersion\":\"1.1.0\",\"ips\":[{{\"address\":\"10.1.1.1/32\"}}]}}'\nexit 0\n",
+            log = log.display()
+        );
+        std::fs::write(&plugin, script).unwrap();
+        std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
+        host.configure(&json!({"cniVersion": "1.1.0", "name": "n", "plugins": [{"type": "slow"}]}));
+        let network = host.open().await;
+        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        let (hanging, also) = (attachment("h1", &a), attachment("b1", &b));
+        let others = async {
+            eventually("the ADD", async || said().contains("ADD h1")).await;
+            network.set_mtu(None).await.unwrap();
+            network.set_mtu(Some(1300)).await.unwrap();
+            network.set_unmasqueraded(vec!["10.2.0.0/16".parse().unwrap()]).await.unwrap();
+            network.add(&also).await.unwrap();
+            network.check("b1").await.unwrap();
+            network.reconcile(&[hanging.clone(), also.clone()]).await.unwrap();
+            eventually("the GC", async || said().contains("GC ")).await;
+            network.set_mtu(Some(1400)).await.unwrap();
+            network.del("b1").await.unwrap();
+            std::fs::write(format!("{}.go", log.display()), "").unwrap();
+        };
+        // Far less than a plugin is given.
+        let others = tokio::time::timeout(Duration::from_secs(40), others);
+        let (added, others) = tokio::join!(network.add(&hanging), others);
+        others.expect("somebody waited");
+        added.unwrap();
+        network.del("h1").await.unwrap();
     });
 }
 

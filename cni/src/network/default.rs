@@ -61,8 +61,7 @@ impl Network {
     pub async fn set_mtu(&self, mtu: Option<u32>) -> Result<(), Error> {
         let made = |state: &State| state.list.is_some() && !state.configured;
         // Mostly nothing changes, and nobody is kept waiting by that.
-        let nothing_to_do =
-            |state: &State| state.mtu == mtu && !(state.mtu_is_new && made(state));
+        let nothing_to_do = |state: &State| state.mtu == mtu && !(state.mtu_is_new && made(state));
         if nothing_to_do(&*self.inner.state.read().await) {
             return Ok(());
         }

@@ -169,10 +169,10 @@ impl Kernel {
         // A kernel without IPv6 refuses, and need not be asked.
         self.send(vec![(device::without_own_address(link.header.index), 0)])?;
         // Datagrams that pods send to its port may be taken for its peers'.
-        let made = made.and(sysctl::no_router_advertisements(&name).map_err(|source| OverlayError::Parameter {
-            name: name.clone(),
-            source: Box::new(source),
-        }));
+        let made = made.and(
+            sysctl::no_router_advertisements(&name)
+                .map_err(|source| OverlayError::Parameter { name: name.clone(), source: Box::new(source) }),
+        );
         Ok(made.and(self.now(change, (device::set(link.header.index, wanted), 0))))
     }
 

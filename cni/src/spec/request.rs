@@ -260,7 +260,10 @@ mod tests {
         assert_eq!(request.valid_attachments().unwrap()[0].container_id, "c");
         let mut told = request;
         told.set_valid_attachments(&[]);
-        assert_eq!(["cni.dev/valid-attachments", "cni.dev/attachments"].map(|name| &told.conf[name]), [&json!([]); 2]);
+        assert_eq!(
+            ["cni.dev/valid-attachments", "cni.dev/attachments"].map(|name| &told.conf[name]),
+            [&json!([]); 2]
+        );
         told.conf.remove("cni.dev/valid-attachments");
         assert_eq!(told.valid_attachments().unwrap(), []);
     }

@@ -74,6 +74,28 @@ fn a_port_with_conditions_is_open_to_those_alone_of_whom_they_hold() {
 }
 
 #[test]
+fn a_table_without_its_rules_is_noticed_and_made_again() {
+    on_a_machine(|machine| {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let server = Sandbox::new();
+        let mut conf = plugins.marked(working(machine));
+        conf["isDefaultGateway"] = json!(true);
+        let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
+        serve(&server);
+        let conf = plugins.marked(ported(&result, "tcp", &json!({})));
+        plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
+        assert!(is_served(UPLINK));
+        run("nft", &["flush", "table", "inet", "cni-test"]);
+        let error = plugins.call(("portmap", "CHECK", "c1"), &server, &conf).unwrap_err();
+        assert_eq!(error["code"], 101, "{error}");
+        plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
+        assert!(is_served(UPLINK));
+        plugins.call(("portmap", "CHECK", "c1"), &server, &conf).unwrap();
+        plugins.call(("portmap", "DEL", "c1"), &server, &conf).unwrap();
+    });
+}
+
+#[test]
 fn without_snat_a_sender_stays_who_it_is() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
