@@ -397,6 +397,18 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {arguments:?}\n{}", tables());
         }
+        let fdb = || run("bridge", &["fdb", "show", "dev", "coracle.1"]);
+        let entry = fdb().lines().find(|line| line.starts_with("02:00:00:00:00:05")).unwrap().to_owned();
+        let to = entry.split("dst ").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+        for (what, value) in [("port", "9999"), ("vni", "77")] {
+            let of = ["fdb", "replace", "02:00:00:00:00:05", "dev", "coracle.1", "dst", &to, what, value];
+            run("bridge", &of);
+            assert!(fdb().contains(&format!("{what} {value}")), "{}", fdb());
+            let news = tokio::time::timeout(Duration::from_secs(20), overlay.news());
+            news.await.unwrap_or_else(|_| panic!("not noticed: {of:?}"));
+            overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
+            assert!(fdb().contains(&entry) && !fdb().contains(value), "after {of:?}\n{}", fdb());
+        }
         // The uplink's MTU is the overlay's.
         ip("link set eth0 mtu 1400");
         tokio::time::timeout(Duration::from_secs(2), overlay.news()).await.unwrap();

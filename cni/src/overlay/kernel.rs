@@ -15,8 +15,8 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::device;
 use super::error::OverlayError;
 use super::message::{
-    PROTOCOL, address, forward, ip, is_default_route, is_link_local, is_ours, is_wanted_neighbour, neighbour,
-    new_route, old_route, read_address, read_forward, read_neighbour,
+    PROTOCOL, address, forward, ip, is_default_route, is_diverted, is_link_local, is_ours,
+    is_wanted_neighbour, neighbour, new_route, old_route, read_address, read_forward, read_neighbour,
 };
 use super::plan::{Change, Device, Kind, Out, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
@@ -373,6 +373,7 @@ impl Kernel {
         match message {
             RouteNetlinkMessage::NewNeighbour(m) => at(m.header.ifindex).is_some_and(|port| {
                 read_forward(m, port).is_some_and(|f| !wanted.forwards.contains(&f))
+                    || is_diverted(m, port, wanted)
                     || match read_neighbour(m, port) {
                         Some(n) => wanted.neighbours.get(&(n.port, n.ip)) != Some(&n.mac),
                         None => is_wanted_neighbour(m, port, wanted),

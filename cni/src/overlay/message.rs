@@ -128,9 +128,23 @@ pub(crate) fn attributes(message: &NeighbourMessage) -> (Option<IpAddr>, Option<
     (to, mac)
 }
 
+/// Whether the entry leads to another UDP port, or as of another network, than the device does: the kernel tells them then
+/// alone.
+fn is_astray(message: &NeighbourMessage) -> bool {
+    message.attributes.iter().any(|a| matches!(a, NeighbourAttribute::Port(_) | NeighbourAttribute::Vni(_)))
+}
+
+/// Whether the entry leads astray what is for a peer.
+pub(crate) fn is_diverted(message: &NeighbourMessage, port: Port, wanted: &Tables) -> bool {
+    let (_, mac) = attributes(message);
+    message.header.family == AddressFamily::Bridge
+        && is_astray(message)
+        && wanted.forwards.iter().any(|forward| forward.port == port && Some(forward.mac) == mac)
+}
+
 pub(crate) fn read_forward(message: &NeighbourMessage, port: Port) -> Option<Forward> {
     let (to, mac) = attributes(message);
-    let is_forward = message.header.family == AddressFamily::Bridge;
+    let is_forward = message.header.family == AddressFamily::Bridge && !is_astray(message);
     Some(Forward { port, mac: mac.filter(|_| is_forward)?, to: to? })
 }
 
