@@ -409,6 +409,17 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(fdb().contains(&entry) && !fdb().contains(value), "after {of:?}\n{}", fdb());
         }
+        // One beside ours, of another metric, is not ours.
+        let shown =
+            || ip("route show 10.100.7.0/24").split('\n').map(|l| l.trim().to_owned()).collect::<Vec<_>>();
+        let ours = shown()[0].clone();
+        ip(&format!("route add {ours} metric 5"));
+        ip("route del 10.100.7.0/24");
+        assert!(!shown().contains(&ours), "{:?}", shown());
+        tokio::time::timeout(Duration::from_secs(20), overlay.news()).await.unwrap();
+        overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
+        assert!(shown().contains(&ours), "{:?}", shown());
+        ip("route del 10.100.7.0/24 metric 5");
         // The uplink's MTU is the overlay's.
         ip("link set eth0 mtu 1400");
         tokio::time::timeout(Duration::from_secs(2), overlay.news()).await.unwrap();

@@ -340,12 +340,14 @@ impl Kernel {
         }
     }
 
-    /// What a message says of one of our routes.
+    /// What a message says of one of our routes. One of another metric than those have is another route, beside ours.
     pub(crate) fn read_route(&self, message: &RouteMessage) -> Option<(IpNetwork, Route)> {
         let mut to = match message.header.address_family {
             AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             _ => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         };
+        // `IP6_RT_PRIO_USER`: what IPv6 makes of none.
+        let metric = if to.is_ipv4() { 0 } else { 1024 };
         let (mut via, mut source, mut out, mut mtu) = (None, None, 0, None);
         for attribute in &message.attributes {
             match attribute {
@@ -353,6 +355,7 @@ impl Kernel {
                 RouteAttribute::Gateway(address) => via = ip(address),
                 RouteAttribute::PrefSource(address) => source = ip(address),
                 RouteAttribute::Oif(index) => out = *index,
+                RouteAttribute::Priority(other) if *other != metric => return None,
                 RouteAttribute::Metrics(metrics) => {
                     mtu = metrics.iter().find_map(|metric| match metric {
                         RouteMetric::Mtu(mtu) => Some(*mtu),
