@@ -37,6 +37,34 @@ pub enum Error {
         /// Who has it.
         owner: String,
     },
+    /// A hardware address that a sandbox of the same network has already.
+    #[error("the hardware address {mac} is taken by {owner}")]
+    MacTaken {
+        /// The address.
+        mac: String,
+        /// Who has it.
+        owner: String,
+    },
+    /// A sandbox asks for something that no plugin of its network takes.
+    #[error(
+        "no plugin of the network {network} declares the capability {capability}, by which it is asked for"
+    )]
+    Undeclared {
+        /// The network.
+        network: String,
+        /// The capability.
+        capability: &'static str,
+    },
+    /// The plugins take what is asked for, and give something else.
+    #[error("the network {network} did not give {asked}, though it declares the capability {capability}")]
+    NotGiven {
+        /// The network.
+        network: String,
+        /// The capability.
+        capability: &'static str,
+        /// What was asked for.
+        asked: String,
+    },
     /// A range too small to hold the gateway and one pod.
     #[error("the range {range} is too small: it needs room for a gateway and a pod")]
     RangeTooSmall {
@@ -249,17 +277,28 @@ impl Error {
             Self::Environment { .. } => 4,
             Self::File { .. } | Self::Socket { .. } | Self::Run { .. } => 5,
             Self::Decode { .. } => 6,
-            Self::InvalidField { .. } | Self::RangeTooSmall { .. } | Self::Configuration { .. } => 7,
+            Self::InvalidField { .. }
+            | Self::Undeclared { .. }
+            | Self::RangeTooSmall { .. }
+            | Self::Configuration { .. } => 7,
             Self::RangeFull { .. } => 11,
             Self::NotReady { .. } => 50,
             Self::CutOff { .. } => 51,
             Self::Plugin { code, .. } => *code,
             Self::NoPlugin { .. } => 100,
-            Self::Changed { .. } => 101,
-            Self::AddressTaken { .. } | Self::HostPortTaken { .. } | Self::DuplicateAddress { .. } => 102,
+            Self::Changed { .. } | Self::NotGiven { .. } => 101,
+            Self::AddressTaken { .. }
+            | Self::MacTaken { .. }
+            | Self::HostPortTaken { .. }
+            | Self::DuplicateAddress { .. } => 102,
             Self::ForeignInterface { .. } | Self::ForeignBridge { .. } | Self::InterfaceExists { .. } => 103,
             Self::Link { .. } | Self::Firewall { .. } => 104,
         }
+    }
+
+    /// Whether it may be had when another sandbox is gone.
+    pub(crate) fn is_taken(&self) -> bool {
+        matches!(self, Self::RangeFull { .. } | Self::AddressTaken { .. } | Self::MacTaken { .. })
     }
 
     /// The sentence with all its causes.

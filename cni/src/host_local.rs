@@ -93,6 +93,25 @@ pub(crate) fn restore(request: &Request, address: IpAddr) -> Result<bool, Error>
     }
 }
 
+/// Refuses addresses that are asked for and that an ADD would not get now.
+pub(crate) fn would_give(host: &Host, request: &Request) -> Result<(), Error> {
+    let (ipam, wanted) = (Ipam::of(request)?, requested(request)?);
+    let choices = ipam.assign(wanted)?;
+    if choices.iter().all(Option::is_none) {
+        return Ok(());
+    }
+    let mut store = Store::open(&ipam.dir)?;
+    if let Some(attachments) = host.attachments.as_deref() {
+        ipam.complete(&mut store, request.network(), attachments)?;
+    }
+    for address in choices.into_iter().flatten() {
+        if let Some(holder) = store.owner_of(address)? {
+            return Err(Error::AddressTaken { address, owner: holder.id });
+        }
+    }
+    Ok(())
+}
+
 // === impl Ipam ===
 
 impl Ipam {
@@ -134,7 +153,7 @@ impl Ipam {
     /// and nobody is added twice.
     fn add(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<Answer, Error> {
         let dns = self.resolv_conf.as_deref().map(resolver::read).transpose()?.unwrap_or_default();
-        let mut wanted = requested(request)?;
+        let choices = self.assign(requested(request)?)?;
         let mut store = Store::open(&self.dir)?;
         match attachments {
             Some(attachments) => self.complete(&mut store, request.network(), attachments)?,
@@ -145,12 +164,7 @@ impl Ipam {
             }
         }
         let mut ips = Vec::with_capacity(self.sets.len());
-        let taken = self.take(&mut store, owner, &mut wanted, &mut ips);
-        let taken = taken.and_then(|()| match wanted.first() {
-            Some(address) => Err(Error::invalid("ips", format!("{address} is of no range"))),
-            None => Ok(()),
-        });
-        if let Err(error) = taken {
+        if let Err(error) = self.take(&mut store, owner, &choices, &mut ips) {
             for ip in &ips {
                 store.free(ip.address.ip())?;
             }
@@ -169,19 +183,37 @@ impl Ipam {
         Ok(())
     }
 
-    /// One address from each set: a requested one of it, or the next that is free.
+    /// Which of the addresses that are asked for each set is to give.
+    fn assign(&self, mut wanted: Vec<IpAddr>) -> Result<Vec<Option<IpAddr>>, Error> {
+        let mut choices = Vec::with_capacity(self.sets.len());
+        for set in &self.sets {
+            let at = wanted.iter().position(|address| set.contains(*address));
+            let address = at.map(|at| wanted.remove(at));
+            address.map_or(Ok(()), |address| set.check_requested(address))?;
+            choices.push(address);
+        }
+        let Some(left) = wanted.first() else { return Ok(choices) };
+        let reason = match self.sets.iter().find(|set| set.contains(*left)) {
+            Some(set) => format!("{left} is asked for beside another address of {set}, which gives one"),
+            None => {
+                let sets: Vec<String> = self.sets.iter().map(RangeSet::to_string).collect();
+                format!("{left} is of no range: there is {}", sets.join(" and "))
+            }
+        };
+        Err(Error::invalid("ips", reason))
+    }
+
+    /// One address from each set: the one that was chosen, or the next that is free.
     fn take(
         &self,
         store: &mut Store,
         owner: &Owner,
-        wanted: &mut Vec<IpAddr>,
+        choices: &[Option<IpAddr>],
         ips: &mut Vec<Ip>,
     ) -> Result<(), Error> {
-        for (index, set) in self.sets.iter().enumerate() {
-            let address = match wanted.iter().position(|address| set.contains(*address)) {
-                Some(at) => {
-                    let address = wanted.remove(at);
-                    set.check_requested(address)?;
+        for (index, (set, choice)) in self.sets.iter().zip(choices).enumerate() {
+            let address = match *choice {
+                Some(address) => {
                     if store.take(owner, &mut std::iter::once(address))?.is_none() {
                         let holder = store.owner_of(address)?.map_or_else(String::new, |holder| holder.id);
                         return Err(Error::AddressTaken { address, owner: holder });

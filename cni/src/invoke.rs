@@ -125,7 +125,8 @@ impl Invoker<'_> {
         first
     }
 
-    fn request(
+    /// What one plugin of the list is given.
+    pub(crate) fn request(
         &self,
         command: Command,
         list: &List,

@@ -110,7 +110,8 @@ pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
     let mut mac = [0; 6];
     let mut parts = text.split([':', '-']);
     for byte in &mut mac {
-        *byte = parts.next().filter(|p| p.len() == 2).and_then(|p| u8::from_str_radix(p, 16).ok())?;
+        let part = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
     }
     (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
@@ -508,7 +509,14 @@ mod tests {
     fn hardware_addresses_are_read_and_written() {
         assert_eq!(parse_mac("0a:58:0A:2a:00:07"), Some([0x0a, 0x58, 0x0a, 0x2a, 0, 7]));
         assert_eq!(format_mac(&[0x0a, 0x58, 0x0a, 0x2a, 0, 7]), "0a:58:0a:2a:00:07");
-        for wrong in ["", "01:00:00:00:00:01", "00:00:00:00:00:00", "a:b:c:d:e:f", "0a:58:0a:2a:00:07:08"] {
+        for wrong in [
+            "",
+            "01:00:00:00:00:01",
+            "00:00:00:00:00:00",
+            "a:b:c:d:e:f",
+            "0a:58:0a:2a:00:+7",
+            "0a:58:0a:2a:00:07:08",
+        ] {
             assert_eq!(parse_mac(wrong), None, "{wrong}");
         }
     }

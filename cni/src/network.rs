@@ -1,5 +1,6 @@
 //! A runtime's pod network: the one entry point of this crate for it.
 
+mod asked;
 mod default;
 mod derive;
 mod reload;
@@ -63,7 +64,8 @@ pub struct Attachment {
     pub args: Vec<(String, String)>,
     /// Host ports that lead to it: the capability `portMappings`.
     pub ports: Vec<PortMapping>,
-    /// Other capabilities, by name (the CNI conventions): `bandwidth`, `ips`, `mac`, `dns` and so on.
+    /// Other capabilities, by name (the CNI conventions): `bandwidth`, `dns` and so on. `ips` and `mac` are given as they
+    /// are asked for, or refused.
     pub capabilities: Capabilities,
 }
 
@@ -199,8 +201,8 @@ impl Network {
     pub async fn add(&self, at: &Attachment) -> Result<Attached, Error> {
         self.ready().map_err(|reason| Error::NotReady { reason })?;
         match self.try_add(at).await {
-            // Addresses that were released may not have been freed yet.
-            Err(Error::RangeFull { .. }) if self.inner.leaving.sweep(self).await => self.try_add(at).await,
+            // What was released may not have been freed yet.
+            Err(error) if error.is_taken() && self.inner.leaving.sweep(self).await => self.try_add(at).await,
             added => added,
         }
     }
@@ -217,6 +219,7 @@ impl Network {
         let collecting = if in_process { None } else { Some(inner.collecting.read().await) };
         let state = inner.state.read().await;
         let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
+        self.may_ask(&entry.list, &entry.at)?;
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
         inner.cache.keep(entry.clone()).await?;
@@ -225,7 +228,11 @@ impl Network {
         let _shared = in_process.then_some(state);
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
-        match loopback.and(added) {
+        let given = loopback.and(added).and_then(|answer| {
+            asked::must_be_given(&entry.list, &entry.at, &answer)?;
+            Ok(answer)
+        });
+        match given {
             Ok(answer) => {
                 coracle_fault::point("network.added");
                 let attached = attached(&answer, &at.ifname);

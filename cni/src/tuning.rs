@@ -129,8 +129,8 @@ impl Tuning {
         for interface in
             previous.interfaces.iter_mut().filter(|i| i.name == request.ifname && !i.sandbox.is_empty())
         {
-            if let Some(mac) = &self.wanted.mac {
-                interface.mac = mac.to_lowercase();
+            if let Some(mac) = self.wanted.mac.as_deref().and_then(parse_mac) {
+                interface.mac = format_mac(&mac);
             }
             interface.mtu = self.wanted.mtu.or(interface.mtu);
         }

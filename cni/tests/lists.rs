@@ -428,6 +428,70 @@ fn neighbours_learn_at_once_who_has_an_address_now() {
     });
 }
 
+/// Makes an executable plugin: a shell script that is given its configuration on standard input.
+fn script(host: &Host, name: &str, text: &str) {
+    std::fs::create_dir_all(host.path("bin")).unwrap();
+    let (new, path) = (host.path("bin/new"), host.path("bin").join(name));
+    std::fs::write(&new, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::rename(&new, path).unwrap();
+}
+
+#[test]
+fn what_is_asked_for_reaches_the_plugins_that_declare_it_and_must_be_given() {
+    on_a_host(async |host| {
+        // An interface with the address that it is given here, whatever it is asked for.
+        let answer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.86.0.9/24", "interface": 0}],
+            "interfaces": [{"name": "eth0", "mac": "0a:00:00:00:00:01", "sandbox": "/x"}]});
+        let told = host.path("told");
+        script(
+            &host,
+            "theirs",
+            &format!(
+                "case $CNI_COMMAND in\nADD) cat >{}; nsenter --net=$CNI_NETNS ip link add eth0 type bridge; \
+                 echo '{answer}';;\nDEL) nsenter --net=$CNI_NETNS ip link del eth0 2>/dev/null; true;;\nesac",
+                told.display()
+            ),
+        );
+        let list = |capabilities: Value| {
+            json!({"cniVersion": "1.0.0", "name": "asked", "plugins": [
+                {"type": "theirs", "capabilities": capabilities},
+                {"type": "tuning", "dataDir": host.path("tuning"), "capabilities": {"mac": true}}]})
+        };
+        host.configure(&list(json!({"ips": true})));
+        let (network, sandbox) = (host.open().await, Sandbox::new());
+        let mut at = attachment("a1", &sandbox);
+        at.capabilities.insert("ips".into(), json!(["10.86.0.9"]));
+        at.capabilities.insert("mac".into(), json!("0A-00-00-00-00-02"));
+        network.check_asked(&at).await.unwrap();
+        let attached = network.add(&at).await.unwrap();
+        assert_eq!(
+            (text(&attached), attached.mac.as_str()),
+            (vec!["10.86.0.9/24".into()], "0a:00:00:00:00:02")
+        );
+        assert!(sandbox.run(&["ip", "link", "show", "eth0"]).contains("0a:00:00:00:00:02"));
+        let theirs: Value = serde_json::from_slice(&std::fs::read(&told).unwrap()).unwrap();
+        assert_eq!(theirs["runtimeConfig"], json!({"ips": ["10.86.0.9"]}), "what it declares, and no more");
+        network.del("a1").await.unwrap();
+        let nothing =
+            || !sandbox.run(&["ip", "link"]).contains("eth0") && !host.path("root/results/a1.json").exists();
+        assert!(nothing());
+        at.capabilities.insert("ips".into(), json!(["10.86.0.10"]));
+        let error = network.add(&at).await.unwrap_err().to_string();
+        let said = "the network asked did not give 10.86.0.10, though it declares the capability ips";
+        assert!(error == said && nothing(), "{error}");
+        host.configure(&list(json!({"portMappings": true})));
+        let said = "no plugin of the network asked declares the capability ips, by which it is asked for";
+        eventually("the other list", async || {
+            network.check_asked(&at).await.is_err_and(|error| error.to_string() == said)
+        })
+        .await;
+        std::fs::remove_file(&told).unwrap();
+        assert_eq!(network.add(&at).await.unwrap_err().to_string(), said);
+        assert!(nothing() && !told.exists(), "no plugin was run");
+    });
+}
+
 #[test]
 fn the_network_is_what_the_directory_says() {
     on_a_host(async |host| {

@@ -45,16 +45,19 @@ async fn open(dir: &Path) -> Network {
 }
 
 async fn open_with(dir: &Path, bridge: &str) -> Network {
-    let config = NetworkConfig {
+    Network::open(config(dir, bridge, &bridge.replace('0', ""))).await.unwrap()
+}
+
+fn config(dir: &Path, bridge: &str, table: &str) -> NetworkConfig {
+    NetworkConfig {
         conf_dir: None,
         bin_dirs: Vec::new(),
         state_dir: dir.to_owned(),
         root_dir: dir.join("root"),
         bridge: bridge.to_owned(),
-        table: bridge.replace('0', ""),
+        table: table.to_owned(),
         mtu: None,
-    };
-    Network::open(config).await.unwrap()
+    }
 }
 
 /// A thread in a network namespace, which stands for a sandbox and answers on a port.
@@ -214,6 +217,58 @@ fn pods_that_come_and_go_at_once_do_not_meet() {
             }
         }
         assert_eq!(held(node.dir.path()), Vec::<String>::new());
+    });
+}
+
+/// An attachment that asks for addresses and a hardware address.
+fn asking(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attachment {
+    let mut at = attachment(id, sandbox, vec![]);
+    at.capabilities.extend((!ips.is_empty()).then(|| ("ips".to_owned(), serde_json::json!(ips))));
+    at.capabilities.extend(mac.map(|mac| ("mac".to_owned(), serde_json::json!(mac))));
+    at
+}
+
+#[test]
+fn a_sandbox_gets_what_it_asks_for_or_nothing_is_left() {
+    on_a_node(async |node| {
+        let (a, b) = (Sandbox::new(), Sandbox::new());
+        let mac = "0a:00:00:00:00:77";
+        let first = asking("aaaa", &a, &["10.99.0.77"], Some(mac));
+        node.network.check_asked(&first).await.unwrap();
+        let got = node.network.add(&first).await.unwrap();
+        assert_eq!((got.addresses[0].to_string(), got.mac.as_str()), ("10.99.0.77/24".into(), mac));
+        let inside = run_in(&a, &["ip", "addr", "show", "eth0"]);
+        assert!(inside.contains(mac) && inside.contains("10.99.0.77/24"), "{inside}");
+        let records = || std::fs::read_dir(node.dir.path().join("results")).unwrap().count();
+        let before = (picture(), held(node.dir.path()), records());
+        for (ips, mac, said) in [
+            (vec!["10.99.0.77"], None, "the address 10.99.0.77 is taken by aaaa"),
+            (vec!["10.98.0.7"], None, "ips: 10.98.0.7 is of no range: there is 10.99.0.0/24"),
+            (vec!["fd99::7"], None, "ips: fd99::7 is of no range: there is 10.99.0.0/24"),
+            (vec!["10.99.0.1"], None, "ips: 10.99.0.1 is the gateway of 10.99.0.0/24"),
+            (vec!["10.99.0.255"], None, "ips: 10.99.0.255 is of no range: there is 10.99.0.0/24"),
+            (vec!["10.99.0.78", "10.99.0.79"], None, "which gives one"),
+            (vec![], Some(mac), "the hardware address 0a:00:00:00:00:77 is taken by aaaa"),
+        ] {
+            let second = asking("bbbb", &b, &ips, mac);
+            for refused in
+                [node.network.check_asked(&second).await, node.network.add(&second).await.map(drop)]
+            {
+                let error = refused.unwrap_err().to_string();
+                assert!(error.ends_with(said), "{error}");
+            }
+        }
+        for wrong in ["01:00:00:00:00:77", "00:00:00:00:00:00", "0a:00", ""] {
+            let error = node.network.add(&asking("bbbb", &b, &[], Some(wrong))).await.unwrap_err();
+            assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
+        }
+        assert_eq!((picture(), held(node.dir.path()), records()), before);
+        // What was released is still there for a moment, and in nobody's way.
+        node.network.release("aaaa").await.unwrap();
+        let second = asking("bbbb", &b, &["10.99.0.77/24"], Some(mac));
+        node.network.check_asked(&second).await.unwrap();
+        assert_eq!(node.network.add(&second).await.unwrap().addresses, got.addresses);
+        drop((a.stop, b.stop));
     });
 }
 

@@ -10,6 +10,8 @@
     reason = "a test with a main of its own"
 )]
 
+#[path = "rpc/asked.rs"]
+mod asked;
 #[path = "rpc/cancel.rs"]
 mod cancel;
 #[path = "rpc/checkpoint.rs"]
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         figures::rates_and_sizes_are_true,
         figures::the_runtime_describes_itself,
         figures::pods_get_addresses_from_the_range_that_is_told,
+        asked::a_pod_gets_the_addresses_that_it_asks_for,
         events::what_ended_while_nobody_was_there_is_told,
         events::a_pod_that_died_alone_is_told,
         events::what_nobody_heard_is_told_by_a_later_life,

@@ -121,11 +121,15 @@ fn requested_addresses_are_given_or_refused() {
     assert!(act(&wants).unwrap_err().to_string().contains("gateway"));
     wants.args = "IgnoreUnknown=1;IP=10.9.9.9".into();
     assert!(act(&wants).unwrap_err().to_string().contains("10.9.9.9 is of no range"));
+    wants.conf.insert("args".into(), json!({"cni": {"ips": ["10.1.2.50", "10.1.2.51"]}}));
+    wants.args = String::new();
+    let two = "10.1.2.51 is asked for beside another address of 10.1.2.0/24, which gives one";
+    assert!(act(&wants).unwrap_err().to_string().ends_with(two));
     wants.args = "IP=x".into();
     assert_eq!(act(&wants).unwrap_err().code(), 7);
     wants.args = String::new();
     wants.conf.insert("args".into(), json!({"cni": {"ips": ["10.1.2.50"]}}));
-    assert_eq!(act(&wants).unwrap(), ["10.1.2.50/24", "fd00::9/64"]);
+    assert_eq!(act(&wants).unwrap(), ["10.1.2.50/24", "fd00::8/64"], "nothing was taken before");
     assert!(act(&wants).unwrap_err().to_string().ends_with("is taken by b"), "added twice");
 }
 

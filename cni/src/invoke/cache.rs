@@ -17,6 +17,7 @@ use tracing::warn;
 use super::Parameters;
 use crate::error::Error;
 use crate::host_local::store::Owner;
+use crate::link::parse_mac;
 use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
@@ -111,6 +112,19 @@ impl Cache {
         });
         let owner = |at: &Parameters| Owner { id: at.container_id.clone(), ifname: at.ifname.clone() };
         addresses.filter(|(ip, _)| !present.contains(ip)).map(|(ip, at)| (ip, owner(at))).collect()
+    }
+
+    /// The attachment of the network that has this hardware address, or asks for it, until it is taken down.
+    pub(crate) fn owner_of_mac(&self, network: &str, mac: [u8; 6]) -> Option<String> {
+        let known = self.lock();
+        let mut of_network = known.values().filter(|entry| entry.list.name == network);
+        let has = |Entry { at, result, .. }: &&Entry| {
+            let inside = result.iter().find_map(|result| result.inside(&at.ifname));
+            let asked = at.capabilities.get("mac").and_then(Value::as_str);
+            let mut texts = inside.map(|inside| inside.mac.as_str()).into_iter().chain(asked);
+            texts.any(|text| parse_mac(text) == Some(mac))
+        };
+        of_network.find(has).map(|entry| entry.at.container_id.clone())
     }
 
     /// Puts an entry on record. One that outlasts the boot is on the disk then, which nobody's thread waits for.

@@ -166,6 +166,7 @@ fn list(config: &NetworkConfig, mtu: Option<u32>, cidrs: &[IpNetwork]) -> Value 
                 "type": "bridge",
                 "bridge": config.bridge,
                 "coracle": {"ours": true},
+                "capabilities": {"ips": true, "mac": true},
                 "mtu": mtu.unwrap_or(0),
                 "isDefaultGateway": true,
                 "hairpinMode": true,

@@ -90,6 +90,11 @@ impl List {
         })
     }
 
+    /// Whether any plugin takes what a runtime tells of this capability.
+    pub(crate) fn declares(&self, capability: &str) -> bool {
+        self.plugins.iter().any(|plugin| declares(plugin.get("capabilities"), capability))
+    }
+
     /// What one plugin is given (section 3, "Deriving request configuration").
     pub(crate) fn derive(
         &self,
@@ -101,10 +106,8 @@ impl List {
         conf.insert("cniVersion".into(), json!(self.version.name()));
         conf.insert("name".into(), json!(self.name));
         let declared = conf.remove("capabilities");
-        let declares =
-            |name: &str| declared.as_ref().is_some_and(|d| d.get(name) == Some(&Value::Bool(true)));
-        let told: Map<String, Value> =
-            offered.iter().filter(|(name, _)| declares(name)).map(|(n, v)| (n.clone(), v.clone())).collect();
+        let told = offered.iter().filter(|(name, _)| declares(declared.as_ref(), name));
+        let told: Map<String, Value> = told.map(|(name, value)| (name.clone(), value.clone())).collect();
         if !told.is_empty() {
             conf.insert("runtimeConfig".into(), told.into());
         }
@@ -119,6 +122,10 @@ impl List {
         json!({"cniVersion": self.version.name(), "name": self.name, "disableCheck": self.disable_check,
             "disableGC": self.disable_gc, "plugins": self.plugins})
     }
+}
+
+fn declares(declared: Option<&Value>, capability: &str) -> bool {
+    declared.is_some_and(|declared| declared.get(capability) == Some(&Value::Bool(true)))
 }
 
 /// The highest version that both sides know.

@@ -1,5 +1,7 @@
 //! What the network is told of a pod: its names as `CNI_ARGS`, and capabilities by the CNI conventions.
 
+mod asked;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,6 +11,8 @@ use coracle_proto::cri;
 use serde_json::{Value, json};
 
 use crate::error::Error;
+
+pub(crate) use asked::refuse as refuse_asked;
 
 /// The interface in every pod.
 pub(crate) const INTERFACE: &str = "eth0";
@@ -56,6 +60,7 @@ fn capabilities(config: &cri::PodSandboxConfig) -> Result<BTreeMap<String, Value
     if !limits.is_empty() {
         capabilities.insert("bandwidth".to_owned(), limits.into());
     }
+    capabilities.extend(asked::capabilities(&config.annotations)?);
     Ok(capabilities)
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle_proto::{cri, shim};
@@ -30,6 +30,7 @@ impl Runtime {
         let config = request.config.as_ref().ok_or_else(no_config)?;
         check(config, &request.runtime_handler, &self.inner.host)?;
         self.check_cgroup(config)?;
+        self.check_network(config).await?;
         let metadata = config.metadata.clone().unwrap_or_default();
         self.inner.names.claim(sandbox::name(&metadata), new_id()).await
     }
@@ -131,6 +132,36 @@ impl Runtime {
             return Err(Error::invalid(field, format!("{parent:?} leaves the hierarchy")));
         }
         self.inner.layout.check_parent(parent).map_err(|why| Error::invalid(field, why))
+    }
+
+    /// Refuses what the pod asks of the network and would not get.
+    async fn check_network(&self, config: &cri::PodSandboxConfig) -> Result<(), Error> {
+        if !namespaces::own_network(config) {
+            return attachment::refuse_asked(&config.annotations);
+        }
+        let attachment = attachment::of("", PathBuf::new(), config)?;
+        self.inner.network.check_asked(&attachment).await.map_err(|source| self.refusal(source))
+    }
+
+    /// The network's refusal in the words of who asked for a pod.
+    fn refusal(&self, source: coracle_cni::Error) -> Error {
+        use coracle_cni::Error as Network;
+        let pod_of = |id: &str| {
+            let pod = self.inner.sandboxes.get(id).and_then(|sandbox| sandbox.config().metadata.clone());
+            pod.map_or_else(|| id.to_owned(), |pod| format!("the pod {}/{}", pod.namespace, pod.name))
+        };
+        let why = match &source {
+            Network::AddressTaken { address, owner } => {
+                format!("the address {address} is taken by {}", pod_of(owner))
+            }
+            Network::MacTaken { mac, owner } => {
+                format!("the hardware address {mac} is taken by {}", pod_of(owner))
+            }
+            Network::Undeclared { .. } => source.to_string(),
+            Network::InvalidField { field, .. } if field == "ips" => source.to_string(),
+            _ => return Error::Network { id: String::new(), source },
+        };
+        Error::invalid("annotations", why)
     }
 
     fn shim_config(&self, record: &SandboxRecord) -> shim::SandboxConfig {

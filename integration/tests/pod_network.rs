@@ -1,0 +1,79 @@
+//! What pods ask of their network, and what its plugins say of it, with the real kubectl.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+
+fn with_cluster(
+    prepare: impl FnOnce(&Machine) -> Vec<String> + Send + 'static,
+    test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static,
+) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut flags = prepare(machine);
+        // Whoever tests may have little disk left.
+        flags.extend(["--image-gc-high-threshold", "100"].map(str::to_owned));
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let mut cluster = Cluster::up_with(machine, &mirrors, &flags);
+        test(machine, &mut cluster);
+    });
+}
+
+fn without_flags(_: &Machine) -> Vec<String> {
+    Vec::new()
+}
+
+/// A pod that asks for these addresses.
+fn asking(name: &str, ips: &str, mac: &str) -> String {
+    format!(
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","annotations":{{"cni.coracle/ips":"{ips}",
+        "cni.coracle/mac":"{mac}"}}}},"spec":{{"terminationGracePeriodSeconds":0,
+        "containers":[{{"name":"c","image":"busybox","command":["sleep","100000"]}}]}}}}"#
+    )
+}
+
+fn wait_ready(cluster: &Cluster, pod: &str) {
+    cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=240s"]);
+}
+
+/// An event of a pod with this text.
+fn event(cluster: &Cluster, pod: &str, says: &str) {
+    eventually(&format!("an event of {pod} with {says:?}"), 60, || {
+        let events = cluster.get(&["events", "--field-selector", &format!("involvedObject.name={pod}")]);
+        let mut events = events["items"].as_array().unwrap().iter();
+        events.any(|e| e["message"].as_str().is_some_and(|m| m.contains(says))).then_some(())
+    });
+}
+
+#[test]
+fn a_pod_gets_the_addresses_of_its_annotations_and_the_next_one_when_it_is_gone() {
+    with_cluster(without_flags, |_, cluster| {
+        let range = cluster.kubectl(&["get", "node", "node-1", "-o", "jsonpath={.spec.podCIDR}"]);
+        let address = |last: u8| {
+            let (network, _) = range.rsplit_once('.').unwrap();
+            format!("{network}.{last}")
+        };
+        let (ip, mac) = (address(200), "0a:00:00:00:02:00");
+        cluster.apply(&asking("a", &ip, mac));
+        wait_ready(cluster, "a");
+        let has = |pod: &str| {
+            assert_eq!(cluster.get(&["pod", pod])["status"]["podIP"], ip.as_str());
+            let inside = cluster.kubectl(&["exec", pod, "--", "ip", "addr", "show", "eth0"]);
+            assert!(inside.contains(&format!("inet {ip}/24")) && inside.contains(mac), "{inside}");
+        };
+        has("a");
+        cluster.apply(&asking("b", &ip, mac));
+        cluster.apply(&asking("c", "192.0.2.7", "0a:00:00:00:02:01"));
+        cluster.apply(&asking("d", &address(201), "01:00:00:00:02:01"));
+        let refused = "Failed to create pod sandbox: annotations: ";
+        event(cluster, "b", &format!("{refused}the hardware address {mac} is taken by the pod default/a"));
+        event(cluster, "c", &format!("{refused}ips: 192.0.2.7 is of no range: there is {range}"));
+        event(
+            cluster,
+            "d",
+            &format!("{refused}cni.coracle/mac: 01:00:00:00:02:01 is the address of a group"),
+        );
+        cluster.kubectl(&["delete", "pod", "a", "c", "d", "--now"]);
+        wait_ready(cluster, "b");
+        has("b");
+    });
+}
