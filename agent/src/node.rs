@@ -4,7 +4,7 @@
 //! start ──► get or create Node ──► patch status ──► watch own Node ─┬─ podCIDR ──► network ──► Ready
 //!                                                                  ├─ a fact changed ──► patch status
 //!                                                                  └─ gone ──► create again
-//! lease: one timer of 10 s, nothing else ever wakes an idle node
+//! lease: one timer of 10 s, nothing else ever wakes an idle node; each turn asks plugins of others (STATUS)
 //! ```
 //! The lease is the heartbeat; a status in which only the time would differ is not written. The network is
 //! told its ranges as soon as they are seen, and Ready=True goes out with the next patch, at once.
@@ -13,6 +13,7 @@ mod address;
 mod facts;
 mod images;
 mod lease;
+mod network;
 mod plan;
 mod register;
 
@@ -25,7 +26,7 @@ use coracle_cni::{Network, Overlay, OverlayConfig, OverlayError};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::cgroup::quantity::{milli, units};
@@ -111,8 +112,10 @@ pub struct NodeAgent {
     node: watch::Sender<Option<Arc<Node>>>,
     /// The images that are here; none before they were asked for.
     images: watch::Sender<Option<Vec<ContainerImage>>>,
-    /// Rung at each turn of the lease's timer.
-    pulse: Arc<Notify>,
+    /// Changes at each turn of the lease's timer.
+    pulse: watch::Sender<()>,
+    /// What the network's plugins said last.
+    network_said: watch::Sender<Result<(), String>>,
     /// The node's addresses now.
     ips: watch::Sender<Vec<IpAddr>>,
     /// The ranges that the network has been given; empty before.
@@ -163,7 +166,8 @@ impl NodeAgent {
             network,
             node: watch::channel(None).0,
             images: watch::channel(None).0,
-            pulse: Arc::default(),
+            pulse: watch::channel(()).0,
+            network_said: watch::channel(Ok(())).0,
             ranges: watch::channel(Vec::new()).0,
             overlay,
             overlay_state: watch::channel(State::default()).0,
@@ -193,6 +197,7 @@ impl NodeAgent {
     /// Keeps the node in the API until `shutdown`, whether or not the API can be reached.
     pub async fn run(mut self, shutdown: CancellationToken) {
         self.set_first_mtu().await;
+        drop(self.network_said.send_replace(network::first_word(&self.network).await));
         let (overlay, ips) = (self.overlay_agent(), self.ips.clone());
         let follows = self.config.ips.is_empty();
         // The overlay looks after the addresses itself: what it makes of them must fit.
@@ -209,10 +214,12 @@ impl NodeAgent {
             self.node.subscribe(),
             self.pulse.clone(),
         );
+        let asked = network::ask(self.network.clone(), self.pulse.subscribe(), self.network_said.clone());
         tokio::select! {
             // All are dropped for good at the end: there is nothing to be lost.
             () = shutdown.cancelled() => {}
             () = lease => {}
+            () = asked => {}
             () = register::keep(&self) => {}
             () = overlay => {}
         }

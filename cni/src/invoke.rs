@@ -18,6 +18,9 @@ use crate::spec::request::{Request, Valid};
 use crate::spec::result::Answer;
 use crate::spec::{Command, Version};
 
+/// "Try again later" (section 5, "Error"): what our own executables say of a full range, too.
+const TRY_AGAIN: u32 = 11;
+
 /// Where foreign plugins are, and how long one may take.
 #[derive(Debug, Clone)]
 pub(crate) struct Executables {
@@ -98,7 +101,7 @@ impl Invoker<'_> {
             let asked = list.version.has_status_and_gc() || plugin::Kind::parse(kind(plugin)).is_some();
             if asked {
                 match self.run(&self.general(Command::Status, list, plugin)).await {
-                    Err(Error::RangeFull { .. }) | Ok(_) => {}
+                    Err(Error::RangeFull { .. } | Error::Plugin { code: TRY_AGAIN, .. }) | Ok(_) => {}
                     Err(error) => return Err(error),
                 }
             } else {

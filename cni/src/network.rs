@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnetwork::IpNetwork;
-use tokio::sync::RwLock;
+use tokio::sync::{RwLock, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
@@ -103,6 +103,8 @@ struct Inner {
     leaving: Leaving,
     /// The plugins that the network needs as executables, or why there is no network.
     ready: std::sync::RwLock<Result<Vec<String>, String>>,
+    /// Told that [`Network::status`] may say something else than before.
+    doubts: watch::Sender<()>,
     tasks: std::sync::Mutex<Vec<AbortHandle>>,
 }
 
@@ -160,6 +162,7 @@ impl Network {
                 collecting: RwLock::default(),
                 leaving: Leaving::default(),
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
+                doubts: watch::channel(()).0,
                 tasks: std::sync::Mutex::new(vec![keeper]),
                 config,
             }),
@@ -194,17 +197,35 @@ impl Network {
         self.invoker().status(&list).await.map_err(|error| error.chain())
     }
 
+    /// Whether a plugin of the network is somebody else's: what becomes of it is not told unless it is asked for its
+    /// [`status`](Self::status).
+    pub async fn has_others(&self) -> bool {
+        self.inner.state.read().await.list.as_deref().is_some_and(|list| !invoke::is_own(list))
+    }
+
+    /// Changes when [`status`](Self::status) may say something else than before, as far as it shows by itself: the
+    /// network is another, or a sandbox could not be attached.
+    #[must_use]
+    pub fn doubts(&self) -> watch::Receiver<()> {
+        self.inner.doubts.subscribe()
+    }
+
     /// Gives a sandbox its interface, addresses, routes and what else the network's plugins make (CNI ADD).
     ///
     /// # Errors
     /// When the network is not ready or a plugin refuses; nothing half-made remains.
     pub async fn add(&self, at: &Attachment) -> Result<Attached, Error> {
         self.ready().map_err(|reason| Error::NotReady { reason })?;
-        match self.try_add(at).await {
+        let added = match self.try_add(at).await {
             // What was released may not have been freed yet.
             Err(error) if error.is_taken() && self.inner.leaving.sweep(self).await => self.try_add(at).await,
             added => added,
+        };
+        // That all is taken says nothing of the network.
+        if added.as_ref().is_err_and(|error| !error.is_taken()) {
+            self.inner.doubts.send_replace(());
         }
+        added
     }
 
     async fn try_add(&self, at: &Attachment) -> Result<Attached, Error> {
@@ -354,6 +375,7 @@ impl Network {
 
     fn set_ready(&self, ready: Result<Vec<String>, String>) {
         *self.inner.ready.write().unwrap_or_else(std::sync::PoisonError::into_inner) = ready;
+        self.inner.doubts.send_replace(());
     }
 }
 

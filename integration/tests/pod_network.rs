@@ -1,6 +1,10 @@
 //! What pods ask of their network, and what its plugins say of it, with the real kubectl.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
 use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
 
 fn with_cluster(
@@ -75,5 +79,57 @@ fn a_pod_gets_the_addresses_of_its_annotations_and_the_next_one_when_it_is_gone(
         cluster.kubectl(&["delete", "pod", "a", "c", "d", "--now"]);
         wait_ready(cluster, "b");
         has("b");
+    });
+}
+
+/// The network of a plugin of somebody's, which takes no pods while there is a file `busy`.
+fn with_their_network(machine: &Machine) -> Vec<String> {
+    let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+    for dir in ["net.d", "bin"] {
+        fs::create_dir_all(path(dir)).unwrap();
+    }
+    let text = format!(
+        "#!/bin/sh\ncat >/dev/null\n[ $CNI_COMMAND = STATUS ] && [ -e {} ] && \
+         {{ echo '{{\"code\": 50, \"msg\": \"no uplink\"}}'; exit 1; }}\nexit 0\n",
+        path("busy")
+    );
+    fs::write(path("bin/theirs"), text).unwrap();
+    fs::set_permissions(path("bin/theirs"), fs::Permissions::from_mode(0o755)).unwrap();
+    let list = r#"{"cniVersion": "1.1.0", "name": "theirs", "plugins": [{"type": "theirs"}]}"#;
+    fs::write(path("net.d/1.conflist"), list).unwrap();
+    ["--cni-conf-dir", &path("net.d"), "--cni-bin-dir", &path("bin")].map(str::to_owned).into()
+}
+
+#[test]
+fn a_node_is_not_ready_while_a_plugin_of_its_network_says_so() {
+    with_cluster(with_their_network, |machine, cluster| {
+        let is_told = |status: &str, reason: &str, says: &str| {
+            eventually(&format!("the node to be Ready={status}"), 60, || {
+                let node = cluster.get(&["node", "node-1"]);
+                let mut conditions = node["status"]["conditions"].as_array().unwrap().iter();
+                let ready = conditions.find(|condition| condition["type"] == "Ready").unwrap();
+                let told = (ready["status"].as_str().unwrap(), ready["reason"].as_str().unwrap());
+                let message = ready["message"].as_str().unwrap();
+                (told == (status, reason) && message == says).then_some(())
+            });
+        };
+        fs::write(machine.path("busy"), "").unwrap();
+        is_told(
+            "False",
+            "KubeletNotReady",
+            "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
+             message:plugin theirs: no uplink (code 50)",
+        );
+        let crictl = Machine::tool("crictl", "scripts/critest tools");
+        let socket = format!("unix://{}", machine.path("run/cri.sock").display());
+        let info = Command::new(crictl).args(["-r", &socket, "-i", &socket, "info"]).output().unwrap();
+        let info = String::from_utf8(info.stdout).unwrap();
+        assert!(info.contains("plugin theirs: no uplink (code 50)"), "{info}");
+        eventually("the taint", 30, || {
+            let taints = cluster.get(&["node", "node-1"])["spec"]["taints"].to_string();
+            taints.contains("node.kubernetes.io/not-ready").then_some(())
+        });
+        fs::remove_file(machine.path("busy")).unwrap();
+        is_told("True", "KubeletReady", "kubelet is posting ready status");
     });
 }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use super::chain;
 
@@ -19,13 +19,13 @@ const NAMESPACE: &str = "kube-node-lease";
 /// After a failure: sooner, because four missed renewals make the node be given up.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Renews the lease for ever, from when the Node is known. Each turn also gives the node's status a look
-/// through `pulse`, so that the two share one timer.
+/// Renews the lease for ever, from when the Node is known. Each turn also gives the node's status and
+/// its network a look through `pulse`, so that they share one timer.
 pub(super) async fn keep(
     client: kube::Client,
     (name, seconds): (String, u16),
     mut node: watch::Receiver<Option<Arc<Node>>>,
-    pulse: Arc<Notify>,
+    pulse: watch::Sender<()>,
 ) {
     let api: Api<Lease> = Api::namespaced(client, NAMESPACE);
     let mut failing = false;
@@ -47,7 +47,7 @@ pub(super) async fn keep(
             }
         };
         tokio::time::sleep(wait).await;
-        pulse.notify_one();
+        pulse.send_replace(());
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
     let mut changes = std::pin::pin!(changes);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
     let mut overlay = agent.overlay_state.subscribe();
+    let (mut pulse, mut network) = (agent.pulse.subscribe(), agent.network_said.subscribe());
     loop {
         let result = tokio::select! {
             // The stream keeps its place, the others only wake: dropping any of them loses nothing.
@@ -49,7 +50,8 @@ pub(super) async fn keep(agent: &NodeAgent) {
                 Some(Err(error)) => Err(error_of_watch(&error)),
                 None => return,
             },
-            () = agent.pulse.notified() => tell(agent, &api).await,
+            _ = pulse.changed() => tell(agent, &api).await,
+            _ = network.changed() => tell(agent, &api).await,
             _ = images.changed() => tell(agent, &api).await,
             _ = ips.changed() => tell(agent, &api).await,
             _ = overlay.changed() => tell(agent, &api).await,
@@ -152,7 +154,7 @@ fn cidr_record(agent: &NodeAgent) -> std::path::PathBuf {
 fn situation(agent: &NodeAgent) -> Situation {
     Situation {
         ips: agent.ips.borrow().clone(),
-        network: agent.network.ready().map_err(|reason| reason.to_string()),
+        network: agent.network.ready().and_then(|()| agent.network_said.borrow().clone()),
         overlay: agent.overlay_state.borrow().clone(),
         pressure: pressure(&agent.config.state_dir, agent.config.disk_free_percent),
         images: agent.images.borrow().clone(),

@@ -105,9 +105,12 @@ impl Api {
     }
 
     fn ready(&self) -> Option<String> {
+        self.ready_condition()?["status"].as_str().map(str::to_owned)
+    }
+
+    fn ready_condition(&self) -> Option<Value> {
         let node = self.node()?;
-        let conditions = node["status"]["conditions"].as_array()?;
-        conditions.iter().find(|c| c["type"] == "Ready")?["status"].as_str().map(str::to_owned)
+        node["status"]["conditions"].as_array()?.iter().find(|c| c["type"] == "Ready").cloned()
     }
 
     async fn until_ready(&self, wanted: &str) {
@@ -158,7 +161,11 @@ fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
 }
 
 fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
-    let config = NodeConfig {
+    NodeAgent::new(config(ips, dir), api.client(), network).expect("facts")
+}
+
+fn config(ips: Vec<IpAddr>, dir: &std::path::Path) -> NodeConfig {
+    NodeConfig {
         name: "n1".to_owned(),
         ips,
         labels: BTreeMap::new(),
@@ -172,14 +179,13 @@ fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path
         state_dir: dir.to_owned(),
         runtime_version: "coracle://0".to_owned(),
         overlay: None,
-    };
-    NodeAgent::new(config, api.client(), network).expect("facts")
+    }
 }
 
 async fn network(dir: &std::path::Path) -> Network {
     let config = NetworkConfig {
-        conf_dir: None,
-        bin_dirs: Vec::new(),
+        conf_dir: Some(dir.join("net.d")),
+        bin_dirs: vec![dir.join("bin")],
         state_dir: dir.join("cni"),
         root_dir: dir.join("lasting"),
         bridge: "coracletest0".to_owned(),
@@ -238,6 +244,87 @@ fn apart(story: impl Future<Output = ()> + Send + 'static) {
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime").block_on(story);
     });
     thread.join().expect("the test");
+}
+
+/// A plugin of somebody's, which takes no pods while there is a file `busy`.
+fn plugin(dir: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let text = format!(
+        "#!/bin/sh\ncat >/dev/null\necho $CNI_COMMAND >>{dir}/log\n\
+         if [ -e {dir}/busy ] && [ $CNI_COMMAND != DEL ]; then echo '{{\"code\": 50, \"msg\": \"no uplink\"}}'; exit 1; fi\n",
+        dir = dir.display()
+    );
+    std::fs::create_dir_all(dir.join("bin")).expect("directory");
+    std::fs::create_dir_all(dir.join("net.d")).expect("directory");
+    std::fs::write(dir.join("new"), text).expect("plugin");
+    std::fs::set_permissions(dir.join("new"), std::fs::Permissions::from_mode(0o755)).expect("mode");
+    std::fs::rename(dir.join("new"), dir.join("bin/theirs")).expect("plugin");
+    let list = json!({"cniVersion": "1.1.0", "name": "theirs", "plugins": [{"type": "theirs"}]});
+    std::fs::write(dir.join("net.d/1.conflist"), list.to_string()).expect("list");
+}
+
+#[test]
+fn a_node_is_ready_when_the_plugins_of_its_network_say_so() {
+    apart(async {
+        let dir = tempfile::tempdir().expect("directory");
+        plugin(dir.path());
+        std::fs::write(dir.path().join("busy"), "").expect("busy");
+        let (api, shutdown, network) = (Api::new(), CancellationToken::new(), network(dir.path()).await);
+        let ips: Vec<IpAddr> = vec!["192.0.2.1".parse().expect("address")];
+        // A question a second.
+        let config = NodeConfig { lease_seconds: 4, ..self::config(ips.clone(), dir.path()) };
+        let agent = NodeAgent::new(config, api.client(), network.clone()).expect("facts");
+        let running = tokio::spawn(agent.run(shutdown.clone()));
+        let said = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
+                    message:plugin theirs: no uplink (code 50)";
+        let refused = || api.ready_condition().is_some_and(|is| is["message"] == said);
+        api.until(said, refused).await;
+        let condition = api.ready_condition().expect("told");
+        assert_eq!(
+            (&condition["status"], &condition["reason"]),
+            (&json!("False"), &json!("KubeletNotReady"))
+        );
+        std::fs::remove_file(dir.path().join("busy")).expect("busy");
+        api.until_ready("True").await;
+        shutdown.cancel();
+        running.await.expect("join");
+
+        // Nobody waits for the timer, which has hours now, when a pod could not be attached.
+        let asked = || {
+            let log = std::fs::read_to_string(dir.path().join("log")).expect("log");
+            log.lines().filter(|line| *line == "STATUS").count()
+        };
+        let (before, shutdown) = (asked(), CancellationToken::new());
+        let config = NodeConfig { lease_seconds: 40_000, ..self::config(ips, dir.path()) };
+        let agent = NodeAgent::new(config, api.client(), network.clone()).expect("facts");
+        let running = tokio::spawn(agent.run(shutdown.clone()));
+        api.until("the first question", || asked() > before).await;
+        api.until_ready("True").await;
+        std::fs::write(dir.path().join("busy"), "").expect("busy");
+        let pod = coracle_cni::Attachment {
+            id: "a".to_owned(),
+            netns: "/proc/self/ns/net".into(),
+            ifname: "eth7".to_owned(),
+            ..coracle_cni::Attachment::default()
+        };
+        network.add(&pod).await.expect_err("busy");
+        api.until(said, refused).await;
+        // A list that cannot be used is told as it is.
+        std::fs::write(dir.path().join("net.d/1.conflist"), "{").expect("list");
+        api.until("a broken list", || {
+            api.ready_condition()
+                .is_some_and(|is| is["message"].as_str().is_some_and(|m| m.contains("1.conflist")))
+        })
+        .await;
+        std::fs::remove_file(dir.path().join("net.d/1.conflist")).expect("list");
+        network
+            .set_pod_cidrs(vec!["10.99.0.0/24".parse().expect("range")])
+            .await
+            .expect("the default network");
+        api.until_ready("True").await;
+        shutdown.cancel();
+        running.await.expect("join");
+    });
 }
 
 #[test]
