@@ -173,6 +173,28 @@ pub enum Error {
         /// The bridge's name.
         name: String,
     },
+    /// Another network of the network namespace has the bridge or the table, and would sweep away what is of this one.
+    #[error(
+        "the {what} {name} is that of another runtime or agent in this network namespace: end it, or give this one \
+         another ({setting})"
+    )]
+    NameInUse {
+        /// A bridge or a table.
+        what: &'static str,
+        /// Its name.
+        name: String,
+        /// The setting that gives another one.
+        setting: &'static str,
+    },
+    /// The name that tells others of this network could not be taken.
+    #[error("cannot take the abstract socket name {address}")]
+    Name {
+        /// The name.
+        address: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
     /// A host port that another sandbox holds.
     #[error("host port {port}/{protocol} is taken by sandbox {owner}")]
     HostPortTaken {
@@ -275,7 +297,7 @@ impl Error {
             Self::UnsupportedField { .. } => 2,
             Self::Namespace { .. } => 3,
             Self::Environment { .. } => 4,
-            Self::File { .. } | Self::Socket { .. } | Self::Run { .. } => 5,
+            Self::File { .. } | Self::Socket { .. } | Self::Name { .. } | Self::Run { .. } => 5,
             Self::Decode { .. } => 6,
             Self::InvalidField { .. }
             | Self::Undeclared { .. }
@@ -291,7 +313,10 @@ impl Error {
             | Self::MacTaken { .. }
             | Self::HostPortTaken { .. }
             | Self::DuplicateAddress { .. } => 102,
-            Self::ForeignInterface { .. } | Self::ForeignBridge { .. } | Self::InterfaceExists { .. } => 103,
+            Self::ForeignInterface { .. }
+            | Self::ForeignBridge { .. }
+            | Self::NameInUse { .. }
+            | Self::InterfaceExists { .. } => 103,
             Self::Link { .. } | Self::Firewall { .. } => 104,
         }
     }

@@ -1,5 +1,6 @@
 //! A runtime's pod network: the one entry point of this crate for it.
 
+mod alone;
 mod asked;
 mod default;
 mod derive;
@@ -27,6 +28,7 @@ use crate::netns::{self, Netns};
 use crate::ports::PortMapping;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
+use alone::Alone;
 
 /// How long one plugin may take, as runtimes have it by custom.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -106,6 +108,7 @@ struct Inner {
     /// Told that [`Network::status`] may say something else than before.
     doubts: watch::Sender<()>,
     tasks: std::sync::Mutex<Vec<AbortHandle>>,
+    _alone: Alone,
 }
 
 #[derive(Default)]
@@ -141,9 +144,11 @@ impl Network {
     /// default network is made by [`set_pod_cidrs`](Self::set_pod_cidrs).
     ///
     /// # Errors
-    /// When the state directory cannot be made or a netlink socket cannot be opened. A configuration that
+    /// When another network of this network namespace has the same bridge or table, the state directory cannot be made
+    /// or a netlink socket cannot be opened. One that is just ending is waited for. A configuration that
     /// cannot be used is no error here: [`ready`](Self::ready) says so until it is repaired.
     pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
+        let alone = Alone::take(&config).await?;
         let events = Firewall::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?;
@@ -164,6 +169,7 @@ impl Network {
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
                 doubts: watch::channel(()).0,
                 tasks: std::sync::Mutex::new(vec![keeper]),
+                _alone: alone,
                 config,
             }),
         };

@@ -563,6 +563,7 @@ fn a_plugin_is_asked_for_its_status_and_its_garbage() {
             network.add(&attachment(id, sandbox)).await.unwrap();
         }
         std::fs::write(&log, "").unwrap();
+        drop(network);
         let again = host.open().await;
         again.reconcile(&[attachment("a1", &a)]).await.unwrap();
         // Both may take their time, and nobody waits for them.

@@ -281,6 +281,7 @@ fn a_crash_leaks_nothing_after_reconciling() {
             node.network.add(&attachment("bbbb", &b, vec![port(81, 81)])).await.unwrap().host_interfaces;
         std::fs::remove_file(node.dir.path().join("networks/coracle/10.99.0.2")).unwrap();
         std::fs::write(node.dir.path().join("networks/coracle/10.99.0.77"), "stranger\neth0").unwrap();
+        drop(node.network);
         run("nft", &["flush", "ruleset"]);
 
         let again = open(node.dir.path()).await;
@@ -354,6 +355,7 @@ fn pods_that_live_get_the_mtu_that_the_network_gets() {
         assert_eq!(mtus(), [1300; 5]);
         node.network.check("aaaa").await.unwrap();
         // One that starts later finds them as they were left.
+        drop(node.network);
         let again = open(node.dir.path()).await;
         again.set_mtu(Some(1450)).await.unwrap();
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
@@ -415,6 +417,43 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
 }
 
 #[test]
+fn who_has_the_bridge_or_the_table_of_another_is_refused_unless_that_ends() {
+    on_a_node(async |node| {
+        let second = node.dir.path().join("second");
+        for (bridge, table, said) in [
+            (
+                "coracle0",
+                "second",
+                "the bridge coracle0 is that of another runtime or agent in this network namespace: \
+                end it, or give this one another (--bridge)",
+            ),
+            (
+                "second0",
+                "coracle",
+                "the nftables table coracle is that of another runtime or agent in this network \
+                namespace: end it, or give this one another (--nft-table)",
+            ),
+        ] {
+            let refused = Network::open(config(&second, bridge, table)).await.err().unwrap();
+            assert_eq!(refused.to_string(), said);
+            assert!(!second.exists(), "nothing was made");
+        }
+        open_with(&second, "second0").await;
+        // Elsewhere the names are as free as the interfaces.
+        let elsewhere = second.clone();
+        on_a_node(async move |other| drop((other, open_with(&elsewhere, "second0").await)));
+        // An agent that starts again while the one before it ends.
+        let before = node.network;
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            drop(before);
+        });
+        let again = open(node.dir.path()).await;
+        again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
+    });
+}
+
+#[test]
 fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
     on_a_node(async |node| {
         let unmark = || drop(run("ip", &["link", "set", "coracle0", "alias", ""]));
@@ -423,6 +462,7 @@ fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
         let sandbox = Sandbox::new();
         node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
         unmark();
+        drop(node.network);
         // Also with other ranges: it has the addresses that it was given last.
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.97.0.0/24".parse().unwrap()]).await.unwrap();
@@ -435,6 +475,7 @@ fn a_bridge_that_was_made_before_there_was_a_mark_is_taken_over() {
         again.set_pod_cidrs(vec!["10.97.0.0/24".parse().unwrap()]).await.unwrap();
         assert!(is_marked());
         unmark();
+        drop(again);
         open(node.dir.path()).await.remove().await.unwrap();
         assert!(!run("ip", &["link"]).contains("coracle0"));
     });

@@ -219,6 +219,20 @@ fn a_foreign_bridge_of_the_networks_name_is_refused_and_left_alone() {
 }
 
 #[test]
+fn a_second_node_with_the_same_bridge_is_refused() {
+    with_cluster(|machine, _cluster| {
+        let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+        let output = Command::new(Machine::coracle())
+            .args(["runtime", "--root", &path("second"), "--state", &path("second-run")])
+            .args(["--listen", &format!("unix://{}", path("second.sock")), "--cni-conf-dir", ""])
+            .args(["--cgroup-root", &format!("/{}", machine.name()), "--nft-table", "second"])
+            .output()
+            .unwrap();
+        one_sentence(&output, &["the bridge coracle0 is that of another runtime or agent", "--bridge"]);
+    });
+}
+
+#[test]
 fn a_second_node_on_the_same_directories_is_refused() {
     with_cluster(|machine, cluster| {
         one_sentence(&up(machine, &[]), &["in use by process", &cluster.pid().to_string()]);

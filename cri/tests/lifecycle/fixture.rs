@@ -122,9 +122,14 @@ impl Machine {
 
     /// What runs nothing: the runtime in its place has no state.
     pub(crate) async fn close_runtime(&mut self) {
+        let network = self.other_network().await;
+        self.close_runtime_for(&network).await;
+    }
+
+    async fn close_runtime_for(&mut self, network: &Network) {
         let empty = self.dir.path().join("nothing");
         let mut closed = self.runtime.changes();
-        self.runtime = open(&empty, &self.cgroup_root, &self.images, &self.other_network().await).await;
+        self.runtime = open(&empty, &self.cgroup_root, &self.images, network).await;
         // What it still does ends it: another in the same directory is to find nobody at work there.
         let ended = async { while closed.changed().await.is_ok() {} };
         tokio::time::timeout(Duration::from_secs(60), ended)
@@ -155,13 +160,17 @@ impl Machine {
     #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
     pub(crate) async fn lend(&mut self) {
         self.images = open_images(&self.path("nothing")).await;
-        self.close_runtime().await;
+        let network = self.other_network().await;
+        self.close_runtime_for(&network).await;
+        self.network = network;
     }
 
     /// That process is gone.
     #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
     pub(crate) async fn take_back(&mut self) {
         self.images = open_images(self.dir.path()).await;
+        self.network = open_network(self.dir.path()).await;
+        self.network.set_pod_cidrs(vec!["10.88.0.0/24".parse().expect("range")]).await.expect("range");
         self.open_runtime().await;
     }
 

@@ -1,0 +1,82 @@
+//! No two networks of a network namespace have the same bridge or table: each would sweep away what is the other's.
+//!
+//! The names of abstract unix sockets are just that wide, and go with the process that has them, however it ends. Plugin
+//! executables need none: they change what is there, and sweep nothing.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::time::Duration;
+
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials,
+};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::NetworkConfig;
+use crate::error::Error;
+
+/// How long one that is just ending is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Held for as long as the network is.
+#[derive(Debug)]
+pub(super) struct Alone {
+    _names: Vec<UnixListener>,
+}
+
+// === impl Alone ===
+
+impl Alone {
+    /// Takes what the network is called, or says which setting another one has, too.
+    pub(super) async fn take(config: &NetworkConfig) -> Result<Self, Error> {
+        let mut names = Vec::new();
+        for (what, name, setting) in
+            [("bridge", &config.bridge, "--bridge"), ("nftables table", &config.table, "--nft-table")]
+        {
+            let address = format!("coracle/{what}/{name}");
+            let taken = take(&address).await;
+            let taken = taken.map_err(|source| Error::Name { address: address.clone(), source })?;
+            match taken {
+                Some(listener) => names.push(listener),
+                None if is_ours(&address) => {
+                    return Err(Error::NameInUse { what, name: name.clone(), setting });
+                }
+                // Anybody may have any such name: it must not keep the node from its work.
+                None => {
+                    warn!(address, "somebody without our rights has the name that tells of another network")
+                }
+            }
+        }
+        Ok(Self { _names: names })
+    }
+}
+
+/// The name, unless somebody keeps it.
+async fn take(address: &str) -> io::Result<Option<UnixListener>> {
+    let socket = SocketAddr::from_abstract_name(address)?;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match UnixListener::bind_addr(&socket) {
+            Ok(listener) => return Ok(Some(listener)),
+            Err(error) if error.kind() != io::ErrorKind::AddrInUse => return Err(error),
+            Err(_taken) if Instant::now() >= end => return Ok(None),
+            Err(_taken) => tokio::time::sleep(PAUSE).await,
+        }
+    }
+}
+
+/// Whether the name is that of a process of our own user.
+fn is_ours(address: &str) -> bool {
+    let owner = || {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let asking = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        connect(asking.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
+        getsockopt(&asking, PeerCredentials)
+    };
+    // Who lets nobody ask is taken for one of ours.
+    owner().map_or(true, |owner| owner.uid() == nix::unistd::geteuid().as_raw())
+}
