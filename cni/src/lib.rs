@@ -43,8 +43,8 @@ pub use error::Error;
 pub use executable::main as plugin_main;
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{
-    AddressNews, Applied, Backend, End, Local, LocalAddress, Mac, Overlay, OverlayConfig, OverlayError,
-    Passes, Peer, PeerKind, Rival, Way, examine, local_addresses, merged,
+    AddressNews, Applied, Backend, End, Local, LocalAddress, Mac, Offload, Overlay, OverlayConfig,
+    OverlayError, Passes, Peer, PeerKind, Rival, Way, examine, local_addresses, merged,
 };
 pub use plugin::Kind as PluginKind;
 pub use ports::{PortMapping, Protocol};

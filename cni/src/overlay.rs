@@ -35,6 +35,7 @@ pub use address::{AddressNews, LocalAddress, local_addresses};
 pub use error::{OverlayError, Rival};
 use kernel::Kernel;
 use monitor::{Monitor, SHOWER};
+pub use offload::Offload;
 use plan::{Change, Node, Plan, Port, Tables, Uplink};
 pub use probe::{Passes, Way, examine};
 pub use range::merged;
@@ -302,11 +303,11 @@ impl Overlay {
         self.plan.ways(peers)
     }
 
-    /// Whether the VXLAN devices sum up packets: as they were left, for they outlive the process.
+    /// Whether the VXLAN devices sum up packets, and if not, why: as they were left, for they outlive the process.
     ///
     /// # Errors
     /// When the kernel does not say.
-    pub fn is_offloaded(&self) -> Result<bool, OverlayError> {
+    pub fn offload(&self) -> Result<Offload, OverlayError> {
         let devices = self.plan.tables().devices.keys().filter(|port| self.known && **port != Port::Tun);
         for name in devices.filter_map(|port| self.kernel.name(*port)) {
             let is = offload::get(name);
@@ -314,14 +315,15 @@ impl Overlay {
                 what: format!("to tell the checksum offload of {name}"),
                 source,
             })?;
-            if !is {
-                return Ok(false);
+            if is != Offload::On {
+                return Ok(is);
             }
         }
-        Ok(true)
+        Ok(Offload::On)
     }
 
-    /// Has devices sum up packets, or the kernel before them: for networks in which what devices sum up is lost.
+    /// Has devices sum up packets, or the kernel before them: for networks in which what devices sum up is found to be
+    /// lost.
     ///
     /// # Errors
     /// When the kernel refuses.

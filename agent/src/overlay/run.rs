@@ -23,6 +23,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// A peer that came learns of us at the same time.
 const BEFORE_TEST: Duration = Duration::from_millis(300);
+/// All nodes learn of a new one at once and test it. By default a kernel says no more than a thousand times a second
+/// that a port is closed (icmp_msgs_per_sec), and a test asks for two such answers: each node has a time of its own.
+const FOR_EACH: Duration = Duration::from_millis(4);
 
 /// The overlay with all that it follows from.
 pub(crate) struct OverlayAgent {
@@ -156,11 +159,11 @@ impl OverlayAgent {
         }
         if applied.moved {
             self.begin_anew(tests);
-            tests.want(peers.keys().cloned());
+            tests.want(peers.keys().cloned(), turn(&self.name, peers.len()));
         }
         let changed = std::mem::take(&mut nodes.changed);
         changed.iter().for_each(|name| tests.verdicts.forget_peer(name));
-        tests.want(changed.into_iter());
+        tests.want(changed.into_iter(), turn(&self.name, peers.len()));
         if let Err(error) = self.network.set_mtu(applied.mtu).await {
             tracing::warn!(error = chain(&error), "not every pod has the MTU of the way to other nodes");
         }
@@ -178,8 +181,8 @@ impl OverlayAgent {
     /// The ways are others than those that were tested; but what an agent before us found of the devices still holds.
     fn begin_anew(&self, tests: &mut Tests) {
         if !std::mem::replace(&mut tests.begun, true) {
-            match self.overlay.is_offloaded() {
-                Ok(is) => tests.verdicts = Verdicts::begin(is),
+            match self.overlay.offload() {
+                Ok(found) => tests.verdicts = Verdicts::begin(found),
                 Err(error) => tracing::debug!(error = chain(&error), "the checksum offload is not known"),
             }
         } else if tests.verdicts.forget() {
@@ -250,6 +253,18 @@ impl Retry {
     }
 }
 
+/// When a node of this name tests what all of so many nodes test at that moment: names are as good as chance, and the
+/// same each time.
+fn turn(name: &str, nodes: usize) -> Duration {
+    // FNV-1a, 64 bits, and its bits mixed: names often differ in their last letter alone.
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let mixed = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let window = FOR_EACH.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
+    window.mul_f64(f64::from(u32::try_from(mixed >> 32).unwrap_or_default()) / f64::from(u32::MAX))
+}
+
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,
@@ -268,12 +283,12 @@ async fn ended(running: &mut Option<JoinHandle<Vec<(Way, Passes)>>>) -> Vec<(Way
 // === impl Tests ===
 
 impl Tests {
-    /// Has these peers tested, a moment later.
-    fn want(&mut self, peers: impl Iterator<Item = String>) {
+    /// Has these peers tested, a moment later, when it is our turn.
+    fn want(&mut self, peers: impl Iterator<Item = String>, turn: Duration) {
         let before = self.waiting.len();
         self.waiting.extend(peers);
         if self.waiting.len() > before {
-            self.at = Some(Instant::now() + BEFORE_TEST);
+            self.at = Some(Instant::now() + BEFORE_TEST + turn);
         }
     }
 
@@ -362,6 +377,38 @@ fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Which of these nodes hear from a kernel that allows what Linux does by default: 1000 answers a second, 50 at
+    /// once. Each asks for two, three times if it must, as the test does.
+    fn deaf(mut turns: Vec<Duration>) -> usize {
+        let (mut credit, mut before) = (50.0_f64, Duration::ZERO);
+        for _ in 0..3 {
+            turns.sort();
+            turns.retain_mut(|turn| {
+                credit = (credit + (turn.saturating_sub(before)).as_secs_f64() * 1000.0).min(50.0);
+                before = before.max(*turn);
+                let answers = [(); 2].map(|()| {
+                    let allowed = credit >= 1.0;
+                    credit -= f64::from(u8::from(allowed));
+                    allowed
+                });
+                *turn += Duration::from_millis(250);
+                answers == [false; 2]
+            });
+        }
+        turns.len()
+    }
+
+    #[test]
+    fn a_thousand_nodes_test_a_new_one_without_making_its_kernel_silent() {
+        for names in ["node-", "ip-10-0-3-", "worker.example.org-"] {
+            let turns: Vec<_> = (0..1000).map(|number| turn(&format!("{names}{number}"), 1000)).collect();
+            assert!(turns.iter().all(|turn| *turn <= FOR_EACH * 1000));
+            assert_eq!(deaf(turns), 0, "{names}");
+        }
+        assert!(deaf(vec![Duration::ZERO; 1000]) > 0, "at once they would");
+        assert!(turn("node-1", 3) <= Duration::from_millis(12), "few need not wait");
+    }
 
     #[test]
     fn what_failed_is_tried_again_ever_later_and_at_last_twice_a_minute() {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use coracle_cni::{Passes, Way};
+use coracle_cni::{self as cni, Passes, Way};
 
 /// What once went wrong may be a peer that was not there yet.
 const BELIEVED: u32 = 2;
@@ -36,17 +36,26 @@ enum Offload {
     Off,
     /// On, since they did not pass without it either.
     Innocent,
+    /// Off, since somebody wants it so: that is theirs to change.
+    Theirs,
 }
 
 impl Verdicts {
-    /// Before the first test, with the checksum offload on or off: it is off where it was found guilty before.
-    pub(super) fn begin(offload: bool) -> Self {
-        Self { offload: if offload { Offload::On } else { Offload::Off }, ..Self::default() }
+    /// Before the first test, with the checksum offload as it was found: where tests found it guilty before, it is off.
+    pub(super) fn begin(found: cni::Offload) -> Self {
+        let offload = match found {
+            cni::Offload::On => Offload::On,
+            cni::Offload::OffByTest => Offload::Off,
+            cni::Offload::OffByOthers => Offload::Theirs,
+        };
+        Self { offload, ..Self::default() }
     }
 
     /// Forgets everything: the way itself is another. Whether the checksum offload must be switched on again.
     pub(super) fn forget(&mut self) -> bool {
-        std::mem::take(self).offload == Offload::Off
+        let was = std::mem::take(self).offload;
+        self.offload = if was == Offload::Theirs { was } else { Offload::default() };
+        was == Offload::Off
     }
 
     /// Forgets a peer that changed or went.
@@ -167,11 +176,23 @@ mod tests {
 
     #[test]
     fn offload_that_was_found_guilty_before_a_restart_stays_off() {
-        let mut verdicts = Verdicts::begin(false);
+        let mut verdicts = Verdicts::begin(cni::Offload::OffByTest);
         assert_eq!(learn(&mut verdicts, vec![result("a", 1450, true)]), None);
         assert_eq!(verdicts.sentences().len(), 1, "and that is told");
         assert!(verdicts.forget(), "until the way is another");
-        assert_eq!(Verdicts::begin(true).sentences().len(), 0);
+        assert_eq!(Verdicts::begin(cni::Offload::On).sentences().len(), 0);
+    }
+
+    #[test]
+    fn offload_that_somebody_switched_off_is_no_finding_and_is_left_to_them() {
+        let mut verdicts = Verdicts::begin(cni::Offload::OffByOthers);
+        learn(&mut verdicts, vec![result("a", 1450, true)]);
+        assert!(verdicts.sentences().is_empty());
+        let bad = || vec![result("a", 1450, false)];
+        assert_eq!([(); 4].map(|()| learn(&mut verdicts, bad())), [None; 4], "it is off, and stays so");
+        assert!(verdicts.sentences()[0].contains("do not pass") && verdicts.sentences().len() == 1);
+        assert!(!verdicts.forget(), "by whatever way");
+        assert_eq!([(); 4].map(|()| learn(&mut verdicts, bad())), [None; 4]);
     }
 
     #[test]
