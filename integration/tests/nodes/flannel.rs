@@ -88,6 +88,47 @@ fn tunnelled(host: &Host) -> Vec<Value> {
     entries.flat_map(|entries| serde_json::from_str::<Vec<Value>>(&entries).unwrap()).collect()
 }
 
+/// Of each family, what the kernel of a host has answered: echoes, and datagrams to ports that nobody listens on.
+fn answered(host: &Host) -> [[u64; 2]; 2] {
+    let (v4, v6) = (host.run("cat", &["/proc/net/snmp"]), host.run("cat", &["/proc/net/snmp6"]));
+    let of_v4 = |protocol: &str, name: &str| {
+        let mut lines = v4.lines().filter(|line| line.starts_with(protocol));
+        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+        let place = names.split_whitespace().position(|each| each == name).unwrap();
+        values.split_whitespace().nth(place).unwrap().parse().unwrap()
+    };
+    let of_v6 = |name: &str| {
+        let value = v6.lines().find_map(|line| line.strip_prefix(name).map(str::trim)).unwrap();
+        value.parse().unwrap()
+    };
+    [
+        [of_v4("Icmp:", "OutEchoReps"), of_v4("Udp:", "NoPorts")],
+        [of_v6("Icmp6OutEchoReplies"), of_v6("Udp6NoPorts")],
+    ]
+}
+
+/// That ours have tested the way to a node of flannel's that has no pods yet, and so no bridge, and found it well.
+fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, families: usize) {
+    let bridges = flannel.host().ip(&["link", "show", "type", "bridge"]);
+    assert_eq!(bridges, json!([]));
+    // A small and a full echo of each node, and two datagrams, which may come as one.
+    let each = u64::try_from(nodes.agents().len()).unwrap();
+    eventually("ours to test the way to flannel's node", 30, || {
+        let answered = answered(flannel.host());
+        answered[..families]
+            .iter()
+            .all(|[echoes, datagrams]| *echoes >= 2 * each && *datagrams >= each)
+            .then_some(())
+    });
+    // A fault is told when it is seen again, a second later.
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
+    while std::time::Instant::now() < end {
+        for agent in nodes.agents() {
+            assert_eq!(condition(nodes, agent.name(), "PodNetworkImpaired"), "False");
+        }
+    }
+}
+
 /// Nodes of both sorts, and a pod on each.
 struct Mixed {
     nodes: Nodes,
@@ -107,6 +148,7 @@ impl Mixed {
         nodes.wait_ready();
         let mut pods = with_nginx(&nodes, 2);
         let mut flannel = Flannel::join(&nodes, 3, cidrs, backend);
+        is_well_without_pods(&nodes, &flannel, cidrs.split(',').count());
         let (process, ips) = flannel.attach();
         pods.push(Pod { node: flannel.name().to_owned(), ips, process });
         Self { nodes, flannel, pods }
@@ -209,6 +251,29 @@ fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
         mixed.flannel.start();
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
+    });
+}
+
+#[test]
+fn a_node_of_flannels_that_does_not_answer_is_told_of() {
+    on_a_machine(|machine| {
+        let cidrs = "10.42.0.0/16";
+        let nodes = Nodes::up(machine, cidrs, 1);
+        let flannel = Flannel::join(&nodes, 3, cidrs, &json!({"Type": "vxlan"}));
+        is_well_without_pods(&nodes, &flannel, 1);
+        let device = &flannel.host().ip(&["addr", "show", "dev", "flannel.1"])[0];
+        let address = text(&device["addr_info"][0]["local"]);
+        flannel.host().cut();
+        // The ways are tested when something of them changes.
+        nodes.agents()[0].host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
+        eventually("the silent node to be told of", 60, || {
+            let conditions = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
+            conditions.contains(&format!("flannel-3: nothing passes to {address}")).then_some(())
+        });
+        flannel.host().join();
+        eventually("a sound network again", 60, || {
+            (condition(&nodes, "node-1", "PodNetworkImpaired") == "False").then_some(())
+        });
     });
 }
 
