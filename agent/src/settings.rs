@@ -10,7 +10,7 @@ mod ranges;
 mod runtime;
 
 use std::io::IsTerminal;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ pub(crate) struct NodeSettings {
     /// An address of the node, may be repeated [default: found from the routes]
     #[arg(long, value_name = "IP")]
     node_ip: Vec<IpAddr>,
-    /// Where the kubelet API listens [default: 0.0.0.0:10250]
+    /// Where the kubelet API listens [default: port 10250 of every address]
     #[arg(long, value_name = "ADDRESS")]
     kubelet_listen: Option<SocketAddr>,
     /// Network configuration lists (CNI), empty = none; without one, the built-in bridge network
@@ -320,7 +320,7 @@ impl Settings {
             cgroup_driver: cgroup::decide(node.cgroup_driver),
             name,
             ips: node.node_ip,
-            kubelet_listen: node.kubelet_listen.unwrap_or_else(|| ([0, 0, 0, 0], 10250).into()),
+            kubelet_listen: node.kubelet_listen.unwrap_or_else(|| every_address(10250)),
             cni: cni::decide(node.cni_conf_dir, node.cni_bin_dir),
             bridge: node.bridge.unwrap_or_else(|| "coracle0".into()),
             nft_table: node.nft_table.unwrap_or_else(|| "coracle".into()),
@@ -434,6 +434,16 @@ fn stream_idle_limit(asked: Option<u32>) -> Option<Duration> {
 
 fn seconds(count: u32) -> Duration {
     Duration::from_secs(count.into())
+}
+
+/// A port of all addresses that the machine has: of both families where one socket can have them.
+fn every_address(port: u16) -> SocketAddr {
+    let only_v6 = std::fs::read_to_string("/proc/sys/net/ipv6/bindv6only");
+    let any = match only_v6.as_deref().map(str::trim) {
+        Ok("0") => Ipv6Addr::UNSPECIFIED.into(),
+        _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
+    SocketAddr::new(any, port)
 }
 
 fn host_name() -> anyhow::Result<String> {

@@ -2,13 +2,13 @@
 
 use std::{
     convert::Infallible,
-    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
-use coracle_apiserver::{Apiserver, ApiserverConfig, KubeletTls, OpenError, User};
+use coracle_apiserver::{Apiserver, ApiserverConfig, KubeletTls, OpenError, ServiceRange, User};
 use coracle_controllers::{ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
 use coracle_store::{Embedded, EmbeddedOptions};
@@ -23,6 +23,7 @@ use crate::{
 };
 
 const DOMAIN: &str = "cluster.local";
+const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 /// Settings of the control plane.
 #[derive(Clone, Debug)]
@@ -42,7 +43,7 @@ pub struct ControlPlaneConfig {
     /// Prefix lengths of a node's parts, of IPv4 and of IPv6.
     pub node_masks: [u8; 2],
     /// Addresses of services.
-    pub service_cidr: Ipv4Network,
+    pub service_cidr: IpNetwork,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
     /// How long the certificates are valid that nodes and others ask for, if they do not ask for less.
@@ -122,7 +123,7 @@ impl ControlPlaneConfig {
             own_node: None,
             cluster_cidrs: vec![IpNetwork::V4(network(10, 42))],
             node_masks: [24, 64],
-            service_cidr: network(10, 43),
+            service_cidr: IpNetwork::V4(network(10, 43)),
             token_file: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(40),
@@ -166,8 +167,9 @@ fn serving_tls(pki: &Pki, leaf: &Leaf) -> Result<Arc<rustls::ServerConfig>, Erro
 }
 
 fn serving_leaf(config: &ControlPlaneConfig, address: SocketAddr) -> Leaf {
-    let (mut names, mut addresses) = (Vec::new(), vec![IpAddr::V4(Ipv4Addr::LOCALHOST), address.ip()]);
-    addresses.extend(config.service_cidr.nth(1).map(IpAddr::V4));
+    let (mut names, mut addresses) = (Vec::new(), LOOPBACK.to_vec());
+    addresses.push(address.ip());
+    addresses.extend(ServiceRange::new(config.service_cidr).own());
     for name in &config.serving_names {
         match name.parse() {
             Ok(address) => addresses.push(address),
@@ -190,7 +192,7 @@ fn apiserver_config(
     let pair = pki.pair("apiserver-kubelet-client", &leaf).map_err(Error::Pki)?;
     Ok(ApiserverConfig {
         advertise: address,
-        service_cidr: config.service_cidr,
+        service_range: ServiceRange::new(config.service_cidr),
         service_account_key: pki.service_account_key().map_err(Error::Pki)?,
         issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
         token_file: config.token_file.clone(),
@@ -247,13 +249,17 @@ fn own_address(listen: IpAddr) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;
     }
-    let routed = || {
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-        // 192.0.2.0/24 is for documentation: it is routed like any far address and belongs to nobody.
-        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    let routed = |any: IpAddr, far: IpAddr| {
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect((far, 9)).ok()?;
         Some(socket.local_addr().ok()?.ip())
     };
-    routed().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    // For documentation: they are routed like any far address and belong to nobody.
+    let far = Ipv4Addr::new(192, 0, 2, 1).into();
+    let far_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into();
+    routed(Ipv4Addr::UNSPECIFIED.into(), far)
+        .or_else(|| routed(Ipv6Addr::UNSPECIFIED.into(), far_v6))
+        .unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
 fn host_name() -> Option<String> {
@@ -313,7 +319,7 @@ impl ControlPlane {
     pub fn node_identity(&self, name: &str, addresses: &[IpAddr]) -> Result<NodeIdentity, PkiError> {
         let user = format!("system:node:{name}");
         let mut all = addresses.to_vec();
-        all.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        all.extend(LOOPBACK);
         let serving = Leaf {
             common_name: user.clone(),
             organization: Some("system:nodes".to_owned()),

@@ -13,19 +13,31 @@ use crate::machine::run;
 /// The bridge of the test's own namespace that all hosts hang on, and its addresses there.
 pub(crate) const BRIDGE: &str = "fabric0";
 pub(crate) const GATEWAY: &str = "192.0.2.1";
-const GATEWAY_V6: &str = "2001:db8:1::1";
+pub(crate) const GATEWAY_V6: &str = "2001:db8:1::1";
+
+/// Which addresses machines have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Families {
+    /// IPv4 and IPv6.
+    Both,
+    /// IPv6 alone.
+    V6,
+}
 
 /// A machine that ends with this value, if nothing else holds its namespaces.
 pub struct Host {
     /// Holds the namespaces, and ends when its standard input does: also when the test was killed.
     holder: Child,
     number: u8,
+    families: Families,
 }
 
 /// Makes the bridge in the namespace of the calling thread.
-pub(crate) fn make_bridge() {
+pub(crate) fn make_bridge(families: Families) {
     run("ip", &["link", "add", BRIDGE, "type", "bridge"]);
-    run("ip", &["addr", "add", &format!("{GATEWAY}/24"), "dev", BRIDGE]);
+    if families == Families::Both {
+        run("ip", &["addr", "add", &format!("{GATEWAY}/24"), "dev", BRIDGE]);
+    }
     run("ip", &["addr", "add", &format!("{GATEWAY_V6}/64"), "dev", BRIDGE, "nodad"]);
     run("ip", &["link", "set", BRIDGE, "up"]);
 }
@@ -55,13 +67,18 @@ impl Host {
     /// When it cannot be made.
     #[must_use]
     pub fn new(number: u8) -> Self {
+        Self::with(Families::Both, number)
+    }
+
+    /// The same with the addresses of some families.
+    pub(crate) fn with(families: Families, number: u8) -> Self {
         let holder = Command::new("unshare")
             .args(["--net", "--mount", "cat"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let host = Self { holder, number };
+        let host = Self { holder, number, families };
         let own = std::fs::read_link("/proc/thread-self/ns/mnt").unwrap();
         eventually("the host's namespaces", 10, || {
             let of_host = std::fs::read_link(format!("/proc/{}/ns/mnt", host.pid())).ok()?;
@@ -79,14 +96,19 @@ impl Host {
     /// Gives `eth0` the addresses of a number, and takes away those that it had.
     pub fn set_address(&self, number: u8) {
         self.run("ip", &["addr", "flush", "dev", "eth0", "scope", "global"]);
-        self.run("ip", &["addr", "add", &format!("192.0.2.{number}/24"), "dev", "eth0"]);
+        if self.families == Families::Both {
+            self.run("ip", &["addr", "add", &format!("192.0.2.{number}/24"), "dev", "eth0"]);
+        }
         self.run("ip", &["addr", "add", &format!("2001:db8:1::{number:x}/64"), "dev", "eth0", "nodad"]);
     }
 
-    /// The first IPv4 address that it had.
+    /// The first address that it had, of IPv4 if it has any.
     #[must_use]
     pub fn address(&self) -> String {
-        format!("192.0.2.{}", self.number)
+        match self.families {
+            Families::Both => format!("192.0.2.{}", self.number),
+            Families::V6 => self.address_v6(),
+        }
     }
 
     /// The first IPv6 address that it had.

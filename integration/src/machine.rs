@@ -2,6 +2,7 @@
 //! cgroup, a registry server.
 
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -106,15 +107,22 @@ impl Machine {
     /// When it does not start.
     pub fn start_registry_at(&mut self, address: &str) -> PathBuf {
         let (data, mirrors) = (self.path("registry"), self.path("mirrors"));
+        let address: IpAddr = address.parse().unwrap();
+        // References to images have no IPv6 addresses for those who push.
+        let (listening, pushed) = match address {
+            IpAddr::V4(_) => (SocketAddr::new(address, 5005), address),
+            IpAddr::V6(_) => ((Ipv6Addr::UNSPECIFIED, 5005).into(), Ipv4Addr::LOCALHOST.into()),
+        };
+        let at = SocketAddr::new(address, 5005);
         fs::create_dir_all(mirrors.join("docker.io")).unwrap();
         let hosts = format!(
-            "server = \"https://registry-1.docker.io\"\n[host.\"http://{address}:5005\"]\n\
+            "server = \"https://registry-1.docker.io\"\n[host.\"http://{at}\"]\n\
              capabilities = [\"pull\", \"resolve\"]\n"
         );
         fs::write(mirrors.join("docker.io/hosts.toml"), hosts).unwrap();
         let config = format!(
             "version: 0.1\nlog: {{level: warn}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
-             http: {{addr: '{address}:5005'}}\n",
+             http: {{addr: '{listening}'}}\n",
             data.display()
         );
         fs::write(self.path("registry.yml"), config).unwrap();
@@ -128,10 +136,10 @@ impl Machine {
             .spawn()
             .unwrap();
         self.registry = Some(server);
-        eventually("the registry", 10, || std::net::TcpStream::connect((address, 5005)).ok());
+        eventually("the registry", 10, || std::net::TcpStream::connect(at).ok());
         for image in ["nginx", "busybox"] {
             let from = format!("oci:{}:latest", repository().join("target/images").join(image).display());
-            let to = format!("docker://{address}:5005/library/{image}:latest");
+            let to = format!("docker://{pushed}:5005/library/{image}:latest");
             run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, &to]);
         }
         mirrors

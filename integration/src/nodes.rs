@@ -1,6 +1,7 @@
 //! A cluster of several machines: the control plane on one, an agent on each of the others.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -8,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::host::{GATEWAY, make_bridge};
+use crate::host::{Families, GATEWAY, GATEWAY_V6, make_bridge};
 use crate::machine::run;
 use crate::{Host, Kubectl, Machine, end_cgroup, eventually};
 
@@ -24,6 +25,7 @@ pub struct Nodes {
     dir: PathBuf,
     mirrors: PathBuf,
     name: String,
+    families: Families,
 }
 
 struct Plane {
@@ -60,18 +62,21 @@ impl Nodes {
         nodes
     }
 
-    /// A control plane with these ranges for pods and more flags of its own, and no node yet.
+    /// A control plane with these ranges for pods and more flags of its own, and no node yet. Where pods have IPv6
+    /// alone, machines have.
     ///
     /// # Panics
     /// When it does not answer.
     #[must_use]
     pub fn alone(machine: &mut Machine, cidrs: &str, flags: &[&str]) -> Self {
-        make_bridge();
-        let mirrors = machine.start_registry_at(GATEWAY);
+        let of_v6 = cidrs.split(',').all(|cidr| cidr.contains(':'));
+        let families = if of_v6 { Families::V6 } else { Families::Both };
+        make_bridge(families);
+        let mirrors = machine.start_registry_at(if of_v6 { GATEWAY_V6 } else { GATEWAY });
         let dir = machine.path("nodes");
         fs::create_dir_all(&dir).unwrap();
         let plane = Plane {
-            host: Host::new(PLANE),
+            host: Host::with(families, PLANE),
             process: None,
             dir: dir.join("plane"),
             flags: ["--cluster-cidr", cidrs].iter().chain(flags).map(|flag| (*flag).to_owned()).collect(),
@@ -83,6 +88,7 @@ impl Nodes {
             dir,
             mirrors,
             name: machine.name().to_owned(),
+            families,
         };
         nodes.start_plane();
         nodes
@@ -96,7 +102,7 @@ impl Nodes {
         self.plane.start();
         let own = self.plane.dir.join("admin.kubeconfig");
         let text = eventually("the kubeconfig", 20, || fs::read_to_string(&own).ok());
-        let text = text.replace("127.0.0.1", &self.plane.host.address());
+        let text = text.replace("127.0.0.1:6443", &self.plane.server());
         fs::write(self.dir.join("admin.kubeconfig"), text).unwrap();
         eventually("the API", 20, || {
             self.kubectl.try_kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(())
@@ -127,7 +133,7 @@ impl Nodes {
         let registry = ["--registry-config-dir", registry].into_iter().chain(disk).map(str::to_owned);
         Agent {
             flags: registry.chain(flags.iter().map(|flag| (*flag).to_owned())).collect(),
-            host: Host::new(10 + number),
+            host: Host::with(self.families, 10 + number),
             process: None,
             log: dir.join("agent.log"),
             dir,
@@ -175,11 +181,11 @@ impl Nodes {
 
     /// The text of a kubeconfig for the user that these fields tell.
     pub(crate) fn kubeconfig(&self, user: &str) -> String {
-        let (plane, authority) = (self.plane.host.address(), self.authority());
+        let (plane, authority) = (self.plane.server(), self.authority());
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
              contexts: [{{name: c, context: {{cluster: c, user: c}}}}]\n\
-             clusters: [{{name: c, cluster: {{server: 'https://{plane}:6443', certificate-authority: {}}}}}]\n\
+             clusters: [{{name: c, cluster: {{server: 'https://{plane}', certificate-authority: {}}}}}]\n\
              users: [{{name: c, user: {{{user}}}}}]\n",
             authority.display()
         )
@@ -312,9 +318,14 @@ impl Plane {
         let mut command = self.host.command(Machine::coracle());
         command.arg("controlplane").arg("--state-dir").arg(&self.dir);
         command.arg("--run-dir").arg(self.dir.with_extension("run"));
-        command.args(["--listen", "0.0.0.0:6443", "--advertise-address", &self.host.address()]);
+        command.args(["--advertise-address", &self.host.address()]);
         command.args(&self.flags);
         self.process = Some(started(command, log));
+    }
+
+    /// Where the API is for others.
+    fn server(&self) -> String {
+        SocketAddr::new(self.host.address().parse().unwrap(), 6443).to_string()
     }
 }
 

@@ -10,6 +10,7 @@
 mod nodes {
     pub(crate) mod capture;
     mod flannel;
+    mod ipv6;
     pub(crate) mod pods;
     mod wire;
 

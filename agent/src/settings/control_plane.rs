@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use ipnetwork::{IpNetwork, Ipv4Network};
+use ipnetwork::IpNetwork;
 use serde::Deserialize;
 
 use super::ranges::{self, Ranges};
-use super::{Dirs, seconds};
+use super::{Dirs, every_address, seconds};
 
 /// Settings of the control plane.
 #[derive(Args, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub(crate) struct ControlPlaneSettings {
-    /// Where the API server listens [default: 0.0.0.0:6443]
+    /// Where the API server listens [default: port 6443 of every address]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// The address that clients are told [default: found from the routes]
@@ -24,9 +24,9 @@ pub(crate) struct ControlPlaneSettings {
     /// Ranges that nodes' pod ranges are cut from, one of each family [default: 10.42.0.0/16]
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     cluster_cidr: Vec<IpNetwork>,
-    /// Range of service addresses [default: 10.43.0.0/16]
+    /// Range of service addresses [default: 10.43.0.0/16; fd43::/112 where pods have IPv6 alone]
     #[arg(long, value_name = "CIDR")]
-    service_cidr: Option<Ipv4Network>,
+    service_cidr: Option<IpNetwork>,
     /// Prefix length of a node's range of IPv4 [default: 24]
     #[arg(long, value_name = "LENGTH")]
     node_cidr_mask_size_ipv4: Option<u8>,
@@ -86,7 +86,7 @@ impl ControlPlaneSettings {
     pub(super) fn decide(self, dirs: Dirs) -> anyhow::Result<ControlPlane> {
         Ok(ControlPlane {
             dirs,
-            listen: self.listen.unwrap_or_else(|| ([0, 0, 0, 0], 6443).into()),
+            listen: self.listen.unwrap_or_else(|| every_address(6443)),
             advertise_address: self.advertise_address,
             ranges: ranges::decide(
                 self.cluster_cidr,

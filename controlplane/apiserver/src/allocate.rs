@@ -1,12 +1,8 @@
 //! Cluster addresses and node ports of services: chosen when a service is made, kept while it lives.
 
-use std::{
-    collections::HashSet,
-    net::{IpAddr, Ipv4Addr},
-};
+use std::{collections::HashSet, net::IpAddr};
 
 use coracle_kinds::{Kind, kind::by_resource, validate::Cause};
-use ipnetwork::Ipv4Network;
 use rand::RngExt as _;
 use serde_json::{Value, json};
 use tokio::sync::MutexGuard;
@@ -14,17 +10,18 @@ use tokio::sync::MutexGuard;
 use crate::{
     error::{ApiError, Result},
     server::State,
+    service_range::ServiceRange,
     write::text,
 };
 
 const NODE_PORTS: std::ops::RangeInclusive<u16> = 30000..=32767;
 /// The first addresses are for those who choose by hand, such as the cluster's DNS.
-const BY_HAND: u32 = 256;
+const BY_HAND: u128 = 256;
 
 /// What other services hold.
 #[derive(Default)]
 struct Taken {
-    addresses: HashSet<Ipv4Addr>,
+    addresses: HashSet<IpAddr>,
     ports: HashSet<u16>,
 }
 
@@ -88,13 +85,17 @@ fn assign(state: &State, kind: &Kind, object: &mut Value) -> Result<()> {
         let cause = Cause { reason: "FieldValueInvalid", field: field.to_owned(), message };
         ApiError::invalid(kind, &name, &[cause])
     };
-    let address =
-        address(state.service_cidr, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
-            .map_err(|message| refuse("spec.clusterIPs", message))?;
+    let range = state.service_range;
+    let address = address(range, &taken, object["spec"]["clusterIP"].as_str().unwrap_or_default())
+        .map_err(|message| refuse("spec.clusterIPs", message))?;
     let spec = &mut object["spec"];
+    if let Some((place, message)) = other_family(spec, range.family()) {
+        return Err(refuse(&format!("spec.ipFamilies[{place}]"), message));
+    }
     spec["clusterIP"] = address.clone().into();
     spec["clusterIPs"] = json!([address]);
-    for (field, value) in [("ipFamilies", json!(["IPv4"])), ("ipFamilyPolicy", json!("SingleStack"))] {
+    let families = json!([range.family()]);
+    for (field, value) in [("ipFamilies", families), ("ipFamilyPolicy", json!("SingleStack"))] {
         if spec[field].is_null() {
             spec[field] = value;
         }
@@ -102,28 +103,42 @@ fn assign(state: &State, kind: &Kind, object: &mut Value) -> Result<()> {
     ports(object, taken).map_err(|message| refuse("spec.ports[0].nodePort", message))
 }
 
-fn address(network: Ipv4Network, taken: &Taken, wanted: &str) -> std::result::Result<String, String> {
+/// The first family that a service asks for and that services do not have here, and what to say of it. One without
+/// address and selector is whatever its user makes of it.
+fn other_family(spec: &Value, ours: &str) -> Option<(usize, String)> {
+    let selects = spec["selector"].as_object().is_some_and(|selector| !selector.is_empty());
+    if spec["clusterIP"] == "None" && !selects {
+        return None;
+    }
+    let mut families = spec["ipFamilies"].as_array()?.iter().filter_map(Value::as_str).enumerate();
+    let (place, other) = families.find(|(_, family)| *family != ours)?;
+    Some((place, format!("Invalid value: \"{other}\": not configured on this cluster")))
+}
+
+fn address(range: ServiceRange, taken: &Taken, wanted: &str) -> std::result::Result<String, String> {
     if wanted == "None" {
         return Ok(wanted.to_owned());
     }
     if !wanted.is_empty() {
         let invalid =
             |why: &str| format!("Invalid value: [\"{wanted}\"]: failed to allocate IP {wanted}: {why}");
-        let Ok(IpAddr::V4(address)) = wanted.parse() else { return Err(invalid("not a valid IP")) };
-        if !network.contains(address) {
-            return Err(invalid(&format!("the provided IP is not in the valid range {network}")));
+        let Ok(address) = wanted.parse() else { return Err(invalid("not a valid IP")) };
+        if !range.contains(address) {
+            return Err(invalid(&format!("the provided IP is not in the valid range {range}")));
         }
         if taken.addresses.contains(&address) {
             return Err(invalid("provided IP is already allocated"));
         }
         return Ok(wanted.to_owned());
     }
-    let size = network.size().saturating_sub(1);
+    let size = range.size().saturating_sub(1);
     let first = if size > 2 * BY_HAND { BY_HAND } else { 1 };
     let span = size.saturating_sub(first).max(1);
     let start = rand::rng().random_range(0..span);
-    (0..span)
-        .filter_map(|step| network.nth(first + (start + step) % span))
+    // Among one more than are taken there is a free one, if there is any.
+    let enough = u128::try_from(taken.addresses.len()).unwrap_or(span).saturating_add(1);
+    (0..span.min(enough))
+        .filter_map(|step| range.nth(first + (start + step) % span))
         .find(|address| !taken.addresses.contains(address))
         .map(|address| address.to_string())
         .ok_or_else(|| "Internal error: range is full".to_owned())
@@ -171,7 +186,7 @@ fn taken(state: &State, namespace: &str, name: &str) -> Taken {
             continue;
         }
         let addresses = service["spec"]["clusterIPs"].as_array().into_iter().flatten();
-        taken.addresses.extend(addresses.filter_map(|address| address.as_str()?.parse::<Ipv4Addr>().ok()));
+        taken.addresses.extend(addresses.filter_map(|address| address.as_str()?.parse::<IpAddr>().ok()));
         let ports = service["spec"]["ports"].as_array().into_iter().flatten();
         taken.ports.extend(ports.filter_map(|port| u16::try_from(port["nodePort"].as_u64()?).ok()));
     }
@@ -182,29 +197,50 @@ fn taken(state: &State, namespace: &str, name: &str) -> Taken {
 mod tests {
     use super::*;
 
+    fn range(network: &str) -> ServiceRange {
+        ServiceRange::new(network.parse().unwrap())
+    }
+
     #[test]
     fn addresses_are_free_and_in_range() {
-        let network: Ipv4Network = "10.43.0.0/16".parse().unwrap();
-        let mut taken = Taken::default();
-        for _ in 0..50 {
-            let chosen: Ipv4Addr = address(network, &taken, "").unwrap().parse().unwrap();
-            assert!(network.contains(chosen) && u32::from(chosen) - u32::from(network.ip()) >= BY_HAND);
-            assert!(taken.addresses.insert(chosen));
+        for (network, by_hand, elsewhere) in
+            [("10.43.0.0/16", "10.43.0.10", "192.168.0.1"), ("fd43::/64", "fd43::a", "10.43.0.1")]
+        {
+            let range = range(network);
+            let mut taken = Taken::default();
+            for _ in 0..50 {
+                let chosen: IpAddr = address(range, &taken, "").unwrap().parse().unwrap();
+                assert!(range.contains(chosen) && (0..BY_HAND).all(|place| range.nth(place) != Some(chosen)));
+                assert!(taken.addresses.insert(chosen));
+            }
+            assert_eq!(address(range, &taken, "None").unwrap(), "None");
+            assert_eq!(address(range, &taken, by_hand).unwrap(), by_hand);
+            assert!(address(range, &taken, elsewhere).unwrap_err().contains("not in the valid range"));
+            let held = taken.addresses.iter().next().unwrap().to_string();
+            assert!(address(range, &taken, &held).unwrap_err().contains("already allocated"));
         }
-        assert_eq!(address(network, &taken, "None").unwrap(), "None");
-        assert_eq!(address(network, &taken, "10.43.0.10").unwrap(), "10.43.0.10");
-        assert!(address(network, &taken, "192.168.0.1").unwrap_err().contains("not in the valid range"));
-        let held = taken.addresses.iter().next().unwrap().to_string();
-        assert!(address(network, &taken, &held).unwrap_err().contains("already allocated"));
     }
 
     #[test]
     fn a_full_range_is_an_error() {
-        let network: Ipv4Network = "10.0.0.0/30".parse().unwrap();
-        let mut taken = Taken::default();
-        for _ in 0..2 {
-            taken.addresses.insert(address(network, &taken, "").unwrap().parse().unwrap());
+        for network in ["10.0.0.0/30", "fd43::/126"] {
+            let mut taken = Taken::default();
+            for _ in 0..2 {
+                taken.addresses.insert(address(range(network), &taken, "").unwrap().parse().unwrap());
+            }
+            assert!(address(range(network), &taken, "").is_err());
         }
-        assert!(address(network, &taken, "").is_err());
+    }
+
+    #[test]
+    fn a_family_that_services_do_not_have_is_refused_where_they_need_an_address() {
+        let of = |spec: Value| other_family(&spec, "IPv6").map(|(place, _)| place);
+        assert_eq!(of(json!({})), None);
+        assert_eq!(of(json!({"ipFamilies": ["IPv6"]})), None);
+        assert_eq!(of(json!({"ipFamilies": ["IPv4"]})), Some(0));
+        assert_eq!(of(json!({"ipFamilies": ["IPv6", "IPv4"]})), Some(1));
+        let headless = json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "selector": {"a": "b"}});
+        assert_eq!(of(headless), Some(0));
+        assert_eq!(of(json!({"ipFamilies": ["IPv4"], "clusterIP": "None"})), None);
     }
 }

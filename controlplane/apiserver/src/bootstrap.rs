@@ -32,7 +32,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     let metadata = json!({"name": "kubernetes", "namespace": "default", "labels": labels});
     let ports =
         json!([{"name": "https", "port": 443, "protocol": "TCP", "targetPort": state.advertise.port()}]);
-    let address = state.service_cidr.nth(1).map(|address| address.to_string());
+    let address = state.service_range.own().map(|address| address.to_string());
     ensure(
         state,
         "services",

@@ -6,7 +6,6 @@ use bytes::Bytes;
 use coracle_store::Store;
 use http::{HeaderMap, Method, Request};
 use hyper::upgrade::OnUpgrade;
-use ipnetwork::Ipv4Network;
 use rustls_pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
@@ -22,6 +21,7 @@ use crate::{
     health,
     reply::{self, Reply},
     request::RequestInfo,
+    service_range::ServiceRange,
     sub, verb,
     write::Part,
 };
@@ -31,7 +31,7 @@ pub struct ApiserverConfig {
     /// Where pods and nodes reach this server.
     pub advertise: SocketAddr,
     /// Addresses for services; the first is this server's own.
-    pub service_cidr: Ipv4Network,
+    pub service_range: ServiceRange,
     /// Key that signs service-account tokens: PKCS#8, P-256.
     pub service_account_key: Vec<u8>,
     /// Who issues the tokens, a URL.
@@ -82,7 +82,7 @@ pub(crate) struct State {
     pub(crate) authenticators: Authenticators,
     pub(crate) admission: Admission,
     pub(crate) advertise: SocketAddr,
-    pub(crate) service_cidr: Ipv4Network,
+    pub(crate) service_range: ServiceRange,
     pub(crate) kubelet: KubeletTls,
     /// Held while a service's addresses are chosen and stored.
     pub(crate) allocating: tokio::sync::Mutex<()>,
@@ -118,7 +118,7 @@ impl Apiserver {
             authenticators,
             admission: Admission::new(),
             advertise: config.advertise,
-            service_cidr: config.service_cidr,
+            service_range: config.service_range,
             kubelet: config.kubelet,
             allocating: tokio::sync::Mutex::new(()),
             shutdown,

@@ -110,7 +110,7 @@ async fn open(directory: &std::path::Path) -> Apiserver {
     std::fs::write(&token_file, "secret,ann,7,system:masters\n").unwrap();
     let config = ApiserverConfig {
         advertise: "192.0.2.1:6443".parse().unwrap(),
-        service_cidr: "10.43.0.0/16".parse().unwrap(),
+        service_range: ServiceRange::new("10.43.0.0/16".parse().unwrap()),
         service_account_key: KeyPair::generate().unwrap().serialize_der(),
         issuer: "https://kubernetes.default.svc".to_owned(),
         token_file: Some(token_file),

@@ -25,6 +25,13 @@ struct Address {
     port: u16,
 }
 
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
 /// Sends a request without a body to the kubelet of a node; upgrades stay possible.
 pub(crate) async fn send(
     call: &Call,
@@ -32,7 +39,7 @@ pub(crate) async fn send(
     mut request: Request<Empty<bytes::Bytes>>,
 ) -> Result<Response<Incoming>> {
     let address = address(call, node)?;
-    let target = format!("{}:{}", address.host, address.port);
+    let target = address.to_string();
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
     };
@@ -70,4 +77,17 @@ fn preferred_address(status: &Value) -> Option<&str> {
         let mut addresses = status["addresses"].as_array()?.iter();
         addresses.find(|address| address["type"] == wanted)?["address"].as_str()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_told_as_in_a_url() {
+        let told = |host: &str| Address { host: host.to_owned(), port: 10250 }.to_string();
+        assert_eq!(told("192.0.2.1"), "192.0.2.1:10250");
+        assert_eq!(told("2001:db8::1"), "[2001:db8::1]:10250");
+        assert_eq!(told("node-1"), "node-1:10250");
+    }
 }

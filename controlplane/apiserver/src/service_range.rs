@@ -1,0 +1,74 @@
+//! The addresses that services get: one range, and so one family.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnetwork::IpNetwork;
+
+/// The range of services' addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceRange(IpNetwork);
+
+// === impl ServiceRange ===
+
+impl ServiceRange {
+    /// Of that network.
+    #[must_use]
+    pub fn new(network: IpNetwork) -> Self {
+        Self(network)
+    }
+
+    /// The apiserver's own address there: the first.
+    #[must_use]
+    pub fn own(self) -> Option<IpAddr> {
+        self.nth(1)
+    }
+
+    /// How many addresses it has. Of a wide range of IPv6 the first 2^64 are enough.
+    pub(crate) fn size(self) -> u128 {
+        let bits = if self.0.is_ipv4() { 32 } else { 128 };
+        1 << (bits - u32::from(self.0.prefix())).min(64)
+    }
+
+    pub(crate) fn nth(self, place: u128) -> Option<IpAddr> {
+        let place = Some(place).filter(|place| *place < self.size())?;
+        Some(match self.0.network() {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits() | u32::try_from(place).ok()?).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits() | place).into(),
+        })
+    }
+
+    pub(crate) fn contains(self, address: IpAddr) -> bool {
+        self.0.contains(address)
+    }
+
+    /// The family, as the API names it.
+    pub(crate) fn family(self) -> &'static str {
+        if self.0.is_ipv4() { "IPv4" } else { "IPv6" }
+    }
+}
+
+impl std::fmt::Display for ServiceRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_counted_from_the_networks_own() {
+        let nth = |range: &str, place: u128| {
+            let address = ServiceRange::new(range.parse().unwrap()).nth(place);
+            address.map(|address| address.to_string())
+        };
+        assert_eq!(nth("10.43.0.0/16", 1).as_deref(), Some("10.43.0.1"));
+        assert_eq!(nth("10.43.7.7/16", 65535).as_deref(), Some("10.43.255.255"));
+        assert_eq!(nth("10.43.0.0/16", 65536), None);
+        assert_eq!(nth("fd43::/112", 258).as_deref(), Some("fd43::102"));
+        assert_eq!(nth("fd43::/112", 65536), None);
+        assert_eq!(nth("::/0", 1 << 63).as_deref(), Some("::8000:0:0:0"));
+        assert_eq!(nth("::/0", 1 << 64), None);
+    }
+}
