@@ -1,6 +1,7 @@
 //! The kernel parameters that a pod network needs. Written only when they differ, because writing
 //! some of them has side effects (`ip_forward` resets per-interface settings).
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use ipnetwork::IpNetwork;
@@ -13,9 +14,52 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
         ensure("/proc/sys/net/ipv4/ip_forward", "1")?;
     }
     if cidrs.iter().any(IpNetwork::is_ipv6) {
-        ensure("/proc/sys/net/ipv6/conf/all/forwarding", "1")?;
+        forward_v6()?;
     }
     Ok(())
+}
+
+/// Who forwards hears no router any more (`accept_ra` of 1), and what was heard of default routes is dropped at that
+/// moment: a node that has its way to the world by router advertisements would cut itself off. So interfaces that
+/// lead to a router, or may, are told to listen all the same (2); not all, since a pod is no router.
+fn forward_v6() -> Result<(), Error> {
+    let all = Path::new("/proc/sys/net/ipv6/conf");
+    let forwarding = all.join("all/forwarding");
+    if read(&forwarding)?.trim() == "1" {
+        return Ok(());
+    }
+    let routes = read(Path::new("/proc/thread-self/net/ipv6_route"))?;
+    let led = led_by_routers(&routes);
+    let interfaces = std::fs::read_dir(all).map_err(|source| Error::File {
+        action: "read",
+        path: all.to_owned(),
+        source,
+    })?;
+    for name in interfaces.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+        let is_hardware = || Path::new("/sys/class/net").join(&name).join("device").exists();
+        let heeds = all.join(&name).join("accept_ra");
+        // One that is gone meanwhile needs nothing.
+        let listens = || std::fs::read_to_string(&heeds).is_ok_and(|now| now.trim() == "1");
+        if (led.contains(name.as_str()) || is_hardware()) && listens() {
+            write(&heeds, "2")?;
+        }
+    }
+    write(&forwarding, "1")
+}
+
+/// The interfaces with a default route that a router advertised, by `/proc/net/ipv6_route`.
+fn led_by_routers(routes: &str) -> BTreeSet<&str> {
+    /// `RTF_DEFAULT` and `RTF_ADDRCONF` of linux/ipv6_route.h.
+    const ADVERTISED: u32 = 0x0001_0000 | 0x0004_0000;
+    routes
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [.., flags, interface] = fields[..] else { return None };
+            let flags = u32::from_str_radix(flags, 16).ok()?;
+            (flags & ADVERTISED == ADVERTISED).then_some(interface)
+        })
+        .collect()
 }
 
 /// Whether 127.0.0.1 of the node may reach host ports: such packets leave by the interface with a loopback source until
@@ -41,10 +85,40 @@ fn unless_absent(done: Result<(), Error>) -> Result<(), Error> {
 
 fn ensure(path: &str, value: &str) -> Result<(), Error> {
     let path = Path::new(path);
-    let failed = |action| move |source| Error::File { action, path: path.to_owned(), source };
-    let now = std::fs::read_to_string(path).map_err(failed("read"))?;
-    if now.trim() == value {
-        return Ok(());
+    if read(path)?.trim() == value { Ok(()) } else { write(path, value) }
+}
+
+fn read(path: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(path).map_err(|source| Error::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn write(path: &Path, value: &str) -> Result<(), Error> {
+    std::fs::write(path, value).map_err(|source| Error::File {
+        action: "write",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_advertised_default_route_is_told_from_one_that_was_set() {
+        let route = |flags: &str, interface: &str| {
+            let (any, hop) = ("0".repeat(32), "fe800000000000000000000000000001");
+            format!("{any} 00 {any} 00 {hop} 00000400 00000001 00000000 {flags} {interface:>8}\n")
+        };
+        let advertised = route("00450003", "eth0");
+        let set = route("00000003", "eth1");
+        let prefix = route("00040001", "eth2");
+        let none = route("00200200", "lo");
+        let all = [advertised, set, prefix, none].concat();
+        assert_eq!(led_by_routers(&all), BTreeSet::from(["eth0"]));
     }
-    std::fs::write(path, value).map_err(failed("write"))
 }

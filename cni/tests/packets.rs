@@ -8,7 +8,8 @@
 )]
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
@@ -16,6 +17,10 @@ use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, sendto, setsockopt, socket,
+    sockopt,
+};
 
 /// A thread in a network namespace, which does there what it is told. The namespace goes with it.
 struct Space {
@@ -265,5 +270,48 @@ fn a_host_port_leads_over_ipv6_too() {
             });
             assert_eq!(seen, from);
         }
+    });
+}
+
+/// What a router says of itself to the node, from now on and for so many seconds (RFC 4861, 4.2).
+fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
+    router.within(move || {
+        let socket =
+            socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6);
+        let socket = socket.unwrap();
+        // What comes from farther away is not believed.
+        setsockopt(&socket, sockopt::Ipv6Ttl, &255).unwrap();
+        let mut message = [0; 16];
+        message[0] = 134;
+        message[6..8].copy_from_slice(&seconds.to_be_bytes());
+        let link = nix::net::if_::if_nametoindex("up1").unwrap();
+        let to = SockaddrIn6::from(SocketAddrV6::new(to, 0, 0, link));
+        // Not while its own address is not proven yet.
+        sendto(socket.as_raw_fd(), &message, &to, MsgFlags::empty()).ok();
+    });
+}
+
+#[test]
+fn a_node_that_begins_to_forward_goes_on_heeding_its_router() {
+    on_a_node(&["10.42.0.0/24"], async |scene: Scene| {
+        let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
+        let own = ip("-6 -o addr show dev up0 scope link");
+        let own: Ipv6Addr = own.split(" inet6 ").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
+        let eventually = |seconds: u16, is: bool| {
+            let end = std::time::Instant::now() + LONG;
+            while by_router() != is {
+                assert!(std::time::Instant::now() < end, "{}", ip("-6 route"));
+                advertise(&scene.beyond, own, seconds);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        };
+        eventually(1800, true);
+        let ranges = ["10.42.0.0/24", "fd42::/64"].map(|range| range.parse().unwrap());
+        scene.network.set_pod_cidrs(ranges.to_vec()).await.unwrap();
+        assert_eq!(std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/forwarding").unwrap().trim(), "1");
+        assert!(by_router(), "{}", ip("-6 route"));
+        eventually(0, false);
+        let bridge = std::fs::read_to_string("/proc/sys/net/ipv6/conf/coracle0/accept_ra").unwrap();
+        assert_eq!(bridge.trim(), "1", "pods are no routers");
     });
 }

@@ -213,7 +213,7 @@ fn controllers_config(
         node_mask_v6: config.node_masks[1],
         root_ca_pem: Some(pki.authority_pem().to_owned()),
         server: Some(format!("https://{address}")),
-        reserved_ranges: [&config.cluster_cidrs[..], &[IpNetwork::V4(config.service_cidr)]].concat(),
+        reserved_ranges: [&config.cluster_cidrs[..], &[config.service_cidr]].concat(),
         server_names: leaf.names,
         server_addresses: leaf.addresses,
         own_node: config.own_node.clone(),
