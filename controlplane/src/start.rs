@@ -143,7 +143,10 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let failed = |source| Error::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
-    let address = SocketAddr::new(config.advertise.unwrap_or_else(|| own_address(bound.ip())), bound.port());
+    let address = SocketAddr::new(
+        config.advertise.unwrap_or_else(|| own_address(bound.ip(), config.service_cidr.is_ipv6())),
+        bound.port(),
+    );
     let leaf = serving_leaf(&config, address);
     let tls = serving_tls(&pki, &leaf)?;
     let stopped = shutdown.child_token();
@@ -244,8 +247,9 @@ fn local_server(bound: SocketAddr) -> String {
     format!("https://{}", SocketAddr::new(ip, bound.port()))
 }
 
-/// The address that this machine would use towards others; no packet is sent. Loopback without a network.
-fn own_address(listen: IpAddr) -> IpAddr {
+/// The address that this machine would use towards others, if it can of the family that services have, since the API is
+/// one of them; no packet is sent. Loopback without a network.
+fn own_address(listen: IpAddr, v6_first: bool) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;
     }
@@ -255,11 +259,10 @@ fn own_address(listen: IpAddr) -> IpAddr {
         Some(socket.local_addr().ok()?.ip())
     };
     // For documentation: they are routed like any far address and belong to nobody.
-    let far = Ipv4Addr::new(192, 0, 2, 1).into();
-    let far_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into();
-    routed(Ipv4Addr::UNSPECIFIED.into(), far)
-        .or_else(|| routed(Ipv6Addr::UNSPECIFIED.into(), far_v6))
-        .unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    let v4 = || routed(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into());
+    let v6 = || routed(Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into());
+    let found = if v6_first { v6().or_else(v4) } else { v4().or_else(v6) };
+    found.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
 fn host_name() -> Option<String> {

@@ -57,7 +57,7 @@ impl Flannel {
         let token = nodes.kubectl(&["create", "token", "flannel", "-n", NAMESPACE]);
         fs::write(dir.join("kubeconfig"), nodes.kubeconfig(&format!("token: '{}'", token.trim()))).unwrap();
         fs::write(dir.join("net-conf.json"), net_conf(nodes, cidrs, backend)).unwrap();
-        let host = Host::new(10 + number);
+        let host = nodes.host(10 + number);
         // For the lock of iptables.
         host.run("mount", &["-t", "tmpfs", "none", "/run"]);
         let mut flannel = Self { host, name, dir, process: None, pods: Vec::new() };
@@ -172,6 +172,7 @@ fn net_conf(nodes: &Nodes, cidrs: &str, backend: &Value) -> String {
     let map = nodes.get(&["configmap", "kube-flannel-cfg", "-n", NAMESPACE]);
     let mut conf: Value = serde_json::from_str(map["data"]["net-conf.json"].as_str().unwrap()).unwrap();
     assert!(conf["Network"].is_string() && conf["Backend"]["Type"] == "vxlan", "another manifest: {conf}");
+    conf["EnableIPv4"] = cidrs.split(',').any(|cidr| !cidr.contains(':')).into();
     for cidr in cidrs.split(',') {
         if cidr.contains(':') {
             conf["EnableIPv6"] = true.into();

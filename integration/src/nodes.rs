@@ -133,7 +133,7 @@ impl Nodes {
         let registry = ["--registry-config-dir", registry].into_iter().chain(disk).map(str::to_owned);
         Agent {
             flags: registry.chain(flags.iter().map(|flag| (*flag).to_owned())).collect(),
-            host: Host::with(self.families, 10 + number),
+            host: self.host(10 + number),
             process: None,
             log: dir.join("agent.log"),
             dir,
@@ -170,6 +170,11 @@ impl Nodes {
         let output = command.output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A machine with addresses as these nodes have.
+    pub(crate) fn host(&self, number: u8) -> Host {
+        Host::with(self.families, number)
     }
 
     /// A directory of a machine's own.

@@ -33,9 +33,12 @@ impl Seat {
     fn of(nodes: &Nodes, host: &Host, name: &str, devices: [&'static str; 2]) -> Self {
         let ranges: Vec<String> =
             nodes.get(&["node", name])["spec"]["podCIDRs"].as_array().unwrap().iter().map(text).collect();
-        let links = |family: &str| host.ip(&[family, "addr", "show", "dev", "eth0", "scope", "global"]);
-        let address = |family: &str| text(&links(family)[0]["addr_info"][0]["local"]);
-        let ends = [address("-4"), address("-6")].into_iter().zip(devices).take(ranges.len()).collect();
+        let end = |range: &String| {
+            let (family, device) = if range.contains(':') { ("-6", devices[1]) } else { ("-4", devices[0]) };
+            let links = host.ip(&[family, "addr", "show", "dev", "eth0", "scope", "global"]);
+            (text(&links[0]["addr_info"][0]["local"]), device)
+        };
+        let ends = ranges.iter().map(end).collect();
         Self { name: name.to_owned(), ends, ranges, pid: host.pid() }
     }
 }
@@ -52,7 +55,8 @@ fn needed(host: &Host, seat: &Seat) -> Entries {
 /// What a node's kernel knows of others; none while the three tables do not agree.
 fn known(host: &Host, seat: &Seat) -> Option<Entries> {
     let mut known = Entries::new();
-    for ((_, device), family) in seat.ends.iter().zip(["-4", "-6"]) {
+    for (_, device) in &seat.ends {
+        let family = if device.contains("v6") { "-6" } else { "-4" };
         let list = |value: Value| value.as_array().unwrap().clone();
         let fdb = host.run("bridge", &["-j", "fdb", "show", "dev", device]);
         let fdb = list(serde_json::from_str(&fdb).unwrap());
@@ -108,17 +112,18 @@ fn answered(host: &Host) -> [[u64; 2]; 2] {
 }
 
 /// That ours have tested the way to a node of flannel's that has no pods yet, and so no bridge, and found it well.
-fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, families: usize) {
+fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
     let bridges = flannel.host().ip(&["link", "show", "type", "bridge"]);
     assert_eq!(bridges, json!([]));
     // A small and a full echo of each node, and two datagrams, which may come as one.
     let each = u64::try_from(nodes.agents().len()).unwrap();
     eventually("ours to test the way to flannel's node", 30, || {
         let answered = answered(flannel.host());
-        answered[..families]
-            .iter()
-            .all(|[echoes, datagrams]| *echoes >= 2 * each && *datagrams >= each)
-            .then_some(())
+        let well = |v6: bool| {
+            let [echoes, datagrams] = answered[usize::from(v6)];
+            echoes >= 2 * each && datagrams >= each
+        };
+        cidrs.split(',').all(|cidr| well(cidr.contains(':'))).then_some(())
     });
     // A fault is told when it is seen again, a second later.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
@@ -148,7 +153,7 @@ impl Mixed {
         nodes.wait_ready();
         let mut pods = with_nginx(&nodes, 2);
         let mut flannel = Flannel::join(&nodes, 3, cidrs, backend);
-        is_well_without_pods(&nodes, &flannel, cidrs.split(',').count());
+        is_well_without_pods(&nodes, &flannel, cidrs);
         let (process, ips) = flannel.attach();
         pods.push(Pod { node: flannel.name().to_owned(), ips, process });
         Self { nodes, flannel, pods }
@@ -255,12 +260,22 @@ fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
 }
 
 #[test]
+fn nodes_of_flannels_and_ours_form_one_network_of_ipv6_alone() {
+    on_a_machine(|machine| {
+        let mixed = Mixed::up(machine, "fd42::/48");
+        mixed.all_know_all();
+        mixed.all_reach_all(MTU);
+        mixed.nobody_is_masqueraded();
+    });
+}
+
+#[test]
 fn a_node_of_flannels_that_does_not_answer_is_told_of() {
     on_a_machine(|machine| {
         let cidrs = "10.42.0.0/16";
         let nodes = Nodes::up(machine, cidrs, 1);
         let flannel = Flannel::join(&nodes, 3, cidrs, &json!({"Type": "vxlan"}));
-        is_well_without_pods(&nodes, &flannel, 1);
+        is_well_without_pods(&nodes, &flannel, cidrs);
         let device = &flannel.host().ip(&["addr", "show", "dev", "flannel.1"])[0];
         let address = text(&device["addr_info"][0]["local"]);
         flannel.host().cut();
