@@ -10,11 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_cni::{Backend, Local, Offload, Overlay, OverlayConfig, Passes, Peer, examine};
 use nix::sched::{CloneFlags, unshare};
 
+/// However slow the machine is: long enough for what happens at all.
+const LONG: Duration = Duration::from_secs(60);
 const VXLAN: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: false };
 
 fn run(program: &str, arguments: &[&str]) -> String {
@@ -136,10 +138,16 @@ fn echoes(from: &str, to: &str, length: usize) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let (to, mut buffer) = (SocketAddr::new(to.parse().unwrap(), 7), vec![0; 65536]);
     // The first packet may find the underlay's neighbour unknown, or news of a narrower way on the way back.
-    (0..5).any(|_| {
-        socket.send_to(&vec![7; length], to).is_ok()
+    let begun = Instant::now();
+    while begun.elapsed() < LONG {
+        if socket.send_to(&vec![7; length], to).is_ok()
             && socket.recv(&mut buffer).is_ok_and(|answered| answered == length)
-    })
+        {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
 }
 
 fn reaches_everything(mtu: usize) {
@@ -388,7 +396,7 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
         ] {
             ip(damage);
             assert!(tables() != right, "no damage: {damage}");
-            let news = tokio::time::timeout(Duration::from_secs(2), overlay.news());
+            let news = tokio::time::timeout(LONG, overlay.news());
             news.await.unwrap_or_else(|_| panic!("not noticed: {damage}"));
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {damage}\n{}", tables());
@@ -398,14 +406,14 @@ fn whatever_somebody_else_changes_is_noticed_and_repaired() {
             &["fdb", "append", "02:00:00:00:00:77", "dev", "coracle.1", "dst", "192.0.2.77"],
         ] {
             run("bridge", arguments);
-            let news = tokio::time::timeout(Duration::from_secs(2), overlay.news());
+            let news = tokio::time::timeout(LONG, overlay.news());
             news.await.unwrap_or_else(|_| panic!("not noticed: {arguments:?}"));
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(tables() == right, "after {arguments:?}\n{}", tables());
         }
         // The uplink's MTU is the overlay's.
         ip("link set eth0 mtu 1400");
-        tokio::time::timeout(Duration::from_secs(2), overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
         assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().mtu, Some(1330));
         assert!(ip("link show coracle.1").contains("mtu 1350"));
     });

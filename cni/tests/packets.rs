@@ -12,6 +12,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, TcpStrea
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
@@ -58,12 +59,13 @@ impl Space {
         })
     }
 
-    /// Answers every datagram with a name.
+    /// Answers every datagram with a name, and with what it said.
     fn answer(&self, at: &'static str, name: &'static str) {
         let socket = self.within(move || UdpSocket::bind(at).unwrap());
         std::thread::spawn(move || {
-            while let Ok((_, from)) = socket.recv_from(&mut [0; 64]) {
-                socket.send_to(name.as_bytes(), from).ok();
+            let mut buffer = [0; 64];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                socket.send_to(&[name.as_bytes(), b" ", &buffer[..length]].concat(), from).ok();
             }
         });
     }
@@ -151,16 +153,22 @@ fn port(protocol: Protocol, host_port: u16, container_port: u16) -> PortMapping 
     PortMapping { host_ip: None, host_port, container_port, protocol }
 }
 
-/// Who answers at `to`, asked by this socket for some seconds at most.
+/// Who answers at `to`, asked by this socket for some seconds at most. Each call has a question of its own, so that
+/// nobody's late answer is taken for another's.
 fn ask(socket: &UdpSocket, to: &str) -> Option<String> {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    let question = format!("who {}", ASKED.fetch_add(1, Ordering::Relaxed));
     let mut buffer = [0; 64];
     socket.set_read_timeout(Some(SHORT)).unwrap();
     for _ in 0..20 {
-        socket.send_to(b"who", to).unwrap();
-        if let Ok((length, _)) = socket.recv_from(&mut buffer) {
-            // Answers to what was asked before are late by now.
-            while socket.recv_from(&mut [0; 64]).is_ok() {}
-            return Some(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        socket.send_to(question.as_bytes(), to).unwrap();
+        while let Ok((length, _)) = socket.recv_from(&mut buffer) {
+            let text = String::from_utf8_lossy(&buffer[..length]);
+            if let Some((name, asked)) = text.split_once(' ')
+                && asked == question
+            {
+                return Some(name.to_owned());
+            }
         }
     }
     None

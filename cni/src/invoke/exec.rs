@@ -152,7 +152,7 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let executables = Executables {
             path: vec!["/absent".into(), dir.path().to_owned()],
-            timeout: Duration::from_secs(2),
+            timeout: Duration::from_secs(60),
         };
         (dir, executables)
     }
