@@ -12,8 +12,8 @@ use crate::{ErrorKind, Images, ImagesConfig};
 
 async fn impatient(root: &Path, hosts: Option<&Path>) -> Images {
     let config = ImagesConfig {
-        stall_timeout: Duration::from_millis(300),
-        progress_timeout: Duration::from_millis(1200),
+        stall_timeout: Duration::from_secs(2),
+        progress_timeout: Duration::from_secs(5),
         registry_config_dir: hosts.map(Path::to_owned),
         ..ImagesConfig::new(root)
     };
@@ -25,7 +25,7 @@ async fn given_up(images: &Images, name: &str) -> String {
     let began = Instant::now();
     let error = images.pull(name, None, None).await.unwrap_err();
     // Two documents and a blob, each with its time, on a busy machine.
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}: {}", began.elapsed(), error.report());
+    assert!(began.elapsed() < Duration::from_secs(90), "{:?}: {}", began.elapsed(), error.report());
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.report());
     error.report()
 }
@@ -40,13 +40,14 @@ async fn a_pull_that_makes_no_progress_ends_wherever_it_stands() {
         ("/manifests/", Fault::Stall(0), "nothing for too long"),
         ("/manifests/", Fault::Stall(20), "nothing for too long"),
         ("/manifests/", Fault::Stall(400), "nothing for too long"),
-        ("/manifests/", Fault::Drip(0), "no progress in 1.2s"),
-        (&config, Fault::Stall(0), "no progress in 1.2s"),
-        (&blob, Fault::Stall(0), "no progress in 1.2s"),
-        (&blob, Fault::Stall(3000), "no progress in 1.2s"),
-        (&blob, Fault::Drip(20_000), "no progress in 1.2s"),
+        ("/manifests/", Fault::Drip(0), "no progress in 5s"),
+        (&config, Fault::Stall(0), "no progress in 5s"),
+        (&blob, Fault::Stall(0), "no progress in 5s"),
+        (&blob, Fault::Stall(3000), "no progress in 5s"),
+        (&blob, Fault::Drip(20_000), "no progress in 5s"),
     ];
-    for (part, fault, said) in cases {
+    // All at once: each waits, and does little else.
+    let all = cases.map(async |(part, fault, said)| {
         let root = tempfile::tempdir().unwrap();
         let images = impatient(root.path(), None).await;
         let (part, what) = (part.to_owned(), fault.clone());
@@ -59,7 +60,8 @@ async fn a_pull_that_makes_no_progress_ends_wherever_it_stands() {
         assert!(report.contains(said) && report.contains(line.address()), "{what:?}: {report}");
         nothing_left(root.path()).await;
         assert!(entries(&root.path().join("images/resume")) <= 1);
-    }
+    });
+    futures::future::join_all(all).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,7 +95,7 @@ async fn hosts_that_accept_and_say_nothing_are_given_up() {
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("r.example")).unwrap();
     for (scheme, said) in [("http", "nothing for too long"), ("https", "cannot reach")] {
-        let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"100ms\"\n");
+        let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"2s\"\n");
         std::fs::write(hosts.path().join("r.example/hosts.toml"), text).unwrap();
         let root = tempfile::tempdir().unwrap();
         let images = impatient(root.path(), Some(hosts.path())).await;
