@@ -125,7 +125,7 @@ fn run(filter: &str) -> ExitCode {
         let began = Instant::now();
         let result = std::panic::catch_unwind(|| {
             runtime().block_on(async {
-                tokio::time::timeout(Duration::from_secs(60), test(Pod::start().await))
+                tokio::time::timeout(Duration::from_secs(600), test(Pod::start().await))
                     .await
                     .expect("in time");
             });

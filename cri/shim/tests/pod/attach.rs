@@ -88,17 +88,14 @@ pub(crate) async fn a_port_of_the_pod_is_reached_from_outside(pod: Pod) {
     assert_eq!(error.kind, ErrorKind::ConnectionRefused, "{error}");
     pod.run("c", "echo ready; exec nc -l -p 8080 -e cat").await;
     pod.until_logged("c", "ready").await;
-    let mut connected = None;
-    for _ in 0..200 {
+    let begun = std::time::Instant::now();
+    let mut stream = loop {
         match pod.shim.connect_port(8080).await {
-            Ok(stream) => {
-                connected = Some(stream);
-                break;
-            }
-            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            Ok(stream) => break stream,
+            Err(error) => assert!(begun.elapsed() < std::time::Duration::from_secs(60), "{error}"),
         }
-    }
-    let mut stream = connected.expect("a connection");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    };
     stream.set_nonblocking(false).unwrap();
     stream.write_all(b"ping\n").unwrap();
     let mut answer = [0; 5];

@@ -268,7 +268,7 @@ pub(crate) fn spec(shim: i32, cgroup: &str, script: &str) -> Value {
 }
 
 pub(crate) async fn until(mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !happened() {
         assert!(Instant::now() < deadline, "it did not happen");
         tokio::time::sleep(Duration::from_millis(5)).await;
