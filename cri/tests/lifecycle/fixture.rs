@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{CgroupDriver, NriSettings, Runtime, RuntimeConfig};
@@ -338,14 +338,15 @@ impl Machine {
     }
 
     pub(crate) async fn wait_exited(&self, id: &str) -> cri::ContainerStatus {
-        for _ in 0..1500 {
+        let begun = Instant::now();
+        loop {
             let status = self.status(id).await;
             if status.state == i32::from(cri::ContainerState::ContainerExited) {
                 return status;
             }
+            assert!(begun.elapsed() < Duration::from_secs(120), "container {id} does not end");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("container {id} does not end");
     }
 
     pub(crate) async fn pid(&self, id: &str) -> i32 {
@@ -362,10 +363,8 @@ impl Machine {
     /// Everything that the runtime made: directories, cgroups, interfaces, mounts. Waits for the layers
     /// and interfaces of what is removed already: they go a moment after the answer.
     pub(crate) async fn traces(&self) -> Vec<String> {
-        for _ in 0..250 {
-            if !self.leaving() {
-                break;
-            }
+        let begun = Instant::now();
+        while self.leaving() && begun.elapsed() < Duration::from_secs(60) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.traces_now()
@@ -495,7 +494,9 @@ fn config(dir: &Path, cgroup_root: &str) -> RuntimeConfig {
         socket: Some(dir.join("nri.sock")),
         plugins: Some(dir.join("plugins")),
         configs: dir.join("plugins.d"),
-        request_time: Duration::from_millis(700),
+        // However slow the machine is: whoever answers at all is never dropped for it.
+        request_time: Duration::from_secs(30),
+        registration_time: Duration::from_secs(120),
         ..NriSettings::default()
     };
     RuntimeConfig {

@@ -41,7 +41,7 @@ pub(crate) async fn a_plugin_with_a_wrong_name_is_not_taken(machine: &mut Machin
     let plugin = Plugin::speak(stream, 0, |_| Say::Yes);
     // Answered or not: the connection ends at once.
     let _heard = plugin.register("1", "test").await;
-    tokio::time::timeout(Duration::from_secs(2), plugin.connection.closed()).await.expect("disconnected");
+    tokio::time::timeout(Duration::from_secs(60), plugin.connection.closed()).await.expect("disconnected");
 }
 
 pub(crate) async fn a_preinstalled_plugin_is_there_from_the_start(machine: &mut Machine) {
@@ -74,19 +74,16 @@ pub(crate) fn preinstalled() -> ExitCode {
     stream.set_nonblocking(true).expect("socket");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
     runtime.block_on(async {
-        let config = std::sync::Arc::new(std::sync::OnceLock::new());
-        let (full, told) = (format!("{index}-{name}"), std::sync::Arc::clone(&config));
+        let full = format!("{index}-{name}");
         let plugin = Plugin::speak(UnixStream::from_std(stream).expect("socket"), 0, move |heard| {
             if heard.method != "CreateContainer" {
                 return Say::Yes;
             }
-            let text = told.get().cloned().unwrap_or_default();
-            let variable = KeyValue { key: "OWN".into(), value: format!("{full} {text}") };
+            let variable = KeyValue { key: "OWN".into(), value: format!("{full} {}", heard.config) };
             Say::adjust(ContainerAdjustment { env: vec![variable], ..Default::default() })
         });
         plugin.register(&index, &name).await.expect("register");
         plugin.synchronized().await;
-        config.set(plugin.configured().config).expect("once");
         plugin.connection.closed().await;
     });
     ExitCode::SUCCESS

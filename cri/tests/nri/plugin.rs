@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_nri::connection::{CallError, Connection, Service};
 use coracle_nri::mux;
@@ -18,6 +18,8 @@ use prost::Message;
 use tokio::net::UnixStream;
 
 const RUNTIME: &str = "nri.pkg.api.v1alpha1.Runtime";
+/// However slow the machine is: long enough for what comes at all.
+const LONG: Duration = Duration::from_secs(60);
 
 /// What the plugin says to a call.
 pub(crate) enum Say {
@@ -38,6 +40,8 @@ pub(crate) enum Say {
 pub(crate) struct Heard {
     pub(crate) method: String,
     pub(crate) about: StartContainerRequest,
+    /// What the plugin was told of its configuration before.
+    pub(crate) config: String,
 }
 
 type Answer = dyn Fn(&Heard) -> Say + Send + Sync;
@@ -88,7 +92,7 @@ impl Service for Ears {
                 }
                 _ => {}
             }
-            let heard = heard(&request);
+            let heard = heard(&request, self.configured.lock().unwrap().config.clone());
             let said = (self.answer)(&heard);
             if !matches!(said, Say::Unknown) {
                 self.heard.lock().unwrap().push(heard);
@@ -104,17 +108,18 @@ impl Service for Ears {
     }
 }
 
-fn heard(request: &Request) -> Heard {
+fn heard(request: &Request, config: String) -> Heard {
     let payload = request.payload.as_slice();
     if request.method == "StateChange" {
         let StateChangeEvent { event, pod, container } = StateChangeEvent::decode(payload).unwrap();
         return Heard {
             method: format!("StateChange {event}"),
             about: StartContainerRequest { pod, container },
+            config,
         };
     }
     let about = StartContainerRequest::decode(payload).unwrap_or_default();
-    Heard { method: request.method.clone(), about }
+    Heard { method: request.method.clone(), about, config }
 }
 
 // === impl Plugin ===
@@ -168,20 +173,19 @@ impl Plugin {
             nri_version: "v0.13.0".into(),
         };
         let call = (RUNTIME, "RegisterPlugin");
-        self.connection.call::<Empty>(call, &request, Duration::from_secs(5)).await.map(drop)
+        self.connection.call::<Empty>(call, &request, LONG).await.map(drop)
     }
 
     pub(crate) async fn synchronized(&self) {
         let mut done = self.ears.synchronized.subscribe();
         let wait = done.wait_for(|done| *done);
-        let _seen =
-            tokio::time::timeout(Duration::from_secs(5), wait).await.expect("in time").expect("alive");
+        let _seen = tokio::time::timeout(LONG, wait).await.expect("in time").expect("alive");
     }
 
     /// Asks the runtime for updates.
     pub(crate) async fn update(&self, request: &UpdateContainersRequest) -> UpdateContainersResponse {
         let call = (RUNTIME, "UpdateContainers");
-        self.connection.call(call, request, Duration::from_secs(5)).await.expect("update")
+        self.connection.call(call, request, LONG).await.expect("update")
     }
 
     /// What the synchronization said.
@@ -215,13 +219,11 @@ impl Plugin {
 
     /// Waits until an event of it was heard.
     pub(crate) async fn hears(&self, id: &str, method: &str) {
-        for _ in 0..500 {
-            if self.methods_of(id).iter().any(|heard| heard == method) {
-                return;
-            }
+        let begun = Instant::now();
+        while !self.methods_of(id).iter().any(|heard| heard == method) {
+            assert!(begun.elapsed() < LONG, "{method} of {id} is not told: {:?}", self.methods_of(id));
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("{method} of {id} is not told: {:?}", self.methods_of(id));
     }
 
     /// Disconnects, and waits until the runtime knows.

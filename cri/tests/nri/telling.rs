@@ -10,7 +10,7 @@ use crate::plugin::{Plugin, Say};
 pub(crate) async fn every_event_comes_once_in_order_and_with_names(machine: &mut Machine) {
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", |_| Say::Yes).await;
     assert_eq!(plugin.configured().runtime_name, "coracle");
-    assert_eq!(plugin.configured().request_timeout, 700);
+    assert_eq!(plugin.configured().request_timeout, 30_000);
     let pod = machine.pod("told").await;
     let by_itself = machine.run(&pod, "a", &["sh", "-c", "exit 3"]).await;
     machine.wait_exited(&by_itself).await;
@@ -103,14 +103,20 @@ pub(crate) async fn a_plugin_that_refuses_leaves_nothing_behind(machine: &mut Ma
 }
 
 pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machine) {
+    const SHORT: Duration = Duration::from_millis(700);
+    machine.close_runtime().await;
+    machine.open_runtime_with(|config| config.nri.request_time = SHORT).await;
     let silent = Plugin::join(&machine.path("nri.sock"), "10", |_| Say::Silence).await;
     let well = Plugin::join(&machine.path("nri.sock"), "20", |_| Say::Yes).await;
     let before = Instant::now();
     let pod = machine.pod("slow").await;
     let took = before.elapsed();
-    assert!(took > Duration::from_millis(700), "{took:?}");
+    assert!(took > SHORT, "{took:?}");
     silent.connection.closed().await;
     assert_eq!(well.methods_of(&pod), ["RunPodSandbox"]);
+    well.leave().await;
+    machine.restart(Duration::ZERO).await;
+    let well = Plugin::join(&machine.path("nri.sock"), "20", |_| Say::Yes).await;
     // One that dies in the middle of a call fails nothing.
     let dying =
         Plugin::join_for(&machine.path("nri.sock"), "05", 1 << (Event::CreateContainer as i32 - 1), |_| {

@@ -9,6 +9,7 @@ use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use tonic::{Code, Request, Status};
 
+use crate::checkpoint_pod::goes_on;
 use crate::fixture::Machine;
 
 pub(crate) async fn a_running_container_is_checkpointed_and_goes_on(machine: &mut Machine) {
@@ -41,10 +42,7 @@ pub(crate) async fn a_running_container_is_checkpointed_and_goes_on(machine: &mu
             assert!(!location.exists());
         }
     }
-    let count = async || machine.exec(&id, &["cat", "/count"], 0).await.expect("exec").stdout;
-    let before = count().await;
-    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
-    assert_ne!(count().await, before, "it goes on");
+    goes_on(machine, &id).await;
     std::fs::remove_file(&location).ok();
     machine.remove_pod(&pod).await;
     let error = checkpoint(machine, &id, &location).await.expect_err("gone");
@@ -55,7 +53,7 @@ pub(crate) async fn checkpoint(machine: &Machine, id: &str, location: &Path) -> 
     let request = cri::CheckpointContainerRequest {
         container_id: id.into(),
         location: location.display().to_string(),
-        timeout: 60,
+        timeout: 300,
     };
     machine.runtime.checkpoint_container(Request::new(request)).await.map(|_| ())
 }

@@ -1,7 +1,7 @@
 //! Checkpoints of pods, and pods from checkpoints. Where CRIU cannot work, all that is refused before it is asked.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
@@ -10,10 +10,14 @@ use tonic::{Code, Request, Status};
 use crate::checkpoint::works;
 use crate::fixture::{Machine, container_config, security};
 
+/// However slow the machine is: long enough for what happens at all.
+const LONG: Duration = Duration::from_secs(120);
+
 /// Counts in memory; the count is in a file, and every tenth in the log. Its end is 3, at a signal. Beside it a server,
-/// and a connection to itself.
+/// and a connection to itself, once somebody listens at port 7001, which is 1B59.
 const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
-    (nc -l -p 7001 -e sleep 10000 &); sleep 1; (nc 127.0.0.1 7001 </dev/zero >/dev/null &); echo mine > /mine; rm /bin/true; i=0; \
+    (nc -l -p 7001 -e sleep 10000 &); until grep -qs ':1B59 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; \
+    (nc 127.0.0.1 7001 </dev/zero >/dev/null &); echo mine > /mine; rm /bin/true; i=0; \
     while :; do i=$((i+1)); echo $i > /count; [ $((i % 10)) != 0 ] || echo count $i; sleep 0.1; done";
 /// Writes to both streams from a child of the first process, which has a pipe of its own to it.
 const TALKER: &str = "exec 2>/dev/null; i=0; while :; do i=$((i+1)); echo said $i; sleep 0.2; done | cat";
@@ -72,25 +76,24 @@ pub(crate) async fn pod(machine: &Machine, name: &str) -> (String, Vec<String>) 
 }
 
 pub(crate) async fn count(machine: &Machine, id: &str) -> u32 {
-    for _ in 0..200 {
+    let begun = Instant::now();
+    loop {
         let read = machine.exec(id, &["cat", "/count"], 0).await.expect("exec");
         if let Ok(count) = String::from_utf8_lossy(&read.stdout).trim().parse() {
             return count;
         }
+        assert!(begun.elapsed() < LONG, "{id} does not count");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("{id} does not count");
 }
 
 pub(crate) async fn goes_on(machine: &Machine, id: &str) {
     let before = count(machine, id).await;
-    for _ in 0..200 {
-        if count(machine, id).await > before {
-            return;
-        }
+    let begun = Instant::now();
+    while count(machine, id).await <= before {
+        assert!(begun.elapsed() < LONG, "{id} stands still at {before}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("{id} stands still at {before}");
 }
 
 pub(crate) async fn checkpoint(
@@ -139,11 +142,16 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
 
 pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     let (source, ids) = pod(machine, "source").await;
-    while count(machine, &ids[0]).await < 5 {}
     let output = empty_directory(machine, "pod-checkpoint");
+    let begun = Instant::now();
+    while count(machine, &ids[0]).await < 5 {
+        assert!(begun.elapsed() < LONG, "it hardly counts");
+    }
     while machine.exec(&ids[0], &["grep", "-q", " 01 00", "/proc/net/tcp"], 0).await.expect("exec").exit_code
         != 0
-    {}
+    {
+        assert!(begun.elapsed() < LONG, "it has no connection");
+    }
     is_cancelled_without_a_trace(machine, &source, &ids, &output).await;
     // What a probe runs is none of the container's own.
     let (probe, made) = tokio::join!(machine.exec(&ids[0], &["sleep", "5"], 0), async {
@@ -184,14 +192,12 @@ async fn is_cancelled_without_a_trace(machine: &Machine, pod: &str, ids: &[Strin
     let late = tokio::time::timeout(Duration::from_millis(20), call).await;
     assert!(!matches!(late, Ok(Ok(()))), "it was whole at once");
     let layer = machine.path("root/containers").join(&ids[0]);
-    for _ in 0..600 {
-        let left = names(&layer).iter().any(|name| name.starts_with("checkpoint"));
-        if !left && names(output).is_empty() {
-            return goes_on(machine, &ids[0]).await;
-        }
+    let begun = Instant::now();
+    while names(&layer).iter().any(|name| name.starts_with("checkpoint")) || !names(output).is_empty() {
+        assert!(begun.elapsed() < LONG, "left: {:?} {:?}", names(output), names(&layer));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    panic!("left: {:?} {:?}", names(output), names(&layer));
+    goes_on(machine, &ids[0]).await;
 }
 
 /// Images that CRIU cannot read: the start says so, and ends the container.
@@ -248,12 +254,15 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
         restored.restored_containers.iter().map(|made| made.container_id.clone()).collect();
     // They wait, and the wait outlives the runtime.
     machine.restart(Duration::from_millis(100)).await;
+    let began = Instant::now();
     for id in &ids {
         assert_eq!(machine.status(id).await.state, i32::from(cri::ContainerState::ContainerCreated));
         machine.start(id).await;
     }
     let first = count(machine, &ids[0]).await;
-    assert!((5..later + 50).contains(&first), "{first} after {later}");
+    // It counts ten a second at most.
+    let since = u32::try_from(began.elapsed().as_secs()).expect("seconds") * 10;
+    assert!((5..later + 50 + since).contains(&first), "{first} after {later}");
     goes_on(machine, &ids[0]).await;
     let files = machine
         .exec(
@@ -274,10 +283,9 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
     assert!(said.contains(&address), "the pod's own hosts, with {address}: {said}");
     for (name, words) in [("counter", "stdout F count "), ("talker", "stdout F said ")] {
         let log = machine.path("logs/restored").join(name).join("0.log");
-        let mut waited = 0;
+        let begun = Instant::now();
         while !std::fs::read_to_string(&log).unwrap_or_default().contains(words) {
-            waited += 1;
-            assert!(waited < 200, "{name} writes no log: {:?}", std::fs::read_to_string(&log));
+            assert!(begun.elapsed() < LONG, "{name} writes no log: {:?}", std::fs::read_to_string(&log));
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

@@ -1,7 +1,7 @@
 //! Metrics, statistics and status.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
@@ -10,8 +10,37 @@ use tonic::Request;
 
 use crate::fixture::Machine;
 
+/// However slow the machine is: long enough for what happens at all, and for any count to serve no more.
+const LONG: Duration = Duration::from_secs(120);
+
 /// What depends on the kernel, on a disk or on a quota being set: block devices' traffic, huge pages, pressure.
 const MAY_BE_ABSENT: [&str; 4] = ["_blkio_", "_hugetlb_", "_pressure_", "_fs_"];
+
+/// Starts a container, and waits until it listens at its port 99, which is 0063; 0A is to listen.
+async fn start_listening(machine: &Machine, id: &str) {
+    machine.start(id).await;
+    let begun = Instant::now();
+    let look = ["grep", "-qs", ":0063 .* 0A ", "/proc/net/tcp", "/proc/net/tcp6"];
+    while machine.exec(id, &look, 0).await.expect("exec").exit_code != 0 {
+        assert!(begun.elapsed() < LONG, "nobody listens");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The file systems, when containers use so many bytes: a count serves for as long as it was dear.
+async fn grown(machine: &Machine, bytes: u64) -> cri::ImageFsInfoResponse {
+    let begun = Instant::now();
+    loop {
+        let request = Request::new(cri::ImageFsInfoRequest {});
+        let info = machine.runtime.image_fs_info(request).await.expect("info").into_inner();
+        let used = info.container_filesystems[0].used_bytes.as_ref().expect("bytes").value;
+        if used >= bytes {
+            return info;
+        }
+        assert!(begun.elapsed() < LONG, "{used} of {bytes}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
 
 pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machine) {
     let pod = machine.pod("metrics").await;
@@ -27,7 +56,7 @@ pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machin
     };
     let id =
         machine.create(&pod, "c", &["sh", "-c", "sleep 1000 & nc -l -p 99"], limited).await.expect("create");
-    machine.start(&id).await;
+    start_listening(machine, &id).await;
     machine.exec(&id, &["sh", "-c", "dd if=/dev/zero of=/big bs=1M count=4"], 0).await.expect("exec");
     let request = Request::new(cri::ListMetricDescriptorsRequest {});
     let descriptors =
@@ -117,11 +146,8 @@ pub(crate) async fn rates_and_sizes_are_true(machine: &mut Machine) {
     let mount = layer.fs_id.expect("file system").mountpoint;
     assert!(std::path::Path::new(&mount).is_dir());
     machine.exec(&id, &["dd", "if=/dev/zero", "of=/big", "bs=1M", "count=3"], 0).await.expect("exec");
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let request = Request::new(cri::ImageFsInfoRequest {});
-    let info = machine.runtime.image_fs_info(request).await.expect("info").into_inner();
+    let info = grown(machine, 3 << 20).await;
     let containers = &info.container_filesystems[0];
-    assert!(containers.used_bytes.as_ref().expect("bytes").value >= 3 << 20);
     assert_eq!(containers.fs_id.as_ref().expect("file system").mountpoint, mount);
     assert!(info.image_filesystems[0].used_bytes.as_ref().expect("bytes").value > 1 << 20);
     // What ended keeps its size, and uses nothing.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
@@ -188,10 +188,8 @@ pub(crate) async fn removals_pulls_and_creations_at_once_agree(machine: &mut Mac
         let request = cri::ImageStatusRequest { image: spec(&id), verbose: false };
         let status = machine.runtime.image_status(Request::new(request)).await.expect("status");
         assert_eq!(status.into_inner().image, None);
-        for _ in 0..250 {
-            if stored(machine) == before {
-                break;
-            }
+        let begun = Instant::now();
+        while stored(machine) != before && begun.elapsed() < Duration::from_secs(60) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(stored(machine), before, "round {round}");

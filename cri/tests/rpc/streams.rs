@@ -65,11 +65,11 @@ pub(crate) async fn a_client_that_has_said_its_last_word_still_hears_the_pod(mac
     client.write(first, b"one", true).await;
     client.write(second, b"tw", false).await;
     client.write(second, b"o", true).await;
-    let answer = timeout(Duration::from_secs(20), client.read_to_end(first)).await.expect("an answer");
+    let answer = timeout(Duration::from_secs(120), client.read_to_end(first)).await.expect("an answer");
     assert_eq!(String::from_utf8_lossy(&answer), "heard one\n");
     let third = client.open_port(9, 8080).await;
     client.write(third, b"three", true).await;
-    let answer = timeout(Duration::from_secs(20), client.read_to_end(third)).await.expect("an answer");
+    let answer = timeout(Duration::from_secs(120), client.read_to_end(third)).await.expect("an answer");
     assert_eq!(String::from_utf8_lossy(&answer), "heard three\n");
     drop(client);
     machine.remove_pod(&pod).await;
