@@ -133,7 +133,7 @@ impl Api {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        let waited = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+        let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
         waited.unwrap_or_else(|_| panic!("{wanted}: {:?}", self.node()));
     }
 }
@@ -207,16 +207,15 @@ fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
         assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "n1");
         assert_eq!(node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10250);
         // The watch begins after the node is there, as it does with a real API.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        api.until("watched", || api.events.receiver_count() > 0).await;
         api.give_range();
         api.until_ready("True").await;
-        let lease = api
-            .objects
-            .lock()
-            .expect("objects")
-            .get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1")
-            .cloned();
-        assert_eq!(lease.expect("a lease")["metadata"]["ownerReferences"][0]["uid"], "u1");
+        let lease = || {
+            let objects = api.objects.lock().expect("objects");
+            objects.get("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1").cloned()
+        };
+        api.until("a lease", || lease().is_some()).await;
+        assert_eq!(lease().expect("a lease")["metadata"]["ownerReferences"][0]["uid"], "u1");
         tokio::time::sleep(Duration::from_millis(50)).await;
         let written = api.writes.lock().expect("writes").len();
         assert_eq!(written, 4, "node, lease, range, status: {:?}", api.writes);
@@ -226,8 +225,8 @@ fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
         // The next life knows its range without being told, and has nothing to say.
         let (again, shutdown) = (network(&dir).await, CancellationToken::new());
         let running = tokio::spawn(agent(&api, again.clone(), &dir).run(shutdown.clone()));
+        api.until("its range", || again.ready().is_ok()).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
-        assert_eq!(again.ready(), Ok(()));
         let writes = api.writes.lock().expect("writes")[written..].to_vec();
         assert!(writes.iter().all(|(_, path, _)| path.contains("leases")), "{writes:?}");
         shutdown.cancel();
