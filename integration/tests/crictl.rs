@@ -178,7 +178,9 @@ fn commands_run_and_logs_are_read() {
         assert_eq!(cri.crictl(&["exec", "-s", &id, "echo", "at once"]), "at once");
         let late = cri.try_crictl(&["exec", "-s", "--timeout", "1", &id, "sleep", "100"]);
         assert!(String::from_utf8_lossy(&late.stderr).contains("timed out"));
-        assert!(!cri.crictl(&["exec", &id, "ps"]).contains("sleep 100\n"));
+        eventually("the late command's end", 10, || {
+            (!cri.crictl(&["exec", &id, "ps"]).contains("sleep 100\n")).then_some(())
+        });
 
         // A terminal, as `script` makes one for crictl, which tells its size when the program may run already.
         let program = "tty; until stty size 2>/dev/null | grep -v ^0; do sleep 0.1; done";
@@ -203,7 +205,7 @@ fn commands_run_and_logs_are_read() {
 
 fn page(port: u16) -> Option<String> {
     let mut connection = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    connection.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     connection.write_all(b"GET / HTTP/1.0\r\nHost: web\r\n\r\n").ok()?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer).ok()?;
@@ -225,7 +227,7 @@ fn ports_are_forwarded_and_everything_is_removed_by_force() {
             for _ in 0..20 {
                 assert!(page(port).unwrap().contains("Welcome to nginx!"));
             }
-            assert!(began.elapsed() < Duration::from_secs(10));
+            assert!(began.elapsed() < Duration::from_secs(120));
         }
         cri.crictl(&["rmp", "-f", &pod]);
         // Pod and container in one command, then everything by force.
@@ -299,12 +301,18 @@ fn mapped(pid: u32) -> u64 {
 #[test]
 fn a_runtime_at_rest_lets_go_of_its_program() {
     on_a_runtime(|machine, cri| {
-        let at_rest = |what: &str, busy: u64| {
-            eventually(what, 20, || (mapped(cri.pid()) < busy / 2).then_some(()));
+        // Some of them may have gone when one looks first.
+        let mut most = 0;
+        let mut at_rest = |what: &str| {
+            eventually(what, 20, || {
+                let now = mapped(cri.pid());
+                most = now.max(most);
+                (now < most / 2).then_some(())
+            });
         };
-        at_rest("the pages of the start to go", mapped(cri.pid()));
+        at_rest("the pages of the start to go");
         let (pod, _id) = start(cri, configs(machine), BUSYBOX, "shell");
-        at_rest("the pages of what made the pod to go", mapped(cri.pid()));
+        at_rest("the pages of what made the pod to go");
         cri.crictl(&["rmp", "-f", &pod]);
     });
 }

@@ -62,11 +62,11 @@ fn ready_pods(nodes: &Nodes) -> Vec<(String, String)> {
     pods.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
 }
 
-/// Pods that leave a lost node after a second.
+/// Pods that leave a lost node after some seconds.
 fn deployment(replicas: usize) -> String {
     let tolerations = ["not-ready", "unreachable"].map(|key| {
         json!({"key": format!("node.kubernetes.io/{key}"), "operator": "Exists", "effect": "NoExecute",
-            "tolerationSeconds": 1})
+            "tolerationSeconds": 5})
     });
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
         "replicas": replicas, "selector": {"matchLabels": {"app": "d"}},
@@ -356,7 +356,7 @@ fn signing_request(user: &str) -> String {
 #[test]
 fn certificates_are_renewed_while_the_node_runs() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--cluster-signing-seconds", "20"]);
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--cluster-signing-seconds", "40"]);
         let command = nodes.token(&["create"]);
         nodes.join(1, &command, &["--node-lease-seconds", "4"]);
         nodes.wait_ready();
@@ -370,8 +370,8 @@ fn certificates_are_renewed_while_the_node_runs() {
             let now: Vec<String> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
             now.iter().zip(old).all(|(now, old)| now != old).then_some(now)
         };
-        let second = eventually("both certificates to be renewed", 30, || renewed(&first));
-        eventually("both certificates to be renewed again", 30, || renewed(&second));
+        let second = eventually("both certificates to be renewed", 60, || renewed(&first));
+        eventually("both certificates to be renewed again", 60, || renewed(&second));
         // The first ones are over by now: what works does so with the new ones.
         nodes.apply(&deployment(1));
         let pod = eventually("the pod", 60, || ready_pods(&nodes).pop()).0;
@@ -379,7 +379,12 @@ fn certificates_are_renewed_while_the_node_runs() {
         assert_eq!(condition(&nodes, "node-1", "Ready"), "True");
         // Its certificate may be renewed, but not after its end.
         nodes.agent("node-1").end(Signal::SIGTERM);
-        std::thread::sleep(std::time::Duration::from_secs(21));
+        let valid = ["x509", "-noout", "-checkend", "0", "-in", files[0].to_str().unwrap()];
+        eventually("the certificate's end", 60, || {
+            let output = std::process::Command::new("openssl").args(valid).output().unwrap();
+            (output.status.code() == Some(1)).then_some(())
+        });
+        std::thread::sleep(std::time::Duration::from_secs(1));
         let output = nodes.agent("node-1").run_once(&[]);
         assert!(said(&output).contains("the certificate of node node-1 has expired"), "{}", said(&output));
         // With its token it comes back as what it was, when the cluster knows that it is gone.
@@ -394,7 +399,7 @@ fn certificates_are_renewed_while_the_node_runs() {
 #[test]
 fn a_node_that_falls_silent_is_given_up_and_taken_back() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "4"]);
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         let command = nodes.token(&["create", "--reusable"]);
         for number in [1, 2] {
             nodes.join(number, &command, &["--node-lease-seconds", "4"]);
@@ -444,7 +449,8 @@ fn frozen_together(nodes: &mut Nodes) {
             (condition(nodes, node, "Ready") == "Unknown").then_some(())
         });
     }
-    std::thread::sleep(std::time::Duration::from_secs(3));
+    // Longer than their pods would stay.
+    std::thread::sleep(std::time::Duration::from_secs(6));
     let deleted = nodes.get(&["pods"]);
     let deleted = deleted["items"].as_array().unwrap().iter();
     assert_eq!(deleted.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string()).count(), 0);

@@ -169,10 +169,8 @@ async fn only_stays(machine: &Machine, stays: &str) {
 
 /// Waits, for a while, until nothing is left.
 async fn settled(machine: &Machine, clean: &Trace) {
-    for _ in 0..100 {
-        if Trace::of(machine).since(clean).is_empty() {
-            return;
-        }
+    let end = Instant::now() + Duration::from_secs(60);
+    while !Trace::of(machine).since(clean).is_empty() && Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

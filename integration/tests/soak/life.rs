@@ -5,7 +5,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_integration::Machine;
 use coracle_proto::cri;
@@ -235,7 +235,7 @@ impl Life {
             let code = self.chance.below(100) as i32;
             let script = format!("head -c {size} /dev/zero; exit {code}");
             let cmd = ["sh", "-c", &script].map(str::to_owned).to_vec();
-            let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 20 };
+            let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 60 };
             let said = self.runtime.exec_sync(exec).await?.into_inner();
             self.told.execs.fetch_add(1, Ordering::SeqCst);
             if said.exit_code != code || said.stdout.len() as u64 != size {
@@ -258,7 +258,8 @@ impl Life {
     }
 
     async fn must_end(&mut self, container: &str, code: i32) -> Result<(), Status> {
-        for _ in 0..200 {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(60) {
             let request = cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
             let status = self.runtime.container_status(request).await?.into_inner().status;
             let status = status.ok_or_else(|| Status::unknown("a container without a status"))?;
