@@ -95,7 +95,7 @@ async fn hosts_that_accept_and_say_nothing_are_given_up() {
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("r.example")).unwrap();
     for (scheme, said) in [("http", "nothing for too long"), ("https", "cannot reach")] {
-        let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"2s\"\n");
+        let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"1s\"\n");
         std::fs::write(hosts.path().join("r.example/hosts.toml"), text).unwrap();
         let root = tempfile::tempdir().unwrap();
         let images = impatient(root.path(), Some(hosts.path())).await;
