@@ -165,10 +165,7 @@ pub(crate) async fn criu_ended(layer: &Path) -> io::Result<()> {
 pub(crate) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     pod::forget_output(layer)?;
     let workshop = layer.join(WORKSHOP);
-    match fs::remove_dir_all(&workshop) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", &workshop)(error)),
-        _ => Ok(()),
-    }
+    coracle_tree::remove(&workshop).map_err(file("remove", &workshop))
 }
 
 /// Fills the workshop, and says what the images need beside themselves. A container that is frozen is so

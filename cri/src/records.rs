@@ -355,10 +355,7 @@ fn write_at<T: Serialize>(path: &Path, record: &T) -> Result<(), Error> {
 }
 
 fn remove(dir: &Path) -> Result<(), Error> {
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::file("remove", dir)(error)),
-        _ => Ok(()),
-    }
+    coracle_tree::remove(dir).map_err(Error::file("remove", dir))
 }
 
 fn names(dir: &Path) -> Result<Vec<String>, Error> {

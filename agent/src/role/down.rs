@@ -168,13 +168,10 @@ fn unmount_below(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn remove_dir(dir: &Path) -> anyhow::Result<()> {
-    match std::fs::remove_dir_all(dir) {
+    match coracle_tree::remove(dir) {
         // A mount point of the user's is empty now, and stays.
         Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy && is_empty(dir) => Ok(()),
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
-        }
-        _ => Ok(()),
+        removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
     }
 }
 

@@ -91,10 +91,7 @@ pub(super) fn unmount_below(path: &Path) -> io::Result<()> {
 /// Unmounts all below and removes the tree; absent is success. What is still mounted is never entered.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     unmount_below(path)?;
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    coracle_tree::remove(path)
 }
 
 /// The names of the directories in a directory.

@@ -113,6 +113,8 @@ pub(crate) enum TooLarge {
     Ratio(u64),
     #[error("its sparse files are larger than {0} bytes")]
     Sparse(u64),
+    #[error("it has names or paths that are too long")]
+    Path,
 }
 
 /// The archive of a layer as it comes.
@@ -410,7 +412,11 @@ fn time_spec(mtime: Mtime) -> TimeSpec {
 }
 
 fn cannot_write(path: &PlainPath, source: Errno) -> UnpackError {
-    UnpackError::Write { path: path.display(), source }
+    match source {
+        // Of the path itself, or of the place that its links lead to.
+        Errno::ENAMETOOLONG => UnpackError::TooLarge(TooLarge::Path),
+        source => UnpackError::Write { path: path.display(), source },
+    }
 }
 
 fn no_recipe(error: io::Error) -> UnpackError {

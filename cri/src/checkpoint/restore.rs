@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufReader};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION};
@@ -81,8 +81,5 @@ pub(crate) fn said(layer: &Path) -> Option<String> {
 /// Removes the images of a container that was started: they hold its memory as it was.
 pub(crate) fn forget_images(layer: &Path) -> Result<(), CheckpointError> {
     let images = layer.join(IMAGES);
-    match fs::remove_dir_all(&images) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", &images)(error)),
-        _ => Ok(()),
-    }
+    coracle_tree::remove(&images).map_err(file("remove", &images))
 }

@@ -1,7 +1,5 @@
 //! Gives back what an ended pod holds on the node.
 
-use std::io::ErrorKind;
-
 use super::{ApplyError, Job, Report};
 use crate::pod::config::sandbox::log_dir_name;
 use crate::volume;
@@ -51,11 +49,6 @@ impl Job {
 
     fn remove_logs(&self) -> Result<(), ApplyError> {
         let path = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
-        match std::fs::remove_dir_all(&path) {
-            Err(source) if source.kind() != ErrorKind::NotFound => {
-                Err(ApplyError::File { verb: "remove", path, source })
-            }
-            _ => Ok(()),
-        }
+        coracle_tree::remove(&path).map_err(|source| ApplyError::File { verb: "remove", path, source })
     }
 }

@@ -1,7 +1,7 @@
 //! What the layer store does to the disk.
 
 use std::fs::{DirBuilder, File, Permissions};
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
@@ -37,17 +37,11 @@ pub(super) fn make(path: &Path) -> Result<(), LayerError> {
 
 /// Removes a directory; one that is not there is removed already.
 pub(super) fn remove_tree(path: &Path) -> Result<(), LayerError> {
-    let removed = match std::fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.is_dir() => std::fs::remove_dir_all(path),
-        Ok(_) => std::fs::remove_file(path),
-        Err(e) => Err(e),
-    };
-    match removed {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(LayerError::Disk { verb: "remove", path: path.to_owned(), source: e })
-        }
-        _ => Ok(()),
-    }
+    coracle_tree::remove(path).map_err(|source| LayerError::Disk {
+        verb: "remove",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// What a layer says of itself, wherever and in whatever state it is.

@@ -136,7 +136,11 @@ impl Root {
         let (parent, name) = path.split();
         let at = self.directory(&parent)?;
         match mkdirat(at, name, DIRECTORY) {
-            Ok(()) => return open_directory_at(at, name),
+            Ok(()) => {
+                let made = open_directory_at(at, name)?;
+                self.whereabouts(&made)?;
+                return Ok(made);
+            }
             Err(Errno::EEXIST) => {}
             Err(e) => return Err(e),
         }
@@ -191,7 +195,8 @@ impl Root {
         }
     }
 
-    /// Where an open file is, by a path without links.
+    /// Where an open file is, by a path without links. A place that no path leads to is an error: links that lead
+    /// into one another would nest directories without end.
     pub(super) fn whereabouts(&self, file: impl AsFd) -> Result<PlainPath, Errno> {
         let path =
             |fd: BorrowedFd<'_>| nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str());
@@ -262,7 +267,7 @@ impl Root {
         let (at, name) = self.at(path)?;
         let existing = stat_at(at, name)?;
         let removed = if is_directory(&existing) {
-            remove_tree(at, name)
+            coracle_tree::remove_at(at, Path::new(name)).map_err(errno)
         } else {
             unlinkat(at, name, UnlinkatFlags::NoRemoveDir)
         };
@@ -293,6 +298,7 @@ impl Root {
             }
             Err(e) => return Err(e),
         };
+        self.whereabouts(&made)?;
         // Nobody says how it should be: as directories are, whatever our umask.
         fchmod(&made, DIRECTORY)?;
         self.implied.push(path.clone());
@@ -339,12 +345,6 @@ fn open_directory_at(at: BorrowedFd<'_>, name: &OsStr) -> Result<File, Errno> {
 
 fn set_opaque(directory: &File) -> Result<(), Errno> {
     directory.set_xattr(OPAQUE, b"y").map_err(errno)
-}
-
-/// Removes a directory that this layer made. The standard library does not follow links either.
-fn remove_tree(at: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
-    let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
-    std::fs::remove_dir_all(path).map_err(errno)
 }
 
 /// The kernel's number of an error from a wrapper that hides it.

@@ -380,3 +380,25 @@ fn what_gnu_tar_writes_is_read() {
         assert_eq!((sparse.len(), &sparse[3 << 20..]), ((3 << 20) + 3, b"end".as_slice()), "{format}");
     }
 }
+
+/// A header of GNU's that gives the next entry its name, or its target.
+fn long(tar: TestTar, kind: u8, name: &str) -> TestTar {
+    tar.entry(kind, "././@LongLink", "", format!("{name}\0").as_bytes())
+}
+
+#[test]
+fn links_do_not_nest_directories_deeper_than_a_path_can_be() {
+    let half = "d/".repeat(950);
+    let mut tar = long(TestTar::new(), b'L', &half).directory("d");
+    let mut deepest = half.clone();
+    for number in 0..8 {
+        let link = format!("l{number}");
+        tar = long(tar, b'K', &deepest).symlink(&link, "d");
+        deepest = format!("{link}/{half}");
+        tar = long(tar, b'L', &deepest).directory("d");
+    }
+    let (_into, error) = refused(tar);
+    assert!(matches!(error, UnpackError::TooLarge(TooLarge::Path)), "{error:?}");
+    let (_into, error) = refused(long(TestTar::new(), b'L', &"d/".repeat(2100)).directory("d"));
+    assert!(matches!(error, UnpackError::TooLarge(TooLarge::Path)), "{error:?}");
+}

@@ -1,0 +1,36 @@
+//! Trees as somebody would make them who means harm, and threads that can bear little.
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tempfile::TempDir;
+
+/// A place for a tree that a disk would take minutes for.
+pub(crate) fn in_memory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("directory")
+}
+
+/// Makes so many directories in one another, each called `down`, by renaming: no path is ever long.
+pub(crate) fn deep(top: &Path, levels: usize) {
+    let (down, next) = (top.join("down"), top.join("next"));
+    fs::create_dir_all(&down).expect("make");
+    for _ in 1..levels {
+        fs::create_dir(&next).expect("make");
+        fs::rename(&down, next.join("down")).expect("rename");
+        fs::rename(&next, &down).expect("rename");
+    }
+}
+
+/// Does something on a small stack, in a process that may open few files.
+pub(crate) fn frugally(work: impl FnOnce() + Send) {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(256), most).expect("limit");
+    std::thread::scope(|scope| {
+        let small = std::thread::Builder::new().stack_size(64 << 10);
+        let done = small.spawn_scoped(scope, work).expect("thread").join();
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
