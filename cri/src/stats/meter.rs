@@ -14,7 +14,6 @@ const SHORTEST: i64 = 500_000_000;
 /// A count of a directory that took long serves for this many times as long: counting takes at most 2% of a
 /// processor, however often one asks.
 const WORTH: u32 = 50;
-const LONGEST: Duration = Duration::from_secs(60);
 
 /// The memory of one container or sandbox.
 #[derive(Debug, Default)]
@@ -104,7 +103,7 @@ fn rate(from: Reading, to: Reading) -> Option<u64> {
 
 impl Counted {
     fn serves(&self, ended: bool) -> bool {
-        self.last || !ended && self.since.elapsed() < self.took.saturating_mul(WORTH).min(LONGEST)
+        self.last || !ended && self.since.elapsed() < self.took.saturating_mul(WORTH)
     }
 }
 
@@ -129,6 +128,20 @@ mod tests {
         assert_eq!(meter.nano_cores(17 * SECOND, 3_000_000_000, 10 * SECOND), Some(0));
         // A counter that went back is a new one.
         assert_eq!(meter.nano_cores(18 * SECOND, 1_000_000_000, 17 * SECOND), Some(1_000_000_000));
+    }
+
+    #[test]
+    fn a_count_that_took_long_serves_for_fifty_times_as_long() {
+        let disk = Disk { at: 0, bytes: 0, inodes: 0 };
+        let counted = |ago: u64| Counted {
+            disk,
+            since: Instant::now().checked_sub(Duration::from_secs(ago)).expect("a clock that runs for long"),
+            took: Duration::from_secs(3),
+            last: false,
+        };
+        assert!(counted(100).serves(false));
+        assert!(!counted(151).serves(false));
+        assert!(!counted(1).serves(true));
     }
 
     #[tokio::test]

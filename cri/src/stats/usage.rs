@@ -1,8 +1,10 @@
 //! What lies on disk and what went over the network.
 
 use std::collections::HashSet;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use rustix::fs::FileType;
+use tracing::debug;
 
 /// A network interface and what went through it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,20 +27,15 @@ pub(crate) struct Traffic {
 pub(super) fn disk(dir: &Path) -> (u64, u64) {
     let (mut bytes, mut inodes) = (0, 0);
     let mut linked = HashSet::new();
-    let mut todo = vec![dir.to_owned()];
-    while let Some(dir) = todo.pop() {
-        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
-        for entry in entries.flatten() {
-            // Not following links: an entry's own metadata.
-            let Ok(metadata) = entry.metadata() else { continue };
-            if metadata.is_dir() {
-                todo.push(entry.path());
-            } else if metadata.nlink() > 1 && !linked.insert((metadata.dev(), metadata.ino())) {
-                continue;
-            }
-            bytes += metadata.blocks() * 512;
+    let counted = coracle_tree::walk(dir, |stat| {
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        if is_directory || stat.st_nlink < 2 || linked.insert((stat.st_dev, stat.st_ino)) {
+            bytes += stat.st_blocks.unsigned_abs() * 512;
             inodes += 1;
         }
+    });
+    if let Err(error) = counted {
+        debug!(dir = %dir.display(), %error, "not all that a directory takes is counted");
     }
     (bytes, inodes)
 }
@@ -93,5 +90,21 @@ mod tests {
         std::fs::write(dir.path().join("a"), vec![1; 10_000]).expect("write");
         std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).expect("link");
         assert_eq!(disk(dir.path()).1, 1);
+    }
+
+    #[test]
+    fn what_no_path_leads_to_counts_too() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (down, next) = (dir.path().join("down"), dir.path().join("next"));
+        std::fs::create_dir(&down).expect("make");
+        std::fs::write(down.join("file"), vec![1; 100_000]).expect("write");
+        for _ in 0..30 {
+            std::fs::create_dir(&next).expect("make");
+            std::fs::rename(&down, next.join("d".repeat(200))).expect("rename");
+            std::fs::rename(&next, &down).expect("rename");
+        }
+        let (bytes, inodes) = disk(dir.path());
+        assert_eq!(inodes, 32);
+        assert!(bytes >= 100_000, "{bytes}");
     }
 }

@@ -10,17 +10,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, DirEntry, FileType, Mode, OFlags, ResolveFlags, openat, openat2, renameat, unlinkat,
+    AtFlags, CWD, Dir, DirEntry, FileType, Mode, ResolveFlags, openat, openat2, renameat, unlinkat,
 };
 use rustix::io::Errno;
+
+use crate::DIRECTORY;
 
 /// Levels that are open at once, each with a descriptor and a buffer. More than what people make; what is below
 /// costs a rename for each directory.
 const OPEN: usize = 32;
 /// Passes in which nothing was renamed: a file system may pass over entries of a directory that changes.
 const IDLE_PASSES: u32 = 8;
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// The levels that are being emptied; the first is the top, and always there.
 struct Removal {
