@@ -4,6 +4,7 @@
 //! own (a 0/0 character device, the opaque attribute). What a layer may not do: name what is outside of it (see
 //! `root.rs`), set overlayfs' attributes, or grow without measure.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -40,6 +41,8 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 const AUFS: &[u8] = b".wh..wh.";
 const BUFFER: usize = 128 * 1024;
 const BLOCK: u64 = 4096;
+/// Bytes of the names that are kept until a layer ends: some ten times what the largest images have.
+const NAMES: u64 = 64 << 20;
 
 /// What unpacking a layer gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,6 +116,8 @@ pub(crate) enum TooLarge {
     Ratio(u64),
     #[error("its sparse files are larger than {0} bytes")]
     Sparse(u64),
+    #[error("the names of its directories and links take more than {0} bytes")]
+    Names(u64),
     #[error("it has names or paths that are too long")]
     Path,
 }
@@ -178,7 +183,9 @@ struct Writer {
     inodes: u64,
     entries: u64,
     /// Directories' times, set at the end: every file made in one changes it.
-    times: Vec<(PlainPath, Mtime)>,
+    times: BTreeMap<PlainPath, Mtime>,
+    /// Bytes of the names that are kept until the end.
+    names: u64,
     waiting: Waiting,
 }
 
@@ -187,14 +194,37 @@ struct Writer {
 impl Writer {
     fn new(root: Root, limits: Limits) -> Writer {
         let waiting = Waiting::default();
-        Writer { root, limits, bytes: 0, inodes: 0, entries: 0, times: Vec::new(), waiting }
+        Writer { root, limits, bytes: 0, inodes: 0, entries: 0, times: BTreeMap::new(), names: 0, waiting }
     }
 
     fn write<I: BufRead>(&mut self, entry: &Entry, archive: &mut Stream<I>) -> Result<(), UnpackError> {
         self.entries += 1;
-        if self.entries > self.limits.layer_entries {
+        self.bounded()?;
+        self.write_entry(entry, archive)?;
+        // Also after the last one.
+        self.bounded()
+    }
+
+    /// Directories that an entry implies are entries too, with names to keep.
+    fn bounded(&self) -> Result<(), UnpackError> {
+        let (implied, names) = self.root.made();
+        if self.entries + implied > self.limits.layer_entries {
             return Err(UnpackError::TooLarge(TooLarge::Entries(self.limits.layer_entries)));
         }
+        if self.names + names > NAMES {
+            return Err(UnpackError::TooLarge(TooLarge::Names(NAMES)));
+        }
+        Ok(())
+    }
+
+    /// Sets a directory's time at the end: the last that is said of it.
+    fn time_later(&mut self, path: &PlainPath, mtime: Mtime) {
+        if self.times.insert(path.clone(), mtime).is_none() {
+            self.names += path.as_bytes().len() as u64;
+        }
+    }
+
+    fn write_entry<I: BufRead>(&mut self, entry: &Entry, archive: &mut Stream<I>) -> Result<(), UnpackError> {
         let path = plain(&entry.path)?;
         if path.is_root() {
             return if entry.kind == Kind::Directory { self.root_directory(entry) } else { Ok(()) };
@@ -234,7 +264,7 @@ impl Writer {
         let set = |writer: &mut Writer| {
             let directory = writer.root.existing_directory(&path)?;
             set_attributes(&directory, entry)?;
-            writer.times.push((path.clone(), entry.mtime));
+            writer.time_later(&path, entry.mtime);
             Ok(())
         };
         set(self).map_err(|source| cannot_write(&path, source))
@@ -282,6 +312,7 @@ impl Writer {
             }
             Ok(_) if !target.is_root() => {
                 self.inodes += 1;
+                self.names += (path.as_bytes().len() + target.as_bytes().len()) as u64;
                 self.waiting.add(&mut self.root, path, &target)
             }
             Ok(_) => Err(Errno::EPERM),
@@ -303,7 +334,7 @@ impl Writer {
             Kind::Directory => {
                 let directory = self.root.make_directory(path)?;
                 set_attributes(&directory, entry)?;
-                self.times.push((path.clone(), entry.mtime));
+                self.time_later(path, entry.mtime);
                 self.bytes += BLOCK;
                 return Ok(());
             }
@@ -332,7 +363,7 @@ impl Writer {
     /// Sets what had to wait; gives the directories that were only implied, and links that go on waiting.
     fn finish(&mut self) -> Result<(Vec<String>, Vec<Link>), UnpackError> {
         let links = std::mem::take(&mut self.waiting).finish(&self.root)?;
-        for (path, mtime) in std::mem::take(&mut self.times).into_iter().rev() {
+        for (path, mtime) in std::mem::take(&mut self.times) {
             // A directory that a later entry replaced has no time to set any more.
             if let Ok(directory) = self.root.existing_directory(&path) {
                 let time = time_spec(mtime);

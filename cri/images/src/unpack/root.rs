@@ -4,6 +4,7 @@
 //! directory is opened with `openat2(RESOLVE_IN_ROOT)`, where links, absolute ones too, lead no further than the
 //! directory itself; the last part is only ever used relative to that descriptor and never followed.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,7 +18,7 @@ use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, symlinkat, unlinkat};
 use xattr::FileExt as _;
 
 /// A path below the root, made plain: no leading slash, no `.`, no `..`, nothing empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlainPath(Vec<u8>);
 
 /// A directory that no name leads out of.
@@ -26,7 +27,9 @@ pub(super) struct Root {
     /// The directory of the last entry: archives list a directory's files one after the other.
     recent: Option<(PlainPath, OwnedFd)>,
     /// Directories that were made because something in them came without them.
-    implied: Vec<PlainPath>,
+    implied: BTreeSet<PlainPath>,
+    /// How many were made so, and the bytes of their names.
+    made: (u64, u64),
     /// Whether something that the archive brought had to go for something later in it.
     replaced: bool,
 }
@@ -89,12 +92,17 @@ impl Root {
     /// Works in a directory.
     pub(super) fn open(path: &Path) -> Result<Root, Errno> {
         let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok(Root { fd, recent: None, implied: Vec::new(), replaced: false })
+        Ok(Root { fd, recent: None, implied: BTreeSet::new(), made: (0, 0), replaced: false })
     }
 
     /// Directories that were made because something in them came without them.
-    pub(super) fn take_implied(&mut self) -> Vec<PlainPath> {
+    pub(super) fn take_implied(&mut self) -> BTreeSet<PlainPath> {
         std::mem::take(&mut self.implied)
+    }
+
+    /// How many of them were made so far, and the bytes of their names, as often as they were.
+    pub(super) fn made(&self) -> (u64, u64) {
+        self.made
     }
 
     /// Whether something that the archive brought is not here any more.
@@ -301,7 +309,8 @@ impl Root {
         self.whereabouts(&made)?;
         // Nobody says how it should be: as directories are, whatever our umask.
         fchmod(&made, DIRECTORY)?;
-        self.implied.push(path.clone());
+        self.made = (self.made.0 + 1, self.made.1 + path.as_bytes().len() as u64);
+        self.implied.insert(path.clone());
         open(self)
     }
 

@@ -402,3 +402,37 @@ fn links_do_not_nest_directories_deeper_than_a_path_can_be() {
     let (_into, error) = refused(long(TestTar::new(), b'L', &"d/".repeat(2100)).directory("d"));
     assert!(matches!(error, UnpackError::TooLarge(TooLarge::Path)), "{error:?}");
 }
+
+#[test]
+fn a_directory_that_is_named_often_is_kept_once_with_its_last_time() {
+    let mut tar = TestTar::new();
+    for time in 1..=1000 {
+        tar = tar.with(b'5', "d/e", "", attributes(0o755, (0, 0), time));
+    }
+    let (into, unpacked) = unpacked(tar);
+    assert_eq!(std::fs::metadata(into.path().join("d/e")).unwrap().mtime(), 1000);
+    assert_eq!(unpacked.implied, ["d".to_owned()]);
+}
+
+#[test]
+fn implied_directories_and_the_names_that_are_kept_are_limited() {
+    let into = tempfile::tempdir().unwrap();
+    let limits = Limits { layer_entries: 20, ..Limits::default() };
+    let tar = TestTar::new().file(&format!("{}f", "d/".repeat(30)), b"").finish();
+    let error = unpack(tar.as_slice(), into.path(), &limits).unwrap_err();
+    assert!(matches!(error, UnpackError::TooLarge(TooLarge::Entries(20))), "{error:?}");
+
+    // Each goes for a file, and comes again. A disk would take minutes.
+    let into = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut tar = TestTar::new();
+    let steep = format!("a/{}f", "d/".repeat(1500));
+    for _ in 0..32 {
+        tar = long(tar.file("a", b"").directory("a"), b'L', &steep).file("f", b"");
+    }
+    let error = unpack(tar.finish().as_slice(), into.path(), &Limits::default()).unwrap_err();
+    assert!(
+        matches!(error, UnpackError::TooLarge(TooLarge::Names(_))),
+        "cut short: {:.100}",
+        error.to_string()
+    );
+}
