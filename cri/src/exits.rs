@@ -14,6 +14,7 @@ use crate::container::Container;
 use crate::error::Error;
 use crate::lock::locked;
 use crate::records::ExitRecord;
+use crate::recover::relink::{Rest, connect_again};
 use crate::runtime::Runtime;
 use crate::sandbox::Sandbox;
 use crate::server::now;
@@ -49,20 +50,28 @@ impl Heard {
 }
 
 impl Runtime {
-    /// Listens to a shim until it ends. The task keeps no runtime alive.
-    pub(crate) fn listen(&self, sandbox: Arc<Sandbox>, shim: Shim) {
-        let Some(mut events) = shim.events() else { return };
+    /// Listens to a shim until it ends, over one connection after the other. The task keeps no runtime alive.
+    pub(crate) fn listen(&self, sandbox: Arc<Sandbox>, mut shim: Shim) {
         let inner = Arc::downgrade(&self.inner);
-        let heard = Arc::new(Mutex::new(Heard::default()));
         tokio::spawn(async move {
-            while let Some(event) = events.recv().await {
-                let Some(inner) = inner.upgrade() else { return };
-                Self { inner }.shim_event((&sandbox, &shim), event, &heard).await;
-            }
-            if matches!(shim.closed().await, Closed::Replaced) {
-                // Or it takes its time to die: what it has open may have to wait for a disk.
-                warn!(sandbox = sandbox.id, "the shim talks to nobody, or to somebody else now");
-                shim.died().await;
+            let mut rest = Rest::new();
+            loop {
+                let Some(mut events) = shim.events() else { return };
+                let heard = Arc::new(Mutex::new(Heard::default()));
+                while let Some(event) = events.recv().await {
+                    let Some(inner) = inner.upgrade() else { return };
+                    Self { inner }.shim_event((&sandbox, &shim), event, &heard).await;
+                }
+                if matches!(shim.closed().await, Closed::Died) {
+                    break;
+                }
+                warn!(sandbox = sandbox.id, "the connection to a shim that lives has ended");
+                let Some(again) = connect_again(&inner, &sandbox, &shim, &mut rest).await else {
+                    // It may take its time to die: what it has open may have to wait for a disk.
+                    shim.died().await;
+                    break;
+                };
+                shim = again;
             }
             let Some(inner) = inner.upgrade() else { return };
             Self { inner }.sandbox_died(&sandbox).await;

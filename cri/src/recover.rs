@@ -2,6 +2,7 @@
 //! are undone, what died meanwhile is marked ended, and what nobody owns is removed. A shim that lives and does not
 //! answer is waited for beside all else, see `silent`.
 
+pub(crate) mod relink;
 mod silent;
 
 use std::collections::{HashMap, HashSet};

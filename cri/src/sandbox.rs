@@ -4,7 +4,8 @@
 //!   RunPodSandbox ──► (Creating) ──► Ready ──StopPodSandbox, or its shim died──► NotReady ──► removed
 //!                         └─ failed, cancelled or found after a crash: undone
 //! ```
-//! Found again after a restart with a shim that does not answer it is `Silent`: `Ready` when that wakes.
+//! Found again after a restart with a shim that does not answer it is `Silent`: `Ready` when that wakes. A connection
+//! that ends while its shim lives is made again and changes nothing, but that nothing can be asked of it meanwhile.
 
 pub(crate) mod attachment;
 pub(crate) mod fields;
@@ -134,12 +135,19 @@ impl Sandbox {
         *locked(&self.state) = SandboxState::Silent(shim);
     }
 
-    /// Its shim has answered. False when it is not waited for any more.
-    pub(crate) fn answered(&self, init_pid: i32) -> bool {
+    /// Its shim has answered, over this connection. Returns what it was until then: `NotReady` it stays.
+    pub(crate) fn answered(&self, shim: &Shim, init_pid: i32) -> SandboxState {
         let mut state = locked(&self.state);
-        let SandboxState::Silent(shim) = &*state else { return false };
-        *state = SandboxState::Ready(Live { shim: shim.clone(), init_pid });
-        true
+        let ready = SandboxState::Ready(Live { shim: shim.clone(), init_pid });
+        match &*state {
+            SandboxState::NotReady => SandboxState::NotReady,
+            SandboxState::Ready(_) | SandboxState::Silent(_) => std::mem::replace(&mut state, ready),
+        }
+    }
+
+    /// Whether nothing of it runs any more, or it is about to be so.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(*locked(&self.state), SandboxState::NotReady)
     }
 
     pub(crate) fn record_now(&self) -> SandboxRecord {
@@ -163,8 +171,7 @@ impl Sandbox {
 
     /// Notes, for its record, that a stop begins. False when it was noted before, or nothing is left to stop.
     pub(crate) fn begin_stop(&self) -> bool {
-        let is_over = matches!(*locked(&self.state), SandboxState::NotReady);
-        !is_over && !self.stopping.swap(true, Ordering::Relaxed)
+        !self.is_over() && !self.stopping.swap(true, Ordering::Relaxed)
     }
 
     /// What became of it, as far as somebody is told.
@@ -200,6 +207,11 @@ impl Sandbox {
             // The waiter may have given up.
             let _abandoned = sender.send(exit);
         }
+    }
+
+    /// Whether somebody waits for the end of an exec.
+    pub(crate) fn expects_exec(&self, exec_id: &str) -> bool {
+        locked(&self.execs).contains_key(exec_id)
     }
 
     /// Forgets an exec that was never started or is no longer waited for.

@@ -11,6 +11,7 @@
 //! longer than its [`Times`] say, and none is lost on it: what it was asked it does when it wakes.
 
 mod error;
+mod file;
 mod link;
 mod process;
 mod socket;
@@ -32,6 +33,10 @@ use self::link::Link;
 use self::process::Process;
 pub use self::stdio::{AttachTo, Attached, Begun, ExecStdio, Late, Started};
 pub use self::times::Times;
+
+/// From here on a command with its environment goes to the shim as a file. What is smaller, a shim of an earlier
+/// version takes too.
+const INLINE: usize = 128 << 10;
 
 /// The protocol version this client speaks.
 pub const PROTOCOL: u32 = 1;
@@ -65,7 +70,7 @@ struct Inner {
 pub enum Closed {
     /// The shim's process is gone, and with it the pod.
     Died,
-    /// The shim lives but talks to another client, or refused what we sent.
+    /// The shim lives. It talks to another client, or one side could not read what the other sent.
     Replaced,
 }
 
@@ -119,6 +124,14 @@ impl Shim {
     pub async fn reach(dir: &Path, times: Times) -> Result<Reached, Error> {
         let socket = process::read_config(dir).await?.socket;
         Self::over(dir, Path::new(&socket), None, times).await
+    }
+
+    /// Connects to the same shim anew, once the connection has ended.
+    ///
+    /// # Errors
+    /// As [`Shim::reach`].
+    pub async fn reach_again(&self) -> Result<Reached, Error> {
+        Self::reach(self.dir(), self.times).await
     }
 
     /// The same shim, waited for as long as that.
@@ -247,7 +260,7 @@ impl Shim {
             process,
             ..Default::default()
         };
-        let fds = match stdio {
+        let mut fds = match stdio {
             ExecStdio::Terminal => {
                 exec.terminal = true;
                 Vec::new()
@@ -263,6 +276,11 @@ impl Shim {
                 [stdin, stdout, stderr].into_iter().flatten().collect()
             }
         };
+        if exec.process.len() > INLINE {
+            let process = std::mem::take(&mut exec.process);
+            fds.push(file::holding(&process).map_err(|error| Error::invalid("pass the process", &error))?);
+            exec.process_in_file = true;
+        }
         let inner = Arc::clone(&self.inner);
         // On its own: whoever gives up has asked for a process that may start yet.
         let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });

@@ -25,6 +25,8 @@ mod checkpoint_pod;
 #[path = "lifecycle/client.rs"]
 #[allow(dead_code, reason = "shared with another test, which uses the rest")]
 mod client;
+#[path = "rpc/cut.rs"]
+mod cut;
 #[path = "rpc/events.rs"]
 mod events;
 #[path = "rpc/exec.rs"]
@@ -107,6 +109,9 @@ fn main() -> ExitCode {
         checkpoint_frozen::what_is_frozen_can_be_stopped,
         checkpoint_killed::a_runtime_killed_while_criu_dumps_finds_all_again,
         checkpoint_killed::a_pod_is_stopped_while_criu_dumps_it,
+        cut::a_connection_that_was_cut_is_made_again,
+        cut::a_pod_is_stopped_while_its_connection_is_cut,
+        cut::a_command_has_an_environment_of_any_size,
         wedged::a_shim_that_stands_still_keeps_no_runtime_from_starting,
         wedged::a_pod_whose_shim_wakes_is_ready_again,
         wedged::a_shim_that_stops_answering_keeps_nobody_waiting,

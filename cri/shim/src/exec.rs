@@ -18,11 +18,18 @@ use crate::shim::Ticket;
 
 pub(crate) use child::run;
 
+/// Where the OCI `process` object is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Told<'a> {
+    Here(&'a [u8]),
+    /// One with a large environment. Read by the first fork, so that it takes no memory of the shim.
+    InFile(&'a OwnedFd),
+}
+
 /// Everything that the first fork needs to know.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    /// OCI `process` object.
-    pub(crate) process: &'a [u8],
+    pub(crate) process: Told<'a>,
     /// Holds the container's config.json: its seccomp profile is the exec's too.
     pub(crate) dir: &'a Path,
     pub(crate) cgroups: Vec<PathBuf>,
@@ -59,6 +66,17 @@ pub(crate) struct Exec {
     pub(crate) console: Option<OwnedFd>,
     /// It ended before we heard that it ran.
     pub(crate) exit: Option<Exit>,
+}
+
+// === impl Told ===
+
+impl<'a> Told<'a> {
+    pub(crate) fn file(self) -> Option<&'a OwnedFd> {
+        match self {
+            Self::Here(_) => None,
+            Self::InFile(file) => Some(file),
+        }
+    }
 }
 
 // === impl Exec ===

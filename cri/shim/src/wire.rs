@@ -5,6 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 
+use coracle_proto::shim::error::Kind;
 use coracle_proto::shim::{Event, Packet, Reply, Request, packet, reply};
 use nix::cmsg_space;
 use nix::sys::socket::{
@@ -19,7 +20,7 @@ use crate::kernel;
 
 /// Descriptors in one packet at most; the protocol never sends more than three.
 const MAX_FDS: usize = 8;
-/// No packet of the protocol comes near it.
+/// No packet of the protocol comes near it: what can be large travels as a file. A larger one is not sent.
 const LARGEST: usize = 1 << 20;
 /// Agents that may wait to be accepted, each of which but the last has gone.
 const BACKLOG: i32 = 128;
@@ -74,7 +75,9 @@ impl Listener {
     pub(crate) fn accept(&self) -> io::Result<Agent> {
         let raw = accept4(self.0.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
         let socket = kernel::adopt(vec![raw]).pop().ok_or_else(|| io::Error::other("no socket"))?;
-        let _ = setsockopt(&socket, sockopt::SndBuf, &LARGEST);
+        // By force where that is allowed: the system's limit for it may be below a packet's.
+        let _ = setsockopt(&socket, sockopt::SndBufForce, &LARGEST)
+            .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &LARGEST));
         Ok(Agent { socket, waiting: VecDeque::new() })
     }
 }
@@ -130,8 +133,15 @@ impl Agent {
         result: Result<(reply::Result, Vec<OwnedFd>), Fault>,
     ) -> io::Result<()> {
         let (result, fds) = result.unwrap_or_else(|fault| (reply::Result::Error(fault.into()), Vec::new()));
-        let reply = Reply { result: Some(result) };
-        self.send(&Packet { id, body: Some(packet::Body::Reply(reply)) }, fds)
+        let packet = |result| Packet { id, body: Some(packet::Body::Reply(Reply { result: Some(result) })) };
+        let answer = packet(result);
+        let length = answer.encoded_len();
+        if length > LARGEST {
+            let fault =
+                Fault::new(Kind::Internal, format!("the answer has {length} bytes, of {LARGEST} at most"));
+            return self.send(&packet(reply::Result::Error(fault.into())), Vec::new());
+        }
+        self.send(&answer, fds)
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> io::Result<()> {

@@ -36,20 +36,46 @@ impl Runtime {
         });
     }
 
+    /// Catches up with a shim to which the connection was made anew. False when its sandbox is over.
+    pub(super) async fn shim_linked(&self, sandbox: &Sandbox, shim: &Shim, state: State) -> bool {
+        if sandbox.is_silent() {
+            self.shim_woke(sandbox, shim, state).await;
+            return !sandbox.is_over();
+        }
+        self.shim_answered(sandbox, shim, state).await
+    }
+
     async fn shim_woke(&self, sandbox: &Sandbox, shim: &Shim, state: State) {
         let _alone = sandbox.ending.lock().await;
-        // From before any can be made that the shim did not know then.
-        let containers = self.containers_of(&sandbox.id);
-        if !sandbox.answered(state.init_pid) {
+        if !self.shim_answered(sandbox, shim, state).await {
             return;
         }
         info!(sandbox = sandbox.id, "a silent shim answers again");
+        let mut telling = self.telling();
+        sandbox.note(telling.next(ContainerStartedEvent, now()));
+        if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
+            warn!(sandbox = sandbox.id, error = error.chain(), "could not record a sandbox");
+        }
+        telling.tell_sandbox(sandbox);
+    }
+
+    /// Catches up with a shim that nobody heard for a while. False when its sandbox is over.
+    async fn shim_answered(&self, sandbox: &Sandbox, shim: &Shim, mut state: State) -> bool {
+        // From before any can be made that the shim did not know then.
+        let containers = self.containers_of(&sandbox.id);
+        if matches!(sandbox.answered(shim, state.init_pid), SandboxState::NotReady) {
+            return false;
+        }
+        state.execs.retain(|exec| !sandbox.expects_exec(&exec.exec_id));
         self.end_execs(state.execs);
         for container in &containers {
             let seen = state.containers.iter().find(|seen| seen.container_id == container.id);
             let caught_up = match seen {
                 Some(seen) => self.catch_up(container, seen).await,
-                None if matches!(container.phase(), ContainerPhase::Exited(_)) => Ok(()),
+                // Or one that is being undone, since the shim never heard of it.
+                None if matches!(container.phase(), ContainerPhase::Exited(_)) || !container.visible() => {
+                    Ok(())
+                }
                 None => {
                     self.container_lost(container).await;
                     Ok(())
@@ -67,12 +93,7 @@ impl Runtime {
                 warn!(container = unknown, %error, "could not delete what nobody owns");
             }
         }
-        let mut telling = self.telling();
-        sandbox.note(telling.next(ContainerStartedEvent, now()));
-        if let Err(error) = self.inner.records.write_sandbox(&sandbox.record_now()) {
-            warn!(sandbox = sandbox.id, error = error.chain(), "could not record a sandbox");
-        }
-        telling.tell_sandbox(sandbox);
+        true
     }
 
     /// Takes a container through what it went through meanwhile.

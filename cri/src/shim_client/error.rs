@@ -54,6 +54,10 @@ impl Error {
         Self::new(ErrorKind::Invalid, format!("{doing}: {error}"))
     }
 
+    pub(super) fn too_large(length: usize, most: usize) -> Self {
+        Self::new(ErrorKind::Invalid, format!("the request has {length} bytes, of {most} at most"))
+    }
+
     pub(super) fn protocol(message: &str) -> Self {
         Self::new(ErrorKind::Protocol, message)
     }

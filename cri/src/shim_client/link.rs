@@ -9,7 +9,7 @@ use prost::Message as _;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::error::Error;
-use super::socket::Socket;
+use super::socket::{LARGEST, Socket};
 
 type Answer = (reply::Result, Vec<OwnedFd>);
 
@@ -59,8 +59,13 @@ impl Link {
         let (sender, receiver) = oneshot::channel();
         let id = self.shared.register(sender)?;
         let request = shim::Request { call: Some(call) };
-        let packet = shim::Packet { id, body: Some(packet::Body::Request(request)) };
-        if let Err(error) = self.shared.socket.send(&packet.encode_to_vec(), &fds).await {
+        let packet = shim::Packet { id, body: Some(packet::Body::Request(request)) }.encode_to_vec();
+        if packet.len() > LARGEST {
+            // The shim would read its beginning only, and end the connection over it.
+            self.shared.forget(id);
+            return Err(Error::too_large(packet.len(), LARGEST));
+        }
+        if let Err(error) = self.shared.socket.send(&packet, &fds).await {
             self.shared.forget(id);
             return Err(match error.raw_os_error() {
                 Some(libc::EMSGSIZE) => Error::invalid("send to the shim", &error),

@@ -20,8 +20,9 @@ use super::error::{Error, ErrorKind};
 /// Most descriptors in one packet; the protocol never sends more than three.
 const MAX_FDS: usize = 8;
 
-/// Room for one packet: no message of the protocol comes near it.
-const BUFFER: usize = 1 << 20;
+/// The largest packet that a shim takes, or sends. No message of the protocol comes near it: what can be large travels
+/// as a file.
+pub(super) const LARGEST: usize = 1 << 20;
 
 /// How soon a shim that takes no more connections is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
@@ -47,8 +48,9 @@ impl Socket {
             None,
         )
         .map_err(|errno| gone("make a socket for", errno))?;
-        // A long list of layers may pass the default; refusal only keeps the default.
-        let _ = setsockopt(&fd, sockopt::SndBuf, &BUFFER);
+        // A long list of layers may pass the default, and what may be asked for. Refusal only keeps the default.
+        let _ = setsockopt(&fd, sockopt::SndBufForce, &LARGEST)
+            .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &LARGEST));
         // Through the directory's descriptor, since an address has room for 108 bytes only.
         let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
         let dir = std::fs::File::open(parent).map_err(|error| gone("find", errno_of(&error)))?;
@@ -135,5 +137,5 @@ fn waiting(fd: &OwnedFd) -> std::io::Result<usize> {
     let mut slices = [IoSliceMut::new(&mut none)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
     let message = recvmsg::<()>(fd.as_raw_fd(), &mut slices, None, flags)?;
-    Ok(message.bytes.min(BUFFER))
+    Ok(message.bytes.min(LARGEST))
 }

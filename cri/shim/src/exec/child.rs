@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _, Seek as _};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use coracle_proto::shim::error::Kind;
@@ -11,7 +11,7 @@ use libcontainer::syscall::syscall::create_syscall;
 use libcontainer::tty;
 use nix::sched::{CloneFlags, setns};
 
-use super::{Plan, limit};
+use super::{Plan, Told, limit};
 use crate::cgroup::{self, CgroupError};
 use crate::creator::spec::{Host, adjust_process, host_uid, load};
 use crate::fault;
@@ -24,6 +24,8 @@ use crate::seccomp::{self, Filter};
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 enum ExecError {
+    #[error("receive the process")]
+    Received(#[source] io::Error),
     #[error("read the process")]
     Process(#[source] serde_json::Error),
     #[error("read the container's spec")]
@@ -65,6 +67,7 @@ pub(crate) fn run(plan: &Plan<'_>) -> ! {
     let stdio = plan.stdio.into_iter().flatten().chain(plan.terminal).chain([plan.target]);
     let mut keep: Vec<RawFd> = stdio.map(AsRawFd::as_raw_fd).collect();
     keep.push(plan.speaker.fd());
+    keep.extend(plan.process.file().map(AsRawFd::as_raw_fd));
     match kernel::close_all_but(&keep).map_err(ExecError::Close).and_then(|()| first(plan)) {
         Ok(pid) => plan.speaker.say(&Word::Pid(pid)),
         Err(error) => plan.speaker.say(&Word::Failed(Kind::Internal, fault::chain(&error))),
@@ -74,7 +77,7 @@ pub(crate) fn run(plan: &Plan<'_>) -> ! {
 
 /// All that is read from the host is read here, before the namespaces change.
 fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
-    let mut process: Process = serde_json::from_slice(plan.process).map_err(ExecError::Process)?;
+    let mut process = process(plan.process)?;
     let spec = load(&plan.dir.join("config.json")).map_err(ExecError::Spec)?;
     let filter = Filter::of(&spec, || fs::read(plan.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
     adjust_process(&mut process, &Host::look());
@@ -97,6 +100,23 @@ fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
         Fork::Parent(pid) => Ok(pid),
         Fork::Child => second(plan, &process, filter.as_ref()),
     }
+}
+
+fn process(told: Told<'_>) -> Result<Process, ExecError> {
+    let mut read = Vec::new();
+    let bytes = match told {
+        Told::Here(bytes) => bytes,
+        Told::InFile(file) => {
+            let file = file.try_clone().map(fs::File::from);
+            let content = file.and_then(|mut file| {
+                file.rewind()?;
+                file.read_to_end(&mut read)
+            });
+            content.map_err(ExecError::Received)?;
+            &read
+        }
+    };
+    serde_json::from_slice(bytes).map_err(ExecError::Process)
 }
 
 /// A user namespace cannot be joined when one is in it already.

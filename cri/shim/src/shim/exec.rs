@@ -34,7 +34,8 @@ impl Shim {
         if !matches!(container.phase, Phase::Running) || container.deletion.is_some() {
             return Err(Fault::wrong_state(id, container.words()));
         }
-        let wanted = [exec.has_stdin, exec.has_stdout, exec.has_stderr].iter().filter(|has| **has).count();
+        let wanted = [exec.has_stdin, exec.has_stdout, exec.has_stderr, exec.process_in_file];
+        let wanted = wanted.iter().filter(|has| **has).count();
         if wanted != fds.len() {
             return Err(Fault::new(
                 Kind::Invalid,
@@ -64,10 +65,14 @@ impl Shim {
         } else {
             (None, None)
         };
+        let process = match fds.last() {
+            Some(file) if exec.process_in_file => exec::Told::InFile(file),
+            _ => exec::Told::Here(&exec.process),
+        };
         let mut fds = fds.iter();
         let stdio = [exec.has_stdin, exec.has_stdout, exec.has_stderr];
         let plan = exec::Plan {
-            process: &exec.process,
+            process,
             dir: &self.container_dir(&exec.container_id),
             cgroups: cgroup::existing(&self.pod.hierarchies, &cgroup),
             cgroup: &cgroup,

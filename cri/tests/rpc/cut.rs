@@ -1,0 +1,119 @@
+//! Connections between a runtime and a shim that end while both live.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use coracle_proto::cri;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{Shutdown, SockType, getsockopt, shutdown, sockopt};
+use nix::unistd::Pid;
+use tokio::time::timeout;
+
+use crate::fixture::Machine;
+
+/// However slow the machine is: long enough for what does not hang.
+const LONG: Duration = Duration::from_secs(120);
+
+/// Ends this process's connections to a shim, as whoever cannot read what came over one does.
+#[allow(unsafe_code, reason = "looks at descriptors that others in this process own")]
+fn cut(shim: i32) {
+    let open = std::fs::read_dir("/proc/self/fd").expect("descriptors").flatten();
+    let numbers: Vec<RawFd> = open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut ended = 0;
+    for raw in numbers {
+        // SAFETY: one that was closed meanwhile is refused, and is no socket to a shim.
+        let socket = unsafe { BorrowedFd::borrow_raw(raw) };
+        let is_link = getsockopt(&socket, sockopt::SockType) == Ok(SockType::SeqPacket)
+            && getsockopt(&socket, sockopt::PeerCredentials).is_ok_and(|peer| peer.pid() == shim);
+        if is_link && shutdown(raw, Shutdown::Both).is_ok() {
+            ended += 1;
+        }
+    }
+    assert!(ended > 0, "there is no connection");
+}
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < LONG, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn is_ready(machine: &Machine, pod: &str) -> bool {
+    machine.sandbox(pod).await.state == i32::from(cri::PodSandboxState::SandboxReady)
+}
+
+/// Waits for a file and ends with this code.
+fn waits_for(file: &str, code: i32) -> [String; 3] {
+    let script = format!("while [ ! -e {file} ]; do usleep 20000; done; exit {code}");
+    ["sh".to_owned(), "-c".to_owned(), script]
+}
+
+pub(crate) async fn a_connection_that_was_cut_is_made_again(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("cut").await;
+    let waits = waits_for("/tmp/end", 7);
+    let ends = machine.run(&pod, "ends", &waits.each_ref().map(String::as_str)).await;
+    let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
+    let shim = machine.shim_pid(&pod).await;
+    let exec = waits_for("/tmp/go", 9);
+    let exec = exec.each_ref().map(String::as_str);
+    // What runs goes on, and whoever waits for a command hears of its end.
+    let command = machine.exec(&stays, &exec, 0);
+    let cutting = async {
+        // It runs from when it is seen in there.
+        until("the command runs", async || {
+            let seen = machine.exec(&stays, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
+            String::from_utf8_lossy(&seen).contains("/tmp/go")
+        })
+        .await;
+        for _ in 0..3 {
+            cut(shim);
+            until("commands run again", async || machine.exec(&stays, &["true"], 60).await.is_ok()).await;
+            assert!(is_ready(machine, &pod).await);
+        }
+        machine.exec(&stays, &["touch", "/tmp/go"], 60).await.expect("exec");
+    };
+    let (command, ()) = tokio::join!(timeout(LONG, command), cutting);
+    assert_eq!(command.expect("it is told").expect("exec").exit_code, 9);
+    // An end in the middle of it.
+    machine.exec(&ends, &["touch", "/tmp/end"], 60).await.expect("exec");
+    cut(shim);
+    assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
+    assert!(is_ready(machine, &pod).await);
+    // The death of the shim is noticed over the new connection.
+    kill(Pid::from_raw(shim), Signal::SIGKILL).expect("kill");
+    assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
+}
+
+pub(crate) async fn a_pod_is_stopped_while_its_connection_is_cut(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("cutstop").await;
+    machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let shim = machine.shim_pid(&pod).await;
+    // It answers nobody: the connection is not made again meanwhile.
+    kill(Pid::from_raw(shim), Signal::SIGSTOP).expect("stop");
+    cut(shim);
+    timeout(LONG, machine.remove_pod(&pod)).await.expect("it is stopped and removed");
+    until("the shim is gone", async || !crate::fixture::alive(shim)).await;
+    assert_eq!(machine.traces().await, before);
+}
+
+pub(crate) async fn a_command_has_an_environment_of_any_size(machine: &mut Machine) {
+    let pod = machine.pod("large").await;
+    let large = |config: &mut cri::ContainerConfig| {
+        config.envs = (0..12)
+            .map(|number| cri::KeyValue { key: format!("LARGE{number}"), value: vec![b'x'; 100_000] })
+            .collect();
+    };
+    let id = machine.create(&pod, "c", &["sleep", "1000"], large).await.expect("create");
+    machine.start(&id).await;
+    for _ in 0..3 {
+        let answer = machine.exec(&id, &["sh", "-c", "echo ${#LARGE0} ${#LARGE11}"], 60).await.expect("exec");
+        assert_eq!(String::from_utf8_lossy(&answer.stdout), "100000 100000\n");
+    }
+    machine.remove_pod(&pod).await;
+}
