@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         processes::a_container_joins_the_processes_of_another,
         processes::a_container_that_ends_leaves_nobody_behind,
         processes::a_command_runs_in_a_container_that_has_cgroups_of_its_own,
+        volumes::a_volume_hides_nothing_of_the_pod,
         volumes::read_only_is_recursive_when_asked,
         volumes::an_image_is_a_volume_whole_and_in_part,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,

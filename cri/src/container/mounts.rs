@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use coracle_proto::cri::MountPropagation::PropagationBidirectional;
 use coracle_proto::cri::{self, MountPropagation, NamespaceMode};
 use oci_spec::runtime::Mount;
 
@@ -18,21 +19,32 @@ pub(super) struct Mounts {
     pub(super) propagation: &'static str,
 }
 
-/// All mounts, the request's over ours where both name a place, shallow ones first.
+/// All mounts, the request's over ours where both name a place. What is the pod's comes among the volumes, shallow ones
+/// first: a volume at `/etc` does not hide the pod's `/etc/resolv.conf`. A volume at `/dev` brings its own devices.
 pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
     let volumes = &facts.config.mounts;
+    let is_at = |place: &Path| volumes.iter().any(|volume| clean(&volume.container_path) == place);
+    // The whole machine would see what is mounted in there.
+    let is_in_shared = |place: &Path| {
+        let mut shared = volumes.iter().filter(|volume| volume.propagation() == PropagationBidirectional);
+        shared.any(|volume| place.starts_with(clean(&volume.container_path)))
+    };
+    let devices = Path::new("/dev");
     let mut list = kernel(facts);
-    list.extend(pod_files(facts));
-    list.retain(|mount| !volumes.iter().any(|volume| clean(&volume.container_path) == *mount.destination()));
-    let mut wanted: Vec<Mount> = volumes.iter().map(volume).collect();
-    wanted.sort_by_key(|mount| mount.destination().components().count());
-    list.extend(wanted);
+    list.retain(|mount| {
+        let place = mount.destination();
+        !is_at(place) && !(place.starts_with(devices) && is_at(devices))
+    });
+    let mut nested = pod_mounts(facts);
+    nested.retain(|mount| !is_at(mount.destination()) && !is_in_shared(mount.destination()));
+    nested.extend(volumes.iter().map(volume));
+    nested.sort_by_key(|mount| mount.destination().components().count());
+    list.extend(nested);
     Mounts { list, propagation: propagation(volumes) }
 }
 
 fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
     let access = if facts.privileged() { "rw" } else { "ro" };
-    let shm = if facts.own_ipc() { facts.sandbox.shm_dir.as_path() } else { Path::new("/dev/shm") };
     let sys = ["nosuid", "noexec", "nodev", access];
     // Only who owns a network namespace may mount the sysfs that shows it.
     let sys = if facts.mapping().is_some() && !namespaces::own_network(facts.sandbox.config) {
@@ -52,18 +64,19 @@ fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
         mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         sys,
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
-        bind("/dev/shm", shm, &["rbind", "rprivate", "nosuid", "noexec", "nodev"]),
     ]
 }
 
-/// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf` of the pod, whose root owns them.
-fn pod_files(facts: &Facts<'_>) -> Vec<Mount> {
+/// The pod's shared memory, and its `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`, which its root owns.
+fn pod_mounts(facts: &Facts<'_>) -> Vec<Mount> {
+    let shm = if facts.own_ipc() { facts.sandbox.shm_dir.as_path() } else { Path::new("/dev/shm") };
+    let shm = bind("/dev/shm", shm, &["rbind", "rprivate", "nosuid", "noexec", "nodev"]);
     let read_only = facts.security().is_some_and(|security| security.readonly_rootfs);
     let access = if read_only { "ro" } else { "rw" };
     let file = |name: &str| {
         bind(&format!("/etc/{name}"), &facts.sandbox.dir.join(name), &["rbind", "rprivate", access])
     };
-    POD_FILES.map(file).into()
+    POD_FILES.map(file).into_iter().chain([shm]).collect()
 }
 
 fn volume(volume: &cri::Mount) -> Mount {

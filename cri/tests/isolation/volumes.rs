@@ -46,6 +46,23 @@ pub(super) async fn read_only_is_recursive_when_asked(machine: &mut Machine) {
     nix::mount::umount2(&below, nix::mount::MntFlags::MNT_DETACH).expect("unmount");
 }
 
+pub(super) async fn a_volume_hides_nothing_of_the_pod(machine: &mut Machine) {
+    let pod = machine.pod("above").await;
+    let dir = tempfile::tempdir().expect("directory");
+    std::fs::write(dir.path().join("passwd"), "root:x:0:0::/root:/bin/sh\n").expect("file");
+    let volume = cri::Mount {
+        container_path: "/etc".into(),
+        host_path: dir.path().to_string_lossy().into_owned(),
+        ..Default::default()
+    };
+    let create = machine.create(&pod, "c", &["sleep", "1000"], |config| config.mounts = vec![volume]);
+    let id = create.await.expect("create");
+    machine.start(&id).await;
+    sh(machine, &id, "grep -q 10.43.0.10 /etc/resolv.conf && grep -q host-above /etc/hostname").await;
+    sh(machine, &id, "grep -q host-above /etc/hosts && test -s /etc/passwd").await;
+    machine.remove_pod(&pod).await;
+}
+
 fn image(inside: &str, sub_path: &str) -> cri::Mount {
     cri::Mount {
         container_path: inside.into(),

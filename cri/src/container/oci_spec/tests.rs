@@ -232,3 +232,32 @@ fn scores_are_clamped_to_what_we_may_set() {
         assert_eq!(spec["process"]["oomScoreAdj"], expected);
     }
 }
+
+#[test]
+fn what_is_the_pods_is_mounted_in_the_volume_that_is_above_it() {
+    let volume =
+        |path: &str| cri::Mount { container_path: path.into(), host_path: "/h".into(), ..Default::default() };
+    let spec_with = |mounts: Vec<cri::Mount>| {
+        let config = ContainerConfig { mounts, ..Default::default() };
+        spec_of(&config, &PodSandboxConfig::default())
+    };
+    let places = |spec: &Value| -> Vec<String> {
+        let mounts = spec["mounts"].as_array().expect("mounts").iter();
+        mounts.map(|mount| mount["destination"].as_str().expect("a place").to_owned()).collect()
+    };
+    let spec =
+        spec_with(vec![volume("/etc/hostname"), volume("/etc"), volume("/dev/"), volume("/dev/shm/x")]);
+    let all = places(&spec);
+    let at = |place: &str| all.iter().position(|known| known == place).expect("a mount there");
+    for (above, below) in
+        [("/etc", "/etc/hosts"), ("/etc", "/etc/hostname"), ("/dev", "/dev/shm"), ("/dev/shm", "/dev/shm/x")]
+    {
+        assert!(at(above) < at(below), "{all:?}");
+    }
+    assert_eq!(mount_at(&spec, "/etc/hostname")["source"], "/h");
+    assert_eq!(mount_at(&spec, "/dev")["source"], "/h");
+    assert!(!all.iter().any(|place| place == "/dev/pts" || place == "/dev/mqueue"), "{all:?}");
+    // Nothing is mounted over the machine's own.
+    let shared = cri::Mount { propagation: 2, ..volume("/etc") };
+    assert!(!places(&spec_with(vec![shared])).contains(&"/etc/hosts".to_owned()));
+}
