@@ -112,6 +112,7 @@ impl Runtime {
         }
         join_all(half_stopped.into_iter().map(|id| self.end_half_stopped(id))).await;
         self.check_networks();
+        self.collect_images();
         Ok(())
     }
 
@@ -234,6 +235,10 @@ impl Runtime {
                 Some(Found::Silent(_) | Found::Gone) | None => self.undo_container(&record, None).await,
             }
         }
+        // Before their layers go: what no record has may run.
+        for (_, found) in sandboxes {
+            self.delete_unknown(found, &known).await;
+        }
         let layers = self.inner.records.layers()?;
         for id in layers.iter().chain(&found.lost).filter(|id| !known.contains(*id)) {
             if let Err(error) = self.inner.records.forget_container(id) {
@@ -243,6 +248,18 @@ impl Runtime {
             self.discard_layer(id);
         }
         Ok(missed)
+    }
+
+    /// Has a shim delete the containers that are on nobody's record, or whose records cannot be read.
+    async fn delete_unknown(&self, found: &Found, known: &HashSet<String>) {
+        // One that is silent is told when it wakes.
+        let Found::Answers(shim, state) = found else { return };
+        let ids = state.containers.iter().map(|seen| &seen.container_id);
+        for id in ids.filter(|id| !known.contains(*id)) {
+            if let Err(error) = shim.delete(id).await {
+                warn!(container = id, %error, "could not delete what nobody owns");
+            }
+        }
     }
 
     /// Lets a container go on that was frozen for a checkpoint, and removes what is half-made. A CRIU that still works
@@ -396,6 +413,17 @@ impl Runtime {
         if let Err(error) = self.inner.network.reconcile(&live).await {
             warn!(error = error.chain(), "could not reconcile the network");
         }
+    }
+
+    /// Removes the images and layers that an earlier life left to nobody: all that is in use is held again. Nobody
+    /// waits for the disk.
+    fn collect_images(&self) {
+        let images = self.inner.images.clone();
+        tokio::spawn(async move {
+            if let Err(error) = images.collect().await {
+                warn!(%error, "could not remove images that nobody needs");
+            }
+        });
     }
 
     /// Says which pods have not the network any more that they were given, as far as that could not be made again.
