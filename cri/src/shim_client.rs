@@ -89,14 +89,15 @@ impl Shim {
         binary: &Path,
         dir: &Path,
         mut config: shim::SandboxConfig,
+        times: Times,
     ) -> Result<(Self, shim::State), Error> {
         config.protocol = PROTOCOL;
         if config.socket.is_empty() {
             config.socket = socket_path(dir).to_string_lossy().into_owned();
         }
-        let process = process::spawn(binary, dir, &config).await?;
+        let process = process::spawn(binary, dir, &config, times).await?;
         let socket = PathBuf::from(&config.socket);
-        let error = match Self::over(dir, &socket, Some(process.clone()), Times::default()).await {
+        let error = match Self::over(dir, &socket, Some(process.clone()), times).await {
             Ok(Reached::Answers(shim, state)) => return Ok((shim, state)),
             Ok(Reached::Silent(_)) => Error::silent(),
             Err(error) => error,
@@ -409,18 +410,7 @@ impl Shim {
     /// be past it. One that the kernel does not let die, as on a mount that hangs, is not waited for any longer
     /// than its time: the other pods are waiting too.
     pub async fn end_stray(dir: &Path, times: Times) {
-        let wanted = dir.to_owned();
-        let strays = tokio::task::spawn_blocking(move || process::of_directory(&wanted)).await;
-        for pid in strays.unwrap_or_default() {
-            let Ok(process) = Process::open(pid) else { continue };
-            // The number may have become somebody else's meanwhile; from here on it is not given away.
-            if process::is_of_directory(pid, dir) {
-                tracing::warn!(pid, dir = %dir.display(), "ending a shim that nobody can talk to");
-                if timeout(times.death, process.kill_and_reap()).await.is_err() {
-                    tracing::warn!(pid, "a killed shim does not die: it sleeps in the kernel");
-                }
-            }
-        }
+        process::end_stray(dir, times).await;
     }
 
     async fn done(&self, call: request::Call, limit: Duration) -> Result<(), Error> {

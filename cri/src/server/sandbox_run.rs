@@ -84,10 +84,9 @@ impl Runtime {
         steps.done("record");
         let dir = inner.records.sandbox_dir(&id);
         let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
-        let (shim, state) = Shim::spawn(&inner.config.shim_binary, &dir, config)
+        let (shim, state) = Shim::spawn(&inner.config.shim_binary, &dir, config, inner.config.shim_times)
             .await
             .map_err(Error::shim("start the pod's shim"))?;
-        let shim = shim.within(inner.config.shim_times);
         undo.push(Step::Shim(shim.clone()));
         steps.done("shim");
         coracle_fault::point("run.shim");

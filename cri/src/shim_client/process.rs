@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use coracle_proto::shim::SandboxConfig;
 use prost::Message as _;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
 use super::error::{Error, ErrorKind};
+use super::times::Times;
 use crate::pidfd;
 
 /// Name of the configuration in a shim's directory.
@@ -92,16 +94,58 @@ fn reap(pidfd: &OwnedFd) {
     unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, libc::WEXITED | libc::WNOHANG) };
 }
 
-/// Writes the configuration, starts the shim and waits for its word that it is ready.
-pub(super) async fn spawn(binary: &Path, dir: &Path, config: &SandboxConfig) -> Result<Process, Error> {
-    let (binary, dir, config) = (binary.to_owned(), dir.to_owned(), config.encode_to_vec());
-    let pid = tokio::task::spawn_blocking(move || spawn_blocking(&binary, &dir, &config))
-        .await
-        .map_err(|error| Error::new(ErrorKind::Spawn, format!("start a shim: {error}")))??;
-    Process::open(pid)
+/// Writes the configuration, starts the shim and waits for its word that it is ready. One that is late is killed.
+pub(super) async fn spawn(
+    binary: &Path,
+    dir: &Path,
+    config: &SandboxConfig,
+    times: Times,
+) -> Result<Process, Error> {
+    let (begun, begins) = oneshot::channel();
+    let (binary, of, config) = (binary.to_owned(), dir.to_owned(), config.encode_to_vec());
+    let mut starting = tokio::task::spawn_blocking(move || spawn_blocking(&binary, &of, &config, begun));
+    if let Ok(pid) = timeout(times.work, &mut starting).await {
+        let pid = pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("start a shim: {error}")))??;
+        return Process::open(pid);
+    }
+    // As long as it is not heard to the end its number is its own.
+    if !starting.is_finished()
+        && let Ok(process) = begins.await.map(Process::open)
+    {
+        let _asleep = timeout(times.death, process?.kill_and_reap()).await;
+    }
+    end_stray(dir, times).await;
+    // It may have been ready in the last moment.
+    if let Ok(Ok(Ok(pid))) = timeout(times.death, starting).await
+        && let Ok(process) = Process::open(pid)
+    {
+        let _asleep = timeout(times.death, process.kill_and_reap()).await;
+    }
+    Err(Error::new(ErrorKind::Spawn, format!("start the shim: it was not ready within {:?}", times.work)))
 }
 
-fn spawn_blocking(binary: &Path, dir: &Path, config: &[u8]) -> Result<i32, Error> {
+/// Ends the shim of a directory that nobody can talk to, as [`super::Shim::end_stray`] says.
+pub(super) async fn end_stray(dir: &Path, times: Times) {
+    let wanted = dir.to_owned();
+    let strays = tokio::task::spawn_blocking(move || of_directory(&wanted)).await;
+    for pid in strays.unwrap_or_default() {
+        let Ok(process) = Process::open(pid) else { continue };
+        // The number may have become somebody else's meanwhile; from here on it is not given away.
+        if is_of_directory(pid, dir) {
+            tracing::warn!(pid, dir = %dir.display(), "ending a shim that nobody can talk to");
+            if timeout(times.death, process.kill_and_reap()).await.is_err() {
+                tracing::warn!(pid, "a killed shim does not die: it sleeps in the kernel");
+            }
+        }
+    }
+}
+
+fn spawn_blocking(
+    binary: &Path,
+    dir: &Path,
+    config: &[u8],
+    begun: oneshot::Sender<i32>,
+) -> Result<i32, Error> {
     let failed = |doing: &str, path: &Path, error: &std::io::Error| {
         Error::new(ErrorKind::Spawn, format!("{doing} {}: {error}", path.display()))
     };
@@ -119,6 +163,7 @@ fn spawn_blocking(binary: &Path, dir: &Path, config: &[u8]) -> Result<i32, Error
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().map_err(|error| failed("start", binary, &error))?;
+    let _nobody_waits = begun.send(child.id().cast_signed());
     let mut words = String::new();
     if let Some(mut output) = child.stdout.take() {
         let _ = output.read_to_string(&mut words);
@@ -165,13 +210,13 @@ pub(super) async fn read_config(dir: &Path) -> Result<SandboxConfig, Error> {
 }
 
 /// The processes that were started as the shim of a directory: the shim itself, and what it forked for the pod.
-pub(super) fn of_directory(dir: &Path) -> Vec<i32> {
+fn of_directory(dir: &Path) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid| is_of_directory(*pid, dir)).collect()
 }
 
-pub(super) fn is_of_directory(pid: i32, dir: &Path) -> bool {
+fn is_of_directory(pid: i32, dir: &Path) -> bool {
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| is_shim_of(&line, dir))
 }
 

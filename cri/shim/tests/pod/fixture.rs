@@ -38,8 +38,14 @@ impl Pod {
         let mut config = config(&dir, &cgroup);
         change(&mut config);
         let began = Instant::now();
-        let (shim, _) =
-            Shim::spawn(&std::env::current_exe().unwrap(), &dir.join("shim"), config).await.unwrap();
+        let (shim, _) = Shim::spawn(
+            &std::env::current_exe().unwrap(),
+            &dir.join("shim"),
+            config,
+            crate::shim_client::Times::default(),
+        )
+        .await
+        .unwrap();
         println!("  spawn {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
         let events = shim.events().unwrap();
         Self { dir, shim, events, cgroup, mounts }

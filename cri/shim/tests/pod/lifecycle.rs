@@ -351,8 +351,14 @@ pub(crate) async fn a_pod_that_cannot_be_made_says_which_step_failed(pod: Pod) {
     let mut config = crate::fixture::config(&pod.dir, &pod.cgroup);
     config.sysctls.insert("net.no.such.thing".into(), "1".into());
     let dir = pod.dir.join("other");
-    let error =
-        crate::shim_client::Shim::spawn(&std::env::current_exe().unwrap(), &dir, config).await.unwrap_err();
+    let error = crate::shim_client::Shim::spawn(
+        &std::env::current_exe().unwrap(),
+        &dir,
+        config,
+        crate::shim_client::Times::default(),
+    )
+    .await
+    .unwrap_err();
     assert_eq!(error.kind, ErrorKind::Spawn);
     assert!(error.message.contains("net.no.such.thing") && error.message.contains("No such file"), "{error}");
     pod.end().await;
