@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use coracle_proto::cri;
-use cri::ContainerEventType::ContainerDeletedEvent;
+use cri::ContainerEventType::{ContainerDeletedEvent, ContainerStartedEvent};
 use cri::{ContainerEventResponse, ContainerEventType, PodSandboxStatus};
+use tracing::warn;
 
 use crate::container::Container;
 use crate::error::Error;
@@ -43,6 +44,17 @@ impl Runtime {
         container.note(telling.next(what, now()));
         self.inner.records.write_container(&container.record_now())?;
         Ok(telling)
+    }
+
+    /// Records that a container runs. What cannot be written, on a disk that is full, is told all the same, and no error:
+    /// its program runs, its shim knows it, and the next life of the runtime asks that.
+    pub(crate) fn container_runs(&self, container: &Container) -> Telling<'_> {
+        let mut telling = self.telling();
+        container.note(telling.next(ContainerStartedEvent, now()));
+        if let Err(error) = self.inner.records.write_container(&container.record_now()) {
+            warn!(container = container.id, error = error.chain(), "could not record that a container runs");
+        }
+        telling
     }
 
     /// Removes a container's bundle, and its record as soon as somebody was told so.

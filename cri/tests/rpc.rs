@@ -79,6 +79,7 @@ fn main() -> ExitCode {
         figures::the_runtime_describes_itself,
         figures::pods_get_addresses_from_the_range_that_is_told,
         asked::a_pod_gets_the_addresses_that_it_asks_for,
+        events::a_start_that_cannot_be_recorded_is_told,
         events::what_ended_while_nobody_was_there_is_told,
         events::a_pod_that_died_alone_is_told,
         events::what_nobody_heard_is_told_by_a_later_life,
@@ -117,6 +118,8 @@ fn main() -> ExitCode {
         wedged::a_shim_that_stops_answering_keeps_nobody_waiting,
         wedged::a_command_that_starts_when_nobody_waits_is_ended,
         wedged::a_shim_that_takes_no_more_connections_is_asked_again,
+        wedged::a_shim_that_is_never_ready_is_ended,
+        wedged::a_container_whose_record_is_lost_does_not_run_on,
     );
     session.end()
 }

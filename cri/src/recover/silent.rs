@@ -107,7 +107,7 @@ impl Runtime {
             (&before, phase_now(&before, seen))
         {
             container.started(started_at);
-            self.container_became(container, ContainerStartedEvent)?.tell(container);
+            self.container_runs(container).tell(container);
         }
         match &seen.exit {
             Some(exit) => self.note_end(container, exit_record(container, exit)),

@@ -1,7 +1,6 @@
 //! StartContainer.
 
 use coracle_proto::cri;
-use cri::ContainerEventType::ContainerStartedEvent;
 
 use super::exec_sync::exit_code;
 use super::sandbox_run::now;
@@ -34,7 +33,7 @@ impl Runtime {
         coracle_fault::point("start.runs");
         steps.done("the program runs");
         container.started(started_at);
-        let telling = self.container_became(&container, ContainerStartedEvent)?;
+        let telling = self.container_runs(&container);
         coracle_fault::point("start.recorded");
         telling.tell(&container);
         self.run_hooks_after_start(&container).await?;

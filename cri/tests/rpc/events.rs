@@ -52,6 +52,21 @@ fn waiting(then: &str) -> String {
     format!("while [ ! -e /tmp/go ]; do usleep 20000; done; {then}")
 }
 
+pub(crate) async fn a_start_that_cannot_be_recorded_is_told(machine: &mut Machine) {
+    let pod = machine.pod("unwritten").await;
+    let id = machine.create(&pod, "c", &["sleep", "1000"], |_| {}).await.expect("create");
+    let mut events = up_to_date(machine).await;
+    let in_the_way = machine.path("state/containers").join(&id).join("record.new");
+    std::fs::create_dir(&in_the_way).expect("directory");
+    machine.start(&id).await;
+    assert_eq!(next(&mut events, 1).await, [(id.clone(), ContainerStartedEvent.into())]);
+    std::fs::remove_dir(&in_the_way).expect("directory");
+    // The record says that it was created; its shim knows better.
+    machine.restart(Duration::ZERO).await;
+    assert_eq!(machine.status(&id).await.state, i32::from(cri::ContainerState::ContainerRunning));
+    machine.remove_pod(&pod).await;
+}
+
 pub(crate) async fn what_ended_while_nobody_was_there_is_told(machine: &mut Machine) {
     let mut before = up_to_date(machine).await;
     let pod = machine.pod("away").await;

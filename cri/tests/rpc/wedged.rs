@@ -225,3 +225,44 @@ pub(crate) async fn a_shim_that_takes_no_more_connections_is_asked_again(machine
     assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
 }
+
+pub(crate) async fn a_shim_that_is_never_ready_is_ended(machine: &mut Machine) {
+    use std::os::unix::fs::PermissionsExt;
+    let before = machine.traces().await;
+    let hangs = machine.path("hangs");
+    std::fs::write(&hangs, "#!/bin/sh\nexec sleep 9999\n").expect("script");
+    std::fs::set_permissions(&hangs, PermissionsExt::from_mode(0o755)).expect("executable");
+    machine.close_runtime().await;
+    machine
+        .open_runtime_with(|config| (config.shim_times, config.shim_binary) = (times(), hangs.clone()))
+        .await;
+    let refused = timeout(LONG, machine.try_pod("never", |_| {})).await.expect("it returns");
+    let refused = refused.expect_err("it is not ready");
+    assert!(refused.message().contains("not ready within"), "{refused}");
+    until("it is ended", async || running("9999").is_empty()).await;
+    machine.restart(Duration::ZERO).await;
+    assert_eq!(machine.traces().await, before);
+}
+
+pub(crate) async fn a_container_whose_record_is_lost_does_not_run_on(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("lost").await;
+    let (lost, stays) = (
+        machine.run(&pod, "lost", &["sleep", "6666"]).await,
+        machine.run(&pod, "stays", &["sleep", "1000"]).await,
+    );
+    let pid = machine.pid(&lost).await;
+    machine.close_runtime().await;
+    let record = machine.path("state/containers").join(&lost).join("record.json");
+    assert!(
+        record.exists(),
+        "{:?}",
+        std::fs::read_dir(record.parent().expect("directory")).map(Vec::from_iter)
+    );
+    std::fs::write(record, "{").expect("torn");
+    machine.open_runtime().await;
+    until("it is ended", async || !alive(pid) && running("6666").is_empty()).await;
+    assert_eq!(machine.exec(&stays, &["true"], 60).await.expect("exec").exit_code, 0);
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
+}
