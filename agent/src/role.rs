@@ -68,6 +68,13 @@ fn require_root() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// For the roles that hold pods, each of which takes some descriptors.
+fn raise_open_files() {
+    if let Err(error) = coracle_cri::raise_open_files() {
+        tracing::warn!(%error, "cannot raise the limit of open files: it limits the number of pods");
+    }
+}
+
 /// A token that SIGINT or SIGTERM cancels.
 fn until_signalled() -> anyhow::Result<CancellationToken> {
     let token = CancellationToken::new();

@@ -101,6 +101,14 @@ fn main() -> ExitCode {
         streams::a_client_that_says_nothing_is_not_waited_for,
         images::removals_pulls_and_creations_at_once_agree,
         images::a_failed_pull_says_what_the_kubelet_shows,
+    );
+    run_what_is_broken(&mut session);
+    session.end()
+}
+
+/// What is frozen, cut off or silent.
+fn run_what_is_broken(session: &mut Session) {
+    run!(session:
         checkpoint::a_running_container_is_checkpointed_and_goes_on,
         checkpoint_pod::a_pod_is_restored_where_it_was,
         checkpoint_pod::what_cannot_be_checkpointed_is_refused,
@@ -120,6 +128,6 @@ fn main() -> ExitCode {
         wedged::a_shim_that_takes_no_more_connections_is_asked_again,
         wedged::a_shim_that_is_never_ready_is_ended,
         wedged::a_container_whose_record_is_lost_does_not_run_on,
+        cut::pods_keep_the_limit_of_open_files_that_the_node_began_with,
     );
-    session.end()
 }

@@ -36,6 +36,7 @@ pub(crate) struct Way {
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
     super::require_root()?;
+    super::raise_open_files();
     let node = settings.node()?;
     let _lock = Lock::take(&node.dirs.run)?;
     if let Some(kubeconfig) = way.kubeconfig {

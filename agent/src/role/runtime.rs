@@ -11,6 +11,7 @@ use crate::settings::{self, RuntimeSettings};
 /// Serves until SIGINT or SIGTERM; containers go on after it.
 pub(crate) async fn run(flags: RuntimeSettings) -> anyhow::Result<()> {
     super::require_root()?;
+    super::raise_open_files();
     let settings = flags.load()?;
     let _lock = Lock::take(&settings.state)?;
     let mut images = ImagesConfig::new(&settings.root);

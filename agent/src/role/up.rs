@@ -8,6 +8,7 @@ use crate::settings::{Credentials, Settings};
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::require_root()?;
+    super::raise_open_files();
     let node = settings.node()?;
     let _lock = Lock::take(&node.dirs.run)?;
     let shutdown = super::until_signalled()?;

@@ -46,6 +46,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use coracle_proto::shim::SandboxConfig;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use prost::Message as _;
 
 use crate::kernel::Fork;
@@ -65,6 +66,8 @@ enum StartError {
     Read { path: PathBuf, source: io::Error },
     #[error("understand {}", .path.display())]
     Decode { path: PathBuf, source: prost::DecodeError },
+    #[error("limit the open descriptors")]
+    OpenFiles(#[source] nix::Error),
     #[error("become the pod")]
     Setup(#[source] SetupError),
     #[error("report that the pod is ready")]
@@ -104,6 +107,8 @@ fn run(dir: &Path) -> Result<(), StartError> {
     let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
     let mut config =
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
+    // Before anything is forked, which inherits it.
+    limit_open_files(config.open_files).map_err(StartError::OpenFiles)?;
     let (side, hierarchies, cgroups) = setup::be_born(&config).map_err(StartError::Setup)?;
     if let Fork::Parent(pid) = side {
         // Who started us is to reap it, whatever becomes of it.
@@ -115,6 +120,15 @@ fn run(dir: &Path) -> Result<(), StartError> {
     config.init = None;
     move_into_cgroups(&pod);
     Shim::new(config, dir.to_owned(), pod).serve().map_err(StartError::Loop)
+}
+
+/// Who started us may have more than its pods are to begin with.
+fn limit_open_files(soft: u64) -> nix::Result<()> {
+    if soft == 0 {
+        return Ok(());
+    }
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)
 }
 
 /// For a cgroup that it could not be born in. By a fork, and after the word: the kernel lets the move wait

@@ -33,7 +33,7 @@ pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
     let mut list = kernel(facts);
     list.retain(|mount| {
         let place = mount.destination();
-        !is_at(place) && !(place.starts_with(devices) && is_at(devices))
+        !(is_at(place) || place.starts_with(devices) && is_at(devices))
     });
     let mut nested = pod_mounts(facts);
     nested.retain(|mount| !is_at(mount.destination()) && !is_in_shared(mount.destination()));

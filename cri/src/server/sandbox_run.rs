@@ -13,6 +13,7 @@ use crate::cgroup::is_below_root;
 use crate::error::Error;
 use crate::host::Host;
 use crate::names::Claim;
+use crate::open_files;
 use crate::records::{SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
 use crate::sandbox::sysctls::Own;
@@ -185,6 +186,7 @@ impl Runtime {
             oom_score_adj: self.inner.host.oom_score(-998),
             mount_label,
             process_label,
+            open_files: open_files::of_pods(),
             ..Default::default()
         }
     }

@@ -117,3 +117,20 @@ pub(crate) async fn a_command_has_an_environment_of_any_size(machine: &mut Machi
     }
     machine.remove_pod(&pod).await;
 }
+
+pub(crate) async fn pods_keep_the_limit_of_open_files_that_the_node_began_with(machine: &mut Machine) {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
+    setrlimit(Resource::RLIMIT_NOFILE, 777, hard).expect("limit");
+    coracle_cri::raise_open_files().expect("raised");
+    assert_eq!(getrlimit(Resource::RLIMIT_NOFILE), Ok((hard, hard)));
+    let pod = machine.pod("files").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let exec = machine.exec(&id, &["sh", "-c", "ulimit -Sn; ulimit -Hn"], 60).await.expect("exec");
+    assert_eq!(String::from_utf8_lossy(&exec.stdout), format!("777\n{hard}\n"));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", machine.pid(&id).await)).expect("limits");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a limit");
+    assert_eq!(line.split_whitespace().nth(3), Some("777"), "{line}");
+    machine.remove_pod(&pod).await;
+    setrlimit(Resource::RLIMIT_NOFILE, before, hard).expect("limit");
+}
