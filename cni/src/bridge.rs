@@ -75,10 +75,13 @@ fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
     })
 }
 
+/// How hardware addresses begin that follow from addresses.
+pub(crate) const DERIVED: [u8; 2] = [0x0a, 0x58];
+
 /// A locally administered hardware address that follows from the IP address, so that a neighbour's
 /// cached entry stays true when an address is given again. Of IPv6 from all of it: ranges of one bridge may differ in
 /// their prefixes alone.
-fn hardware_address(address: IpAddr) -> [u8; 6] {
+pub(crate) fn hardware_address(address: IpAddr) -> [u8; 6] {
     let tail = match address {
         IpAddr::V4(ip) => ip.octets(),
         IpAddr::V6(ip) => {
@@ -86,7 +89,8 @@ fn hardware_address(address: IpAddr) -> [u8; 6] {
             [a ^ e, b ^ f, c ^ g, d ^ h]
         }
     };
-    [0x0a, 0x58, tail[0], tail[1], tail[2], tail[3]]
+    let [a, b] = DERIVED;
+    [a, b, tail[0], tail[1], tail[2], tail[3]]
 }
 
 struct Bridge<'a> {

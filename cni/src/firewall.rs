@@ -267,6 +267,16 @@ impl Firewall {
         }
         // Whoever made them may have been killed before it was known.
         state.led.extend(plan(gone.values()).connectionless());
+        // Before the rules that guard them go, whatever the table is taken to be.
+        let opened = plan(state.claims.values()).opened;
+        for interface in gone.values().filter_map(|claim| claim.opened.as_ref()) {
+            if !opened.contains(interface)
+                && let Err(error) = sysctl::route_localnet(interface, false)
+            {
+                state.claims.extend(gone);
+                return Err(error);
+            }
+        }
         // Also when nothing went: the table may not have followed the last time.
         let seen = match state.applied.as_ref() == Some(&plan(state.claims.values())) {
             true => Ok(()),

@@ -41,7 +41,7 @@ fn forward_v6() -> Result<(), Error> {
         // One that is gone meanwhile needs nothing.
         let listens = || std::fs::read_to_string(&heeds).is_ok_and(|now| now.trim() == "1");
         if (led.contains(name.as_str()) || is_hardware()) && listens() {
-            write(&heeds, "2")?;
+            unless_absent(write(&heeds, "2"))?;
         }
     }
     write(&forwarding, "1")

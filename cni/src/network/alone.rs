@@ -6,12 +6,14 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::net::{SocketAddr, UnixListener as Listener};
 use std::time::Duration;
 
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt::PeerCredentials,
 };
+use tokio::net::UnixListener;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -25,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Held for as long as the network is.
 #[derive(Debug)]
 pub(super) struct Alone {
-    _names: Vec<UnixListener>,
+    _names: JoinSet<()>,
 }
 
 // === impl Alone ===
@@ -33,7 +35,7 @@ pub(super) struct Alone {
 impl Alone {
     /// Takes what the network is called, or says which setting another one has, too.
     pub(super) async fn take(config: &NetworkConfig) -> Result<Self, Error> {
-        let mut names = Vec::new();
+        let mut names = JoinSet::new();
         for (what, name, setting) in
             [("bridge", &config.bridge, "--bridge"), ("nftables table", &config.table, "--nft-table")]
         {
@@ -41,7 +43,7 @@ impl Alone {
             let taken = take(&address).await;
             let taken = taken.map_err(|source| Error::Name { address: address.clone(), source })?;
             match taken {
-                Some(listener) => names.push(listener),
+                Some(listener) => drop(names.spawn(keep(listener))),
                 None if is_ours(&address) => {
                     return Err(Error::NameInUse { what, name: name.clone(), setting });
                 }
@@ -55,13 +57,23 @@ impl Alone {
     }
 }
 
+/// Lets everybody see whose the name is, for as long as the network is.
+async fn keep(listener: UnixListener) {
+    while listener.accept().await.is_ok() {}
+    // Out of descriptors: the name is kept all the same.
+    std::future::pending().await
+}
+
 /// The name, unless somebody keeps it.
 async fn take(address: &str) -> io::Result<Option<UnixListener>> {
     let socket = SocketAddr::from_abstract_name(address)?;
     let end = Instant::now() + PATIENCE;
     loop {
-        match UnixListener::bind_addr(&socket) {
-            Ok(listener) => return Ok(Some(listener)),
+        match Listener::bind_addr(&socket) {
+            Ok(listener) => {
+                listener.set_nonblocking(true)?;
+                return UnixListener::from_std(listener).map(Some);
+            }
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => return Err(error),
             Err(_taken) if Instant::now() >= end => return Ok(None),
             Err(_taken) => tokio::time::sleep(PAUSE).await,
@@ -69,7 +81,7 @@ async fn take(address: &str) -> io::Result<Option<UnixListener>> {
     }
 }
 
-/// Whether the name is that of a process of our own user.
+/// Whether the name is that of a process of our own user. One of ours lets itself be asked at any time.
 fn is_ours(address: &str) -> bool {
     let owner = || {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -77,6 +89,5 @@ fn is_ours(address: &str) -> bool {
         connect(asking.as_raw_fd(), &UnixAddr::new_abstract(address.as_bytes())?)?;
         getsockopt(&asking, PeerCredentials)
     };
-    // Who lets nobody ask is taken for one of ours.
-    owner().map_or(true, |owner| owner.uid() == nix::unistd::geteuid().as_raw())
+    owner().is_ok_and(|owner| owner.uid() == nix::unistd::geteuid().as_raw())
 }

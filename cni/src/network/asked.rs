@@ -7,6 +7,7 @@ use ipnetwork::IpNetwork;
 use serde_json::Value;
 
 use super::{Attachment, Network, parameters};
+use crate::bridge::{DERIVED, hardware_address};
 use crate::error::Error;
 use crate::host_local;
 use crate::invoke::Parameters;
@@ -68,6 +69,11 @@ impl Network {
         let mac = text.as_str().and_then(parse_mac).ok_or_else(|| {
             Error::invalid("runtimeConfig.mac", format!("{text} is no hardware address of one interface"))
         })?;
+        if mac.starts_with(&DERIVED) && !asked_addresses(at).any(|address| hardware_address(address) == mac) {
+            let why =
+                format!("{text} may come to be another sandbox's: what begins so follows from addresses");
+            return Err(Error::invalid("runtimeConfig.mac", why));
+        }
         let owner = self.inner.cache.owner_of_mac(&list.name, mac);
         match owner.filter(|owner| *owner != at.container_id) {
             Some(owner) => Err(Error::MacTaken { mac: format_mac(&mac), owner }),
@@ -79,6 +85,11 @@ impl Network {
 /// Whether anything is asked for.
 fn asks(capabilities: &Capabilities) -> bool {
     [IPS, MAC].iter().any(|name| capabilities.contains_key(*name))
+}
+
+fn asked_addresses(at: &Parameters) -> impl Iterator<Item = IpAddr> {
+    let asked = at.capabilities.get(IPS).and_then(Value::as_array).into_iter().flatten();
+    asked.filter_map(Value::as_str).filter_map(address)
 }
 
 /// Refuses an answer that lacks what was asked for: a plugin may declare what it then does not do.
