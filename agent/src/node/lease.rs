@@ -47,7 +47,10 @@ pub(super) async fn keep(
             }
         };
         tokio::time::sleep(wait).await;
-        pulse.send_replace(());
+        // What nobody can be told need not be asked more often than that.
+        if !failing {
+            pulse.send_replace(());
+        }
     }
 }
 

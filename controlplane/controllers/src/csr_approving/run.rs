@@ -45,8 +45,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         Action::Leave => {}
         Action::LeaveToPeople(why) => {
             let request = request.name();
-            // A node on this machine is told by --own-node.
-            tracing::warn!(request, why, "a node's serving certificate waits for somebody to approve it");
+            tracing::warn!(
+                request,
+                why,
+                "a node's serving certificate waits for `kubectl certificate approve`; the control plane's own machine is told by --own-node"
+            );
         }
         Action::Ask(rights) => ask(context, &request, rights).await?,
         Action::Approve(message) => decide(context, &request, ("Approved", "AutoApproved"), message).await?,
