@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{PermissionsExt, lchown};
-use std::path::Path;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chownat, fstat, openat};
+use rustix::path::Arg;
 
 /// The group that volumes are given to, if the pod names one.
 pub(super) fn fs_group(pod: &Pod) -> Option<u32> {
@@ -30,22 +33,34 @@ pub(super) fn chmod(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Gives a tree to the group, which may then read it, write it too unless it is `read_only`, and whose
-/// new files in it stay the group's.
+/// new files in it stay the group's. What is in it may be the pod's already, which changes it as it likes meanwhile.
 pub(super) fn give(path: &Path, group: u32, read_only: bool) -> io::Result<()> {
-    let found = fs::symlink_metadata(path)?;
-    lchown(path, None, Some(group))?;
-    if found.file_type().is_symlink() {
+    let mut given = give_one(CWD, path, group, read_only);
+    coracle_tree::walk(path, |found| {
+        if given.is_ok() {
+            given = match give_one(found.dir, found.name, group, read_only) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                given => given,
+            };
+        }
+    })?;
+    given
+}
+
+/// What was looked at is what is changed: a name may lead somewhere else by then.
+fn give_one(dir: BorrowedFd<'_>, name: impl Arg, group: u32, read_only: bool) -> io::Result<()> {
+    let found = openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = fstat(&found)?;
+    chownat(&found, c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind == FileType::Symlink {
         return Ok(());
     }
     let more = if read_only { 0o440 } else { 0o660 };
-    let directory = if found.is_dir() { 0o2110 } else { 0 };
-    chmod(path, (found.permissions().mode() & 0o7777) | more | directory)?;
-    if found.is_dir() {
-        for entry in fs::read_dir(path)? {
-            give(&entry?.path(), group, read_only)?;
-        }
-    }
-    Ok(())
+    let directory = if kind == FileType::Directory { 0o2110 } else { 0 };
+    // The mode of what was only found is not for fchmod to change.
+    let found = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+    chmod(&found, (stat.st_mode & 0o7777) | more | directory)
 }
 
 #[cfg(test)]
@@ -72,6 +87,25 @@ mod tests {
         assert_ne!(at(&outside).0, 1234);
         fs::remove_dir_all(&dir).expect("clean up");
         fs::remove_file(&outside).expect("clean up");
+    }
+
+    #[test]
+    fn a_tree_of_any_depth_is_given() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut chain = dir.path().join("0");
+        fs::create_dir(&chain).expect("make");
+        for number in 1..3000 {
+            let above = dir.path().join(number.to_string());
+            fs::create_dir(&above).expect("make");
+            fs::rename(&chain, above.join("below")).expect("nest");
+            chain = above;
+        }
+        give(dir.path(), 1234, false).expect("give");
+        let mut groups = 0;
+        coracle_tree::walk(dir.path(), |found| groups += usize::from(found.stat.st_gid == 1234))
+            .expect("walk");
+        assert_eq!(groups, 3000);
+        coracle_tree::remove(dir.path()).expect("remove");
     }
 
     #[test]

@@ -27,7 +27,8 @@ pub(crate) struct Traffic {
 pub(super) fn disk(dir: &Path) -> (u64, u64) {
     let (mut bytes, mut inodes) = (0, 0);
     let mut linked = HashSet::new();
-    let counted = coracle_tree::walk(dir, |stat| {
+    let counted = coracle_tree::walk(dir, |found| {
+        let stat = found.stat;
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if is_directory || stat.st_nlink < 2 || linked.insert((stat.st_dev, stat.st_ino)) {
             bytes += stat.st_blocks.unsigned_abs() * 512;

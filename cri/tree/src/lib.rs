@@ -13,7 +13,7 @@ mod walk;
 use rustix::fs::OFlags;
 
 pub use remove::{remove, remove_at};
-pub use walk::walk;
+pub use walk::{Found, walk};
 
 /// How directories are opened.
 const DIRECTORY: OFlags =

@@ -1,7 +1,8 @@
 //! Walking a tree that changes meanwhile.
 
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -21,12 +22,23 @@ enum Level {
     Closed { device: u64, inode: u64, offset: i64 },
 }
 
+/// Something that was found.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// The directory that it is in.
+    pub dir: BorrowedFd<'a>,
+    /// What it is called there.
+    pub name: &'a CStr,
+    /// What it was when it was looked at.
+    pub stat: &'a Stat,
+}
+
 /// Tells of everything below a directory, in no order. Links are not followed, and mounts not entered or told of. Who
 /// moves directories that are more than 64 levels deep during the walk hides what is in them, and nothing else.
 ///
 /// # Errors
 /// When the directory cannot be opened, or one below it for want of descriptors.
-pub fn walk(top: &Path, mut found: impl FnMut(&Stat)) -> io::Result<()> {
+pub fn walk(top: &Path, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
     let mut levels = vec![Level::open(openat(CWD, top, DIRECTORY, Mode::empty())?, 0)?];
     while let Some(Level::Open(dir, offset)) = levels.last_mut() {
         match dir.read() {
@@ -44,7 +56,7 @@ pub fn walk(top: &Path, mut found: impl FnMut(&Stat)) -> io::Result<()> {
 }
 
 /// Tells of an entry, and opens it if it is a directory.
-fn look(dir: &Dir, entry: &DirEntry, found: &mut impl FnMut(&Stat)) -> Result<Option<OwnedFd>, Errno> {
+fn look(dir: &Dir, entry: &DirEntry, found: &mut impl FnMut(Found<'_>)) -> Result<Option<OwnedFd>, Errno> {
     let name = entry.file_name();
     if name == c"." || name == c".." {
         return Ok(None);
@@ -58,7 +70,7 @@ fn look(dir: &Dir, entry: &DirEntry, found: &mut impl FnMut(&Stat)) -> Result<Op
     match opened {
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error),
         Err(Errno::XDEV) => return Ok(None),
-        _ => found(&stat),
+        _ => found(Found { dir: at, name, stat: &stat }),
     }
     Ok(opened.ok())
 }
@@ -128,8 +140,8 @@ mod tests {
 
     fn inodes(top: &Path) -> HashSet<u64> {
         let (mut seen, mut times) = (HashSet::new(), 0);
-        let found = |stat: &Stat| {
-            seen.insert(stat.st_ino);
+        let found = |found: Found<'_>| {
+            seen.insert(found.stat.st_ino);
             times += 1;
         };
         walk(top, found).expect("walk");
