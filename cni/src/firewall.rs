@@ -5,6 +5,7 @@
 //! what the others wrote, and whether one was killed between its claim and the table. One process alone (the node) keeps
 //! all in memory.
 
+mod claim;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,49 +14,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ipnetwork::IpNetwork;
 use nix::fcntl::{Flock, FlockArg};
-use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+pub(crate) use self::claim::Claim;
+use self::claim::{check_ports, plan};
 use crate::conntrack;
 use crate::error::Error;
 use crate::nft::{self, Batch, Channel, Mapping, Plan};
-use crate::portmap::condition::Condition;
-use crate::ports::PortMapping;
 use crate::spec::request::Request;
 use crate::sysctl;
 
 /// The file that is there while claims are not yet what the table says.
 const MARK: &str = "changing";
-
-/// What one plugin wants for one attachment.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Claim {
-    /// The plugin, and the network it acts for.
-    pub(crate) plugin: String,
-    pub(crate) network: String,
-    /// The attachment; empty for what a network as a whole wants.
-    pub(crate) id: String,
-    pub(crate) ifname: String,
-    /// Host ports, and the addresses that they lead to.
-    pub(crate) ports: Vec<PortMapping>,
-    pub(crate) to: Vec<IpNetwork>,
-    /// What must hold of packets to them, of IPv4 and of IPv6.
-    pub(crate) conditions: [Vec<Condition>; 2],
-    /// Whether its own network and 127.0.0.1 may use the ports, and whether every packet by them takes the
-    /// node's address.
-    pub(crate) hairpin: bool,
-    pub(crate) masquerade_all: bool,
-    /// Networks whose packets to beyond take the node's address, and what does not count as beyond.
-    pub(crate) masquerade: Vec<IpNetwork>,
-    pub(crate) except: Vec<IpNetwork>,
-    /// A bridge that is to be kept apart from others of this kind.
-    pub(crate) isolated: Option<String>,
-    /// The interface that is opened for packets of 127.0.0.0/8, for as long as there is such a claim.
-    pub(crate) opened: Option<String>,
-}
 
 /// The table, and what it follows from.
 pub(crate) struct Firewall {
@@ -74,101 +45,6 @@ struct State {
     /// Opened when the kernel is first spoken to: most of what plugins do needs no word of it, and closing the socket
     /// waits for the kernel to be done with what anybody has removed of nftables.
     channel: Option<Channel>,
-}
-
-// === impl Claim ===
-
-impl Claim {
-    /// Of an attachment, with nothing wanted yet.
-    pub(crate) fn of(request: &Request) -> Self {
-        Self {
-            plugin: request.kind().to_owned(),
-            network: request.network().to_owned(),
-            id: request.container_id.clone(),
-            ifname: request.ifname.clone(),
-            ..Self::default()
-        }
-    }
-
-    fn key(&self) -> String {
-        [&self.plugin, &self.network, &self.id, &self.ifname].map(|part| part.replace('/', "%")).join("@")
-    }
-
-    /// What does not count as beyond the network, in order, beside the network itself.
-    fn beside(&self, network: IpNetwork) -> Vec<IpNetwork> {
-        let of_family = |other: &&IpNetwork| other.is_ipv4() == network.is_ipv4() && **other != network;
-        let mut except: Vec<IpNetwork> = self.except.iter().filter(of_family).copied().collect();
-        except.sort_unstable();
-        except.dedup();
-        except
-    }
-
-    fn mappings(&self) -> impl Iterator<Item = Mapping> {
-        self.ports.iter().flat_map(|port| {
-            let host_ip = port.host_ip.filter(|ip| !ip.is_unspecified());
-            let family = port.host_ip.map(|ip| ip.is_ipv4());
-            let to = self
-                .to
-                .iter()
-                .map(IpNetwork::ip)
-                .filter(move |to| family.is_none_or(|v4| v4 == to.is_ipv4()));
-            to.map(move |to| Mapping {
-                host_ip,
-                host_port: port.host_port,
-                protocol: port.protocol,
-                to,
-                to_port: port.container_port,
-            })
-        })
-    }
-}
-
-/// What the table is to say for all of these.
-fn plan<'a>(claims: impl Iterator<Item = &'a Claim>) -> Plan {
-    let mut plan = Plan::default();
-    for claim in claims {
-        for mapping in claim.mappings() {
-            match &claim.conditions[usize::from(mapping.to.is_ipv6())][..] {
-                [] => drop(plan.mappings.insert(mapping)),
-                conditions => drop(plan.conditional.insert((mapping, conditions.to_vec()))),
-            }
-        }
-        for network in &claim.masquerade {
-            // What is beyond for one claim is beyond for all.
-            let except = claim.beside(*network);
-            let all = plan.masquerade.entry(*network);
-            all.and_modify(|all| all.retain(|range| except.contains(range))).or_insert(except);
-        }
-        plan.isolated.extend(claim.isolated.clone());
-        plan.opened.extend(claim.opened.clone());
-        if claim.ports.is_empty() {
-            continue;
-        }
-        let addresses = || claim.to.iter().map(|to| to.ip());
-        if claim.hairpin {
-            plan.loopback |= addresses().any(|to| to.is_ipv4());
-            plan.hairpin
-                .extend(claim.to.iter().filter_map(|to| IpNetwork::new(to.network(), to.prefix()).ok()));
-        } else {
-            plan.untouched.extend(addresses());
-        }
-        if claim.masquerade_all {
-            plan.masquerade_all.extend(addresses());
-        }
-    }
-    plan
-}
-
-/// Refuses a host port that another attachment holds on an overlapping address.
-fn check_ports<'a>(wanted: &Claim, others: impl Iterator<Item = &'a Claim>) -> Result<(), Error> {
-    for other in others {
-        let clash = wanted.ports.iter().find(|port| other.ports.iter().any(|held| held.clashes(port)));
-        if let Some(port) = clash {
-            let (protocol, owner) = (port.protocol.name(), other.id.clone());
-            return Err(Error::HostPortTaken { port: port.host_port, protocol, owner });
-        }
-    }
-    Ok(())
 }
 
 // === impl State ===
@@ -521,6 +397,8 @@ fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error + us
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::portmap::condition::Condition;
+    use crate::ports::PortMapping;
     use crate::ports::Protocol;
 
     fn port(host_ip: Option<&str>, host_port: u16) -> PortMapping {
