@@ -2,6 +2,7 @@
 
 pub(crate) mod address;
 pub(crate) mod inside;
+pub(crate) mod mac;
 mod removal;
 pub(crate) mod traffic;
 pub(crate) mod vlan;
@@ -20,6 +21,7 @@ use rtnetlink::{
     Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection,
 };
 
+pub(crate) use self::mac::{format_mac, parse_mac, random_mac};
 use crate::error::Error;
 use crate::netns::Netns;
 use crate::sysctl;
@@ -100,21 +102,6 @@ pub(crate) struct Port {
 
 /// How a property of a link is changed.
 pub(crate) type Change = LinkMessageBuilder<LinkUnspec>;
-
-pub(crate) fn format_mac(mac: &[u8]) -> String {
-    mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
-}
-
-/// A unicast hardware address.
-pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let mut mac = [0; 6];
-    let mut parts = text.split([':', '-']);
-    for byte in &mut mac {
-        let part = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
-        *byte = u8::from_str_radix(part, 16).ok()?;
-    }
-    (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
-}
 
 fn no_socket(source: io::Error) -> Error {
     Error::Socket { action: "open a route socket", source }
@@ -333,7 +320,7 @@ impl Links {
     /// address is of the form that we give, and it has addresses of ours and no others, or is not in use at all.
     pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
-        if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&OUR_PREFIX) {
+        if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&mac::OUR_PREFIX) {
             return Ok(());
         }
         let present = self.addresses(&link).await?;
@@ -476,17 +463,6 @@ impl Link {
             _ => {}
         }
     }
-}
-
-/// What hardware addresses of ours begin with.
-const OUR_PREFIX: u8 = 0x0a;
-
-/// A locally administered address that nobody has.
-pub(crate) fn random_mac() -> [u8; 6] {
-    use std::hash::{BuildHasher, RandomState};
-    // Seeded by the kernel, anew for each.
-    let [a, b, c, d, e, ..] = RandomState::new().hash_one(std::process::id()).to_ne_bytes();
-    [OUR_PREFIX, a, b, c, d, e]
 }
 
 fn is_errno(error: &rtnetlink::Error, errno: i32) -> bool {

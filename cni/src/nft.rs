@@ -13,6 +13,7 @@
 //! input       ─ to 127.0.0.0/8 by an opened bridge, unasked ─► drop
 //! ```
 
+mod element;
 pub(crate) mod event;
 mod expression;
 pub(crate) mod message;
@@ -24,9 +25,10 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnetwork::{IpNetwork, Ipv4Network};
 
-use crate::portmap::condition::{Condition, Subject};
+use crate::portmap::condition::Condition;
 use crate::ports::Protocol;
-use expression::{Header, Meta, R0, Rule, value};
+use element::octets;
+use expression::{Header, Meta, R0, Rule};
 use message::{Attributes, Verb};
 pub(crate) use message::{Batch, Channel};
 use ranges::{exceptions_of, ranges};
@@ -462,60 +464,6 @@ fn interface(name: &str) -> [u8; 16] {
         *to = from;
     }
     padded
-}
-
-// === impl Condition ===
-
-impl Condition {
-    /// Of these packets those of which it holds.
-    fn compared(&self, rule: Rule) -> Rule {
-        let by = |rule: Rule, name: &[u8]| compared(rule.meta(Meta::InInterface, R0), name, self.negated);
-        match &self.subject {
-            Subject::From(network) => sent(rule, *network, self.negated),
-            Subject::To(network) => destined(rule, *network, self.negated),
-            Subject::By(name) => by(rule, &interface(name)),
-            Subject::ByAny(head) => by(rule, head.as_bytes()),
-        }
-    }
-}
-
-// === impl Mapping ===
-
-impl Mapping {
-    fn key(&self) -> Attributes {
-        let mut key = self.host_ip.map(octets).unwrap_or_default();
-        key.extend_from_slice(&[self.protocol.number(), 0, 0, 0]);
-        key.extend_from_slice(&padded(self.host_port));
-        Attributes::default().nest(1, value(&key))
-    }
-
-    fn element(&self) -> Attributes {
-        let mut target = octets(self.to);
-        target.extend_from_slice(&padded(self.to_port));
-        self.key().nest(2, value(&target))
-    }
-}
-
-impl Protocol {
-    pub(crate) fn number(self) -> u8 {
-        match self {
-            Self::Tcp => 6,
-            Self::Udp => 17,
-            Self::Sctp => 132,
-        }
-    }
-}
-
-fn padded(port: u16) -> [u8; 4] {
-    let [high, low] = port.to_be_bytes();
-    [high, low, 0, 0]
-}
-
-fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
-    }
 }
 
 #[cfg(test)]

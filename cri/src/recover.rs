@@ -2,6 +2,7 @@
 //! are undone, what died meanwhile is marked ended, and what nobody owns is removed. A shim that lives and does not
 //! answer is waited for beside all else, see `silent`.
 
+mod phase;
 pub(crate) mod relink;
 mod silent;
 
@@ -10,19 +11,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle_cni::Attachment;
-use coracle_proto::cri::ContainerEventType::{self, ContainerStartedEvent, ContainerStoppedEvent};
-use coracle_proto::shim::container_state::Phase;
-use coracle_proto::shim::{ContainerState, State};
+use coracle_proto::shim::State;
 use futures::future::join_all;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use self::phase::{Missed, missed, phase_now};
 use crate::cgroup::freezer::Freezer;
 use crate::checkpoint;
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
 use crate::exits::exit_record;
-use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, SandboxPhase, SandboxRecord, Transition};
+use crate::records::{ContainerPhase, ContainerRecord, SandboxPhase, SandboxRecord, Transition};
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
 use crate::shim_client::{self, Shim};
@@ -43,13 +43,6 @@ enum Found {
 struct Ended {
     containers: Vec<Arc<Container>>,
     sandbox: Option<Arc<Sandbox>>,
-}
-
-/// A transition that nobody was told of.
-struct Missed {
-    at: i64,
-    container: Arc<Container>,
-    what: ContainerEventType,
 }
 
 // === impl Found ===
@@ -475,31 +468,4 @@ fn attachment(record: &SandboxRecord, netns: PathBuf) -> Attachment {
         let (id, ifname) = (record.id.clone(), sandbox::attachment::INTERFACE.to_owned());
         Attachment { id, netns, ifname, ..Attachment::default() }
     })
-}
-
-/// What a container went through between the phase on record and the one that it is in.
-fn missed(before: &ContainerPhase, container: &Arc<Container>) -> Vec<Missed> {
-    let missed = |at, what| Missed { at, container: Arc::clone(container), what };
-    let started = || missed(container.started_at(), ContainerStartedEvent);
-    let stopped = |exit: &ExitRecord| missed(exit.finished_at, ContainerStoppedEvent);
-    match (before, container.phase()) {
-        (ContainerPhase::Created, ContainerPhase::Running { .. }) => vec![started()],
-        // Not every one that ended was started.
-        (ContainerPhase::Created, ContainerPhase::Exited(exit)) if exit.started_at == 0 => {
-            vec![stopped(&exit)]
-        }
-        (ContainerPhase::Created, ContainerPhase::Exited(exit)) => vec![started(), stopped(&exit)],
-        (ContainerPhase::Running { .. }, ContainerPhase::Exited(exit)) => vec![stopped(&exit)],
-        _ => Vec::new(),
-    }
-}
-
-/// The phase that a container is in by its shim's word. An end is noted by the caller.
-fn phase_now(before: &ContainerPhase, seen: &ContainerState) -> ContainerPhase {
-    match (before, seen.phase()) {
-        (ContainerPhase::Exited(_), _) => before.clone(),
-        (_, Phase::Created) => ContainerPhase::Created,
-        (ContainerPhase::Running { .. }, Phase::Running | Phase::Exited) => before.clone(),
-        (_, Phase::Running | Phase::Exited) => ContainerPhase::Running { started_at: seen.started_at },
-    }
 }

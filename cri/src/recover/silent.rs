@@ -7,7 +7,7 @@ use coracle_proto::cri::ContainerEventType::ContainerStartedEvent;
 use coracle_proto::shim::{ContainerState, State};
 use tracing::{info, warn};
 
-use super::phase_now;
+use super::phase::phase_now;
 use crate::container::Container;
 use crate::error::Error;
 use crate::exits::exit_record;

@@ -1,0 +1,27 @@
+//! Hardware addresses of Ethernet.
+
+pub(crate) fn format_mac(mac: &[u8]) -> String {
+    mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
+}
+
+/// A unicast hardware address.
+pub(crate) fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split([':', '-']);
+    for byte in &mut mac {
+        let part = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
+}
+
+/// What hardware addresses of ours begin with.
+pub(super) const OUR_PREFIX: u8 = 0x0a;
+
+/// A locally administered address that nobody has.
+pub(crate) fn random_mac() -> [u8; 6] {
+    use std::hash::{BuildHasher, RandomState};
+    // Seeded by the kernel, anew for each.
+    let [a, b, c, d, e, ..] = RandomState::new().hash_one(std::process::id()).to_ne_bytes();
+    [OUR_PREFIX, a, b, c, d, e]
+}
