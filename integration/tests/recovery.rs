@@ -123,7 +123,7 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
         None if starts > 1 && cut.is_ok() => true,
         None => node.has_crashed().await,
         Some(point) if point.starts_with("creator-") => cut.is_err(),
-        Some(_) => node.has_lost_a_shim().await,
+        Some(_) => node.has_lost_a_shim().await && node.has_told_the_end().await,
     };
     assert!(reached, "{point} was not reached: {cut:?}");
     node.stop();

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use coracle_proto::cri;
+use tokio::sync::OwnedMutexGuard;
 use tracing::info;
 
 use crate::checkpoint::{Subject, checkpoint};
@@ -11,19 +12,22 @@ use crate::container::Container;
 use crate::error::Error;
 use crate::runtime::Runtime;
 
+/// Of containers that are in a checkpoint: no other one is made of them meanwhile, and their directories stay.
+pub(super) type Stays = Arc<Vec<OwnedMutexGuard<()>>>;
+
 impl Runtime {
-    /// Writes a checkpoint of a container that runs, and goes on, to the request's location.
+    /// Writes a checkpoint of a container that runs, and goes on, to the request's location. Another one of it waits
+    /// until this one is told or taken back.
     pub(super) async fn checkpoint(
         self,
         request: cri::CheckpointContainerRequest,
-    ) -> Result<cri::CheckpointContainerResponse, Error> {
+    ) -> Result<(cri::CheckpointContainerResponse, Stays), Error> {
         let container = self.running(&request.container_id)?;
         let location = PathBuf::from(&request.location);
         if !location.is_absolute() || location.file_name().is_none() {
             return Err(Error::invalid("location", "must be the absolute path of a file"));
         }
-        // One at a time, and its directories stay.
-        let _stays = container.removing.lock().await;
+        let stays = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
         let subject = self.subject(&container)?;
         let work = tokio::task::spawn_blocking(move || checkpoint(&subject, &location));
         let done = work.await.map_err(|panic| Error::Kernel {
@@ -32,7 +36,7 @@ impl Runtime {
         })?;
         done.map_err(|source| Error::Checkpoint { what: "container", id: container.id.clone(), source })?;
         info!(container = %container.id, location = request.location, "made a checkpoint");
-        Ok(cri::CheckpointContainerResponse {})
+        Ok((cri::CheckpointContainerResponse {}, stays))
     }
 
     pub(super) fn subject(&self, container: &Container) -> Result<Subject, Error> {
@@ -55,7 +59,9 @@ impl Runtime {
 }
 
 /// Takes a checkpoint back that nobody waits for any more.
-pub(super) async fn take_back(location: impl AsRef<Path>) -> Result<(), Error> {
+pub(super) async fn take_back(location: impl AsRef<Path>, stays: Stays) -> Result<(), Error> {
     let location = location.as_ref();
-    tokio::fs::remove_file(location).await.map_err(Error::file("remove", location))
+    let removed = tokio::fs::remove_file(location).await.map_err(Error::file("remove", location));
+    drop(stays);
+    removed
 }

@@ -7,31 +7,35 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use tracing::info;
 
+use super::checkpoint::Stays;
 use crate::checkpoint::{self, PodSubject, checkpoint_pod, take_back_pod};
 use crate::container::Container;
 use crate::error::Error;
 use crate::runtime::Runtime;
 
 impl Runtime {
-    /// Writes a checkpoint of containers of a pod that run, and go on, to the request's directory.
+    /// Writes a checkpoint of containers of a pod that run, and go on, to the request's directory. Another one of them
+    /// waits until this one is told or taken back.
     pub(super) async fn pod_checkpoint(
         self,
         request: cri::CheckpointPodRequest,
-    ) -> Result<cri::CheckpointPodResponse, Error> {
+    ) -> Result<(cri::CheckpointPodResponse, Stays), Error> {
         let id = &request.pod_sandbox_id;
         let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
         no_options(&request.options)?;
-        let output = output(&request.output_path)?;
+        let output = directory("output_path", &request.output_path)?;
         sandbox.shim()?;
         let containers = self.selected(&sandbox.id, &request.container_ids)?;
         let failed = |source| Error::Checkpoint { what: "pod sandbox", id: sandbox.id.clone(), source };
         // Nothing is frozen in vain.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        // One checkpoint of each at a time, and their directories stay. In an order that all keep.
-        let mut stay = Vec::new();
+        let mut stays = Vec::new();
+        // In an order that all keep.
         for container in containers.values() {
-            stay.push(container.removing.lock().await);
+            stays.push(Arc::clone(&container.removing).lock_owned().await);
         }
+        // What one before left there, whose caller went away, is taken back by now.
+        is_empty(&output)?;
         let mut subjects = Vec::new();
         for container in containers.values() {
             // It may have ended while another checkpoint was made.
@@ -48,7 +52,7 @@ impl Runtime {
         })?;
         done.map_err(failed)?;
         info!(sandbox = %sandbox.id, output = request.output_path, "made a checkpoint");
-        Ok(cri::CheckpointPodResponse {})
+        Ok((cri::CheckpointPodResponse {}, Arc::new(stays)))
     }
 
     /// The containers that are named: at least one, each once, of this pod, and running.
@@ -89,13 +93,12 @@ pub(super) fn no_options(options: &HashMap<String, String>) -> Result<(), Error>
     }
 }
 
-/// The caller's directory, which must be there and empty.
-fn output(path: &str) -> Result<PathBuf, Error> {
-    let directory = directory("output_path", path)?;
-    let mut entries = std::fs::read_dir(&directory).map_err(Error::file("list", &directory))?;
+/// Whether there is nothing in the caller's directory.
+fn is_empty(output: &Path) -> Result<(), Error> {
+    let mut entries = std::fs::read_dir(output).map_err(Error::file("list", output))?;
     match entries.next() {
-        Some(_) => Err(Error::invalid("output_path", format!("{path:?} is not empty"))),
-        None => Ok(directory),
+        Some(_) => Err(Error::invalid("output_path", format!("{output:?} is not empty"))),
+        None => Ok(()),
     }
 }
 
@@ -110,11 +113,12 @@ pub(super) fn directory(field: &'static str, path: &str) -> Result<PathBuf, Erro
 }
 
 /// Takes a checkpoint back that nobody waits for any more.
-pub(super) async fn take_back(request: cri::CheckpointPodRequest) -> Result<(), Error> {
+pub(super) async fn take_back(request: cri::CheckpointPodRequest, stays: Stays) -> Result<(), Error> {
     let cri::CheckpointPodRequest { pod_sandbox_id: id, output_path, container_ids, .. } = request;
     let work = tokio::task::spawn_blocking(move || take_back_pod(Path::new(&output_path), &container_ids));
-    let done = work
-        .await
-        .map_err(|panic| Error::Kernel { doing: "take back", source: std::io::Error::other(panic) })?;
+    let done = work.await;
+    drop(stays);
+    let done =
+        done.map_err(|panic| Error::Kernel { doing: "take back", source: std::io::Error::other(panic) })?;
     done.map_err(|source| Error::Checkpoint { what: "pod sandbox", id, source })
 }

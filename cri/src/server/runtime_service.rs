@@ -223,9 +223,9 @@ impl RuntimeService for Runtime {
         let made = create(
             self.clone(),
             |runtime| async move { runtime.checkpoint(request).await },
-            |_, _| take_back(location),
+            |_, (_, stays)| take_back(location, stays),
         );
-        within(seconds, made).await
+        within(seconds, made).await.map(|told| told.map(|(made, _stays)| made))
     }
 
     async fn checkpoint_pod(
@@ -237,9 +237,10 @@ impl RuntimeService for Runtime {
         create(
             self.clone(),
             |runtime| async move { runtime.pod_checkpoint(request).await },
-            |_, _| pod_checkpoint::take_back(asked),
+            |_, (_, stays)| pod_checkpoint::take_back(asked, stays),
         )
         .await
+        .map(|told| told.map(|(made, _stays)| made))
     }
 
     async fn restore_pod(&self, request: Request<cri::RestorePodRequest>) -> Answer<cri::RestorePodResponse> {

@@ -153,6 +153,16 @@ impl Node {
         soon(|| std::fs::read_to_string(&self.log).unwrap().contains("the shim died")).await
     }
 
+    /// Whether its listener heard the end of all that it heard of: a runtime that is killed between a listener's taking
+    /// and the wire has told it, for all that it knows.
+    pub(crate) async fn has_told_the_end(&self) -> bool {
+        soon(|| {
+            let heard = self.heard.lock().unwrap();
+            heard.iter().all(|(of, _)| heard.iter().any(|(ended, what)| ended == of && *what >= 2))
+        })
+        .await
+    }
+
     /// Everything that a kubelet does with an image, a pod and its container, to their end.
     pub(crate) async fn whole_life(&mut self) -> Result<(), Status> {
         let image = Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() });
