@@ -77,7 +77,7 @@ async fn serve(
     }
     let request = request(command, environment, input)?;
     let version = request.version()?;
-    let executables = Executables { path: request.path.clone(), timeout: TIMEOUT };
+    let executables = Executables { path: request.path.clone(), timeout: TIMEOUT, lead: false };
     let places = request.conf.get("coracle").cloned().map(|places| from_value::<Places>(places, "coracle"));
     let places = places.transpose()?.unwrap_or_default();
     let firewall = Firewall::open(&places.table, &places.state_dir, true)?;

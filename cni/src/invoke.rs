@@ -26,6 +26,8 @@ const TRY_AGAIN: u32 = 11;
 pub(crate) struct Executables {
     pub(crate) path: Vec<PathBuf>,
     pub(crate) timeout: Duration,
+    /// Whether each is killed with all that it runs, as what a runtime runs is. What a plugin runs goes with the plugin.
+    pub(crate) lead: bool,
 }
 
 /// One attachment's parameters: all that ADD, DEL and CHECK must be given alike.

@@ -2,6 +2,7 @@
 
 mod alone;
 mod asked;
+mod collecting;
 mod default;
 mod derive;
 mod reload;
@@ -29,6 +30,7 @@ use crate::ports::PortMapping;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
 use alone::Alone;
+use collecting::Collecting;
 
 /// How long one plugin may take, as runtimes have it by custom.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -99,9 +101,9 @@ struct Inner {
     /// executables hold it only until they are on record, by which GC knows what to leave alone: nobody waits for a
     /// plugin of others that hangs.
     state: RwLock<State>,
-    /// Held for reading while an attachment of a list with executables goes on record, for writing while they are told
-    /// which are valid: one that nobody told them of would lose what it is given.
-    collecting: RwLock<()>,
+    /// Held while an attachment of a list with executables goes on record, and while they are told which are valid: one
+    /// that nobody told them of would lose what it is given.
+    collecting: Collecting,
     leaving: Leaving,
     /// The plugins that the network needs as executables, or why there is no network.
     ready: std::sync::RwLock<Result<Vec<String>, String>>,
@@ -154,7 +156,7 @@ impl Network {
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?;
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);
         let host = Arc::new(Host::here(firewall, Some(Arc::clone(&cache)))?);
-        let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT };
+        let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
         // Packets to pods of other nodes keep their source, also before it is known again which they are.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
         let keeper = tokio::spawn(Firewall::keep(Arc::downgrade(&host), events)).abort_handle();
@@ -164,7 +166,7 @@ impl Network {
                 host,
                 executables,
                 state: RwLock::new(state),
-                collecting: RwLock::default(),
+                collecting: Collecting::default(),
                 leaving: Leaving::default(),
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
                 doubts: watch::channel(()).0,
@@ -243,7 +245,7 @@ impl Network {
         let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
         let list = inner.state.read().await.list.clone().ok_or_else(no_range)?;
         let in_process = invoke::is_own(&list);
-        let collecting = if in_process { None } else { Some(inner.collecting.read().await) };
+        let collecting = if in_process { None } else { Some(inner.collecting.recording().await) };
         let state = inner.state.read().await;
         let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
         self.may_ask(&entry.list, &entry.at)?;

@@ -636,6 +636,50 @@ fn nobody_waits_for_a_plugin_of_others_that_hangs() {
     });
 }
 
+/// A plugin of others that gives an address and whose GC hangs for as long as it is let.
+fn hanging(host: &Host) {
+    script(
+        host,
+        "hangs",
+        &format!(
+            "cat >/dev/null\necho \"$CNI_COMMAND $CNI_CONTAINERID $$\" >>{log}\n\
+             [ $CNI_COMMAND = GC ] && [ ! -e {log}.go ] && sleep 1000\n[ $CNI_COMMAND = ADD ] && sleep 0.2 && \
+             echo '{{\"cniVersion\":\"1.1.0\",\"ips\":[{{\"address\":\"10.1.1.1/32\"}}]}}'\nexit 0",
+            log = host.path("log").display()
+        ),
+    );
+    host.configure(&json!({"cniVersion": "1.1.0", "name": "n", "plugins": [
+        {"type": "hangs", "capabilities": {"mac": true}}]}));
+}
+
+#[test]
+fn a_gc_that_hangs_keeps_no_pod_waiting_for_long_and_comes_again() {
+    on_a_host(async |host| {
+        hanging(&host);
+        let (network, sandbox) = (host.open().await, Sandbox::new());
+        let told = || {
+            let said = std::fs::read_to_string(host.path("log")).unwrap_or_default();
+            let gcs = said.lines().filter(|line| line.starts_with("GC "));
+            gcs.map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        network.reconcile(&[]).await.unwrap();
+        eventually("the GC", async || told().len() == 1).await;
+        // A plugin that hangs has a minute.
+        let at = attachment("a1", &sandbox);
+        let added = tokio::time::timeout(Duration::from_secs(40), network.add(&at));
+        added.await.expect("the pod waited").unwrap();
+        let of_first = |stat: &str| stat.split(' ').nth(4) == Some(told()[0].as_str());
+        let processes =
+            || std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("stat"));
+        let lives =
+            || processes().filter_map(|stat| std::fs::read_to_string(stat).ok()).any(|s| of_first(&s));
+        eventually("the end of the GC and of what it runs", async || !lives()).await;
+        std::fs::write(host.path("log.go"), "").unwrap();
+        eventually("another GC", async || told().len() == 2).await;
+        network.del("a1").await.unwrap();
+    });
+}
+
 #[test]
 fn a_foreign_flush_is_repaired() {
     on_a_host(async |host| {

@@ -3,11 +3,13 @@
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use serde::Deserialize;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command as Process};
 use tracing::warn;
 
@@ -54,23 +56,14 @@ impl Executables {
         let failed = |source| Error::Run { kind: kind.to_owned(), source };
         let input = serde_json::to_vec(&request.conf).map_err(|error| failed(error.into()))?;
         let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
-        let feed = child.stdin.take();
-        let talk = async {
-            if let Some(mut stdin) = feed {
-                // A plugin may answer without reading all of it.
-                if let Err(error) = stdin.write_all(&input).await
-                    && error.kind() != io::ErrorKind::BrokenPipe
-                {
-                    return Err(error);
-                }
-            }
-            child.wait_with_output().await
-        };
-        let Ok(output) = tokio::time::timeout(self.timeout, talk).await else {
+        // Dropped before the child is, which keeps the group's number from being another's.
+        let group = self.lead.then(|| Group::of(&child));
+        let Ok(output) = tokio::time::timeout(self.timeout, talk(&mut child, &input)).await else {
             let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());
             return Err(failed(io::Error::new(io::ErrorKind::TimedOut, reason)));
         };
         let output = output.map_err(failed)?;
+        group.map(Group::ended);
         let said = String::from_utf8_lossy(&output.stderr);
         if !said.trim().is_empty() {
             warn!(plugin = kind, command = request.command.name(), said = said.trim(), "a plugin's words");
@@ -108,7 +101,58 @@ impl Executables {
         let netns = request.netns.as_deref().unwrap_or(Path::new(""));
         process.env("CNI_NETNS", netns);
         process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if self.lead {
+            process.process_group(0);
+        }
         process.kill_on_drop(true).spawn()
+    }
+}
+
+/// Gives it its configuration, and waits for its end and for that of all that it says.
+async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
+    let (stdin, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    if let Some(mut stdin) = stdin
+        && let Err(error) = stdin.write_all(input).await
+        // A plugin may answer without reading all of it.
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        return Err(error);
+    }
+    let (stdout, stderr) = tokio::try_join!(read(out), read(err))?;
+    Ok(Output { status: child.wait().await?, stdout, stderr })
+}
+
+async fn read(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut said = Vec::new();
+    if let Some(mut pipe) = pipe {
+        pipe.read_to_end(&mut said).await?;
+    }
+    Ok(said)
+}
+
+/// The processes of a plugin that has not ended: one that it asks for addresses would go on without it, by what it was
+/// told when that was true.
+struct Group(Option<Pid>);
+
+// === impl Group ===
+
+impl Group {
+    fn of(leader: &Child) -> Self {
+        Self(leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw))
+    }
+
+    /// The plugin has ended by itself, and what it leaves behind is meant to stay.
+    fn ended(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(leader) = self.0 {
+            // That there is nobody left is what is wanted.
+            let _ = killpg(leader, Signal::SIGKILL);
+        }
     }
 }
 
@@ -153,6 +197,7 @@ mod tests {
         let executables = Executables {
             path: vec!["/absent".into(), dir.path().to_owned()],
             timeout: Duration::from_secs(60),
+            lead: true,
         };
         (dir, executables)
     }
@@ -198,6 +243,31 @@ mod tests {
         assert!(error.chain().contains("was killed"), "{}", error.chain());
         let error = executables.run("other", &request()).await.unwrap_err();
         assert!(error.to_string().starts_with("there is no plugin other in /absent:"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_a_plugin_runs_is_killed_with_it_and_stays_when_it_ends() {
+        let (dir, mut executables) =
+            plugin("sleep 100 >/dev/null 2>&1 & echo $! >$(dirname $0)/child; $WAIT");
+        executables.timeout = Duration::from_secs(2);
+        let child = dir.path().join("child");
+        let lives = || {
+            let id = std::fs::read_to_string(&child).unwrap();
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim()));
+            stat.is_ok_and(|stat| !stat.contains(") Z "))
+        };
+        assert_eq!(executables.run("test", &request()).await.unwrap(), None);
+        assert!(lives(), "what it left behind");
+        let id: i32 = std::fs::read_to_string(&child).unwrap().trim().parse().unwrap();
+        nix::sys::signal::kill(Pid::from_raw(id), Signal::SIGKILL).unwrap();
+        let script = std::fs::read_to_string(dir.path().join("test")).unwrap().replace("$WAIT", "wait");
+        std::fs::write(dir.path().join("test"), script).unwrap();
+        assert!(executables.run("test", &request()).await.unwrap_err().chain().contains("was killed"));
+        let begun = tokio::time::Instant::now();
+        while lives() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "it lives on");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tracing::{debug, warn};
@@ -21,6 +22,10 @@ use crate::spec::Command;
 use crate::spec::list::List;
 use crate::spec::request::{Request, Valid};
 use crate::spec::result::{Answer, Interface, Ip};
+
+/// When executables are told again after they kept a pod waiting, at first and at most.
+const RETRY: Duration = Duration::from_secs(10);
+const RARELY: Duration = Duration::from_secs(300);
 
 impl Network {
     /// Makes addresses, interfaces and firewall what the living sandboxes need, and frees the rest (CNI GC). Of
@@ -64,7 +69,8 @@ impl Network {
         let mut reconciled = self.reconcile(&[]).await;
         // There is no later for what executables are told, either.
         for list in self.with_executables().await {
-            reconciled = reconciled.and(self.collect(&list).await);
+            let collected = inner.collecting.run(self.collect(&list)).await;
+            reconciled = reconciled.and(collected.unwrap_or(Ok(())));
         }
         // There is no later for the DELs that a start leaves for later.
         for entry in inner.cache.all() {
@@ -111,26 +117,50 @@ impl Network {
     }
 
     /// Tells executables what is valid, beside all else: they may take a minute each, or wait for what this node has yet to
-    /// start.
+    /// start. Those that a pod could not wait for are told again, ever more rarely, unless all are meanwhile.
     fn collect_beside(&self) {
-        let network = self.weak();
+        let (network, turn) = (self.weak(), self.inner.collecting.begin());
         tokio::spawn(async move {
-            let lists = match network() {
-                Some(network) => network.with_executables().await,
-                None => return,
-            };
-            for list in lists {
-                let Some(network) = network() else { return };
-                if let Err(error) = network.collect(&list).await {
-                    let (network, error) = (list.name, error.chain());
-                    warn!(network, error, "a plugin did not free what nobody has any more");
+            let mut pause = RETRY;
+            loop {
+                let Some(here) = network() else { return };
+                if here.collect_all().await {
+                    return;
+                }
+                drop(here);
+                tokio::time::sleep(pause).await;
+                pause = RARELY.min(2 * pause);
+                if network().is_none_or(|here| !here.inner.collecting.is_newest(turn)) {
+                    return;
                 }
             }
         });
     }
 
+    /// False when one was given up for a pod that waited.
+    async fn collect_all(&self) -> bool {
+        let mut ended = true;
+        for list in self.with_executables().await {
+            let collected = self.inner.collecting.run(self.collect(&list)).await;
+            let network = &list.name;
+            match collected {
+                Some(Ok(())) => {}
+                Some(Err(error)) => {
+                    warn!(network, error = error.chain(), "a plugin did not free what nobody has any more");
+                }
+                None => {
+                    warn!(
+                        network,
+                        "a plugin that was to free what nobody has kept a pod waiting: it is asked again later"
+                    );
+                    ended = false;
+                }
+            }
+        }
+        ended
+    }
+
     async fn collect(&self, list: &List) -> Result<(), Error> {
-        let _alone = self.inner.collecting.write().await;
         let valid = valid(&self.inner.cache.all(), &*self.inner.state.read().await);
         self.invoker().gc(list, &valid, Where::Elsewhere).await
     }
