@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipnetwork::IpNetwork;
-use tokio::sync::{RwLock, watch};
+use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
@@ -30,7 +30,7 @@ use crate::ports::PortMapping;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
 use alone::Alone;
-use collecting::Collecting;
+use collecting::{Collecting, Recording};
 
 /// How long one plugin may take, as runtimes have it by custom.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -130,6 +130,13 @@ struct State {
     /// Sandboxes that live and that nothing is on record of; none before it was said which live, when nobody knows what is
     /// to be freed.
     unowned: Option<Vec<Attachment>>,
+}
+
+/// What an ADD goes by until it is on record.
+struct Today<'n> {
+    list: Arc<List>,
+    state: RwLockReadGuard<'n, State>,
+    recording: Option<Recording<'n>>,
 }
 
 impl Drop for Inner {
@@ -242,19 +249,15 @@ impl Network {
         if let Some(earlier) = inner.cache.get(&at.id) {
             self.take_back(&earlier).await?;
         }
-        let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
-        let list = inner.state.read().await.list.clone().ok_or_else(no_range)?;
-        let in_process = invoke::is_own(&list);
-        let collecting = if in_process { None } else { Some(inner.collecting.recording().await) };
-        let state = inner.state.read().await;
+        let Today { list, state, recording } = self.today().await?;
         let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
         self.may_ask(&entry.list, &entry.at)?;
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
         inner.cache.keep(entry.clone()).await?;
         coracle_fault::point("network.recorded");
-        drop(collecting);
-        let _shared = in_process.then_some(state);
+        drop(recording);
+        let _shared = invoke::is_own(&entry.list).then_some(state);
         let invoker = self.invoker();
         let (loopback, added) = tokio::join!(self.loopback(&entry.at), invoker.add(&entry.list, &entry.at));
         let given = loopback.and(added).and_then(|answer| {
@@ -276,6 +279,25 @@ impl Network {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// The list by which attachments are made, which stays that for as long as its locks are held.
+    async fn today(&self) -> Result<Today<'_>, Error> {
+        let inner = &self.inner;
+        let mut recording = None;
+        loop {
+            let state = inner.state.read().await;
+            // It may have been replaced by one that cannot be used since this began.
+            self.ready().map_err(|reason| Error::NotReady { reason })?;
+            let no_range = || Error::NotReady { reason: default::NO_RANGE.to_owned() };
+            let list = state.list.clone().ok_or_else(no_range)?;
+            if invoke::is_own(&list) || recording.is_some() {
+                return Ok(Today { list, state, recording });
+            }
+            // GC may take its time, and needs the state to end. Another list may come meanwhile.
+            drop(state);
+            recording = Some(inner.collecting.recording().await);
         }
     }
 

@@ -681,6 +681,33 @@ fn a_gc_that_hangs_keeps_no_pod_waiting_for_long_and_comes_again() {
 }
 
 #[test]
+fn an_attachment_is_made_by_the_list_of_the_moment_in_which_it_goes_on_record() {
+    on_a_host(async |host| {
+        hanging(&host);
+        let (network, sandbox) = (host.open().await, Sandbox::new());
+        network.reconcile(&[]).await.unwrap();
+        let said = || std::fs::read_to_string(host.path("log")).unwrap_or_default();
+        eventually("the GC", async || said().contains("GC ")).await;
+        let replaced = async {
+            let mut doubts = network.doubts();
+            host.configure(&bridge(&host, &json!([[{"subnet": "10.91.0.0/24"}]]), &json!({})));
+            doubts.changed().await.unwrap();
+            std::fs::write(host.path("log.go"), "").unwrap();
+        };
+        let at = attachment("a1", &sandbox);
+        // It waits for the GC of the list that was, which ends for it after the other one is there.
+        let (added, ()) = tokio::join!(biased; network.add(&at), replaced);
+        assert_eq!(text(&added.unwrap()), ["10.91.0.2/24"]);
+        assert!(!said().contains("ADD"), "{}", said());
+        drop(network);
+        let network = host.open().await;
+        network.del("a1").await.unwrap();
+        assert!(!said().contains("DEL"), "{}", said());
+        assert_eq!(host.held("own"), Vec::<String>::new());
+    });
+}
+
+#[test]
 fn a_foreign_flush_is_repaired() {
     on_a_host(async |host| {
         let network = host.open().await;
