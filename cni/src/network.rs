@@ -104,6 +104,8 @@ struct Inner {
     /// Held while an attachment of a list with executables goes on record, and while they are told which are valid: one
     /// that nobody told them of would lose what it is given.
     collecting: Collecting,
+    /// Held from the look whether a hardware address is somebody's until it is on record who has it.
+    claiming: tokio::sync::Mutex<()>,
     leaving: Leaving,
     /// The plugins that the network needs as executables, or why there is no network.
     ready: std::sync::RwLock<Result<Vec<String>, String>>,
@@ -174,6 +176,7 @@ impl Network {
                 executables,
                 state: RwLock::new(state),
                 collecting: Collecting::default(),
+                claiming: tokio::sync::Mutex::default(),
                 leaving: Leaving::default(),
                 ready: std::sync::RwLock::new(Err(default::NO_RANGE.to_owned())),
                 doubts: watch::channel(()).0,
@@ -251,11 +254,13 @@ impl Network {
         }
         let Today { list, state, recording } = self.today().await?;
         let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
+        let claiming = if asked::claims(&entry.at) { Some(inner.claiming.lock().await) } else { None };
         self.may_ask(&entry.list, &entry.at)?;
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and
         // `reconcile` work from.
         inner.cache.keep(entry.clone()).await?;
         coracle_fault::point("network.recorded");
+        drop(claiming);
         drop(recording);
         let _shared = invoke::is_own(&entry.list).then_some(state);
         let invoker = self.invoker();

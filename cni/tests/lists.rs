@@ -708,6 +708,25 @@ fn an_attachment_is_made_by_the_list_of_the_moment_in_which_it_goes_on_record() 
 }
 
 #[test]
+fn of_two_that_ask_for_a_hardware_address_at_once_one_gets_it() {
+    on_a_host(async |host| {
+        hanging(&host);
+        std::fs::write(host.path("log.go"), "").unwrap();
+        let (network, a, b) = (host.open().await, Sandbox::new(), Sandbox::new());
+        let asks = |id: &str, sandbox: &Sandbox| {
+            let mut at = attachment(id, sandbox);
+            at.capabilities.insert("mac".into(), json!("0a:00:00:00:00:02"));
+            at
+        };
+        let (first, second) = (asks("a1", &a), asks("b1", &b));
+        let (first, second) = tokio::join!(network.add(&first), network.add(&second));
+        let errors: Vec<_> =
+            [first.err(), second.err()].into_iter().flatten().map(|e| e.to_string()).collect();
+        assert!(errors.len() == 1 && errors[0].contains("0a:00:00:00:00:02"), "{errors:?}");
+    });
+}
+
+#[test]
 fn a_foreign_flush_is_repaired() {
     on_a_host(async |host| {
         let network = host.open().await;

@@ -82,6 +82,11 @@ impl Network {
     }
 }
 
+/// Whether it asks for what nobody else may have, beside the addresses, which their plugin sees to.
+pub(super) fn claims(at: &Parameters) -> bool {
+    at.capabilities.contains_key(MAC)
+}
+
 /// Whether anything is asked for.
 fn asks(capabilities: &Capabilities) -> bool {
     [IPS, MAC].iter().any(|name| capabilities.contains_key(*name))
