@@ -42,6 +42,8 @@ struct State {
     applied: Option<Plan>,
     /// The ways in that conntrack leads datagrams by.
     led: BTreeSet<Mapping>,
+    /// Claims that are gone and whose files are still there: the next process would take them for claims.
+    gone: BTreeSet<String>,
     /// Opened when the kernel is first spoken to: most of what plugins do needs no word of it, and closing the socket
     /// waits for the kernel to be done with what anybody has removed of nftables.
     channel: Option<Channel>,
@@ -70,7 +72,7 @@ impl Firewall {
         fs::create_dir_all(&dir).map_err(failed("create", &dir))?;
         let claims = if shared { BTreeMap::new() } else { read_all(&dir)? };
         let led = plan(claims.values()).connectionless();
-        let state = Mutex::new(State { claims, applied: None, led, channel: None });
+        let state = Mutex::new(State { claims, applied: None, led, gone: BTreeSet::new(), channel: None });
         Ok(Self { table: table.to_owned(), dir, shared, state })
     }
 
@@ -95,7 +97,8 @@ impl Firewall {
                 }
                 None => {
                     state.claims.remove(&key);
-                    remove(&self.path(&key))?;
+                    state.gone.insert(key);
+                    self.unfile(&mut state)?;
                 }
             }
         }
@@ -163,11 +166,21 @@ impl Firewall {
             return Err(error);
         }
         // On file until nothing leads to them any more: whoever is killed on the way is told by them what is left.
-        for key in gone.keys() {
+        state.gone.extend(gone.into_keys());
+        self.unfile(&mut state)?;
+        self.unmark()
+    }
+
+    /// Removes the files of claims that are gone, those that could not be removed before, too.
+    fn unfile(&self, state: &mut State) -> Result<(), Error> {
+        let claims = &state.claims;
+        state.gone.retain(|key| !claims.contains_key(key));
+        while let Some(key) = state.gone.first() {
             remove(&self.path(key))?;
+            state.gone.pop_first();
             coracle_fault::point("firewall.unclaimed");
         }
-        self.unmark()
+        Ok(())
     }
 
     /// Takes back the plugin's claims for the network whose attachments the runtime does not know any more (GC).
@@ -213,10 +226,9 @@ impl Firewall {
         self.commit(&mut state, nft::remove(&self.table), "remove")?;
         state.applied = Some(Plan::default());
         self.redirect(&mut state);
-        for key in std::mem::take(&mut state.claims).keys() {
-            remove(&self.path(key))?;
-        }
-        Ok(())
+        let gone = std::mem::take(&mut state.claims);
+        state.gone.extend(gone.into_keys());
+        self.unfile(&mut state)
     }
 
     /// Whether a chain of the machine's own drops what no rule accepts: packets to pods then, too.
@@ -493,6 +505,29 @@ mod tests {
             assert!(listed("t").contains("tcp . 1 : 10.1.0.5 . 80"));
             process().remove(&claim("a", Vec::new())).unwrap();
             assert!(!listed("t").contains("10.1.0.5"), "{}", listed("t"));
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_claim_whose_file_cannot_be_removed_is_told_of_until_it_is() {
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let dir = tempfile::tempdir().unwrap();
+            let firewall = Firewall::open("t", dir.path(), false).unwrap();
+            let claim = claim("a", vec![port(None, 1)]);
+            firewall.put(&claim).unwrap();
+            let path = firewall.path(&claim.key());
+            fs::remove_file(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+            for _ in 0..2 {
+                assert!(firewall.remove(&claim).is_err());
+            }
+            assert!(!listed("t").contains("10.1.0.5"));
+            fs::remove_dir(&path).unwrap();
+            fs::write(&path, "{}").unwrap();
+            firewall.remove(&claim).unwrap();
+            assert!(!path.exists());
         });
         thread.join().unwrap();
     }
