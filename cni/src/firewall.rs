@@ -384,8 +384,7 @@ fn read_all(dir: &Path) -> Result<BTreeMap<String, Claim>, Error> {
             }
             _ => continue,
         }
-        let claim = fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Claim>(&text).ok());
-        match claim {
+        match fs::read(&path).ok().and_then(|text| Claim::of_file(&text)) {
             Some(claim) => drop(claims.insert(claim.key(), claim)),
             // A torn record is no reason to fail: what it described is made again by its owner.
             None => remove(&path)?,
@@ -528,6 +527,39 @@ mod tests {
             fs::write(&path, "{}").unwrap();
             firewall.remove(&claim).unwrap();
             assert!(!path.exists());
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_bridge_that_an_earlier_version_opened_closes_with_its_last_claim() {
+        let thread = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let ip = |line: &str| {
+                assert!(std::process::Command::new("ip").args(line.split(' ')).status().unwrap().success());
+            };
+            ip("link add br0 type bridge");
+            ip("addr add 10.1.0.1/16 dev br0");
+            ip("link set br0 up");
+            let opened = Path::new("/proc/sys/net/ipv4/conf/br0/route_localnet");
+            let is_open = || fs::read_to_string(opened).unwrap().trim() == "1";
+            for shared in [false, true] {
+                let dir = tempfile::tempdir().unwrap();
+                fs::create_dir(dir.path().join("firewall")).unwrap();
+                for id in ["a", "b"] {
+                    let claim = claim(id, vec![port(None, id.as_bytes()[0].into())]);
+                    let mut text = serde_json::to_value(&claim).unwrap();
+                    text.as_object_mut().unwrap().remove("opened");
+                    let path = dir.path().join(format!("firewall/{}.json", claim.key()));
+                    fs::write(path, text.to_string()).unwrap();
+                }
+                fs::write(opened, "1").unwrap();
+                let firewall = Firewall::open("t", dir.path(), shared).unwrap();
+                firewall.remove(&claim("a", Vec::new())).unwrap();
+                assert!(is_open(), "the other one's port needs it");
+                firewall.remove(&claim("b", Vec::new())).unwrap();
+                assert!(!is_open(), "shared: {shared}");
+            }
         });
         thread.join().unwrap();
     }

@@ -2,6 +2,7 @@
 //! some of them has side effects (`ip_forward` resets per-interface settings).
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use ipnetwork::IpNetwork;
@@ -70,6 +71,23 @@ pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     unless_absent(ensure(&path, if on { "1" } else { "0" }))
 }
 
+/// The interface by whose network an address is reached, without a router.
+pub(crate) fn leads_to(address: Ipv4Addr) -> Option<String> {
+    on_link(&std::fs::read_to_string("/proc/thread-self/net/route").ok()?, address).map(str::to_owned)
+}
+
+/// The same by `/proc/net/route`, whose numbers are as they lie in memory.
+fn on_link(routes: &str, address: Ipv4Addr) -> Option<&str> {
+    let found = routes.lines().skip(1).filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let number = |place: usize| u32::from_str_radix(fields.get(place)?, 16).ok();
+        let (to, gateway, mask) = (number(1)?, number(2)?, number(7)?);
+        let covers = u32::from_ne_bytes(address.octets()) & mask == to;
+        (covers && gateway == 0).then_some((mask.count_ones(), *fields.first()?))
+    });
+    found.max_by_key(|(length, _)| *length).filter(|(length, _)| *length > 0).map(|(_, interface)| interface)
+}
+
 /// Keeps an interface from taking router advertisements: a pod may send them, too, and would be the node's router
 /// (CVE-2020-10749). To be called before anything can come by it. A kernel without IPv6 takes none.
 pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
@@ -107,6 +125,29 @@ fn write(path: &Path, value: &str) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_led_to_by_the_narrowest_network_without_a_router() {
+        let number = |ip: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(ip));
+        let route = |interface: &str, to, gateway, mask| {
+            format!(
+                "{interface}\t{}\t{}\t0001\t0\t0\t0\t{}\t0\t0\t0\n",
+                number(to),
+                number(gateway),
+                number(mask)
+            )
+        };
+        let routes = [
+            "Iface\tDestination\tGateway\n".to_owned(),
+            route("eth0", [0; 4], [192, 0, 2, 1], [0; 4]),
+            route("br0", [10, 1, 0, 0], [0; 4], [255, 255, 0, 0]),
+            route("br1", [10, 1, 2, 0], [0; 4], [255, 255, 255, 0]),
+            route("eth0", [10, 1, 2, 4], [192, 0, 2, 1], [255; 4]),
+        ]
+        .concat();
+        let led = |ip: &str| on_link(&routes, ip.parse().unwrap());
+        assert_eq!((led("10.1.0.5"), led("10.1.2.4"), led("10.9.0.5")), (Some("br0"), Some("br1"), None));
+    }
 
     #[test]
     fn an_advertised_default_route_is_told_from_one_that_was_set() {

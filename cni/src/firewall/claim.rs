@@ -1,5 +1,7 @@
 //! What one plugin wants of the firewall for one attachment, and what the table is to say for all of these.
 
+use std::net::IpAddr;
+
 use ipnetwork::IpNetwork;
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +10,7 @@ use crate::nft::{Mapping, Plan};
 use crate::portmap::condition::Condition;
 use crate::ports::PortMapping;
 use crate::spec::request::Request;
+use crate::sysctl;
 
 /// What one plugin wants for one attachment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +54,19 @@ impl Claim {
         }
     }
 
+    /// What is on file; none when that is torn.
+    pub(super) fn of_file(text: &[u8]) -> Option<Self> {
+        let mut claim: Self = serde_json::from_slice(text).ok()?;
+        if claim.hairpin && !claim.ports.is_empty() && claim.opened.is_none() && is_of_earlier_version(text) {
+            let to = claim.to.iter().find_map(|to| match to.ip() {
+                IpAddr::V4(v4) => Some(v4),
+                IpAddr::V6(_) => None,
+            });
+            claim.opened = to.and_then(sysctl::leads_to);
+        }
+        Some(claim)
+    }
+
     /// What its file is called.
     pub(super) fn key(&self) -> String {
         [&self.plugin, &self.network, &self.id, &self.ifname].map(|part| part.replace('/', "%")).join("@")
@@ -83,6 +99,19 @@ impl Claim {
             })
         })
     }
+}
+
+/// Earlier versions opened the same interface, and did not write down which.
+fn is_of_earlier_version(text: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Written {
+        #[serde(default, deserialize_with = "any")]
+        opened: bool,
+    }
+    fn any<'de, D: serde::Deserializer<'de>>(there: D) -> Result<bool, D::Error> {
+        serde::de::IgnoredAny::deserialize(there).map(|_| true)
+    }
+    serde_json::from_slice::<Written>(text).is_ok_and(|written| !written.opened)
 }
 
 /// What the table is to say for all of these.

@@ -130,6 +130,13 @@ fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
         left.extend(files.as_object().unwrap().keys().map(|name| format!("{dir}/{name}")));
     }
     left.extend(run("nft", &["list", "ruleset"]).lines().map(str::to_owned));
+    for interface in fs::read_dir("/proc/sys/net/ipv4/conf").unwrap().flatten() {
+        // One that goes meanwhile is not left.
+        let opened = fs::read_to_string(interface.path().join("route_localnet"));
+        if opened.is_ok_and(|value| value.trim() != "0") {
+            left.insert(format!("{:?} is open to 127.0.0.1", interface.file_name()));
+        }
+    }
     left
 }
 
