@@ -1,6 +1,7 @@
 //! Which network is the network: the first list of the configuration directory, or the default one; and
 //! noticing that this changed.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::error::Error;
 use crate::spec::list::List;
 use crate::watch::Watch;
 
-/// How long after a failure the configuration is watched again.
+/// How long after a failure the configuration is looked at and watched again.
 const PAUSE: Duration = Duration::from_secs(10);
 
 impl Network {
@@ -63,24 +64,44 @@ impl Network {
         let Some(dir) = inner.config.conf_dir.clone() else { return };
         let network = self.weak();
         let watching = tokio::spawn(async move {
+            let (mut told, mut seen) = (false, None);
             loop {
-                let error = match Watch::on(&dir) {
-                    Ok(mut watch) => loop {
-                        // What happened before it was watched is seen now.
-                        let Some(network) = network() else { return };
-                        network.reload().await;
-                        drop(network);
-                        if let Err(error) = watch.changed().await {
-                            break error;
-                        }
-                    },
-                    Err(error) => error,
-                };
-                warn!(%error, "changes of the network configuration are not noticed until it is watched again");
+                let Err(error) = heed(&dir, &network, &mut seen).await else { return };
+                if !std::mem::replace(&mut told, true) {
+                    let seconds = PAUSE.as_secs();
+                    warn!(%error, seconds, "the network configuration cannot be watched: it is looked at now and then");
+                }
                 tokio::time::sleep(PAUSE).await;
             }
         });
         let mut tasks = inner.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         tasks.push(watching.abort_handle());
+    }
+}
+
+/// Reloads after every change. Ok when the network is no more, an error when changes are not told any more.
+async fn heed(
+    dir: &Path,
+    network: &impl Fn() -> Option<Network>,
+    seen: &mut Option<String>,
+) -> std::io::Result<()> {
+    let mut watch = match Watch::on(dir) {
+        Ok(watch) => watch,
+        Err(error) => {
+            let found = Some(format!("{:?}", List::first_of(dir)));
+            if *seen != found {
+                let Some(network) = network() else { return Ok(()) };
+                network.reload().await;
+                *seen = found;
+            }
+            return Err(error);
+        }
+    };
+    loop {
+        // What happened before it was watched is seen now.
+        let Some(network) = network() else { return Ok(()) };
+        network.reload().await;
+        drop(network);
+        watch.changed().await?;
     }
 }
