@@ -115,7 +115,7 @@ pub struct NodeAgent {
     /// Changes at each turn of the lease's timer.
     pulse: watch::Sender<()>,
     /// What the network's plugins said last.
-    network_said: watch::Sender<Result<(), String>>,
+    network_said: watch::Sender<network::Said>,
     /// The node's addresses now.
     ips: watch::Sender<Vec<IpAddr>>,
     /// The ranges that the network has been given; empty before.
@@ -167,7 +167,7 @@ impl NodeAgent {
             node: watch::channel(None).0,
             images: watch::channel(None).0,
             pulse: watch::channel(()).0,
-            network_said: watch::channel(Ok(())).0,
+            network_said: watch::channel(Some(Ok(()))).0,
             ranges: watch::channel(Vec::new()).0,
             overlay,
             overlay_state: watch::channel(State::default()).0,

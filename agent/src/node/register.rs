@@ -14,6 +14,7 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
 use nix::sys::statvfs::statvfs;
 
+use super::network::word;
 use super::plan::{self, Pressure, Situation};
 use super::{NodeAgent, chain, facts};
 use crate::source::record;
@@ -152,9 +153,10 @@ fn cidr_record(agent: &NodeAgent) -> std::path::PathBuf {
 }
 
 fn situation(agent: &NodeAgent) -> Situation {
+    let node = agent.node.borrow().clone();
     Situation {
         ips: agent.ips.borrow().clone(),
-        network: agent.network.ready().and_then(|()| agent.network_said.borrow().clone()),
+        network: agent.network.ready().and_then(|()| word(&agent.network_said.borrow(), node.as_deref())),
         overlay: agent.overlay_state.borrow().clone(),
         pressure: pressure(&agent.config.state_dir, agent.config.disk_free_percent),
         images: agent.images.borrow().clone(),
