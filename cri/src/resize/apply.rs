@@ -45,7 +45,7 @@ impl Resize<'_> {
         let all = all.and_then(|()| self.cgroups.tell(self.group));
         if all.is_err() {
             note.put_back(self.cgroups, self.group);
-            return Note::forget(self.bundle).and(all);
+            Note::done(self.bundle);
         }
         all
     }

@@ -75,6 +75,14 @@ impl Note {
         }
     }
 
+    /// Removes that of a change which has come to its end, whose outcome is what the client is told. A note that stays is
+    /// looked at by the next start, and replaced by the next change.
+    pub(crate) fn done(bundle: &Path) {
+        if let Err(error) = Self::forget(bundle) {
+            warn!(error = error.chain(), "a note of limits stays");
+        }
+    }
+
     /// The score that commands begin with once the change is complete.
     pub(crate) fn score(&self) -> Option<i32> {
         self.scores.as_ref().map(|scores| scores.to)

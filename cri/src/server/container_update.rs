@@ -57,7 +57,8 @@ impl Runtime {
             warn!(container = container.id, error = error.chain(), "commands run with an old OOM score");
         }
         coracle_fault::point("update.scored");
-        Note::forget(&self.inner.records.container_dir(&container.id))
+        Note::done(&self.inner.records.container_dir(&container.id));
+        Ok(())
     }
 
     /// What is left of a change of limits that did not come to its end: brought to it when it is on record, and put back
