@@ -174,6 +174,17 @@ impl NodeAgent {
         })
     }
 
+    /// Sees to it that no other agent of the network namespace takes its overlay for its own.
+    ///
+    /// # Errors
+    /// When another one's has the same device, or routes of the same number.
+    pub async fn be_alone(&mut self) -> Result<(), NodeError> {
+        match &mut self.overlay {
+            Some(overlay) => overlay.be_alone().await.map_err(NodeError::Overlay),
+            None => Ok(()),
+        }
+    }
+
     /// What the node is.
     pub fn facts(&self) -> Arc<NodeFacts> {
         self.facts.clone()

@@ -121,8 +121,9 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     network: coracle_cni::Network,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let agent = NodeAgent::new(node_config(&config, &*runtime).await?, client.clone(), network)
+    let mut agent = NodeAgent::new(node_config(&config, &*runtime).await?, client.clone(), network)
         .map_err(Error::Node)?;
+    agent.be_alone().await.map_err(Error::Node)?;
     let facts = agent.facts();
     let node_object = agent.node();
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;

@@ -126,6 +126,9 @@ pub(crate) struct NodeSettings {
     /// Whether nodes of one subnet route to each other without VXLAN [default: false]
     #[arg(long, value_name = "BOOL")]
     overlay_direct_routing: Option<bool>,
+    /// Number by which the overlay's routes are known in the kernel (rtm_protocol) [default: 67]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(5..))]
+    overlay_route_protocol: Option<u8>,
     /// Resolver configuration given to pods [default: /etc/resolv.conf]
     #[arg(long, value_name = "FILE")]
     resolv_conf: Option<PathBuf>,
@@ -310,6 +313,7 @@ impl Settings {
             port: node.overlay_port,
             udp_port: node.overlay_udp_port,
             direct_routing: node.overlay_direct_routing,
+            route_protocol: node.overlay_route_protocol,
         };
         Ok(Node {
             overlay: overlay::decide(asked, (node.overlay_interface, &name), node.mtu)?,
@@ -371,6 +375,7 @@ impl NodeSettings {
             overlay_port: self.overlay_port.or(file.overlay_port),
             overlay_udp_port: self.overlay_udp_port.or(file.overlay_udp_port),
             overlay_direct_routing: self.overlay_direct_routing.or(file.overlay_direct_routing),
+            overlay_route_protocol: self.overlay_route_protocol.or(file.overlay_route_protocol),
             resolv_conf: self.resolv_conf.or(file.resolv_conf),
             max_pods: self.max_pods.or(file.max_pods),
             node_lease_seconds: self.node_lease_seconds.or(file.node_lease_seconds),

@@ -83,6 +83,7 @@ async fn bench() {
         identity: "bench".into(),
         mtu: None,
         udp_port: 8285,
+        route_protocol: OverlayConfig::ROUTE_PROTOCOL,
     };
     let local = Local {
         cidrs: vec!["10.42.0.0/24".parse().unwrap(), "fd42::/64".parse().unwrap()],

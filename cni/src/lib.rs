@@ -12,6 +12,7 @@
 //!   from the namespaces that live, and removes what nobody owns;
 //! - the firewall is one nftables table of ours, changed by one atomic transaction at a time.
 
+mod alone;
 mod announce;
 mod bandwidth;
 mod bridge;

@@ -1,6 +1,5 @@
 //! A runtime's pod network: the one entry point of this crate for it.
 
-mod alone;
 mod asked;
 mod collecting;
 mod default;
@@ -18,6 +17,7 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::task::AbortHandle;
 use tracing::warn;
 
+use crate::alone::Alone;
 use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::host::Host;
@@ -29,7 +29,6 @@ use crate::netns::{self, Netns};
 use crate::ports::PortMapping;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
-use alone::Alone;
 use collecting::{Collecting, Recording};
 
 /// How long one plugin may take, as runtimes have it by custom.
@@ -159,7 +158,9 @@ impl Network {
     /// or a netlink socket cannot be opened. One that is just ending is waited for. A configuration that
     /// cannot be used is no error here: [`ready`](Self::ready) says so until it is repaired.
     pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
-        let alone = Alone::take(&config).await?;
+        let names =
+            [("bridge", &*config.bridge, "--bridge"), ("nftables table", &config.table, "--nft-table")];
+        let alone = Alone::take(&names).await?;
         let events = Firewall::listen();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?;

@@ -41,6 +41,8 @@ pub use probe::{Passes, Way, examine};
 pub use range::merged;
 use tunnel::Tunnel;
 
+use crate::alone::Alone;
+
 /// A hardware address.
 pub type Mac = [u8; 6];
 
@@ -75,6 +77,13 @@ pub struct OverlayConfig {
     pub mtu: Option<u32>,
     /// The UDP port of [`Backend::Udp`].
     pub udp_port: u16,
+    /// The number by which its routes are known (`rtm_protocol`): all that have it are its own, to remove, too.
+    pub route_protocol: u8,
+}
+
+impl OverlayConfig {
+    /// A number that nobody has registered.
+    pub const ROUTE_PROTOCOL: u8 = 67;
 }
 
 /// This node.
@@ -147,6 +156,8 @@ pub struct Overlay {
     told: bool,
     /// Something was told of an uplink.
     shaken: bool,
+    /// Held for as long as this is.
+    alone: Option<Alone>,
 }
 
 // === impl PeerKind ===
@@ -173,7 +184,11 @@ impl Overlay {
     /// When the interface's name cannot be one, or netlink cannot be used.
     pub fn open(mut config: OverlayConfig) -> Result<Self, OverlayError> {
         let names = names(&config.interface)?;
-        let mut kernel = Kernel::open(names)?;
+        // `RTPROT_STATIC` and below (linux/rtnetlink.h).
+        if config.route_protocol < 5 {
+            return Err(OverlayError::RouteProtocol { number: config.route_protocol });
+        }
+        let mut kernel = Kernel::open(names, config.route_protocol)?;
         if matches!(config.backend, Backend::Vxlan { .. }) && !kernel.has_vxlan()? {
             tracing::warn!(
                 "the kernel has no VXLAN: pod packets between nodes go through this process, in UDP"
@@ -191,7 +206,24 @@ impl Overlay {
             uplinks: Vec::new(),
             told: false,
             shaken: false,
+            alone: None,
         })
+    }
+
+    /// Sees to it that no other overlay of the network namespace takes this one's device and routes for its own. One that
+    /// is just ending is waited for.
+    ///
+    /// # Errors
+    /// When another one has an interface of that name, or routes of the same number.
+    pub async fn be_alone(&mut self) -> Result<(), OverlayError> {
+        let number = self.config.route_protocol.to_string();
+        let names = [
+            ("overlay interface", &*self.config.interface, "--overlay-interface"),
+            ("route protocol number", &number, "--overlay-route-protocol"),
+        ];
+        let alone = Alone::take(&names).await;
+        self.alone = Some(alone.map_err(|error| OverlayError::NotAlone(Box::new(error)))?);
+        Ok(())
     }
 
     /// Bytes of the longest packet between pods, with these addresses of the node.

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use coracle_cni::{Backend, Local, Offload, Overlay, OverlayConfig, Passes, Peer, examine};
+use coracle_cni::{Backend, End, Local, Offload, Overlay, OverlayConfig, Passes, Peer, PeerKind, examine};
 use nix::sched::{CloneFlags, unshare};
 
 /// However slow the machine is: long enough for what happens at all.
@@ -47,6 +47,7 @@ fn config(number: u8, backend: Backend) -> OverlayConfig {
         identity: format!("node-{number}"),
         mtu: None,
         udp_port: 8285,
+        route_protocol: OverlayConfig::ROUTE_PROTOCOL,
     }
 }
 
@@ -501,6 +502,51 @@ fn an_address_may_change_and_a_foreign_interface_is_left_alone() {
         let error = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap_err();
         assert_eq!(error.to_string(), "an interface named coracle.1 exists and is not the overlay's");
         assert!(ip("-d link show coracle.1").contains("bridge"));
+    });
+}
+
+#[test]
+fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
+    in_a_namespace(async || {
+        ip("link add eth0 type veth peer name eth1");
+        uplink(1);
+        let mut one = Overlay::open(config(1, VXLAN)).unwrap();
+        one.be_alone().await.unwrap();
+        let mut same = Overlay::open(config(1, VXLAN)).unwrap();
+        let refused = same.be_alone().await.unwrap_err();
+        let why = std::error::Error::source(&refused).unwrap().to_string();
+        assert!(
+            why.contains("route protocol number 67") && why.contains("--overlay-route-protocol"),
+            "{why}"
+        );
+        let backend = Backend::Vxlan { vni: 2, port: 8472, direct_routing: true };
+        let other = OverlayConfig { interface: "coracle.2".into(), route_protocol: 68, ..config(1, backend) };
+        let mut other = Overlay::open(other).unwrap();
+        other.be_alone().await.unwrap();
+        one.apply(&local(1), &peers(3), &BTreeMap::new()).unwrap();
+        let near = Peer {
+            cidrs: vec!["10.77.2.0/24".parse().unwrap()],
+            kind: PeerKind::Vxlan,
+            ends: vec![End { ip: "192.0.2.2".parse().unwrap(), vtep: Some((2, [2, 0, 0, 0, 0, 2])) }],
+            bridged: true,
+        };
+        let far = Peer {
+            cidrs: vec!["10.77.3.0/24".parse().unwrap()],
+            ends: vec![End { ip: "198.18.9.3".parse().unwrap(), vtep: Some((2, [2, 0, 0, 0, 0, 3])) }],
+            ..near.clone()
+        };
+        let theirs = BTreeMap::from([("near".to_owned(), near), ("far".to_owned(), far)]);
+        let of_other = Local { cidrs: vec!["10.77.1.0/24".parse().unwrap()], ..local(1) };
+        other.apply(&of_other, &theirs, &BTreeMap::new()).unwrap();
+        let routes = |number: u8| ip(&format!("route show proto {number}")).lines().count();
+        assert_eq!((routes(67), routes(68)), (3, 2));
+        // Each looks at all tables, as after a start, and finds nothing to remove.
+        let mut again = Overlay::open(config(1, VXLAN)).unwrap();
+        assert_eq!(again.apply(&local(1), &peers(3), &BTreeMap::new()).unwrap().changes, 0);
+        one.remove().unwrap();
+        assert_eq!((routes(67), routes(68)), (0, 2));
+        drop(one);
+        same.be_alone().await.unwrap();
     });
 }
 

@@ -46,7 +46,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         Ok(parts) => {
             note("pods", remove_pods(&parts, &node.pod_log_dir).await);
             note("network", parts.network.remove().await.map_err(Into::into));
-            note("overlay", remove_overlay(&node));
+            note("overlay", remove_overlay(&node).await);
         }
         Err(error) => note("runtime", Err(error)),
     }
@@ -78,9 +78,11 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     anyhow::bail!("process {pid} did not stop within a minute")
 }
 
-fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
+async fn remove_overlay(node: &crate::settings::Node) -> anyhow::Result<()> {
     let Some(config) = node.overlay.clone() else { return Ok(()) };
-    Ok(coracle_cni::Overlay::open(config)?.remove()?)
+    let mut overlay = coracle_cni::Overlay::open(config)?;
+    overlay.be_alone().await?;
+    Ok(overlay.remove()?)
 }
 
 /// Stops and removes every pod, with its logs.

@@ -26,6 +26,7 @@ pub(crate) struct Asked {
     pub(crate) port: Option<u16>,
     pub(crate) udp_port: Option<u16>,
     pub(crate) direct_routing: Option<bool>,
+    pub(crate) route_protocol: Option<u8>,
 }
 
 /// Decides what was not asked for: flannel's numbers, so that its nodes and ours form one network.
@@ -52,6 +53,7 @@ pub(crate) fn decide(
         identity: node.to_owned(),
         mtu,
         udp_port: asked.udp_port.unwrap_or(8285),
+        route_protocol: asked.route_protocol.unwrap_or(OverlayConfig::ROUTE_PROTOCOL),
     }))
 }
 

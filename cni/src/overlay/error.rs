@@ -15,6 +15,17 @@ pub enum OverlayError {
         #[source]
         source: io::Error,
     },
+    /// Another overlay of this network namespace has the same device, or routes of the same number.
+    #[error("each overlay of a network namespace needs an interface and a number of its own")]
+    NotAlone(#[source] Box<crate::error::Error>),
+    /// A number by which nobody's routes can be told from others'.
+    #[error(
+        "{number} is no number for the overlay's routes: 5 to 255, and 0 to 4 are of the kernel and of its users"
+    )]
+    RouteProtocol {
+        /// The number.
+        number: u8,
+    },
     /// The kernel refused a change of its tables.
     #[error("the kernel refused {what}")]
     Change {

@@ -9,14 +9,14 @@ use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage};
-use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric};
+use netlink_packet_route::route::{RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteProtocol};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::device;
 use super::error::OverlayError;
 use super::message::{
-    PROTOCOL, address, forward, ip, is_default_route, is_diverted, is_link_local, is_ours,
-    is_wanted_neighbour, neighbour, new_route, old_route, read_address, read_forward, read_neighbour,
+    address, forward, ip, is_default_route, is_diverted, is_link_local, is_ours, is_wanted_neighbour,
+    neighbour, new_route, old_route, read_address, read_forward, read_neighbour,
 };
 use super::plan::{Change, Device, Kind, Out, Port, Route, Tables, Uplink};
 use crate::route_socket::{Request, RouteSocket};
@@ -29,6 +29,8 @@ const DUMPS: usize = 10;
 pub(crate) struct Kernel {
     socket: RouteSocket,
     names: BTreeMap<Port, String>,
+    /// By which our routes are known.
+    protocol: RouteProtocol,
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
@@ -39,10 +41,17 @@ pub(crate) struct Kernel {
 // === impl Kernel ===
 
 impl Kernel {
-    pub(crate) fn open(names: BTreeMap<Port, String>) -> Result<Self, OverlayError> {
+    pub(crate) fn open(names: BTreeMap<Port, String>, protocol: u8) -> Result<Self, OverlayError> {
         let socket = RouteSocket::open();
         let socket = socket.map_err(|source| OverlayError::Socket { action: "open", source })?;
-        Ok(Self { socket, names, indexes: BTreeMap::new(), uplinks: Vec::new(), in_the_way: Vec::new() })
+        Ok(Self {
+            socket,
+            names,
+            protocol: protocol.into(),
+            indexes: BTreeMap::new(),
+            uplinks: Vec::new(),
+            in_the_way: Vec::new(),
+        })
     }
 
     /// Whether the kernel knows VXLAN: it is asked for a device without a number, which it refuses in either case.
@@ -255,9 +264,9 @@ impl Kernel {
                     Out::Device(port) => index(&port)?,
                     Out::Interface(index) => index,
                 };
-                (RouteNetlinkMessage::NewRoute(new_route(*to, route, out)), set)
+                (RouteNetlinkMessage::NewRoute(new_route(*to, route, (out, self.protocol))), set)
             }
-            Change::RemoveRoute(to, _) => (RouteNetlinkMessage::DelRoute(old_route(*to)), 0),
+            Change::RemoveRoute(to, _) => (RouteNetlinkMessage::DelRoute(old_route(*to, self.protocol)), 0),
             Change::RemoveDevice(_) | Change::MakeDevice(..) => return None,
         })
     }
@@ -308,7 +317,7 @@ impl Kernel {
         let mut ask = RouteMessage::default();
         ask.header.address_family = family;
         ask.header.table = RouteHeader::RT_TABLE_MAIN;
-        ask.header.protocol = PROTOCOL;
+        ask.header.protocol = self.protocol;
         let found = match self.dump("list routes", &RouteNetlinkMessage::GetRoute(ask)) {
             // A kernel without IPv6 has no such table.
             Err(OverlayError::Socket { source, .. }) if source.raw_os_error() == Some(libc::ENOENT) => {
@@ -316,8 +325,9 @@ impl Kernel {
             }
             found => found?,
         };
+        let protocol = self.protocol;
         let own = found.into_iter().filter_map(|message| match message {
-            RouteNetlinkMessage::NewRoute(message) if is_ours(&message) => Some(message),
+            RouteNetlinkMessage::NewRoute(message) if is_ours(&message, protocol) => Some(message),
             _ => None,
         });
         Ok(own.collect())
@@ -392,12 +402,12 @@ impl Kernel {
                 let is_main = m.header.table == RouteHeader::RT_TABLE_MAIN;
                 is_main
                     && self.read_route(m).is_some_and(|(to, route)| match wanted.routes.get(&to) {
-                        Some(want) => !is_ours(m) || *want != route,
-                        None => is_ours(m),
+                        Some(want) => !is_ours(m, self.protocol) || *want != route,
+                        None => is_ours(m, self.protocol),
                     })
             }
             RouteNetlinkMessage::DelRoute(m) => {
-                is_ours(m)
+                is_ours(m, self.protocol)
                     && self.read_route(m).is_some_and(|(to, route)| wanted.routes.get(&to) == Some(&route))
             }
             RouteNetlinkMessage::NewLink(link) => match at(link.header.index) {

@@ -15,11 +15,9 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::plan::{Forward, Neighbour, Out, Port, Route, Tables};
 
-/// By which our routes are known (`rtm_protocol`, a number that nobody has registered).
-pub(crate) const PROTOCOL: RouteProtocol = RouteProtocol::Other(67);
-
-pub(crate) fn is_ours(message: &RouteMessage) -> bool {
-    message.header.protocol == PROTOCOL && message.header.table == RouteHeader::RT_TABLE_MAIN
+/// Whether the route has the number of ours (`rtm_protocol`).
+pub(crate) fn is_ours(message: &RouteMessage, protocol: RouteProtocol) -> bool {
+    message.header.protocol == protocol && message.header.table == RouteHeader::RT_TABLE_MAIN
 }
 
 pub(crate) fn is_link_local(ip: IpAddr) -> bool {
@@ -163,20 +161,20 @@ pub(crate) fn is_wanted_neighbour(message: &NeighbourMessage, port: Port, wanted
         && to.is_some_and(|ip| wanted.neighbours.contains_key(&(port, ip)))
 }
 
-pub(crate) fn old_route(to: IpNetwork) -> RouteMessage {
+pub(crate) fn old_route(to: IpNetwork, protocol: RouteProtocol) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(to.ip());
     message.header.destination_prefix_length = to.prefix();
     message.header.table = RouteHeader::RT_TABLE_MAIN;
-    message.header.protocol = PROTOCOL;
+    message.header.protocol = protocol;
     // Whatever its scope is.
     message.header.scope = RouteScope::NoWhere;
     message.attributes = vec![RouteAttribute::Destination(route_address(to.network()))];
     message
 }
 
-pub(crate) fn new_route(to: IpNetwork, route: &Route, out: u32) -> RouteMessage {
-    let mut message = old_route(to);
+pub(crate) fn new_route(to: IpNetwork, route: &Route, (out, protocol): (u32, RouteProtocol)) -> RouteMessage {
+    let mut message = old_route(to, protocol);
     message.header.kind = RouteType::Unicast;
     message.header.scope = match route.via {
         None if to.is_ipv4() => RouteScope::Link,

@@ -14,7 +14,14 @@ pub(super) fn net(text: &str) -> IpNetwork {
 }
 
 fn config() -> OverlayConfig {
-    OverlayConfig { backend: VXLAN, interface: "o".into(), identity: "n0".into(), mtu: None, udp_port: 8285 }
+    OverlayConfig {
+        backend: VXLAN,
+        interface: "o".into(),
+        identity: "n0".into(),
+        mtu: None,
+        udp_port: 8285,
+        route_protocol: OverlayConfig::ROUTE_PROTOCOL,
+    }
 }
 
 fn uplinks(addresses: &[&str]) -> Vec<Uplink> {

@@ -1,4 +1,5 @@
-//! No two networks of a network namespace have the same bridge or table: each would sweep away what is the other's.
+//! No two networks of a network namespace have the same bridge or table, and no two overlays the same number of their
+//! routes: each would sweep away what is the other's.
 //!
 //! The names of abstract unix sockets are just that wide, and go with the process that has them, however it ends. Plugin
 //! executables need none: they change what is there, and sweep nothing.
@@ -17,35 +18,32 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::NetworkConfig;
 use crate::error::Error;
 
 /// How long one that is just ending is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Held for as long as the network is.
+/// Held for as long as the network or the overlay is.
 #[derive(Debug)]
-pub(super) struct Alone {
+pub(crate) struct Alone {
     _names: JoinSet<()>,
 }
 
 // === impl Alone ===
 
 impl Alone {
-    /// Takes what the network is called, or says which setting another one has, too.
-    pub(super) async fn take(config: &NetworkConfig) -> Result<Self, Error> {
+    /// Takes these names, each with what has it and the setting that gives another, or says which one somebody has.
+    pub(crate) async fn take(wanted: &[(&'static str, &str, &'static str)]) -> Result<Self, Error> {
         let mut names = JoinSet::new();
-        for (what, name, setting) in
-            [("bridge", &config.bridge, "--bridge"), ("nftables table", &config.table, "--nft-table")]
-        {
+        for (what, name, setting) in wanted.iter().copied() {
             let address = format!("coracle/{what}/{name}");
             let taken = take(&address).await;
             let taken = taken.map_err(|source| Error::Name { address: address.clone(), source })?;
             match taken {
                 Some(listener) => drop(names.spawn(keep(listener))),
                 None if is_ours(&address) => {
-                    return Err(Error::NameInUse { what, name: name.clone(), setting });
+                    return Err(Error::NameInUse { what, name: name.to_owned(), setting });
                 }
                 // Anybody may have any such name: it must not keep the node from its work.
                 None => {
