@@ -264,6 +264,7 @@ impl NodeAgent {
             ips_are_set: !self.config.ips.is_empty(),
             ranges: self.ranges.subscribe(),
             state: self.overlay_state.clone(),
+            pulse: self.pulse.subscribe(),
             unmasqueraded: None,
         })
     }

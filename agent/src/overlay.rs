@@ -10,6 +10,7 @@
 //! away cuts nobody off.
 
 mod annotation;
+mod rounds;
 mod run;
 mod verdict;
 

@@ -220,6 +220,29 @@ fn pods_that_live_follow_the_uplinks_mtu() {
 }
 
 #[test]
+fn a_link_that_narrows_later_is_found_without_any_event() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::up(machine, CIDRS, 2);
+        for agent in nodes.agents() {
+            eventually("a sound network", 30, || {
+                (condition(&nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+            });
+        }
+        nodes.agent("node-2").host().narrow(1400);
+        for agent in nodes.agents() {
+            let mtu = eventually("the narrow link to be found", 200, || {
+                agent.host().ip(&["route", "show", "proto", "67"])[0]["metrics"][0]["mtu"].as_u64()
+            });
+            assert!((1320..=1334).contains(&mtu), "{mtu}");
+        }
+        // The other node may not get so long a word through.
+        eventually("the narrow link to be told", 30, || {
+            (condition(&nodes, "node-1", "PodNetworkImpaired") == "True").then_some(())
+        });
+    });
+}
+
+#[test]
 fn a_narrow_link_is_found_told_and_what_passes_is_used() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::rounds::Rounds;
 use super::verdict::Verdicts;
 use super::{State, annotation, one_of_each};
 use crate::node::{chain, find_addresses_again};
@@ -39,6 +40,8 @@ pub(crate) struct OverlayAgent {
     /// The node's own ranges, empty until it has some.
     pub(crate) ranges: watch::Receiver<Vec<IpNetwork>>,
     pub(crate) state: watch::Sender<State>,
+    /// Changes at each turn of the lease's timer.
+    pub(crate) pulse: watch::Receiver<()>,
     /// Others' ranges that the network was told of, in the order of the nodes; none before it was told.
     pub(crate) unmasqueraded: Option<Vec<IpNetwork>>,
 }
@@ -71,6 +74,7 @@ struct Tests {
     running: Option<JoinHandle<Vec<(Way, Passes)>>>,
     /// Whether the overlay was applied once.
     begun: bool,
+    rounds: Rounds,
 }
 
 /// When what failed is tried again.
@@ -86,6 +90,8 @@ enum Wake {
     /// Our ranges, or the kernel's tables, or it is time to try again.
     Apply,
     Test,
+    /// The lease's timer, by which some peers are tested again.
+    Pulse,
     Tested(Vec<(Way, Passes)>),
     End,
 }
@@ -109,6 +115,7 @@ impl OverlayAgent {
                 // At a time, not after one: something wakes us far more often among many nodes.
                 () = until(retry.map(|retry| retry.at)) => Wake::Apply,
                 () = until(tests.at) => Wake::Test,
+                changed = self.pulse.changed() => changed.map_or(Wake::End, |()| Wake::Pulse),
                 results = ended(&mut tests.running) => Wake::Tested(results),
             };
             let apply = match wake {
@@ -116,6 +123,10 @@ impl OverlayAgent {
                 Wake::Apply => true,
                 Wake::Test => {
                     tests.start(&self.overlay);
+                    false
+                }
+                Wake::Pulse => {
+                    tests.look_again(&nodes.known.peers);
                     false
                 }
                 Wake::Tested(results) => self.learn(&mut tests, results),
@@ -289,6 +300,15 @@ impl Tests {
         self.waiting.extend(peers);
         if self.waiting.len() > before {
             self.at = Some(Instant::now() + BEFORE_TEST + turn);
+        }
+    }
+
+    /// Has those peers tested whose turn it is. Nobody tells of a link on the way that lets less pass than before.
+    fn look_again(&mut self, peers: &BTreeMap<String, Peer>) {
+        let next = self.rounds.next(peers);
+        if self.begun && !next.is_empty() {
+            self.waiting.extend(next);
+            self.at.get_or_insert_with(Instant::now);
         }
     }
 
