@@ -249,7 +249,7 @@ impl Membership {
     /// as they change.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
         tokio::join!(
-            rotate::client(&self.current, &self.files, Wanted::client(&self.node)),
+            rotate::client(&self.current, &self.files, &self.node),
             rotate::serving(&self.current, &self.files, (&self.serving, &self.node), addresses),
         );
     }

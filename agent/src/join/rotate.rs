@@ -1,5 +1,6 @@
 //! Certificates are renewed when they are due, and as often as it takes.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,17 +20,25 @@ const LAST_RETRY: Duration = Duration::from_secs(60);
 /// How long a request is waited for, and at last how seldom others follow those that are refused: as the kubelet has
 /// it. A person may have to approve, and each request stays in the cluster for a day.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
+/// How long after its end a certificate may still be replaced before that is given up.
+const GRACE: Duration = Duration::from_secs(5);
 /// After a success nothing is asked for so long, or for a quarter of a shorter certificate's time: to a clock that is ahead,
 /// every certificate is due as soon as it is there.
 const LEAST_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// The timer's clock stands still while the machine sleeps, so a long wait is cut.
 const LONGEST_WAIT: Duration = Duration::from_secs(12 * 3600);
 
-/// Keeps the client certificate alive, for ever.
-pub(super) async fn client(current: &Arc<Current>, files: &Files, wanted: Wanted) {
+/// Keeps the client certificate alive, for ever. With one that is over nothing can be asked: somebody is told what to do.
+pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
+    let wanted = Wanted::client(node);
     loop {
-        sleep_until_due(&current.identity()).await;
-        let identity = obtain(&current.client(), &wanted).await;
+        let before = current.identity();
+        sleep_until_due(&before).await;
+        let client = current.client();
+        let identity = tokio::select! {
+            identity = obtain(&client, &wanted) => identity,
+            never = tell_when_over(&before, node) => match never {},
+        };
         // In use first: should the disk be full, the node at least lives on until it is restarted.
         told(current.replace(identity.clone()).and(files.write_client(&identity)));
         tracing::info!(user = wanted.user, until = %identity.until(), "renewed the client certificate");
@@ -84,12 +93,24 @@ fn told(kept: Result<(), JoinError>) {
 
 async fn sleep_until_due(identity: &Identity) {
     // Spread, so that nodes that joined together do not all renew together.
-    let due = identity.renewal(rand::random_range(0.7..0.9));
+    sleep_until(identity.renewal(rand::random_range(0.7..0.9))).await;
+}
+
+async fn sleep_until(due: Timestamp) {
     while let Some(left) =
         Duration::try_from(due.duration_since(Timestamp::now())).ok().filter(|left| !left.is_zero())
     {
         tokio::time::sleep(left.min(LONGEST_WAIT)).await;
     }
+}
+
+/// Not at once: to a clock that is ahead, a certificate is over that the cluster takes.
+async fn tell_when_over(identity: &Identity, node: &str) -> Infallible {
+    sleep_until(identity.until()).await;
+    tokio::time::sleep(GRACE).await;
+    let error = JoinError::Expired { node: node.to_owned(), at: identity.until().to_string() };
+    tracing::error!(%error, "the cluster cannot be asked for another");
+    std::future::pending().await
 }
 
 /// By the timer's clock, which is not the one that may be wrong.
@@ -118,7 +139,6 @@ async fn obtain(client: &Client, wanted: &Wanted) -> Identity {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
     use std::sync::Mutex;
 
     use bytes::Bytes;
