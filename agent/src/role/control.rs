@@ -100,7 +100,7 @@ impl Service for Served {
                 let _left_out_or_gone = steps.try_send(Ok(progress(told)));
             });
             let pulled = tokio::select! {
-                pulled = images.pull(&image, auth, Some(tell)) => pulled,
+                pulled = images.pull(&image, auth.map(Into::into), Some(tell)) => pulled,
                 () = replies.closed() => return,
             };
             let last = pulled.map(|image| PullReply { image: Some(shown(&image)), ..PullReply::default() });

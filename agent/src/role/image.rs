@@ -142,7 +142,7 @@ impl Store {
             Self::Here(images) => {
                 let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
                 let tell: ProgressFn = std::sync::Arc::new(|told| show(&control::progress(told)));
-                control::shown(&images.pull(image, auth, Some(tell)).await.with_context(context)?)
+                control::shown(&images.pull(image, auth.map(Into::into), Some(tell)).await.with_context(context)?)
             }
         };
         show(&PullReply::default());

@@ -44,6 +44,16 @@ pub enum Auth {
     RegistryToken(String),
 }
 
+/// Credentials, and whose they are.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Login {
+    /// What is shown.
+    pub auth: Auth,
+    /// To whom: a host, with its port if it has one of its own, as it is or in a URL. When empty, the registry of the
+    /// image's name. No other host is shown anything, mirrors of the registry included.
+    pub address: String,
+}
+
 /// How far a pull is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullProgress {
@@ -132,6 +142,14 @@ impl Image {
 
     fn process(&self) -> Option<&oci_spec::image::Config> {
         self.config.config().as_ref()
+    }
+}
+
+// === impl Login ===
+
+impl From<Auth> for Login {
+    fn from(auth: Auth) -> Login {
+        Login { auth, address: String::new() }
     }
 }
 

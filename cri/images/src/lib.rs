@@ -42,7 +42,7 @@ mod unpack;
 pub use changes::{hide, lay};
 pub use config::{ImagesConfig, Limits, Platform};
 pub use error::{Cause, Error, ErrorKind};
-pub use image::{Auth, Image, PullProgress, Standing, Usage};
+pub use image::{Auth, Image, Login, PullProgress, Standing, Usage};
 pub use images::{Held, Images};
 pub use pin::PinPattern;
 pub use pull::ProgressFn;

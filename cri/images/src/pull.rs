@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 
 use crate::digest::Digest;
 use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpack_kind};
-use crate::image::{Auth, Image, PullProgress};
+use crate::image::{Image, Login, PullProgress};
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease};
 use crate::manifest::{self, Descriptor, Document, Manifest, ManifestError, ParsedConfig};
@@ -64,7 +64,7 @@ pub(crate) struct Flights(Mutex<HashMap<FlightKey, Weak<Flight>>>);
 #[derive(PartialEq, Eq, Hash, Clone)]
 struct FlightKey {
     reference: Reference,
-    auth: Option<Auth>,
+    login: Option<Login>,
 }
 
 /// A pull that goes on for as long as somebody awaits it.
@@ -90,11 +90,11 @@ impl Images {
     pub async fn pull(
         &self,
         reference: &str,
-        auth: Option<Auth>,
+        login: Option<Login>,
         progress: Option<ProgressFn>,
     ) -> Result<Image, Error> {
         let reference = Reference::parse(reference)?;
-        let flight = self.join_flight(FlightKey { reference, auth });
+        let flight = self.join_flight(FlightKey { reference, login });
         flight.land(progress).await
     }
 
@@ -108,9 +108,9 @@ impl Images {
         }
         let (progress, progress_out) = watch::channel(PullProgress::default());
         let (result, result_out) = watch::channel(None);
-        let (images, FlightKey { reference, auth }) = (self.clone(), key.clone());
+        let (images, FlightKey { reference, login }) = (self.clone(), key.clone());
         let task = tokio::spawn(async move {
-            let pulled = pull(&images, &reference, auth.as_ref(), progress).await;
+            let pulled = pull(&images, &reference, login.as_ref(), progress).await;
             if let Err(error) = &pulled {
                 if error.kind() == ErrorKind::NoSpace {
                     images.inner.layers.spools.clear();
@@ -171,13 +171,13 @@ fn stopped() -> Error {
 async fn pull(
     images: &Images,
     reference: &Reference,
-    auth: Option<&Auth>,
+    login: Option<&Login>,
     progress: watch::Sender<PullProgress>,
 ) -> Result<Image, PullError> {
     let config = &images.inner.config;
     let directory = config.registry_config_dir.as_deref();
     let patience = Patience { stall: config.stall_timeout, progress: config.progress_timeout };
-    let registry = Registry::new(directory, reference, auth, patience)?;
+    let registry = Registry::new(directory, reference, login, patience)?;
     let pull = Pull { images: images.clone(), registry, progress };
     if let Some(image) = pull.known(reference).await? {
         return Ok(image);

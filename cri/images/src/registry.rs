@@ -8,7 +8,7 @@ use reqwest::StatusCode;
 
 use crate::digest::Digest;
 use crate::error::ErrorKind;
-use crate::image::Auth;
+use crate::image::Login;
 use crate::manifest::{ACCEPT, Descriptor, MANIFEST_MAX};
 use crate::reference::{Reference, Target};
 
@@ -16,6 +16,7 @@ mod blob;
 mod challenge;
 mod endpoint;
 mod hosts;
+mod place;
 mod retry;
 mod tls;
 mod token;
@@ -120,14 +121,17 @@ impl Registry {
     pub(crate) fn new(
         configuration: Option<&Path>,
         reference: &Reference,
-        auth: Option<&Auth>,
+        login: Option<&Login>,
         patience: Patience,
     ) -> Result<Registry, RegistryError> {
         let hosts = hosts::load(configuration, reference.domain()).map_err(RegistryError::Hosts)?;
         let endpoints = hosts
             .into_iter()
             .filter(|host| host.pull || host.resolve)
-            .map(|host| Endpoint::new(host, reference.path(), auth.cloned(), patience))
+            .map(|host| {
+                let theirs = login.filter(|login| is_for(login, reference, &host));
+                Endpoint::new(host, reference.path(), theirs.map(|login| login.auth.clone()), patience)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Registry {
             endpoints,
@@ -205,6 +209,16 @@ impl Registry {
             last: Box::new(last),
         }
     }
+}
+
+/// Whether credentials may be shown to a host: to the one that they name, or else to the registry of the image. A
+/// mirror is somebody else, who gets none that were not meant for it.
+fn is_for(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
+    let name = match place::name_of(&login.address) {
+        "" => reference.domain(),
+        name => name,
+    };
+    place::is_at(&host.base, name)
 }
 
 /// What went wrong, in order; what a host said again and again is told once.

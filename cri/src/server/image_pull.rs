@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use coracle_images::{Auth, Image, ProgressFn, PullProgress, Reference};
+use coracle_images::{Auth, Image, Login, ProgressFn, PullProgress};
 use coracle_proto::cri;
 use serde_json::json;
 
@@ -24,10 +24,9 @@ impl Runtime {
         request: cri::PullImageRequest,
     ) -> Result<cri::PullImageResponse, Error> {
         let reference = reference(request.image)?;
-        let meant = request.auth.filter(|auth| is_for(&auth.server_address, &reference));
-        let auth = meant.map(auth).transpose()?.flatten();
+        let login = request.auth.map(login).transpose()?.flatten();
         let began = std::time::Instant::now();
-        let pulled = self.inner.images.pull(&reference, auth, Some(progress(reference.clone()))).await;
+        let pulled = self.inner.images.pull(&reference, login, Some(progress(reference.clone()))).await;
         let image = pulled.map_err(|source| image_error(&reference, source))?;
         tracing::info!(reference, id = image.id, bytes = image.size, took = ?began.elapsed(), "image pulled");
         Ok(cri::PullImageResponse { image_ref: image.id })
@@ -139,15 +138,10 @@ fn progress(reference: String) -> ProgressFn {
     })
 }
 
-/// Whether credentials are for the registry of an image: they may say which they are for, and go nowhere else.
-fn is_for(server_address: &str, reference: &str) -> bool {
-    let Ok(reference) = Reference::parse(reference) else { return true };
-    let bare = server_address.split_once("://").map_or(server_address, |(_scheme, rest)| rest);
-    let host = bare.split('/').next().unwrap_or_default();
-    let hub = ["docker.io", "index.docker.io", "registry-1.docker.io"];
-    host.is_empty()
-        || host == reference.domain()
-        || (hub.contains(&host) && hub.contains(&reference.domain()))
+/// Credentials and the host that they are for, which they may name.
+fn login(config: cri::AuthConfig) -> Result<Option<Login>, Error> {
+    let address = config.server_address.clone();
+    Ok(auth(config)?.map(|auth| Login { auth, address }))
 }
 
 /// Credentials in the CRI's forms; none when all are empty.
@@ -200,19 +194,6 @@ fn filesystem(path: &std::path::Path, bytes: u64, inodes: u64) -> cri::Filesyste
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn credentials_go_to_the_registry_that_they_name() {
-        for (address, reference, expected) in [
-            ("", "r.example/a", true),
-            ("https://r.example/v1/", "r.example/a", true),
-            ("r.example:5000", "r.example/a", false),
-            ("other.example", "r.example/a", false),
-            ("https://index.docker.io/v1/", "nginx", true),
-        ] {
-            assert_eq!(is_for(address, reference), expected, "{address} {reference}");
-        }
-    }
 
     #[test]
     fn credentials_in_every_form() {

@@ -4,7 +4,11 @@ use std::sync::Mutex;
 
 use super::store;
 use crate::fixture::{Fault, Line, PASSWORD, TestImage, TestRegistry, TlsLine, USER};
-use crate::{Auth, ErrorKind, Images, ImagesConfig};
+use crate::{Auth, ErrorKind, Images, ImagesConfig, Login};
+
+fn login(password: &str) -> Login {
+    Auth::Basic { username: USER.into(), password: password.into() }.into()
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn passwords_are_asked_for_and_given() {
@@ -13,8 +17,8 @@ async fn passwords_are_asked_for_and_given() {
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     let name = registry.name("private");
-    let basic = |password: &str| Some(Auth::Basic { username: USER.into(), password: password.into() });
-    for auth in [None, basic("wrong"), Some(Auth::RegistryToken("x".into()))] {
+    let basic = |password: &str| Some(login(password));
+    for auth in [None, basic("wrong"), Some(Auth::RegistryToken("x".into()).into())] {
         let error = images.pull(&name, auth, None).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", error.report());
         assert!(!error.report().contains("wrong"));
@@ -60,15 +64,14 @@ async fn tokens_are_fetched_used_and_fetched_again_when_they_expire() {
     let images = store(root.path()).await;
     let error = images.pull(&name, None, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", error.report());
-    let auth = Auth::Basic { username: USER.into(), password: PASSWORD.into() };
-    images.pull(&name, Some(auth), None).await.unwrap();
+    images.pull(&name, Some(login(PASSWORD)), None).await.unwrap();
     assert!(
         service.seen().iter().any(|h| h.contains("scope=repository%3Aprivate%3Apull")),
         "{:?}",
         service.seen()
     );
     let before = service.count("POST");
-    images.pull(&name, Some(Auth::IdentityToken("refresh".into())), None).await.unwrap();
+    images.pull(&name, Some(Auth::IdentityToken("refresh".into()).into()), None).await.unwrap();
     assert!(service.count("POST") > before);
 }
 
@@ -96,6 +99,39 @@ async fn mirrors_stand_in_and_names_stay_those_asked_for() {
     assert!(line.count("?ns=registry.example") > 0);
     let error = images.pull("registry.example/no/such", None, None).await.unwrap_err();
     assert!(error.report().contains("404"), "{}", error.report());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_are_shown_to_nobody_but_the_host_that_they_are_for() {
+    let registry = TestRegistry::start_with_password().await;
+    registry.push("private", "latest", &TestImage::small("x")).await;
+    let mirror = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let own = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let hosts = tempfile::tempdir().unwrap();
+    let directory = hosts.path().join(own.address());
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("hosts.toml"), format!("[host.\"http://{}\"]\n", mirror.address())).unwrap();
+    let token = Login::from(Auth::RegistryToken("t0ken".into()));
+    let to_mirror = Login { address: format!("http://{}/v2/", mirror.address()), ..login(PASSWORD) };
+    let to_other = Login { address: "other.example".into(), ..login(PASSWORD) };
+    // Of whose pull the image comes, and who was shown something.
+    for (login, works, shown) in [
+        (login(PASSWORD), true, (false, true)),
+        (token, false, (false, true)),
+        (to_mirror, true, (true, false)),
+        (to_other, false, (false, false)),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let directory = Some(hosts.path().to_owned());
+        let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
+        let images = Images::open(config).await.unwrap();
+        let (before, own_before) = (mirror.seen().len(), own.seen().len());
+        let pulled = images.pull(&own.name("private"), Some(login), None).await;
+        assert_eq!(pulled.is_ok(), works, "{:?}", pulled.map_err(|error| error.report()).err());
+        let told = |heads: &[String]| heads.iter().any(|head| head.contains("authorization:"));
+        assert_eq!((told(&mirror.seen()[before..]), told(&own.seen()[own_before..])), shown);
+        assert!(mirror.seen().len() > before, "the mirror was asked");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
