@@ -189,7 +189,7 @@ impl Registry {
         Err(self.joined(failures))
     }
 
-    /// A path below a host's base. Mirrors are told whose content they stand in for, as containerd does.
+    /// A path below a host's base. Whoever is at another host is told whose content is meant, as containerd does.
     fn path(&self, endpoint: usize, rest: &str) -> String {
         let mirror = self.endpoints.get(endpoint).is_some_and(|e| e.host.mirror);
         let ns = if mirror { format!("?ns={}", self.domain) } else { String::new() };

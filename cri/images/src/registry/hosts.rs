@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::place::is_at;
+
 /// One place to ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
@@ -18,7 +20,7 @@ pub(crate) struct Host {
     pub(crate) resolve: bool,
     /// May be asked for content.
     pub(crate) pull: bool,
-    /// Stands in for the registry of the name.
+    /// Is at another host than the registry of the name, for which it stands in.
     pub(crate) mirror: bool,
     pub(crate) tls: TlsFiles,
     pub(crate) headers: Vec<(String, String)>,
@@ -189,17 +191,17 @@ pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, 
     let mut found = Vec::new();
     for (url, section) in sections {
         let section: Section = section.try_into().map_err(parse_error)?;
-        found.push(host(&url, &section, path)?);
+        found.push(host(&url, &section, (path, domain))?);
     }
     let address = table.remove("server");
     let own: Section = toml::Value::Table(table).try_into().map_err(parse_error)?;
     found.push(match address {
         Some(toml::Value::String(url)) if !url.is_empty() => {
-            Host { mirror: false, ..host(&url, &own, path)? }
+            host(&url, &own, (path, domain))?
         }
         Some(toml::Value::String(_)) | None => {
             let plain = server(domain);
-            Host { mirror: false, base: plain.base.clone(), ..host(&plain.base, &own, path)? }
+            Host { base: plain.base.clone(), ..host(&plain.base, &own, (path, domain))? }
         }
         Some(_) => {
             return Err(HostsError::Value { path: path.to_owned(), what: "server is not a string".into() });
@@ -220,7 +222,7 @@ fn host_order(text: &str) -> Vec<String> {
     keys.into_iter().map(|(_, key)| key).collect()
 }
 
-fn host(url: &str, section: &Section, path: &Path) -> Result<Host, HostsError> {
+fn host(url: &str, section: &Section, (path, domain): (&Path, &str)) -> Result<Host, HostsError> {
     let bad = |what: String| HostsError::Value { path: path.to_owned(), what };
     let able = |what: &str| {
         section.capabilities.as_ref().is_none_or(|all| all.is_empty() || all.iter().any(|c| c == what))
@@ -247,11 +249,12 @@ fn host(url: &str, section: &Section, path: &Path) -> Result<Host, HostsError> {
         None => None,
     };
     let headers = section.header.iter();
+    let base = base_url(url, section.override_path).ok_or_else(|| bad(format!("{url:?} is no address")))?;
     Ok(Host {
-        base: base_url(url, section.override_path).ok_or_else(|| bad(format!("{url:?} is no address")))?,
+        mirror: !is_at(&base, domain),
+        base,
         resolve: able("resolve"),
         pull: able("pull"),
-        mirror: true,
         tls: TlsFiles { ca: files(&section.ca), client, skip_verify: section.skip_verify },
         headers: headers
             .flat_map(|(name, values)| values.iter().map(|v| (name.clone(), v.clone())))
@@ -386,6 +389,20 @@ mod tests {
         assert_eq!(first.headers, [header("x-one", "1"), header("x-two", "2"), header("x-two", "3")]);
         assert_eq!(hosts[1].tls.ca, [PathBuf::from("/c/x/server.pem")]);
         assert!(!hosts[1].mirror && hosts[1].resolve);
+    }
+
+    #[test]
+    fn what_is_at_another_host_stands_in_whatever_the_file_calls_it() {
+        let text = "server = \"https://s.example\"\n[host.\"https://r.example/x\"]\n[host.\"https://r.example:5000\"]\n";
+        let mirrors = |domain: &str| {
+            let hosts = parse(text, Path::new("/hosts.toml"), domain).unwrap();
+            hosts.iter().map(|host| host.mirror).collect::<Vec<_>>()
+        };
+        assert_eq!(mirrors("r.example"), [false, true, true]);
+        assert_eq!(mirrors("r.example:5000"), [true, false, true]);
+        assert_eq!(mirrors("s.example"), [true, true, false]);
+        let hub = parse("server = \"https://registry-1.docker.io\"", Path::new("/hosts.toml"), "docker.io").unwrap();
+        assert!(!hub[0].mirror);
     }
 
     #[test]

@@ -102,6 +102,39 @@ async fn mirrors_stand_in_and_names_stay_those_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_at_another_host_is_told_whose_content_is_meant_and_the_registry_is_not() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let hosts = tempfile::tempdir().unwrap();
+    for (key, told) in [("server", true), ("own", false)] {
+        let domain = if told { "registry.example" } else { line.address() };
+        std::fs::create_dir(hosts.path().join(domain)).unwrap();
+        let text = match key {
+            "server" => format!("server = \"http://{}\"\n", line.address()),
+            _ => format!("[host.\"http://{}\"]\n", line.address()),
+        };
+        std::fs::write(hosts.path().join(domain).join("hosts.toml"), text).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let directory = Some(hosts.path().to_owned());
+        let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
+        let images = Images::open(config).await.unwrap();
+        let before = line.seen().len();
+        let name = format!("{domain}/app");
+        images.pull(&name, None, None).await.unwrap();
+        // By one question without a body, since it is here.
+        images.pull(&name, None, None).await.unwrap();
+        let seen = &line.seen()[before..];
+        let lines: Vec<&str> = seen.iter().filter_map(|head| head.lines().next()).collect();
+        for part in ["GET /v2/app/manifests/", "GET /v2/app/blobs/", "HEAD /v2/app/manifests/"] {
+            let mut asked = lines.iter().filter(|line| line.starts_with(part)).peekable();
+            assert!(asked.peek().is_some(), "{part} is not among {lines:?}");
+            assert!(asked.all(|line| line.contains("?ns=registry.example ") == told && line.contains("?ns=") == told));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn credentials_are_shown_to_nobody_but_the_host_that_they_are_for() {
     let registry = TestRegistry::start_with_password().await;
     registry.push("private", "latest", &TestImage::small("x")).await;
