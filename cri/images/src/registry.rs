@@ -14,6 +14,7 @@ use crate::reference::{Reference, Target};
 
 mod blob;
 mod challenge;
+mod client_certificate;
 mod endpoint;
 mod hosts;
 mod place;

@@ -32,7 +32,7 @@ pub(crate) struct Host {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Vec<PathBuf>,
-    /// Certificate and key; both in one file when the key is absent.
+    /// Certificates with their keys; both in one file when the key is absent.
     pub(crate) client: Vec<(PathBuf, Option<PathBuf>)>,
     pub(crate) skip_verify: bool,
 }
@@ -119,20 +119,8 @@ fn certificates(file: &Path) -> Result<Option<TlsFiles>, HostsError> {
         let end = end.to_owned();
         files.iter().filter(move |path| path.extension().is_some_and(|e| e == end.as_str())).cloned()
     };
-    let client: Vec<_> = with("cert").map(|path| (path.clone(), Some(path.with_extension("key")))).collect();
-    one_client(&client, file)?;
-    Ok(Some(TlsFiles { ca: with("crt").collect(), client, skip_verify: false }))
-}
-
-/// Which of several certificates a registry wants cannot be told in advance.
-fn one_client(client: &[(PathBuf, Option<PathBuf>)], path: &Path) -> Result<(), HostsError> {
-    match client {
-        [] | [_] => Ok(()),
-        _ => {
-            let what = "more than one client certificate for a host is not served".to_owned();
-            Err(HostsError::Value { path: path.to_owned(), what })
-        }
-    }
+    let client = with("cert").map(|path| (path.clone(), Some(path.with_extension("key"))));
+    Ok(Some(TlsFiles { ca: with("crt").collect(), client: client.collect(), skip_verify: false }))
 }
 
 /// The registry itself, without any configuration.
@@ -241,7 +229,6 @@ fn host(url: &str, section: &Section, (path, domain): (&Path, &str)) -> Result<H
         _ => Err(bad(format!("client of {url} is neither a file nor a pair of files"))),
     });
     let client = pairs.collect::<Result<Vec<_>, _>>()?;
-    one_client(&client, path)?;
     let dial_timeout = match &section.dial_timeout {
         Some(text) => {
             Some(duration(text).ok_or_else(|| bad(format!("dial_timeout {text:?} is no duration")))?)
@@ -372,7 +359,7 @@ mod tests {
             capabilities = ["pull"]
             skip_verify = true
             ca = ["one.pem", "/abs/two.pem"]
-            client = [["cert.pem", "key.pem"]]
+            client = [["cert.pem", "key.pem"], "both.pem"]
             dial_timeout = "3s"
             [host."https://a".header]
             x-one = "1"
@@ -383,7 +370,7 @@ mod tests {
         assert!(first.pull && !first.resolve && first.mirror && first.tls.skip_verify);
         assert_eq!(first.tls.ca, [PathBuf::from("/c/x/one.pem"), "/abs/two.pem".into()]);
         let pair = ("/c/x/cert.pem".into(), Some("/c/x/key.pem".into()));
-        assert_eq!(first.tls.client, [pair]);
+        assert_eq!(first.tls.client, [pair, ("/c/x/both.pem".into(), None)]);
         assert_eq!(first.dial_timeout, Some(std::time::Duration::from_secs(3)));
         let header = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert_eq!(first.headers, [header("x-one", "1"), header("x-two", "2"), header("x-two", "3")]);
@@ -415,7 +402,8 @@ mod tests {
             "not toml",
             "ca = 1",
             "dial_timeout = \"soon\"",
-            "client = [\"a.pem\", \"b.pem\"]",
+            "client = [[\"a.pem\", \"b.pem\", \"c.pem\"]]",
+            "client = 1",
         ] {
             assert!(parse(text, Path::new("/hosts.toml"), "r.example").is_err(), "{text}");
         }
@@ -438,7 +426,8 @@ mod tests {
             [(directory.join("client.cert"), Some(directory.join("client.key")))]
         );
         std::fs::write(directory.join("other.cert"), "").unwrap();
-        assert!(load(Some(place.path()), "r.example:5000").is_err());
+        let hosts = load(Some(place.path()), "r.example:5000").unwrap();
+        assert_eq!(hosts[0].tls.client.len(), 2);
     }
 
     #[test]

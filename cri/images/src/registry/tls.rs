@@ -7,8 +7,10 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
+use super::client_certificate::ClientCertificates;
 use super::hosts::TlsFiles;
 
 /// Where distributions keep their bundle of authorities.
@@ -47,23 +49,33 @@ pub(crate) fn config(files: &TlsFiles, secure: bool) -> Result<ClientConfig, Tls
         .with_safe_default_protocol_versions()
         .map_err(TlsError::Setup)?;
     let builder = if files.skip_verify {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider)))
+        builder.dangerous().with_custom_certificate_verifier(Arc::new(Unverified(provider.clone())))
     } else {
         let roots = if secure { roots(&files.ca)? } else { RootCertStore::empty() };
         builder.with_root_certificates(roots)
     };
-    match files.client.first() {
-        Some((certificate, key)) if secure => {
-            let chain = certificates(certificate)?;
-            let key_file = key.as_ref().unwrap_or(certificate);
-            let key = PrivateKeyDer::from_pem_file(key_file)
-                .map_err(|source| TlsError::Pem { path: key_file.clone(), source })?;
-            builder
-                .with_client_auth_cert(chain, key)
-                .map_err(|source| TlsError::Client { path: certificate.clone(), source })
-        }
-        _ => Ok(builder.with_no_client_auth()),
+    if !secure || files.client.is_empty() {
+        return Ok(builder.with_no_client_auth());
     }
+    let own = files.client.iter().map(|(file, key)| certified(file, key.as_ref().unwrap_or(file), &provider));
+    let own = own.collect::<Result<Vec<_>, _>>()?;
+    Ok(builder.with_client_cert_resolver(Arc::new(ClientCertificates::new(own))))
+}
+
+/// A client's certificate, with the key to it.
+fn certified(
+    certificate: &Path,
+    key_file: &Path,
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey, TlsError> {
+    let key = PrivateKeyDer::from_pem_file(key_file)
+        .map_err(|source| TlsError::Pem { path: key_file.to_owned(), source })?;
+    let error = |source| TlsError::Client { path: certificate.to_owned(), source };
+    let chain = certificates(certificate)?;
+    if chain.is_empty() {
+        return Err(error(rustls::Error::NoCertificatesPresented));
+    }
+    CertifiedKey::from_der(chain, key, provider).map_err(error)
 }
 
 /// The system's authorities and some more. A bundle may hold what we cannot use; a file that was named may not.

@@ -6,6 +6,14 @@ use super::store;
 use crate::fixture::{Fault, Line, PASSWORD, TestImage, TestRegistry, TlsLine, USER};
 use crate::{Auth, ErrorKind, Images, ImagesConfig, Login};
 
+/// A client's certificate of an authority of this name, and its key.
+fn certified(name: &str) -> (rcgen::Certificate, rcgen::KeyPair) {
+    let mut parameters = rcgen::CertificateParams::new(vec!["client".to_owned()]).unwrap();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
+    let key = rcgen::KeyPair::generate().unwrap();
+    (parameters.self_signed(&key).unwrap(), key)
+}
+
 fn login(password: &str) -> Login {
     Auth::Basic { username: USER.into(), password: password.into() }.into()
 }
@@ -199,17 +207,16 @@ async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
 async fn a_registry_is_shown_the_certificate_of_hosts_toml() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
-    let [ours, other] =
-        [(), ()].map(|()| rcgen::generate_simple_self_signed(vec!["client".to_owned()]).unwrap());
-    let line = TlsLine::for_client(registry.address(), ours.cert.der().clone()).await;
+    let [ours, other] = ["ours", "other"].map(certified);
+    let line = TlsLine::for_client(registry.address(), ours.0.der().clone()).await;
     let hosts = tempfile::tempdir().unwrap();
     let directory = hosts.path().join("tls.example");
     std::fs::create_dir(&directory).unwrap();
     std::fs::write(directory.join("ca.pem"), &line.certificate).unwrap();
     for (name, one) in [("ours", &ours), ("other", &other)] {
-        std::fs::write(directory.join(format!("{name}.cert")), one.cert.pem()).unwrap();
-        std::fs::write(directory.join(format!("{name}.key")), one.signing_key.serialize_pem()).unwrap();
-        let both = one.cert.pem() + &one.signing_key.serialize_pem();
+        std::fs::write(directory.join(format!("{name}.cert")), one.0.pem()).unwrap();
+        std::fs::write(directory.join(format!("{name}.key")), one.1.serialize_pem()).unwrap();
+        let both = one.0.pem() + &one.1.serialize_pem();
         std::fs::write(directory.join(format!("{name}.pem")), both).unwrap();
     }
     let cases = [
@@ -217,6 +224,9 @@ async fn a_registry_is_shown_the_certificate_of_hosts_toml() {
         ("client = [[\"other.cert\", \"other.key\"]]", false),
         ("client = [[\"ours.cert\", \"ours.key\"]]", true),
         ("client = \"ours.pem\"", true),
+        ("client = [[\"other.cert\", \"other.key\"], [\"ours.cert\", \"ours.key\"]]", true),
+        ("client = [[\"ours.cert\", \"ours.key\"], [\"other.cert\", \"other.key\"]]", true),
+        ("client = [\"other.pem\", \"ours.pem\"]", true),
     ];
     for (extra, works) in cases {
         let text = format!("server = \"https://{}\"\nca = \"ca.pem\"\n{extra}\n", line.address);

@@ -1,0 +1,46 @@
+//! The certificates that a client may show, of which each registry wants one of its own authorities'.
+
+use std::sync::Arc;
+
+use rustls::SignatureScheme;
+use rustls::client::ResolvesClientCert;
+use rustls::sign::CertifiedKey;
+use x509_parser::parse_x509_certificate;
+
+/// All certificates of a host, in the order of its settings.
+#[derive(Debug)]
+pub(super) struct ClientCertificates(Vec<Arc<CertifiedKey>>);
+
+// === impl ClientCertificates ===
+
+impl ClientCertificates {
+    pub(super) fn new(certificates: impl IntoIterator<Item = CertifiedKey>) -> ClientCertificates {
+        ClientCertificates(certificates.into_iter().map(Arc::new).collect())
+    }
+}
+
+impl ResolvesClientCert for ClientCertificates {
+    /// The first of an authority that the server knows (RFC 8446, 4.2.4). Where it names none, or none of ours is of
+    /// them, the first that it could check at all: refused it would be without one too, and some servers name too few.
+    fn resolve(
+        &self,
+        root_hint_subjects: &[&[u8]],
+        sigschemes: &[SignatureScheme],
+    ) -> Option<Arc<CertifiedKey>> {
+        let mut checkable = self.0.iter().filter(|one| one.key.choose_scheme(sigschemes).is_some());
+        let known = checkable.clone().find(|one| is_of(one, root_hint_subjects));
+        known.or_else(|| checkable.next()).cloned()
+    }
+
+    fn has_certs(&self) -> bool {
+        !self.0.is_empty()
+    }
+}
+
+/// Whether one of these authorities issued a certificate, or one of those between.
+fn is_of(certificate: &CertifiedKey, authorities: &[&[u8]]) -> bool {
+    certificate.cert.iter().any(|link| {
+        let parsed = parse_x509_certificate(link);
+        parsed.is_ok_and(|(_, link)| authorities.contains(&link.tbs_certificate.issuer.as_raw()))
+    })
+}
