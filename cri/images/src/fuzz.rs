@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::config::{Limits, Platform};
 use crate::digest::Digest;
-use crate::manifest::{self, Document};
+use crate::manifest::{self, Chosen, Document};
 use crate::reference::Reference;
 use crate::unpack::{Rebuilt, unpack_with_recipe};
 
@@ -18,7 +18,7 @@ pub fn manifest(data: &[u8]) {
     if let Ok(Document::Index(manifests)) = manifest::parse(data) {
         let _none_fits = manifest::choose(&manifests, &platform);
     }
-    if let Ok(parsed) = manifest::parse_config(data, 1, &platform) {
+    if let Ok(parsed) = manifest::parse_config(data, 1, (&platform, Chosen::Alone)) {
         assert_eq!(parsed.diff_ids.len(), 1);
         // What was taken once is taken again after a restart.
         assert!(manifest::read_config(data).is_ok());

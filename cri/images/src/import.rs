@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, io_kind, layer_kind, manifest_kind, store_k
 use crate::image::Image;
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease, Workshop};
-use crate::manifest::{self, CONFIG_MAX, Descriptor, Document, MANIFEST_MAX, Manifest, ManifestError};
+use crate::manifest::{self, CONFIG_MAX, Chosen, Descriptor, Document, MANIFEST_MAX, Manifest, ManifestError};
 use crate::reference::{InvalidReference, Reference};
 use crate::table;
 use crate::unpack::{UnpackError, Unpacked, unpack_with_recipe};
@@ -78,6 +78,7 @@ struct Found {
     /// The digest that the layout's index gives it.
     digest: Option<Digest>,
     config: Vec<u8>,
+    chosen: Chosen,
     layers: Vec<LayerFile>,
 }
 
@@ -141,7 +142,8 @@ impl Images {
 
     async fn import_image(&self, source: &Arc<Source>, found: Found) -> Result<Image, ImportError> {
         let platform = &self.inner.config.platform;
-        let parsed = manifest::parse_config(&found.config, found.layers.len(), platform)?;
+        let parsed =
+            manifest::parse_config(&found.config, found.layers.len(), (platform, found.chosen))?;
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
         let mut leases: Vec<Lease> = Vec::new();
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
@@ -212,17 +214,24 @@ fn read_image(
     top: &Descriptor,
     platform: &crate::config::Platform,
 ) -> Result<Found, ImportError> {
-    let mut descriptor = top.clone();
+    let (mut descriptor, mut chosen) = (top.clone(), Chosen::Alone);
     for _ in 0..=NESTING_MAX {
         match manifest::parse(&read_blob(source, &descriptor, MANIFEST_MAX)?)? {
-            Document::Manifest(manifest) => return read_manifest(source, top, &manifest),
-            Document::Index(manifests) => descriptor = manifest::choose(&manifests, platform)?.clone(),
+            Document::Manifest(manifest) => return read_manifest(source, top, (&manifest, chosen)),
+            Document::Index(manifests) => {
+                descriptor = manifest::choose(&manifests, platform)?.clone();
+                chosen = Chosen::of(&descriptor);
+            }
         }
     }
     Err(ManifestError::Nesting.into())
 }
 
-fn read_manifest(source: &Source, top: &Descriptor, manifest: &Manifest) -> Result<Found, ImportError> {
+fn read_manifest(
+    source: &Source,
+    top: &Descriptor,
+    (manifest, chosen): (&Manifest, Chosen),
+) -> Result<Found, ImportError> {
     let config = read_blob(source, &manifest.config, CONFIG_MAX)?;
     let layers = manifest.layers.iter().map(|layer| LayerFile {
         path: blob_path(&layer.digest),
@@ -233,6 +242,7 @@ fn read_manifest(source: &Source, top: &Descriptor, manifest: &Manifest) -> Resu
         references: annotated_name(top).into_iter().collect(),
         digest: Some(top.digest),
         config,
+        chosen,
         layers: layers.collect(),
     })
 }
@@ -258,6 +268,7 @@ fn read_saved(source: &Source, saved: &Saved) -> Result<Found, ImportError> {
         references: references.collect::<Result<Vec<_>, _>>()?,
         digest: None,
         config,
+        chosen: Chosen::Alone,
         layers: layers.collect::<Result<Vec<_>, _>>()?,
     })
 }

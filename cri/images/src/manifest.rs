@@ -11,7 +11,7 @@ use crate::digest::Digest;
 
 mod platform;
 
-pub(crate) use platform::choose;
+pub(crate) use platform::{Chosen, choose};
 
 /// Largest manifest or index; registries must take 4 MiB and few take more.
 pub(crate) const MANIFEST_MAX: u64 = 4 << 20;
@@ -139,18 +139,18 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ManifestError> {
     }
 }
 
-/// Parses a configuration and checks that it belongs to so many layers and to this platform.
+/// Parses a configuration and checks that it belongs to so many layers and can be for this platform.
 pub(crate) fn parse_config(
     bytes: &[u8],
     layers: usize,
-    wanted: &Platform,
+    (wanted, chosen): (&Platform, Chosen),
 ) -> Result<ParsedConfig, ManifestError> {
     let mut value: serde_json::Value = serde_json::from_slice(bytes).map_err(ManifestError::Config)?;
     strip_nulls(&mut value);
     let text = |key: &str| value.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
     let field =
         PlatformField { os: text("os"), architecture: text("architecture"), variant: text("variant") };
-    if !field.architecture.is_empty() && !platform::accepts(wanted, &field) {
+    if !platform::may_be(wanted, &field, chosen) {
         return Err(ManifestError::Platform {
             wanted: platform::name(wanted),
             available: platform::field_name(&field),

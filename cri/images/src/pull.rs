@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpa
 use crate::image::{Image, Login, PullProgress};
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease};
-use crate::manifest::{self, Descriptor, Document, Manifest, ManifestError, ParsedConfig};
+use crate::manifest::{self, Chosen, Descriptor, Document, Manifest, ManifestError, ParsedConfig};
 use crate::reference::{Reference, Target};
 use crate::registry::{Fetched, Patience, Registry, RegistryError};
 use crate::table;
@@ -216,30 +216,32 @@ impl Pull {
     }
 
     /// Follows indexes to the manifest for this platform.
-    async fn manifest(&self, top: Fetched) -> Result<Manifest, PullError> {
-        let mut document = manifest::parse(&top.bytes)?;
+    async fn manifest(&self, top: Fetched) -> Result<(Manifest, Chosen), PullError> {
+        let (mut document, mut how) = (manifest::parse(&top.bytes)?, Chosen::Alone);
         for _ in 0..NESTING_MAX {
             let manifests = match document {
-                Document::Manifest(manifest) => return Ok(manifest),
+                Document::Manifest(manifest) => return Ok((manifest, how)),
                 Document::Index(manifests) => manifests,
             };
             let chosen = manifest::choose(&manifests, &self.images.inner.config.platform)?;
+            how = Chosen::of(chosen);
             document = manifest::parse(&self.registry.by_digest(chosen.digest).await?.bytes)?;
         }
         match document {
-            Document::Manifest(manifest) => Ok(manifest),
+            Document::Manifest(manifest) => Ok((manifest, how)),
             Document::Index(_) => Err(ManifestError::Nesting.into()),
         }
     }
 
     async fn image(
         &self,
-        manifest: Manifest,
+        (manifest, chosen): (Manifest, Chosen),
         (tags, digests): (Vec<String>, Vec<String>),
     ) -> Result<Image, PullError> {
         let config = self.config(&manifest.config).await?;
         let platform = &self.images.inner.config.platform;
-        let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), platform)?;
+        let parsed =
+            manifest::parse_config(config.as_bytes(), manifest.layers.len(), (platform, chosen))?;
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let wanted = wanted(&manifest.layers, &parsed.diff_ids);
         self.progress.send_replace(PullProgress {

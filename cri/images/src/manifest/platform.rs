@@ -3,6 +3,17 @@
 use super::{Descriptor, ManifestError, PlatformField};
 use crate::config::Platform;
 
+/// How a manifest was come by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Chosen {
+    /// The name means it, and no other.
+    Alone,
+    /// An index says that it is for this machine.
+    ByPlatform,
+    /// An index has it, and does not say for whom.
+    Unmarked,
+}
+
 /// Chooses the manifest that fits best; the first among equals.
 pub(crate) fn choose<'a>(
     manifests: &'a [Descriptor],
@@ -16,9 +27,24 @@ pub(crate) fn choose<'a>(
     })
 }
 
-/// Whether an image of this platform runs on a machine of that.
-pub(super) fn accepts(wanted: &Platform, given: &PlatformField) -> bool {
-    platform_rank(wanted, given).is_some()
+/// Whether an image whose configuration says this platform may be taken for that. An index that says what is for whom is
+/// believed, as its publisher's choice. An image that there is alone was asked for as it is: its architecture is often
+/// written down wrongly, or is emulated (binfmt_misc), so it is the machine that knows; containerd, CRI-O and Docker
+/// take it too. Another operating system is nothing that a machine could run.
+pub(super) fn may_be(wanted: &Platform, given: &PlatformField, chosen: Chosen) -> bool {
+    let fits = given.architecture.is_empty() || platform_rank(wanted, given).is_some();
+    match chosen {
+        Chosen::Unmarked => fits,
+        Chosen::Alone => {
+            let same_system = given.os.is_empty() || given.os == wanted.os;
+            if same_system && !fits {
+                let (given, wanted) = (field_name(given), name(wanted));
+                tracing::warn!(given, wanted, "an image that there is for one platform only is for another");
+            }
+            same_system
+        }
+        Chosen::ByPlatform => true,
+    }
 }
 
 /// A platform in one word.
@@ -29,6 +55,18 @@ pub(super) fn name(platform: &Platform) -> String {
 /// The same for one from a document.
 pub(super) fn field_name(field: &PlatformField) -> String {
     joined(&field.os, &field.architecture, &field.variant)
+}
+
+// === impl Chosen ===
+
+impl Chosen {
+    /// What a descriptor of an index says.
+    pub(crate) fn of(descriptor: &Descriptor) -> Chosen {
+        match &descriptor.platform {
+            Some(_) => Chosen::ByPlatform,
+            None => Chosen::Unmarked,
+        }
+    }
 }
 
 fn joined(os: &str, architecture: &str, variant: &str) -> String {

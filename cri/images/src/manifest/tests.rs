@@ -1,6 +1,6 @@
 //! Documents as registries send them, and as they had better not.
 
-use super::{Document, ManifestError, choose, parse, parse_config};
+use super::{Chosen, Document, ManifestError, choose, parse, parse_config};
 use crate::config::Platform;
 use crate::digest::Digest;
 
@@ -95,16 +95,31 @@ fn configurations_of_all_writers_are_read() {
         "ExposedPorts":null,"Labels":null,"User":"12:34","StopSignal":"SIGQUIT","OnBuild":null}},
         "rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}},"history":[{{"created_by":"x"}}]}}"#
     );
-    let parsed = parse_config(text.as_bytes(), 1, &host).unwrap();
+    let parsed = parse_config(text.as_bytes(), 1, (&host, Chosen::Alone)).unwrap();
     let process = parsed.config.config().as_ref().unwrap();
     assert_eq!(process.volumes().as_deref(), Some(["/data".to_owned()].as_slice()));
     assert_eq!((process.user().as_deref(), process.cmd()), (Some("12:34"), &None));
     assert_eq!(parsed.diff_ids, [diff_id]);
     // What some builders leave out.
-    assert!(parse_config(b"{}", 0, &host).is_ok());
-    assert!(parse_config(br#"{"rootfs":{"diff_ids":null}}"#, 0, &host).is_ok());
-    assert!(matches!(parse_config(text.as_bytes(), 2, &host), Err(ManifestError::Count { .. })));
+    assert!(parse_config(b"{}", 0, (&host, Chosen::Alone)).is_ok());
+    assert!(parse_config(br#"{"rootfs":{"diff_ids":null}}"#, 0, (&host, Chosen::Alone)).is_ok());
+    assert!(matches!(parse_config(text.as_bytes(), 2, (&host, Chosen::Alone)), Err(ManifestError::Count { .. })));
+    assert!(matches!(parse_config(b"{", 0, (&host, Chosen::Alone)), Err(ManifestError::Config(_))));
+}
+
+#[test]
+fn an_image_that_there_is_alone_may_be_for_another_processor_but_for_no_other_system() {
     let arm = platform("arm64", "v8");
-    assert!(matches!(parse_config(text.as_bytes(), 1, &arm), Err(ManifestError::Platform { .. })));
-    assert!(matches!(parse_config(b"{", 0, &host), Err(ManifestError::Config(_))));
+    let config = |os: &str| format!(r#"{{"architecture":"amd64","os":"{os}"}}"#);
+    for (os, chosen, taken) in [
+        ("linux", Chosen::Alone, true),
+        ("", Chosen::Alone, true),
+        ("windows", Chosen::Alone, false),
+        ("linux", Chosen::ByPlatform, true),
+        ("linux", Chosen::Unmarked, false),
+    ] {
+        let parsed = parse_config(config(os).as_bytes(), 0, (&arm, chosen));
+        assert_eq!(parsed.is_ok(), taken, "{os} {chosen:?}");
+        assert!(taken || matches!(parsed, Err(ManifestError::Platform { .. })));
+    }
 }

@@ -140,6 +140,28 @@ async fn an_index_leads_to_the_image_for_this_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_image_for_another_processor_is_pulled_where_there_is_no_other() {
+    let registry = TestRegistry::start().await;
+    let mut image = TestImage::small("x");
+    let host = crate::Platform::host().architecture;
+    let text = String::from_utf8(image.config.clone()).unwrap();
+    let config = text.replace(&format!("\"{host}\""), "\"s390x\"");
+    assert_ne!(config, text);
+    let manifest = String::from_utf8(image.manifest.clone()).unwrap();
+    let (old, new) = (Digest::of(&image.config).to_string(), Digest::of(config.as_bytes()).to_string());
+    let (old_size, new_size) = (format!("\"size\":{}", text.len()), format!("\"size\":{}", config.len()));
+    image.manifest = manifest.replace(&old, &new).replace(&old_size, &new_size).into_bytes();
+    image.config = config.into_bytes();
+    registry.push("other", "latest", &image).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let pulled = images.pull(&registry.name("other"), None, None).await;
+    assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(image.id()));
+    drop(images);
+    assert_eq!(store(root.path()).await.list().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_not_there_is_said_so() {
     let registry = TestRegistry::start().await;
     let root = tempfile::tempdir().unwrap();
