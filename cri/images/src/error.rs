@@ -250,6 +250,7 @@ pub(crate) fn unpack_kind(error: &UnpackError) -> ErrorKind {
         | UnpackError::WhiteoutDevice { .. }
         | UnpackError::LinkTarget { .. }
         | UnpackError::LinkOrder { .. } => ErrorKind::Rejected,
+        UnpackError::Attribute { .. } => ErrorKind::Unsupported,
         UnpackError::Write { source, .. } => write_kind(*source),
     }
 }

@@ -8,26 +8,27 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
-use nix::sys::stat::{FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmod, fchmodat, futimens, utimensat};
+use nix::sys::stat::{FchmodatFlags, Mode, SFlag, UtimensatFlags, fchmodat, futimens, utimensat};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{Gid, Uid, fchown, fchownat};
-use xattr::FileExt as _;
+use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::archive::{Archive, ArchiveError, Entry, Kind, Mtime, Segment};
 use crate::config::Limits;
 use crate::digest::{Digest, HashingReader};
 
+mod attributes;
 mod decompress;
 mod links;
 mod recipe;
 mod root;
 
+use attributes::{Cannot, set_attributes, set_extended};
 use decompress::Decompressed;
 use links::Waiting;
 pub(crate) use links::{Link, LinkError, place};
@@ -97,6 +98,8 @@ pub(crate) enum UnpackError {
         "the layer is refused: the link {path:?} leads to {target:?}, which comes only later in the layer"
     )]
     LinkOrder { path: String, target: String },
+    #[error("the attribute {name} of {path:?}, {bytes} bytes long, does not fit into a file of this file system")]
+    Attribute { path: String, name: String, bytes: usize },
     #[error("cannot write {path:?} of the layer")]
     Write {
         path: String,
@@ -238,7 +241,7 @@ impl Writer {
             Kind::HardLink(target) => self.hard_link(&path, target),
             // Overlayfs makes none for anybody, and neither do we.
             Kind::Char(0, 0) => Err(UnpackError::WhiteoutDevice { path: path.display() }),
-            _ => self.special(entry, &path).map_err(|source| cannot_write(&path, source)),
+            _ => self.special(entry, &path).map_err(|cannot| cannot_make(&path, cannot)),
         }
     }
 
@@ -267,7 +270,7 @@ impl Writer {
             writer.time_later(&path, entry.mtime);
             Ok(())
         };
-        set(self).map_err(|source| cannot_write(&path, source))
+        set(self).map_err(|cannot| cannot_make(&path, cannot))
     }
 
     fn file<I: BufRead>(
@@ -292,7 +295,7 @@ impl Writer {
                 file.set_len(size).map_err(errno).map_err(cannot)?;
             }
         }
-        set_attributes(&file, entry).map_err(cannot)?;
+        set_attributes(&file, entry).map_err(|cannot| cannot_make(path, cannot))?;
         let time = time_spec(entry.mtime);
         futimens(&file, &time, &time).map_err(cannot)?;
         let stored = sparse.map_or(size, |segments| segments.iter().map(|s| s.length).sum());
@@ -328,7 +331,7 @@ impl Writer {
     }
 
     /// Everything that has no data.
-    fn special(&mut self, entry: &Entry, path: &PlainPath) -> Result<(), Errno> {
+    fn special(&mut self, entry: &Entry, path: &PlainPath) -> Result<(), Cannot> {
         self.inodes += 1;
         match &entry.kind {
             Kind::Directory => {
@@ -351,13 +354,12 @@ impl Writer {
             // Made just now as no link, and nobody else works here.
             fchmodat(at, name, Mode::from_bits_truncate(entry.mode), FchmodatFlags::FollowSymlink)?;
         }
-        for (attribute, value) in image_attributes(entry) {
-            // Does not follow the last part, and the first leads to a directory that is open.
-            let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
-            set_attribute(attribute, || xattr::set(path, attribute, value))?;
-        }
+        // Does not follow the last part, and the first leads to a directory that is open.
+        let path = Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name);
+        set_extended(at, entry, |attribute, value| xattr::set(&path, attribute, value))?;
         let time = time_spec(entry.mtime);
-        utimensat(at, name, &time, &time, UtimensatFlags::NoFollowSymlink)
+        utimensat(at, name, &time, &time, UtimensatFlags::NoFollowSymlink)?;
+        Ok(())
     }
 
     /// Sets what had to wait; gives the directories that were only implied, and links that go on waiting.
@@ -382,36 +384,6 @@ impl Writer {
 fn plain(path: &[u8]) -> Result<PlainPath, UnpackError> {
     PlainPath::new(path)
         .ok_or_else(|| UnpackError::Escape { path: String::from_utf8_lossy(path).into_owned() })
-}
-
-/// Owner first: changing it clears set-id bits and capabilities.
-fn set_attributes(file: &File, entry: &Entry) -> Result<(), Errno> {
-    fchown(file.as_fd(), Some(Uid::from_raw(entry.uid)), Some(Gid::from_raw(entry.gid)))?;
-    fchmod(file.as_fd(), Mode::from_bits_truncate(entry.mode))?;
-    for (name, value) in image_attributes(entry) {
-        set_attribute(name, || file.set_xattr(name, value))?;
-    }
-    Ok(())
-}
-
-fn image_attributes(entry: &Entry) -> impl Iterator<Item = (&OsStr, &[u8])> {
-    let all = entry.xattrs.iter().filter(|(name, _)| is_image_attribute(name));
-    all.map(|(name, value)| (OsStr::from_bytes(name), value.as_slice()))
-}
-
-fn set_attribute(name: &OsStr, set: impl FnOnce() -> io::Result<()>) -> Result<(), Errno> {
-    match set().map_err(errno) {
-        // A label or access list that this file system does not have is no reason to refuse an image.
-        Err(Errno::ENOTSUP) => Ok(()),
-        // Only files and directories have these; whoever wrote the archive could not have read one.
-        Err(Errno::EPERM) if name.as_bytes().starts_with(b"user.") => Ok(()),
-        done => done,
-    }
-}
-
-/// Attributes in `trusted.` steer overlayfs itself, where no image has a say; so does `user.overlay.`.
-fn is_image_attribute(name: &[u8]) -> bool {
-    !name.starts_with(b"trusted.") && !name.starts_with(b"user.overlay.") && !name.contains(&0)
 }
 
 /// Copies data of the present entry, at most so many bytes, from the reader's buffer to the file.
@@ -447,6 +419,13 @@ fn cannot_write(path: &PlainPath, source: Errno) -> UnpackError {
         // Of the path itself, or of the place that its links lead to.
         Errno::ENAMETOOLONG => UnpackError::TooLarge(TooLarge::Path),
         source => UnpackError::Write { path: path.display(), source },
+    }
+}
+
+fn cannot_make(path: &PlainPath, cannot: Cannot) -> UnpackError {
+    match cannot {
+        Cannot::Kernel(source) => cannot_write(path, source),
+        Cannot::Attribute { name, bytes } => UnpackError::Attribute { path: path.display(), name, bytes },
     }
 }
 

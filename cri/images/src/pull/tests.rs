@@ -7,13 +7,14 @@ use std::time::{Duration, Instant, SystemTime};
 mod authorize;
 mod crash;
 mod links;
+mod platform;
 mod remove;
 mod resume;
 mod stall;
 
 use crate::digest::Digest;
 use crate::fixture::{
-    Fault, Line, TestImage, TestRegistry, TestTar, attributes, descriptor, gzip, layer, noise, zstd,
+    Fault, Line, TestImage, TestRegistry, TestTar, attributes, gzip, layer, noise, zstd,
 };
 use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 
@@ -105,60 +106,6 @@ async fn an_image_is_pulled_unpacked_found_and_removed() {
     images.settled().await;
     assert_eq!(images.usage(), Usage::default());
     nothing_left(root.path()).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_index_leads_to_the_image_for_this_machine() {
-    let registry = TestRegistry::start().await;
-    let root = tempfile::tempdir().unwrap();
-    let (ours, other) = (TestImage::small("ours"), TestImage::small("other"));
-    registry.push("multi", "ours", &ours).await;
-    registry.push("multi", "other", &other).await;
-    let manifest = |image: &TestImage, architecture: &str| {
-        let mut value = descriptor("application/vnd.docker.distribution.manifest.v2+json", &image.manifest);
-        value["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
-        value
-    };
-    let host = crate::Platform::host().architecture;
-    let media_type = "application/vnd.oci.image.index.v1+json";
-    let index = |manifests: Vec<serde_json::Value>| {
-        let index = serde_json::json!({"schemaVersion": 2, "mediaType": media_type, "manifests": manifests});
-        serde_json::to_vec(&index).unwrap()
-    };
-    let good = index(vec![manifest(&other, "s390x"), manifest(&ours, &host)]);
-    let digest = registry.push_manifest("multi", "latest", media_type, &good).await;
-    registry.push_manifest("multi", "foreign", media_type, &index(vec![manifest(&other, "s390x")])).await;
-    let images = store(root.path()).await;
-    let pulled = images.pull(&registry.name("multi"), None, None).await.unwrap();
-    assert_eq!(pulled.id, ours.id());
-    assert_eq!(pulled.digests, [format!("{}@{digest}", registry.name("multi"))]);
-    let again = images.pull(&pulled.digests[0], None, None).await.unwrap();
-    assert_eq!((again.id, again.tags), (pulled.id, pulled.tags));
-    let error = images.pull(&registry.name("multi:foreign"), None, None).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound);
-    assert!(error.report().contains("s390x"), "{}", error.report());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_image_for_another_processor_is_pulled_where_there_is_no_other() {
-    let registry = TestRegistry::start().await;
-    let mut image = TestImage::small("x");
-    let host = crate::Platform::host().architecture;
-    let text = String::from_utf8(image.config.clone()).unwrap();
-    let config = text.replace(&format!("\"{host}\""), "\"s390x\"");
-    assert_ne!(config, text);
-    let manifest = String::from_utf8(image.manifest.clone()).unwrap();
-    let (old, new) = (Digest::of(&image.config).to_string(), Digest::of(config.as_bytes()).to_string());
-    let (old_size, new_size) = (format!("\"size\":{}", text.len()), format!("\"size\":{}", config.len()));
-    image.manifest = manifest.replace(&old, &new).replace(&old_size, &new_size).into_bytes();
-    image.config = config.into_bytes();
-    registry.push("other", "latest", &image).await;
-    let root = tempfile::tempdir().unwrap();
-    let images = store(root.path()).await;
-    let pulled = images.pull(&registry.name("other"), None, None).await;
-    assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(image.id()));
-    drop(images);
-    assert_eq!(store(root.path()).await.list().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -436,3 +436,24 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
         error.to_string()
     );
 }
+
+#[test]
+fn an_attribute_that_no_file_has_room_for_is_no_full_disk() {
+    // More than ext4 has room for, and more than any file system takes.
+    for bytes in [60_000, 70_000] {
+        let value = vec![b'x'; bytes];
+        let tar = TestTar::new().pax(&[("SCHILY.xattr.user.large", &value)]).file("f", b"").finish();
+        let into = tempfile::tempdir().unwrap();
+        match unpack(tar.as_slice(), into.path(), &Limits::default()) {
+            Ok(_) => {
+                let file = std::fs::File::open(into.path().join("f")).unwrap();
+                let found = file.get_xattr("user.large").unwrap();
+                assert!(bytes < 65_536 && found.is_none_or(|found| found == value));
+            }
+            Err(error) => {
+                assert_eq!(crate::error::unpack_kind(&error), crate::ErrorKind::Unsupported, "{error:?}");
+                assert!(error.to_string().contains("user.large") && error.to_string().contains("\"f\""), "{error}");
+            }
+        }
+    }
+}
