@@ -5,6 +5,7 @@
 //! as long as it says. A program that fails costs the pull nothing but its credentials.
 
 mod call;
+mod flights;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -13,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use coracle_images::Reference;
 use coracle_proto::cri::AuthConfig;
+use futures::future::join_all;
 use nix::unistd::{AccessFlags, access};
 use serde::Deserialize;
 
+use self::flights::Flights;
 use super::secret::{Entry, location, matched};
 use crate::duration;
 
@@ -111,8 +114,17 @@ struct Provider {
     program: PathBuf,
     default_cache: Duration,
     kept: Mutex<HashMap<Key, Kept>>,
-    /// One call at a time: who comes second finds what the first was given.
-    calling: tokio::sync::Mutex<()>,
+    /// Calls under way: who comes second is given what the first gets.
+    flights: Flights<Key, Told>,
+    /// What the last answer was good for, since nobody says so in advance. Pulls that begin together, as those of a node
+    /// that was booted, cost one call by it where one is enough.
+    usual: Mutex<call::KeyType>,
+}
+
+/// What a call gave, and for which image it was made.
+struct Told {
+    image: String,
+    answer: Result<call::Answer, call::CallError>,
 }
 
 /// What an answer is good for.
@@ -159,19 +171,10 @@ impl Providers {
 
     /// Credentials for an image from all providers that serve it, with the length of what matched.
     pub(super) async fn credentials(&self, reference: &Reference) -> Vec<(usize, AuthConfig)> {
-        let mut found = Vec::new();
-        for provider in &self.0 {
-            if !provider.serves(reference) {
-                continue;
-            }
-            match provider.entries(&reference.repository()).await {
-                Ok(entries) => found.extend(matched(entries, reference)),
-                Err(error) => {
-                    tracing::warn!(provider = provider.settings.name, %error, "no credentials from a provider");
-                }
-            }
-        }
-        found
+        let image = reference.repository();
+        let serving: Vec<&Provider> = self.0.iter().filter(|provider| provider.serves(reference)).collect();
+        let asked = join_all(serving.iter().map(|provider| provider.entries(&image))).await;
+        asked.into_iter().flatten().flat_map(|entries| matched(entries, reference)).collect()
     }
 }
 
@@ -208,8 +211,8 @@ impl Provider {
         let program = programs.join(name);
         access(&program, AccessFlags::X_OK)
             .map_err(|error| format!("{} cannot be executed: {error}", program.display()))?;
-        let (kept, calling) = (Mutex::default(), tokio::sync::Mutex::default());
-        Ok(Provider { settings, program, default_cache, kept, calling })
+        let (kept, usual) = (Mutex::default(), Mutex::new(call::KeyType::Image));
+        Ok(Provider { settings, program, default_cache, kept, flights: Flights::default(), usual })
     }
 
     fn serves(&self, reference: &Reference) -> bool {
@@ -219,34 +222,67 @@ impl Provider {
             .any(|p| super::secret::applies(&p, reference.domain(), reference.path()))
     }
 
-    /// What the program says for an image, asked now or not long ago.
-    async fn entries(&self, image: &str) -> Result<Entries, call::CallError> {
+    /// What the program says for an image, asked now or not long ago; none when it fails.
+    async fn entries(&self, image: &str) -> Option<Entries> {
         if let Some(entries) = self.kept(image, Instant::now()) {
-            return Ok(entries);
+            return Some(entries);
         }
-        let _turn = self.calling.lock().await;
-        if let Some(entries) = self.kept(image, Instant::now()) {
-            return Ok(entries);
+        let usual = *self.usual.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.flights.join(Key::of(usual, image), || self.ask(image)).await;
+        if !told.is_for(image) {
+            // Of another image, by a program that answered otherwise than it did before.
+            told = self.flights.join(Key::of(call::KeyType::Image, image), || self.ask(image)).await;
         }
-        let answer = call::call(&self.settings, &self.program, image).await?;
-        let lasts = answer.cache.unwrap_or(self.default_cache);
-        if !lasts.is_zero() {
-            let key = match answer.key {
-                call::KeyType::Image => Key::Image(image.to_owned()),
-                call::KeyType::Registry => Key::Registry(registry(image).to_owned()),
-                call::KeyType::Global => Key::Global,
-            };
-            let kept = Kept { until: Instant::now() + lasts.min(LONGEST), entries: answer.entries.clone() };
-            self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(key, kept);
+        told.answer.as_ref().ok().map(|answer| answer.entries.clone())
+    }
+
+    /// Runs the program and keeps what it says.
+    async fn ask(&self, image: &str) -> Told {
+        let answer = call::call(&self.settings, &self.program, image).await;
+        match &answer {
+            Ok(answer) => {
+                *self.usual.lock().unwrap_or_else(PoisonError::into_inner) = answer.key;
+                let lasts = answer.cache.unwrap_or(self.default_cache).min(LONGEST);
+                if !lasts.is_zero() {
+                    let kept = Kept { until: Instant::now() + lasts, entries: answer.entries.clone() };
+                    let mut all = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+                    all.insert(Key::of(answer.key, image), kept);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(provider = self.settings.name, image, %error, "no credentials from a provider");
+            }
         }
-        Ok(answer.entries)
+        Told { image: image.to_owned(), answer }
     }
 
     fn kept(&self, image: &str, now: Instant) -> Option<Entries> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, kept| kept.until > now);
-        let keys = [Key::Image(image.to_owned()), Key::Registry(registry(image).to_owned()), Key::Global];
-        keys.iter().find_map(|key| kept.get(key)).map(|kept| kept.entries.clone())
+        let types = [call::KeyType::Image, call::KeyType::Registry, call::KeyType::Global];
+        types.into_iter().find_map(|good_for| kept.get(&Key::of(good_for, image))).map(|kept| kept.entries.clone())
+    }
+}
+
+// === impl Told ===
+
+impl Told {
+    /// Whether it is an answer to the question for this image too.
+    fn is_for(&self, image: &str) -> bool {
+        let good_for = self.answer.as_ref().map_or(call::KeyType::Image, |answer| answer.key);
+        Key::of(good_for, &self.image) == Key::of(good_for, image)
+    }
+}
+
+// === impl Key ===
+
+impl Key {
+    fn of(good_for: call::KeyType, image: &str) -> Key {
+        match good_for {
+            call::KeyType::Image => Key::Image(image.to_owned()),
+            call::KeyType::Registry => Key::Registry(registry(image).to_owned()),
+            call::KeyType::Global => Key::Global,
+        }
     }
 }
 

@@ -37,6 +37,9 @@ fn load(place: &Path, provider: &str) -> Result<Providers, ProviderError> {
     Providers::load(&file, place)
 }
 
+/// However slow the machine is: long enough for what happens at all.
+const LONG: std::time::Duration = std::time::Duration::from_secs(55);
+
 const PLAIN: &str = "  apiVersion: credentialprovider.kubelet.k8s.io/v1
   matchImages: ['*.example.com', 'r.example.org/team']
   defaultCacheDuration: 10m
@@ -101,8 +104,72 @@ async fn a_provider_that_fails_gives_nothing_and_harms_nothing() {
     let place = place("");
     program(place.path(), "#!/bin/sh\necho sorry >&2\nexit 3\n");
     let providers = load(place.path(), PLAIN).unwrap();
-    let error = providers.0[0].entries("a.example.com/x").await.err().unwrap().to_string();
+    let told = providers.0[0].ask("a.example.com/x").await;
+    let error = told.answer.err().unwrap().to_string();
     assert!(error.contains("sorry") && error.contains('3'), "{error}");
+}
+
+/// A provider whose calls wait until so many are under way, and then some more for those who may come yet.
+fn meeting(place: &Path, calls: usize, key: &str) {
+    let script = format!(
+        "#!/bin/sh\necho >>{0}/calls\nwhile test $(wc -l <{0}/calls) -lt {calls}; do sleep 0.05; done\ncat <<END\n{1}\nEND\n",
+        place.display(),
+        answer(key, r#""cacheDuration":"0s","#)
+    );
+    program(place, &script);
+}
+
+#[tokio::test]
+async fn calls_for_different_images_run_side_by_side_and_equal_ones_are_one() {
+    let place = place("");
+    // None of the three ends before the others have begun.
+    meeting(place.path(), 3, "Image");
+    let providers = load(place.path(), PLAIN).unwrap();
+    let images = ["a.example.com/x", "a.example.com/y", "b.example.com/x", "a.example.com/x:2"];
+    let all = images.map(|image| users(&providers, image));
+    let all = tokio::time::timeout(LONG, futures::future::join_all(all)).await.unwrap();
+    assert!(all.iter().all(|users| *users == ["me"]), "{all:?}");
+    assert_eq!(calls(place.path()).len(), 3);
+    // Nothing was to be kept: who comes later asks again.
+    users(&providers, "a.example.com/x").await;
+    assert_eq!(calls(place.path()).len(), 4);
+}
+
+#[tokio::test]
+async fn what_one_call_answers_for_all_is_asked_once_also_by_pulls_that_begin_together() {
+    for (key, lasts, expected) in [("Registry", 2, 3), ("Global", 1, 2)] {
+        let place = place("");
+        meeting(place.path(), 1, key);
+        let providers = load(place.path(), PLAIN).unwrap();
+        // What the answers are good for is learnt from the first.
+        users(&providers, "c.example.com/x").await;
+        meeting(place.path(), 1 + lasts, key);
+        let images = ["a.example.com/x", "a.example.com/y", "b.example.com/x", "b.example.com/y"];
+        let all = images.map(|image| users(&providers, image));
+        let all = tokio::time::timeout(LONG, futures::future::join_all(all)).await.unwrap();
+        assert!(all.iter().all(|users| *users == ["me"]), "{all:?}");
+        assert_eq!(calls(place.path()).len(), expected, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_pull_is_cancelled_is_made_by_who_waits() {
+    let place = place("");
+    meeting(place.path(), 2, "Image");
+    let providers = load(place.path(), PLAIN).unwrap();
+    let mut first = Box::pin(users(&providers, "a.example.com/x"));
+    let mut second = Box::pin(users(&providers, "a.example.com/x"));
+    let begun = std::time::Instant::now();
+    while calls(place.path()).is_empty() {
+        let step = std::time::Duration::from_millis(20);
+        assert!(tokio::time::timeout(step, &mut first).await.is_err());
+        assert!(begun.elapsed() < LONG);
+    }
+    assert!(futures::poll!(&mut second).is_pending());
+    drop(first);
+    assert_eq!(tokio::time::timeout(LONG, second).await.unwrap(), ["me"]);
+    assert_eq!(calls(place.path()).len(), 2);
+    assert!(providers.0[0].flights.is_empty());
 }
 
 #[test]
