@@ -15,6 +15,8 @@ use crate::layers::{Layers, Workshop};
 
 /// Most files of an archive that are looked at.
 const FILES_MAX: usize = 100_000;
+/// Most links that may lead to one another.
+const LINKS_MAX: usize = 40;
 
 /// Where files come from.
 pub(super) enum Source {
@@ -150,19 +152,59 @@ fn uncompressed(
     }
 }
 
+/// Where the files of an archive are. Docker, before 25, saved a layer that it had written already as a link to that.
 fn index(file: &File) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {
-    let mut index = HashMap::new();
+    let (mut index, mut links) = (HashMap::new(), HashMap::new());
     let input = BufReader::with_capacity(128 << 10, file);
     let mut archive = Archive::new(Positioned { input, position: 0 });
     while let Some(entry) = archive.next_entry()? {
-        if let (Kind::File { size, sparse: None }, Ok(path)) = (&entry.kind, String::from_utf8(entry.path)) {
-            index.insert(plain(&path), (archive.get_ref().position, *size));
+        let Ok(path) = String::from_utf8(entry.path) else { continue };
+        let path = plain(&path);
+        match entry.kind {
+            Kind::File { size, sparse: None } => {
+                links.remove(&path);
+                index.insert(path, (archive.get_ref().position, size));
+            }
+            Kind::HardLink(target) => {
+                links.extend(String::from_utf8(target).ok().map(|target| (path, plain(&target))));
+            }
+            Kind::Symlink(target) => {
+                let target = String::from_utf8(target).ok().map(|target| beside(&path, &target));
+                links.extend(target.map(|target| (path, target)));
+            }
+            _ => {}
         }
-        if index.len() > FILES_MAX {
+        if index.len() + links.len() > FILES_MAX {
             return Err(ArchiveError::Damaged("too many files"));
         }
     }
+    let found: Vec<_> = links.keys().filter_map(|link| Some((link.clone(), follow(link, &links, &index)?))).collect();
+    index.extend(found);
     Ok(index)
+}
+
+/// The file that a link leads to, if it does.
+fn follow(
+    link: &str,
+    links: &HashMap<String, String>,
+    index: &HashMap<String, (u64, u64)>,
+) -> Option<(u64, u64)> {
+    let targets = std::iter::successors(links.get(link), |target| links.get(*target));
+    targets.take(LINKS_MAX).last().and_then(|target| index.get(target)).copied()
+}
+
+/// The name that a symbolic link means. What would climb out of the archive stays at its top.
+fn beside(link: &str, target: &str) -> String {
+    let from = if target.starts_with('/') { "" } else { link.rsplit_once('/').map_or("", |(parent, _)| parent) };
+    let mut parts: Vec<&str> = from.split('/').filter(|part| !part.is_empty()).collect();
+    for part in target.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
 }
 
 /// A name without `./` and slashes at its front, and without anything that climbs.

@@ -112,6 +112,74 @@ async fn what_docker_saves_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn layers_that_older_dockers_saved_as_links_are_taken() {
+    let one = TestTar::new().file("one", b"1").finish();
+    let two = TestTar::new().file("two", b"2").finish();
+    let image = |layers: &[&Vec<u8>]| {
+        TestImage::new(layers.iter().map(|tar| ((*tar).clone(), Digest::of(tar))).collect())
+    };
+    // Two images that share their layers; the second has them as links, of which one leads to a link.
+    let (first, second) = (image(&[&one, &two]), image(&[&two, &one]));
+    let list = serde_json::json!([
+        {"Config": "first.json", "RepoTags": ["first:1"], "Layers": ["a/layer.tar", "b/layer.tar"]},
+        {"Config": "second.json", "RepoTags": ["second:1"], "Layers": ["c/layer.tar", "d/layer.tar"]},
+    ]);
+    let list = list.to_string();
+    let rest = |tar: TestTar| {
+        let tar = tar.file("first.json", &first.config).file("second.json", &second.config);
+        tar.file("manifest.json", list.as_bytes()).file("repositories", b"{}").finish()
+    };
+    let archives = [
+        rest(TestTar::new()
+            .directory("a/").file("a/VERSION", b"1.0").file("a/layer.tar", &one)
+            .file("b/layer.tar", &two)
+            .symlink("c/layer.tar", "../b/layer.tar")
+            .symlink("d/layer.tar", "../a/layer.tar")),
+        rest(TestTar::new()
+            .symlink("c/layer.tar", "./../d/../b/layer.tar")
+            .file("b/layer.tar", &two)
+            .symlink("d/layer.tar", "../e/layer.tar")
+            .symlink("e/layer.tar", "/a/layer.tar")
+            .file("a/layer.tar", &one)),
+        rest(TestTar::new()
+            .file("./a/layer.tar", &one)
+            .file("./b/layer.tar", &two)
+            .hard_link("./c/layer.tar", "./b/layer.tar")
+            .hard_link("./d/layer.tar", "a/layer.tar")),
+    ];
+    let place = tempfile::tempdir().unwrap();
+    for (number, archive) in archives.into_iter().enumerate() {
+        let path = place.path().join(format!("{number}.tar"));
+        std::fs::write(&path, archive).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let imported = images.import(&path, None).await.map_err(|error| error.report()).unwrap();
+        let ids: Vec<&str> = imported.iter().map(|image| image.id.as_str()).collect();
+        assert_eq!(ids, [first.id(), second.id()], "{number}");
+        assert_eq!(std::fs::read(imported[1].layers[0].join("one")).unwrap(), b"1");
+        assert_eq!(imported[1].layers, [imported[0].layers[1].clone(), imported[0].layers[0].clone()]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn links_that_lead_to_no_layer_of_the_archive_are_refused() {
+    let tar = TestTar::new().file("one", b"1").finish();
+    let image = TestImage::new(vec![(tar.clone(), Digest::of(&tar))]);
+    let list = serde_json::json!([{"Config": "c.json", "RepoTags": ["a:1"], "Layers": ["d/layer.tar"]}]);
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("bad.tar");
+    for target in ["../c/layer.tar", "../d/layer.tar", "../../../../etc/passwd", "../none/layer.tar"] {
+        let archive = TestTar::new().file("a/layer.tar", &tar).file("c.json", &image.config);
+        let archive = archive.symlink("c/layer.tar", target).symlink("d/layer.tar", "../c/layer.tar");
+        std::fs::write(&path, archive.file("manifest.json", list.to_string().as_bytes()).finish()).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let error = store(root.path()).await.import(&path, None).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.report());
+        assert!(error.report().contains("/layer.tar is missing"), "{}", error.report());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_archives_are_refused_and_leave_nothing() {
     let image = TestImage::small("x");
     let files = layout(&[(&image, serde_json::json!({}))]);
