@@ -96,9 +96,14 @@ fn named(pods: &[impl AsRef<Pod>]) -> HashSet<String> {
 
 /// What is written as an image's id, as the runtime has it. With its algorithm it could be a name with a tag as well.
 fn id(image: &str) -> Option<String> {
-    let digits = image.strip_prefix("sha256:").unwrap_or(image);
-    let is_id = digits.len() == 64 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-    is_id.then(|| format!("sha256:{digits}"))
+    let (algorithm, digits) = image.split_once(':').unwrap_or(("", image));
+    let algorithm = match (algorithm, digits.len()) {
+        ("" | "sha256", 64) => "sha256",
+        ("" | "sha512", 128) => "sha512",
+        _ => return None,
+    };
+    let is_id = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    is_id.then(|| format!("{algorithm}:{digits}"))
 }
 
 fn references(spec: &PodSpec) -> Vec<&str> {

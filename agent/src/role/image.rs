@@ -142,7 +142,9 @@ impl Store {
             Self::Here(images) => {
                 let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
                 let tell: ProgressFn = std::sync::Arc::new(|told| show(&control::progress(told)));
-                control::shown(&images.pull(image, auth.map(Into::into), Some(tell)).await.with_context(context)?)
+                control::shown(
+                    &images.pull(image, auth.map(Into::into), Some(tell)).await.with_context(context)?,
+                )
             }
         };
         show(&PullReply::default());
@@ -214,7 +216,7 @@ fn show(reply: &PullReply) {
 fn table(images: &[Image]) -> String {
     let mut rows: Vec<[String; 3]> = vec![["IMAGE".into(), "ID".into(), "SIZE".into()]];
     for image in images {
-        let id: String = image.id.trim_start_matches("sha256:").chars().take(13).collect();
+        let id: String = image.id.split(':').next_back().unwrap_or_default().chars().take(13).collect();
         for name in &image.names {
             rows.push([name.clone(), id.clone(), size(image.size)]);
         }

@@ -1,20 +1,35 @@
-//! SHA-256 digests: the identity of all content.
+//! Digests: the identity of all content. SHA-256 is what everybody writes and what we compute for content of our own;
+//! SHA-512 is the other algorithm that the OCI registers, and is taken wherever a document or a name has it.
 
 use std::fmt;
 use std::io::{self, Read};
 use std::str::FromStr;
 
-use ring::digest::{Context, SHA256};
+use ring::digest::{Context, SHA256, SHA512};
 use serde::{Deserialize, Serialize};
 
-/// A SHA-256 digest, written `sha256:…`.
+/// How content is hashed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Algorithm {
+    Sha256,
+    Sha512,
+}
+
+/// A digest, written `sha256:…` or `sha512:…`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub(crate) struct Digest([u8; 32]);
+pub(crate) struct Digest {
+    algorithm: Algorithm,
+    /// As many as the algorithm gives; the rest is zero.
+    bytes: [u8; 64],
+}
 
 /// Computes a digest piece by piece.
 #[derive(Clone)]
-pub(crate) struct Hasher(Context);
+pub(crate) struct Hasher {
+    algorithm: Algorithm,
+    context: Context,
+}
 
 /// A reader that computes the digest of what passes.
 pub(crate) struct HashingReader<R> {
@@ -24,34 +39,80 @@ pub(crate) struct HashingReader<R> {
 
 /// Why a string is not a digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a sha256 digest")]
+#[error("{0:?} is not a sha256 or sha512 digest")]
 pub(crate) struct InvalidDigest(String);
+
+// === impl Algorithm ===
+
+impl Algorithm {
+    const ALL: [Algorithm; 2] = [Algorithm::Sha256, Algorithm::Sha512];
+
+    /// As it stands before the colon.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Algorithm::Sha256 => "sha256",
+            Algorithm::Sha512 => "sha512",
+        }
+    }
+
+    fn length(self) -> usize {
+        match self {
+            Algorithm::Sha256 => 32,
+            Algorithm::Sha512 => 64,
+        }
+    }
+}
 
 // === impl Digest ===
 
 impl Digest {
-    /// The digest of some bytes.
+    /// The digest that we give to content: SHA-256.
     pub(crate) fn of(bytes: &[u8]) -> Digest {
-        let mut hasher = Hasher::default();
+        Digest::by(Algorithm::Sha256, bytes)
+    }
+
+    /// The digest of some bytes by an algorithm.
+    pub(crate) fn by(algorithm: Algorithm, bytes: &[u8]) -> Digest {
+        let mut hasher = Hasher::new(algorithm);
         hasher.update(bytes);
         hasher.finish()
     }
 
-    /// All 64 hexadecimal digits.
+    /// Which algorithm's it is.
+    pub(crate) fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// All hexadecimal digits: 64, or 128 of SHA-512.
     pub(crate) fn hex(&self) -> String {
-        hex::encode(self.0)
+        hex::encode(&self.bytes[..self.algorithm.length()])
+    }
+
+    /// The digest of these digits, whose number tells the algorithm.
+    pub(crate) fn from_hex(digits: &str) -> Option<Digest> {
+        let algorithm = Algorithm::ALL.into_iter().find(|all| all.length() * 2 == digits.len())?;
+        let mut bytes = [0; 64];
+        hex::decode_to_slice(digits, &mut bytes[..algorithm.length()]).ok()?;
+        // Upper case would give one content two names.
+        let upper = digits.bytes().any(|b| b.is_ascii_uppercase());
+        (!upper).then_some(Digest { algorithm, bytes })
+    }
+
+    /// Where a layout has the content.
+    pub(crate) fn blob_path(&self) -> String {
+        format!("blobs/{}/{}", self.algorithm.name(), self.hex())
     }
 
     /// The first 16 digits: enough for a directory's name, with the whole digest checked inside. Short, for the
     /// names of all layers of an image must fit on the one page of mount options that the kernel takes.
     pub(crate) fn short(&self) -> String {
-        hex::encode(&self.0[..8])
+        hex::encode(&self.bytes[..8])
     }
 }
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sha256:{}", self.hex())
+        write!(f, "{}:{}", self.algorithm.name(), self.hex())
     }
 }
 
@@ -65,12 +126,10 @@ impl FromStr for Digest {
     type Err = InvalidDigest;
 
     fn from_str(text: &str) -> Result<Digest, InvalidDigest> {
-        let invalid = || InvalidDigest(text.to_owned());
-        let digits = text.strip_prefix("sha256:").ok_or_else(invalid)?;
-        let mut bytes = [0; 32];
-        hex::decode_to_slice(digits, &mut bytes).map_err(|_not_hex| invalid())?;
-        // Upper case would give one content two names.
-        if digits.bytes().any(|b| b.is_ascii_uppercase()) { Err(invalid()) } else { Ok(Digest(bytes)) }
+        let parsed = text.split_once(':').and_then(|(name, digits)| {
+            Digest::from_hex(digits).filter(|digest| digest.algorithm.name() == name)
+        });
+        parsed.ok_or_else(|| InvalidDigest(text.to_owned()))
     }
 }
 
@@ -90,24 +149,27 @@ impl From<Digest> for String {
 
 // === impl Hasher ===
 
-impl Default for Hasher {
-    fn default() -> Hasher {
-        Hasher(Context::new(&SHA256))
-    }
-}
-
 impl Hasher {
+    /// Begins with nothing.
+    pub(crate) fn new(algorithm: Algorithm) -> Hasher {
+        let context = Context::new(match algorithm {
+            Algorithm::Sha256 => &SHA256,
+            Algorithm::Sha512 => &SHA512,
+        });
+        Hasher { algorithm, context }
+    }
+
     /// Adds bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+        self.context.update(bytes);
     }
 
     /// The digest of all bytes added.
     pub(crate) fn finish(self) -> Digest {
-        let mut bytes = [0; 32];
-        // SHA-256 has as many bytes.
-        bytes.copy_from_slice(self.0.finish().as_ref());
-        Digest(bytes)
+        let mut bytes = [0; 64];
+        // The algorithm has as many bytes.
+        bytes[..self.algorithm.length()].copy_from_slice(self.context.finish().as_ref());
+        Digest { algorithm: self.algorithm, bytes }
     }
 }
 
@@ -115,8 +177,8 @@ impl Hasher {
 
 impl<R: Read> HashingReader<R> {
     /// Wraps a reader.
-    pub(crate) fn new(input: R) -> HashingReader<R> {
-        HashingReader { input, hasher: Hasher::default() }
+    pub(crate) fn new(input: R, algorithm: Algorithm) -> HashingReader<R> {
+        HashingReader { input, hasher: Hasher::new(algorithm) }
     }
 
     /// The digest of what passed.
@@ -130,5 +192,45 @@ impl<R: Read> Read for HashingReader<R> {
         let n = self.input.read(buffer)?;
         self.hasher.update(&buffer[..n]);
         Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Algorithm, Digest};
+
+    #[test]
+    fn digests_of_both_algorithms_are_read_as_they_are_written() {
+        // FIPS 180, of "abc".
+        for (algorithm, text) in [
+            (Algorithm::Sha256, "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+            (
+                Algorithm::Sha512,
+                "sha512:ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a\
+                 2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f",
+            ),
+        ] {
+            let digest = Digest::by(algorithm, b"abc");
+            assert_eq!((digest.to_string().as_str(), text.parse()), (text, Ok(digest)));
+            assert_eq!(digest.blob_path(), format!("blobs/{}", text.replace(':', "/")));
+            assert_eq!(Digest::from_hex(&digest.hex()), Some(digest));
+            for wrong in [
+                text.to_uppercase().replace("SHA", "sha"),
+                text[..text.len() - 2].to_owned(),
+                format!("{text}00"),
+            ] {
+                assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
+            }
+        }
+        let hex = Digest::of(b"").hex();
+        for wrong in [
+            format!("sha512:{hex}"),
+            format!("sha384:{hex}"),
+            hex.clone(),
+            format!("sha256:{hex}:"),
+            String::new(),
+        ] {
+            assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
+        }
     }
 }

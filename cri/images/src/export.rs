@@ -121,8 +121,8 @@ impl Export {
         add("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)?;
         add("index.json", &index)?;
         add("manifest.json", &text(&self.saved()))?;
-        add(&blob(&Digest::of(&manifest)), &manifest)?;
-        add(&blob(&self.record.id), config)?;
+        add(&Digest::of(&manifest).blob_path(), &manifest)?;
+        add(&self.record.id.blob_path(), config)?;
         for (at, diff_id) in self.diff_ids.iter().enumerate() {
             if !self.diff_ids[..at].contains(diff_id) {
                 self.layer(archive, diff_id, to)?;
@@ -133,9 +133,9 @@ impl Export {
 
     fn layer(&self, archive: &mut Archive, diff_id: &Digest, to: &Path) -> Result<(), ExportError> {
         let (rebuilt, size) = self.open(diff_id)?;
-        let mut reader = HashingReader::new(rebuilt);
+        let mut reader = HashingReader::new(rebuilt, diff_id.algorithm());
         let mut counted = Marked { input: &mut reader, failed: false };
-        let added = archive.append_data(&mut header(size), blob(diff_id), &mut counted);
+        let added = archive.append_data(&mut header(size), diff_id.blob_path(), &mut counted);
         let failed = counted.failed;
         added.map_err(|source| match failed {
             true => ExportError::Read { diff_id: *diff_id, source },
@@ -185,8 +185,8 @@ impl Export {
 
     /// The same for tools that know `docker save` only.
     fn saved(&self) -> Value {
-        let layers: Vec<String> = self.diff_ids.iter().map(blob).collect();
-        json!([{"Config": blob(&self.record.id), "RepoTags": self.record.tags, "Layers": layers}])
+        let layers: Vec<String> = self.diff_ids.iter().map(Digest::blob_path).collect();
+        json!([{"Config": self.record.id.blob_path(), "RepoTags": self.record.tags, "Layers": layers}])
     }
 }
 
@@ -206,10 +206,6 @@ impl<R: io::Read> io::Read for Marked<'_, R> {
 
 fn text(value: &Value) -> Vec<u8> {
     value.to_string().into_bytes()
-}
-
-fn blob(digest: &Digest) -> String {
-    format!("blobs/sha256/{}", digest.hex())
 }
 
 fn header(size: u64) -> tar::Header {

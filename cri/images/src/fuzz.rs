@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::config::{Limits, Platform};
-use crate::digest::Digest;
+use crate::digest::{Algorithm, Digest};
 use crate::manifest::{self, Chosen, Document};
 use crate::reference::Reference;
 use crate::unpack::{Rebuilt, unpack_with_recipe};
@@ -29,7 +29,7 @@ pub fn manifest(data: &[u8]) {
 pub fn layer(data: &[u8]) {
     let Ok(place) = Place::new() else { return };
     let (files, recipe) = (place.0.join("fs"), place.0.join("recipe"));
-    let unpacked = unpack_with_recipe(data, &files, &LIMITS, &recipe);
+    let unpacked = unpack_with_recipe(data, &files, &LIMITS, (&recipe, Algorithm::Sha256));
     let Ok(entries) = std::fs::read_dir(&place.0) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();

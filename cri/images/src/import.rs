@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::digest::{Digest, HashingReader};
+use crate::digest::{Algorithm, Digest, HashingReader};
 use crate::error::{Error, ErrorKind, io_kind, layer_kind, manifest_kind, store_kind, unpack_kind};
 use crate::image::Image;
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease, Workshop};
-use crate::manifest::{self, CONFIG_MAX, Chosen, Descriptor, Document, MANIFEST_MAX, Manifest, ManifestError};
+use crate::manifest::{
+    self, CONFIG_MAX, Chosen, Descriptor, Document, MANIFEST_MAX, Manifest, ManifestError,
+};
 use crate::reference::{InvalidReference, Reference};
 use crate::table;
 use crate::unpack::{UnpackError, Unpacked, unpack_with_recipe};
@@ -75,6 +77,8 @@ pub(crate) enum ImportError {
 /// An image of the archive, as far as its documents say.
 struct Found {
     references: Vec<Reference>,
+    /// The digest of its configuration.
+    id: Digest,
     /// The digest that the layout's index gives it.
     digest: Option<Digest>,
     config: Vec<u8>,
@@ -142,8 +146,7 @@ impl Images {
 
     async fn import_image(&self, source: &Arc<Source>, found: Found) -> Result<Image, ImportError> {
         let platform = &self.inner.config.platform;
-        let parsed =
-            manifest::parse_config(&found.config, found.layers.len(), (platform, found.chosen))?;
+        let parsed = manifest::parse_config(&found.config, found.layers.len(), (platform, found.chosen))?;
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
         let mut leases: Vec<Lease> = Vec::new();
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
@@ -153,7 +156,8 @@ impl Images {
                 let unpacking = tokio::task::spawn_blocking(move || {
                     let workshop = layers.workshop()?;
                     let unpacked = unpack_layer(&source, &layer, expected, |reader| {
-                        unpack_with_recipe(reader, &workshop.files(), &limits, &workshop.recipe())
+                        let (recipe, algorithm) = (workshop.recipe(), expected.algorithm());
+                        unpack_with_recipe(reader, &workshop.files(), &limits, (&recipe, algorithm))
                     });
                     match unpacked {
                         Ok(unpacked) => Ok::<(Workshop, Unpacked), ImportError>((workshop, unpacked)),
@@ -171,7 +175,7 @@ impl Images {
             leases.push(lease);
         }
         let leases = self.inner.layers.compose(leases).await?;
-        let id = Digest::of(&found.config);
+        let id = found.id;
         let config = String::from_utf8(found.config).map_err(|_no_text| ImportError::ConfigText)?;
         let (mut tags, mut digests) = (Vec::new(), Vec::new());
         for reference in &found.references {
@@ -234,12 +238,13 @@ fn read_manifest(
 ) -> Result<Found, ImportError> {
     let config = read_blob(source, &manifest.config, CONFIG_MAX)?;
     let layers = manifest.layers.iter().map(|layer| LayerFile {
-        path: blob_path(&layer.digest),
+        path: layer.digest.blob_path(),
         digest: Some(layer.digest),
         size: layer.size,
     });
     Ok(Found {
         references: annotated_name(top).into_iter().collect(),
+        id: manifest.config.digest,
         digest: Some(top.digest),
         config,
         chosen,
@@ -265,6 +270,7 @@ fn read_saved(source: &Source, saved: &Saved) -> Result<Found, ImportError> {
     });
     let references = saved.repo_tags.iter().flatten().map(|tag| Reference::parse(tag));
     Ok(Found {
+        id: Digest::of(&config),
         references: references.collect::<Result<Vec<_>, _>>()?,
         digest: None,
         config,
@@ -274,9 +280,9 @@ fn read_saved(source: &Source, saved: &Saved) -> Result<Found, ImportError> {
 }
 
 fn read_blob(source: &Source, descriptor: &Descriptor, max: u64) -> Result<Vec<u8>, ImportError> {
-    let path = blob_path(&descriptor.digest);
+    let path = descriptor.digest.blob_path();
     let bytes = source.whole(&path, max)?.ok_or_else(|| ImportError::Missing { path: path.clone() })?;
-    let actual = Digest::of(&bytes);
+    let actual = Digest::by(descriptor.digest.algorithm(), &bytes);
     if actual == descriptor.digest { Ok(bytes) } else { Err(ImportError::Digest { path, actual }) }
 }
 
@@ -288,7 +294,8 @@ fn unpack_layer(
 ) -> Result<Unpacked, ImportError> {
     let path = layer.path.clone();
     let Some(input) = source.reader(&path)? else { return Err(ImportError::Missing { path }) };
-    let mut reader = BufReader::with_capacity(128 << 10, HashingReader::new(input));
+    let algorithm = layer.digest.map_or(Algorithm::Sha256, |digest| digest.algorithm());
+    let mut reader = BufReader::with_capacity(128 << 10, HashingReader::new(input, algorithm));
     let unpacked =
         unpack(&mut reader).map_err(|source| ImportError::Unpack { path: path.clone(), source })?;
     // A decoder may stop before the end of what the digest is of.
@@ -302,10 +309,6 @@ fn unpack_layer(
         return Err(ImportError::DiffId { path, expected, actual: unpacked.diff_id });
     }
     Ok(unpacked)
-}
-
-fn blob_path(digest: &Digest) -> String {
-    format!("blobs/sha256/{}", digest.hex())
 }
 
 // === impl ImportError ===

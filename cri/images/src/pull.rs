@@ -240,8 +240,7 @@ impl Pull {
     ) -> Result<Image, PullError> {
         let config = self.config(&manifest.config).await?;
         let platform = &self.images.inner.config.platform;
-        let parsed =
-            manifest::parse_config(config.as_bytes(), manifest.layers.len(), (platform, chosen))?;
+        let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), (platform, chosen))?;
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let wanted = wanted(&manifest.layers, &parsed.diff_ids);
         self.progress.send_replace(PullProgress {

@@ -155,7 +155,7 @@ fn read(path: &Path) -> Result<Record, String> {
         // Of a version that did not say: no later than that.
         record.pulled = record.used;
     }
-    if Digest::of(record.config.as_bytes()) != record.id {
+    if Digest::by(record.id.algorithm(), record.config.as_bytes()) != record.id {
         return Err("its configuration is not what its id says".into());
     }
     Ok(record)

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use crate::digest::Digest;
+
 /// Longest repository name, without domain, tag and digest (distribution's limit).
 const NAME_MAX: usize = 255;
 const DEFAULT_DOMAIN: &str = "docker.io";
@@ -23,7 +25,7 @@ pub struct Reference {
 pub enum Target {
     /// A tag, which may move.
     Tag(String),
-    /// A digest, `sha256:…`.
+    /// A digest, `sha256:…` or `sha512:…`.
     Digest(String),
 }
 
@@ -202,8 +204,8 @@ fn check_tag(tag: &str) -> Result<&str, &'static str> {
 
 fn check_digest(digest: &str) -> Result<&str, &'static str> {
     match digest.split_once(':') {
-        Some(("sha256", hex)) if hex.len() == 64 && hex.bytes().all(is_lower_hex) => Ok(digest),
-        Some(("sha384" | "sha512", _)) => Err("only sha256 digests are supported"),
+        _ if digest.parse::<Digest>().is_ok() => Ok(digest),
+        Some(("sha384" | "blake3", _)) => Err("only sha256 and sha512 digests are supported"),
         _ => Err("the digest is not one"),
     }
 }
@@ -241,9 +243,11 @@ mod tests {
         ] {
             assert_eq!(Reference::parse(given).map(|r| r.to_string()), Ok(expected.to_owned()), "{given}");
         }
-        for (given, expected) in [("nginx", "docker.io/library/nginx"), ("a.b/c:tag", "a.b/c")] {
-            let parsed = Reference::parse(&format!("{given}{digest}")).map(|r| r.to_string());
-            assert_eq!(parsed, Ok(format!("{expected}{digest}")));
+        for digest in [digest, format!("@sha512:{HEX}{HEX}")] {
+            for (given, expected) in [("nginx", "docker.io/library/nginx"), ("a.b/c:tag", "a.b/c")] {
+                let parsed = Reference::parse(&format!("{given}{digest}")).map(|r| r.to_string());
+                assert_eq!(parsed, Ok(format!("{expected}{digest}")));
+            }
         }
     }
 
@@ -256,6 +260,8 @@ mod tests {
             "nginx:",
             "nginx@",
             "nginx@sha256:abc",
+            &format!("nginx@sha512:{HEX}"),
+            &format!("nginx@sha384:{HEX}"),
             "nginx@md5:abc",
             "Nginx",
             "a.b/Nginx",

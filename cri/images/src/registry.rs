@@ -263,7 +263,10 @@ async fn manifest_from(
             }
         }
     };
-    let digest = Digest::of(&bytes);
+    let digest = match expected {
+        Some(expected) => Digest::by(expected.algorithm(), &bytes),
+        None => Digest::of(&bytes),
+    };
     match expected {
         Some(expected) if expected != digest => Err(RegistryError::Digest { url, expected, actual: digest }),
         _ => Ok(Fetched { bytes, digest }),

@@ -75,9 +75,7 @@ impl Table {
 
     /// Finds an image by id, by name, or by an unambiguous beginning of its id.
     pub(crate) fn find(&self, name_or_id: &str) -> Option<&Entry> {
-        let digits = name_or_id.strip_prefix("sha256:").unwrap_or(name_or_id);
-        let full = format!("sha256:{digits}");
-        if let Ok(id) = full.parse::<Digest>() {
+        if let Some(id) = Digest::from_hex(name_or_id).or_else(|| name_or_id.parse().ok()) {
             return self.entries.get(&id).filter(|entry| !entry.record.removed);
         }
         let named = Reference::parse(name_or_id).ok().map(|reference| reference.to_string());
@@ -86,6 +84,7 @@ impl Table {
         {
             return Some(entry);
         }
+        let digits = name_or_id.strip_prefix("sha256:").unwrap_or(name_or_id);
         if digits.len() < PREFIX_MIN || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
             return None;
         }

@@ -20,7 +20,7 @@ use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::archive::{Archive, ArchiveError, Entry, Kind, Mtime, Segment};
 use crate::config::Limits;
-use crate::digest::{Digest, HashingReader};
+use crate::digest::{Algorithm, Digest, HashingReader};
 
 mod attributes;
 mod decompress;
@@ -98,7 +98,9 @@ pub(crate) enum UnpackError {
         "the layer is refused: the link {path:?} leads to {target:?}, which comes only later in the layer"
     )]
     LinkOrder { path: String, target: String },
-    #[error("the attribute {name} of {path:?}, {bytes} bytes long, does not fit into a file of this file system")]
+    #[error(
+        "the attribute {name} of {path:?}, {bytes} bytes long, does not fit into a file of this file system"
+    )]
     Attribute { path: String, name: String, bytes: usize },
     #[error("cannot write {path:?} of the layer")]
     Write {
@@ -130,29 +132,29 @@ type Stream<I> = Archive<Tapped<HashingReader<Decompressed<I>>>>;
 
 /// Unpacks a layer, compressed or not, into an empty directory. Reads the input to its end.
 pub(crate) fn unpack(input: impl BufRead, into: &Path, limits: &Limits) -> Result<Unpacked, UnpackError> {
-    unpack_recorded(input, into, limits, None)
+    unpack_recorded(input, into, limits, (None, Algorithm::Sha256))
 }
 
-/// The same, and writes the recipe that leads back to the archive. There is none afterwards for an archive that has
-/// a name twice.
+/// The same, and writes the recipe that leads back to the archive; its digest is of this algorithm. There is no recipe
+/// afterwards for an archive that has a name twice.
 pub(crate) fn unpack_with_recipe(
     input: impl BufRead,
     into: &Path,
     limits: &Limits,
-    recipe: &Path,
+    (recipe, algorithm): (&Path, Algorithm),
 ) -> Result<Unpacked, UnpackError> {
     let recorder = Recorder::create(recipe).map_err(no_recipe)?;
-    unpack_recorded(input, into, limits, Some(recorder))
+    unpack_recorded(input, into, limits, (Some(recorder), algorithm))
 }
 
 fn unpack_recorded<I: BufRead>(
     input: I,
     into: &Path,
     limits: &Limits,
-    recorder: Option<Recorder>,
+    (recorder, algorithm): (Option<Recorder>, Algorithm),
 ) -> Result<Unpacked, UnpackError> {
     let decompressed = Decompressed::new(input, *limits).map_err(read_error)?;
-    let reader = BufReader::with_capacity(BUFFER, HashingReader::new(decompressed));
+    let reader = BufReader::with_capacity(BUFFER, HashingReader::new(decompressed, algorithm));
     let mut archive: Stream<I> = Archive::new(Tapped::new(reader, recorder));
     let root =
         Root::open(into).map_err(|source| UnpackError::Write { path: into.display().to_string(), source })?;

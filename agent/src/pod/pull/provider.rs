@@ -260,7 +260,10 @@ impl Provider {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, kept| kept.until > now);
         let types = [call::KeyType::Image, call::KeyType::Registry, call::KeyType::Global];
-        types.into_iter().find_map(|good_for| kept.get(&Key::of(good_for, image))).map(|kept| kept.entries.clone())
+        types
+            .into_iter()
+            .find_map(|good_for| kept.get(&Key::of(good_for, image)))
+            .map(|kept| kept.entries.clone())
     }
 }
 

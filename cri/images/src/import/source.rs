@@ -178,7 +178,8 @@ fn index(file: &File) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {
             return Err(ArchiveError::Damaged("too many files"));
         }
     }
-    let found: Vec<_> = links.keys().filter_map(|link| Some((link.clone(), follow(link, &links, &index)?))).collect();
+    let found: Vec<_> =
+        links.keys().filter_map(|link| Some((link.clone(), follow(link, &links, &index)?))).collect();
     index.extend(found);
     Ok(index)
 }
@@ -195,7 +196,8 @@ fn follow(
 
 /// The name that a symbolic link means. What would climb out of the archive stays at its top.
 fn beside(link: &str, target: &str) -> String {
-    let from = if target.starts_with('/') { "" } else { link.rsplit_once('/').map_or("", |(parent, _)| parent) };
+    let from =
+        if target.starts_with('/') { "" } else { link.rsplit_once('/').map_or("", |(parent, _)| parent) };
     let mut parts: Vec<&str> = from.split('/').filter(|part| !part.is_empty()).collect();
     for part in target.split('/') {
         match part {

@@ -130,22 +130,30 @@ async fn layers_that_older_dockers_saved_as_links_are_taken() {
         tar.file("manifest.json", list.as_bytes()).file("repositories", b"{}").finish()
     };
     let archives = [
-        rest(TestTar::new()
-            .directory("a/").file("a/VERSION", b"1.0").file("a/layer.tar", &one)
-            .file("b/layer.tar", &two)
-            .symlink("c/layer.tar", "../b/layer.tar")
-            .symlink("d/layer.tar", "../a/layer.tar")),
-        rest(TestTar::new()
-            .symlink("c/layer.tar", "./../d/../b/layer.tar")
-            .file("b/layer.tar", &two)
-            .symlink("d/layer.tar", "../e/layer.tar")
-            .symlink("e/layer.tar", "/a/layer.tar")
-            .file("a/layer.tar", &one)),
-        rest(TestTar::new()
-            .file("./a/layer.tar", &one)
-            .file("./b/layer.tar", &two)
-            .hard_link("./c/layer.tar", "./b/layer.tar")
-            .hard_link("./d/layer.tar", "a/layer.tar")),
+        rest(
+            TestTar::new()
+                .directory("a/")
+                .file("a/VERSION", b"1.0")
+                .file("a/layer.tar", &one)
+                .file("b/layer.tar", &two)
+                .symlink("c/layer.tar", "../b/layer.tar")
+                .symlink("d/layer.tar", "../a/layer.tar"),
+        ),
+        rest(
+            TestTar::new()
+                .symlink("c/layer.tar", "./../d/../b/layer.tar")
+                .file("b/layer.tar", &two)
+                .symlink("d/layer.tar", "../e/layer.tar")
+                .symlink("e/layer.tar", "/a/layer.tar")
+                .file("a/layer.tar", &one),
+        ),
+        rest(
+            TestTar::new()
+                .file("./a/layer.tar", &one)
+                .file("./b/layer.tar", &two)
+                .hard_link("./c/layer.tar", "./b/layer.tar")
+                .hard_link("./d/layer.tar", "a/layer.tar"),
+        ),
     ];
     let place = tempfile::tempdir().unwrap();
     for (number, archive) in archives.into_iter().enumerate() {

@@ -55,7 +55,7 @@ impl Spools {
         let mut known = HashMap::new();
         for entry in std::fs::read_dir(&directory).map_err(error)? {
             let entry = entry.map_err(error)?;
-            let digest = entry.file_name().to_str().and_then(|name| format!("sha256:{name}").parse().ok());
+            let digest = entry.file_name().to_str().and_then(Digest::from_hex);
             match digest {
                 Some(digest) => {
                     known.insert(digest, Known::idle());

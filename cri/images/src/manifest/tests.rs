@@ -103,7 +103,10 @@ fn configurations_of_all_writers_are_read() {
     // What some builders leave out.
     assert!(parse_config(b"{}", 0, (&host, Chosen::Alone)).is_ok());
     assert!(parse_config(br#"{"rootfs":{"diff_ids":null}}"#, 0, (&host, Chosen::Alone)).is_ok());
-    assert!(matches!(parse_config(text.as_bytes(), 2, (&host, Chosen::Alone)), Err(ManifestError::Count { .. })));
+    assert!(matches!(
+        parse_config(text.as_bytes(), 2, (&host, Chosen::Alone)),
+        Err(ManifestError::Count { .. })
+    ));
     assert!(matches!(parse_config(b"{", 0, (&host, Chosen::Alone)), Err(ManifestError::Config(_))));
 }
 

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::{Pull, PullError};
 use crate::config::Limits;
-use crate::digest::Digest;
+use crate::digest::{Algorithm, Digest};
 use crate::error::ErrorKind;
 use crate::layers::{LayerError, Layers, Lease, Saved, Spool, Workshop};
 use crate::manifest::Descriptor;
@@ -115,7 +115,8 @@ impl Pull {
         let (layers, limits) = (inner.layers.clone(), inner.config.limits);
         let (sender, pieces) = mpsc::channel(CHANNEL);
         let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool };
-        let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits));
+        let algorithm = expected.algorithm();
+        let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits, algorithm));
         let sent = self.send(descriptor, saved, &sender, told).await;
         if matches!(sent, Err(PullError::Registry(RegistryError::Digest { .. }))) {
             let _given_up = sender.send(Piece::Wrong).await;
@@ -188,9 +189,10 @@ async fn send_saved(
 // === impl PieceReader ===
 
 impl PieceReader {
-    fn unpack(mut self, layers: &Layers, limits: &Limits) -> Outcome {
+    fn unpack(mut self, layers: &Layers, limits: &Limits, algorithm: Algorithm) -> Outcome {
         let workshop = layers.workshop()?;
-        let unpacked = unpack_with_recipe(&mut self, &workshop.files(), limits, &workshop.recipe());
+        let unpacked =
+            unpack_with_recipe(&mut self, &workshop.files(), limits, (&workshop.recipe(), algorithm));
         let unpacked = unpacked.and_then(|unpacked| {
             // A decoder may stop before the end of what the digest is of.
             io::copy(&mut self, &mut io::sink()).map_err(UnpackError::Read)?;

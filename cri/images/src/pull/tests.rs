@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 mod authorize;
 mod crash;
+mod digests;
 mod links;
 mod platform;
 mod remove;
@@ -13,9 +14,7 @@ mod resume;
 mod stall;
 
 use crate::digest::Digest;
-use crate::fixture::{
-    Fault, Line, TestImage, TestRegistry, TestTar, attributes, gzip, layer, noise, zstd,
-};
+use crate::fixture::{Fault, Line, TestImage, TestRegistry, TestTar, attributes, gzip, layer, noise, zstd};
 use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, Usage};
 
 /// However slow the machine is: long enough for what happens at all.

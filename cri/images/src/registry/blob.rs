@@ -44,7 +44,7 @@ impl<'a> Blob<'a> {
             digest: descriptor.digest,
             size: descriptor.size,
             offset: 0,
-            hasher: Hasher::default(),
+            hasher: Hasher::new(descriptor.digest.algorithm()),
             response: None,
             host: 0,
             failures: Vec::new(),
@@ -167,7 +167,8 @@ impl<'a> Blob<'a> {
     }
 
     fn verify(&mut self) -> Result<(), RegistryError> {
-        let actual = std::mem::take(&mut self.hasher).finish();
+        let hasher = std::mem::replace(&mut self.hasher, Hasher::new(self.digest.algorithm()));
+        let actual = hasher.finish();
         if actual == self.digest {
             return Ok(());
         }

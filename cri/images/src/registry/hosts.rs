@@ -184,9 +184,7 @@ pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, 
     let address = table.remove("server");
     let own: Section = toml::Value::Table(table).try_into().map_err(parse_error)?;
     found.push(match address {
-        Some(toml::Value::String(url)) if !url.is_empty() => {
-            host(&url, &own, (path, domain))?
-        }
+        Some(toml::Value::String(url)) if !url.is_empty() => host(&url, &own, (path, domain))?,
         Some(toml::Value::String(_)) | None => {
             let plain = server(domain);
             Host { base: plain.base.clone(), ..host(&plain.base, &own, (path, domain))? }
@@ -388,7 +386,8 @@ mod tests {
         assert_eq!(mirrors("r.example"), [false, true, true]);
         assert_eq!(mirrors("r.example:5000"), [true, false, true]);
         assert_eq!(mirrors("s.example"), [true, true, false]);
-        let hub = parse("server = \"https://registry-1.docker.io\"", Path::new("/hosts.toml"), "docker.io").unwrap();
+        let hub = parse("server = \"https://registry-1.docker.io\"", Path::new("/hosts.toml"), "docker.io")
+            .unwrap();
         assert!(!hub[0].mirror);
     }
 

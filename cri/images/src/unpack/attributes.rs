@@ -23,7 +23,10 @@ const BLOCKS: u64 = 256;
 pub(super) enum Cannot {
     Kernel(Errno),
     /// The file system has no room in the file itself for this attribute.
-    Attribute { name: String, bytes: usize },
+    Attribute {
+        name: String,
+        bytes: usize,
+    },
 }
 
 /// Owner first: changing it clears set-id bits and capabilities.

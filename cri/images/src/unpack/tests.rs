@@ -452,7 +452,10 @@ fn an_attribute_that_no_file_has_room_for_is_no_full_disk() {
             }
             Err(error) => {
                 assert_eq!(crate::error::unpack_kind(&error), crate::ErrorKind::Unsupported, "{error:?}");
-                assert!(error.to_string().contains("user.large") && error.to_string().contains("\"f\""), "{error}");
+                assert!(
+                    error.to_string().contains("user.large") && error.to_string().contains("\"f\""),
+                    "{error}"
+                );
             }
         }
     }

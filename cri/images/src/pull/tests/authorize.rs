@@ -137,7 +137,11 @@ async fn whoever_is_at_another_host_is_told_whose_content_is_meant_and_the_regis
         for part in ["GET /v2/app/manifests/", "GET /v2/app/blobs/", "HEAD /v2/app/manifests/"] {
             let mut asked = lines.iter().filter(|line| line.starts_with(part)).peekable();
             assert!(asked.peek().is_some(), "{part} is not among {lines:?}");
-            assert!(asked.all(|line| line.contains("?ns=registry.example ") == told && line.contains("?ns=") == told));
+            assert!(
+                asked
+                    .all(|line| line.contains("?ns=registry.example ") == told
+                        && line.contains("?ns=") == told)
+            );
         }
     }
 }
@@ -151,7 +155,8 @@ async fn credentials_are_shown_to_nobody_but_the_host_that_they_are_for() {
     let hosts = tempfile::tempdir().unwrap();
     let directory = hosts.path().join(own.address());
     std::fs::create_dir(&directory).unwrap();
-    std::fs::write(directory.join("hosts.toml"), format!("[host.\"http://{}\"]\n", mirror.address())).unwrap();
+    std::fs::write(directory.join("hosts.toml"), format!("[host.\"http://{}\"]\n", mirror.address()))
+        .unwrap();
     let token = Login::from(Auth::RegistryToken("t0ken".into()));
     let to_mirror = Login { address: format!("http://{}/v2/", mirror.address()), ..login(PASSWORD) };
     let to_other = Login { address: "other.example".into(), ..login(PASSWORD) };
