@@ -1,10 +1,12 @@
 //! What lies on disk and what went over the network.
 
-use std::collections::HashSet;
 use std::path::Path;
 
 use rustix::fs::FileType;
 use tracing::debug;
+
+/// Parts are counted in so many to a file.
+const WHOLE: u128 = 1 << 60;
 
 /// A network interface and what went through it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,22 +25,29 @@ pub(crate) struct Traffic {
     pub(crate) dropped: u64,
 }
 
-/// Bytes and inodes below a directory. A file with several names counts once.
+/// Bytes and inodes below a directory. A file with several names counts once: each name counts as its part of the file,
+/// so that nothing is to be remembered of those seen, of which there may be millions. Of a file that has names
+/// elsewhere, too, those here are its part; in a writable layer, which a container cannot link out of, there is none.
 pub(super) fn disk(dir: &Path) -> (u64, u64) {
     let (mut bytes, mut inodes) = (0, 0);
-    let mut linked = HashSet::new();
     let counted = coracle_tree::walk(dir, |found| {
         let stat = found.stat;
+        // A directory's names are its own `..` and those of the directories in it.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        if is_directory || stat.st_nlink < 2 || linked.insert((stat.st_dev, stat.st_ino)) {
-            bytes += stat.st_blocks.unsigned_abs() * 512;
-            inodes += 1;
-        }
+        let names = if is_directory { 1 } else { u128::from(stat.st_nlink).max(1) };
+        let part = WHOLE / names;
+        inodes += part;
+        bytes += u128::from(stat.st_blocks.unsigned_abs()) * 512 * part;
     });
     if let Err(error) = counted {
         debug!(dir = %dir.display(), %error, "not all that a directory takes is counted");
     }
-    (bytes, inodes)
+    (whole(bytes), whole(inodes))
+}
+
+/// To the nearest: the parts of one file are less than a whole by a last bit of each.
+fn whole(parts: u128) -> u64 {
+    u64::try_from((parts + WHOLE / 2) / WHOLE).unwrap_or(u64::MAX)
 }
 
 /// The interfaces of the network namespace that a process is in, without the loopback.
@@ -86,11 +95,17 @@ mod tests {
     }
 
     #[test]
-    fn hard_links_count_once() {
+    fn a_file_counts_once_by_however_many_names() {
         let dir = tempfile::tempdir().expect("directory");
-        std::fs::write(dir.path().join("a"), vec![1; 10_000]).expect("write");
-        std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).expect("link");
-        assert_eq!(disk(dir.path()).1, 1);
+        for (file, names) in [("a", 1), ("b", 3), ("c", 7), ("d", 1001)] {
+            std::fs::write(dir.path().join(file), vec![1; 10_000]).expect("write");
+            for name in 1..names {
+                let name = dir.path().join(format!("{file}{name}"));
+                std::fs::hard_link(dir.path().join(file), name).expect("link");
+            }
+        }
+        let one = std::os::unix::fs::MetadataExt::blocks(&dir.path().join("a").metadata().expect("there"));
+        assert_eq!(disk(dir.path()), (4 * 512 * one, 4));
     }
 
     #[test]
