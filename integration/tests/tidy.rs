@@ -33,13 +33,14 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
 fn crates_depend_only_downwards() {
     let allowed: &[(&str, &[&str])] = &[
         ("coracle-proto", &[]),
-        ("coracle-cni", &["coracle-fault"]),
+        ("coracle-cni", &["coracle-fault", "coracle-open-files"]),
         ("coracle-fault", &[]),
+        ("coracle-open-files", &[]),
         ("coracle-tree", &[]),
         ("coracle-images", &["coracle-fault", "coracle-tree"]),
         ("coracle-systemd", &[]),
         ("coracle-shim", &["coracle-fault", "coracle-proto", "coracle-systemd"]),
-        ("coracle-nri", &["coracle-proto"]),
+        ("coracle-nri", &["coracle-open-files", "coracle-proto"]),
         (
             "coracle-cri",
             &[
@@ -48,6 +49,7 @@ fn crates_depend_only_downwards() {
                 "coracle-fault",
                 "coracle-images",
                 "coracle-nri",
+                "coracle-open-files",
                 "coracle-systemd",
                 "coracle-tree",
             ],
@@ -75,6 +77,7 @@ fn crates_depend_only_downwards() {
                 "coracle-cni",
                 "coracle-cri",
                 "coracle-images",
+                "coracle-open-files",
                 "coracle-shim",
                 "coracle-systemd",
                 "coracle-tree",

@@ -74,6 +74,7 @@ pub(super) fn dump(
     let beside = workshop.join(BESIDE);
     let errors = File::create(&beside).map_err(CriuError::Run)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
+    coracle_open_files::limit(&mut command);
     let status = command.status().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => CriuError::Absent,
         _ => CriuError::Run(error),

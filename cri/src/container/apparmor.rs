@@ -92,6 +92,7 @@ async fn load(parser: &str, text: &str) -> io::Result<()> {
     // From standard input; not from its cache, which knows files by their time alone.
     command.args(["--replace", "--skip-cache"]).kill_on_drop(true);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    coracle_open_files::limit(command.as_std_mut());
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(text.as_bytes()).await?;

@@ -82,6 +82,7 @@ async fn run(hook: &Hook, state: &str) -> Result<(), String> {
     }
     let variables = hook.env().iter().flatten().filter_map(|entry| entry.split_once('='));
     command.env_clear().envs(variables).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    coracle_open_files::limit(command.as_std_mut());
     let mut child = command.kill_on_drop(true).spawn().map_err(|error| named(&error.to_string()))?;
     let limit =
         hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).map_or(LONGEST, Duration::from_secs);

@@ -13,7 +13,6 @@ use crate::cgroup::is_below_root;
 use crate::error::Error;
 use crate::host::Host;
 use crate::names::Claim;
-use crate::open_files;
 use crate::records::{SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
 use crate::sandbox::sysctls::Own;
@@ -186,7 +185,7 @@ impl Runtime {
             oom_score_adj: self.inner.host.oom_score(-998),
             mount_label,
             process_label,
-            open_files: open_files::of_pods(),
+            open_files: coracle_open_files::of_children().unwrap_or_default(),
             ..Default::default()
         }
     }

@@ -122,7 +122,7 @@ pub(crate) async fn pods_keep_the_limit_of_open_files_that_the_node_began_with(m
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let (before, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
     setrlimit(Resource::RLIMIT_NOFILE, 777, hard).expect("limit");
-    coracle_cri::raise_open_files().expect("raised");
+    coracle_open_files::raise().expect("raised");
     assert_eq!(getrlimit(Resource::RLIMIT_NOFILE), Ok((hard, hard)));
     let pod = machine.pod("files").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;

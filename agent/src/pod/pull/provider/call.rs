@@ -93,14 +93,16 @@ pub(super) async fn call(settings: &Settings, program: &Path, image: &str) -> Re
 }
 
 async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec<u8>, CallError> {
-    let mut child = Command::new(program)
+    let mut command = Command::new(program);
+    command
         .args(&settings.args)
         .envs(settings.env.iter().map(|variable| (&variable.name, &variable.value)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()?;
+        .kill_on_drop(true);
+    coracle_open_files::limit(command.as_std_mut());
+    let mut child = command.spawn()?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let give = async {
         if let Some(mut stdin) = stdin {
