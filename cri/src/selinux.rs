@@ -13,7 +13,7 @@ mod relabel;
 use std::path::Path;
 
 use coracle_proto::cri;
-use cri::NamespaceMode;
+use cri::{NamespaceMode, NamespaceOption};
 use tracing::{info, warn};
 
 pub(crate) use self::label::Labels;
@@ -23,7 +23,7 @@ pub use self::policy::labels_containers;
 use self::policy::{Policy, is_enabled};
 pub(crate) use self::relabel::relabel;
 use crate::error::Error;
-use crate::sandbox::namespaces;
+use crate::sandbox::namespaces::{self, Pids};
 
 const FIELD: &str = "selinux_options";
 /// Where layers are, below the runtime's root, and where they are born.
@@ -111,12 +111,13 @@ impl Selinux {
         if let Some(level) = &wish.level {
             self.levels.hold(id, level);
         }
-        let own = security.and_then(|security| security.namespace_options.clone()).unwrap_or_default();
+        let own = security.and_then(|security| security.namespace_options.as_ref());
         let of_pod = namespaces::options(pod.0);
-        let modes = [own.pid(), own.ipc(), of_pod.ipc()];
+        let modes = [own.map(NamespaceOption::ipc).unwrap_or_default(), of_pod.ipc()];
+        let nodes_processes = namespaces::pids(&of_pod, own) == Pids::Nodes;
         let separation = label::Separation {
             privileged: security.is_some_and(|security| security.privileged),
-            shares_with_node: modes.contains(&NamespaceMode::Node),
+            shares_with_node: nodes_processes || modes.contains(&NamespaceMode::Node),
         };
         let asked = of_container(pods, &wish, label::Separation::default());
         self.check(policy, &wish, asked)?;

@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use coracle_proto::cri::{self, NamespaceMode};
+use coracle_proto::cri;
 
 use super::manifest::{Manifest, Saved, name_of};
-use crate::sandbox::namespaces;
+use crate::sandbox::namespaces::{self, Pids};
 use crate::sandbox::user_namespace::Mapping;
 
 /// The containers of a checkpoint with the configurations that are asked for, in their order.
@@ -87,14 +87,13 @@ fn places(config: &cri::ContainerConfig) -> BTreeSet<(&str, bool)> {
 /// What CRIU, as we call it, cannot do.
 fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) -> Result<(), String> {
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    let options = security.and_then(|security| security.namespace_options.clone()).unwrap_or_default();
+    let options = security.and_then(|security| security.namespace_options.as_ref());
     let of_pod = namespaces::options(sandbox);
-    match options.pid() {
-        NamespaceMode::Container => {}
-        NamespaceMode::Pod if !namespaces::share_pid(sandbox) => {}
-        NamespaceMode::Pod => return Err("its pid namespace is shared by the pod".to_owned()),
-        NamespaceMode::Node => return Err("its pid namespace is the node's".to_owned()),
-        NamespaceMode::Target => return Err("its pid namespace is another container's".to_owned()),
+    match namespaces::pids(&of_pod, options) {
+        Pids::Own => {}
+        Pids::Pods => return Err("its pid namespace is shared by the pod".to_owned()),
+        Pids::Nodes => return Err("its pid namespace is the node's".to_owned()),
+        Pids::Targets => return Err("its pid namespace is another container's".to_owned()),
     }
     if !matches!(Mapping::of(Some(&of_pod)), Ok(None)) {
         return Err("the pod has a user namespace".to_owned());
@@ -111,6 +110,8 @@ fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) ->
 
 #[cfg(test)]
 mod tests {
+    use coracle_proto::cri::NamespaceMode;
+
     use super::*;
     use crate::records::RestoreRecord;
 

@@ -86,7 +86,8 @@ fn check_security(security: &LinuxContainerSecurityContext) -> Result<(), Error>
     Ok(())
 }
 
-/// Refuses a network, or System V IPC, that is not the pod's: it is made with the pod, and containers share it.
+/// Refuses a network, or System V IPC, that is not the pod's: it is made with the pod, and containers share it. And the
+/// pod's processes, if it has none that all see: they cannot be told from the container's own later.
 pub(crate) fn check_shared(config: &ContainerConfig, pod: &NamespaceOption) -> Result<(), Error> {
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let Some(own) = security.and_then(|security| security.namespace_options.as_ref()) else { return Ok(()) };
@@ -105,6 +106,10 @@ pub(crate) fn check_shared(config: &ContainerConfig, pod: &NamespaceOption) -> R
                 return Err(Error::invalid(field, why));
             }
         }
+    }
+    if own.pid() == NamespaceMode::Pod && pod.pid() == NamespaceMode::Container {
+        let why = "each container of the pod has its own: it was not made with POD, to share one";
+        return Err(Error::invalid("namespace_options.pid", why));
     }
     Ok(())
 }
@@ -201,6 +206,13 @@ mod tests {
             let ipc = NamespaceOption { ipc: mode, ..Default::default() };
             assert!(check_shared(&namespaces(network), &own).is_err(), "{mode}");
             assert!(check_shared(&namespaces(ipc), &own).is_err(), "{mode}");
+        }
+        let apart = NamespaceOption { pid: NamespaceMode::Container.into(), ..Default::default() };
+        assert!(check_shared(&namespaces(NamespaceOption::default()), &apart).is_err());
+        assert!(check_shared(&ContainerConfig::default(), &apart).is_ok());
+        for pid in [NamespaceMode::Container, NamespaceMode::Node, NamespaceMode::Target] {
+            let asked = NamespaceOption { pid: pid.into(), ..Default::default() };
+            assert!(check_shared(&namespaces(asked), &apart).is_ok(), "{pid:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use coracle_images::Image;
 use coracle_proto::cri::security_profile::ProfileType;
-use coracle_proto::cri::{ContainerConfig, LinuxContainerSecurityContext, NamespaceMode, PodSandboxConfig};
+use coracle_proto::cri::{ContainerConfig, LinuxContainerSecurityContext, PodSandboxConfig};
 use oci_spec::runtime::{
     Capabilities, Capability, Linux, LinuxCapabilities, LinuxNamespace, LinuxNamespaceType, LinuxSeccomp,
     Process, Root, Spec, User as OciUser,
@@ -16,7 +16,7 @@ use super::user::User;
 use super::{args, capabilities, mounts, resources, seccomp};
 use crate::error::Error;
 use crate::host::Host;
-use crate::sandbox::namespaces;
+use crate::sandbox::namespaces::{self, Pids};
 use crate::sandbox::user_namespace::Mapping;
 use crate::selinux::Labels;
 
@@ -200,14 +200,13 @@ fn namespaces_of(facts: &Facts<'_>) -> Vec<LinuxNamespace> {
         list.push(namespace(LinuxNamespaceType::Ipc, of_shim("ipc")));
     }
     let options = facts.security().and_then(|security| security.namespace_options.as_ref());
-    match options.map_or(NamespaceMode::Pod, |options| options.pid()) {
-        NamespaceMode::Node => {}
-        NamespaceMode::Target => list.push(namespace(LinuxNamespaceType::Pid, of_pid(sandbox.target_pid))),
-        NamespaceMode::Pod if sandbox.init_pid > 0 => {
-            list.push(namespace(LinuxNamespaceType::Pid, of_pid(sandbox.init_pid)));
-        }
-        NamespaceMode::Pod | NamespaceMode::Container => list.push(namespace(LinuxNamespaceType::Pid, None)),
-    }
+    let path = match namespaces::pids(&namespaces::options(sandbox.config), options) {
+        Pids::Nodes => None,
+        Pids::Own => Some(None),
+        Pids::Targets => Some(of_pid(sandbox.target_pid)),
+        Pids::Pods => Some(of_pid(sandbox.init_pid)),
+    };
+    list.extend(path.map(|path| namespace(LinuxNamespaceType::Pid, path)));
     if facts.host.unified {
         list.push(namespace(LinuxNamespaceType::Cgroup, None));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coracle_proto::cri;
+use coracle_proto::cri::{self, NamespaceMode};
 use oci_spec::image::{ConfigBuilder, ImageConfigurationBuilder, RootFsBuilder};
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ fn spec_of(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> Value {
             dir: "/s".into(),
             shm_dir: "/s/shm".into(),
             shim_pid: 42,
-            init_pid: 0,
+            init_pid: 43,
             target_pid: 7,
         },
         rootfs: Path::new("/c/rootfs"),
@@ -103,7 +103,7 @@ fn capabilities(spec: &Value, set: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_plain_container_joins_the_pod_and_owns_its_processes() {
+fn a_plain_container_joins_the_pod() {
     let spec = spec_of(&ContainerConfig::default(), &PodSandboxConfig::default());
     assert_eq!(
         spec["linux"]["namespaces"],
@@ -112,7 +112,7 @@ fn a_plain_container_joins_the_pod_and_owns_its_processes() {
             {"type": "network", "path": "/proc/42/ns/net"},
             {"type": "uts", "path": "/proc/42/ns/uts"},
             {"type": "ipc", "path": "/proc/42/ns/ipc"},
-            {"type": "pid"},
+            {"type": "pid", "path": "/proc/43/ns/pid"},
         ])
     );
     assert_eq!(spec["process"]["args"], json!(["run"]));
@@ -129,7 +129,10 @@ fn a_plain_container_joins_the_pod_and_owns_its_processes() {
 #[test]
 fn the_nodes_namespaces_are_left_alone() {
     let spec = spec_of(&ContainerConfig::default(), &networked(NamespaceMode::Node, NamespaceMode::Node));
-    assert_eq!(spec["linux"]["namespaces"], json!([{"type": "mount"}, {"type": "pid"}]));
+    assert_eq!(
+        spec["linux"]["namespaces"],
+        json!([{"type": "mount"}, {"type": "pid", "path": "/proc/43/ns/pid"}])
+    );
     assert_eq!(mount_at(&spec, "/dev/shm")["source"], "/dev/shm");
 }
 
@@ -169,6 +172,27 @@ fn a_target_gives_its_pid_namespace() {
     let security = LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
     let spec = spec_of(&secured(security), &PodSandboxConfig::default());
     assert_eq!(spec["linux"]["namespaces"][4], json!({"type": "pid", "path": "/proc/7/ns/pid"}));
+}
+
+#[test]
+fn a_container_has_processes_of_its_own_the_pods_or_the_nodes() {
+    let of = |pod: NamespaceMode, asked: Option<NamespaceMode>| {
+        let mut sandbox = networked(NamespaceMode::Node, NamespaceMode::Node);
+        let linux = sandbox.linux.get_or_insert_default().security_context.get_or_insert_default();
+        linux.namespace_options.get_or_insert_default().set_pid(pod);
+        let options = asked.map(|mode| cri::NamespaceOption { pid: mode.into(), ..Default::default() });
+        let security = LinuxContainerSecurityContext { namespace_options: options, ..Default::default() };
+        spec_of(&secured(security), &sandbox)["linux"]["namespaces"].as_array().expect("a list")[1..].to_vec()
+    };
+    let own = vec![json!({"type": "pid"})];
+    assert_eq!(of(NamespaceMode::Container, None), own);
+    assert_eq!(of(NamespaceMode::Pod, Some(NamespaceMode::Container)), own);
+    assert_eq!(of(NamespaceMode::Node, Some(NamespaceMode::Container)), own);
+    for nodes in
+        [of(NamespaceMode::Node, Some(NamespaceMode::Pod)), of(NamespaceMode::Pod, Some(NamespaceMode::Node))]
+    {
+        assert!(nodes.is_empty(), "{nodes:?}");
+    }
 }
 
 #[test]
