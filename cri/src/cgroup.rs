@@ -4,6 +4,7 @@
 
 pub(crate) mod driver;
 pub(crate) mod freezer;
+mod mounts;
 pub(crate) mod value;
 
 use std::collections::BTreeMap;
@@ -11,11 +12,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use coracle_proto::shim;
 use coracle_systemd::{Systemd, property, unit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use self::driver::CgroupDriver;
+use self::mounts::Hierarchy;
 use crate::error::Error;
 
 /// How often a group that is being killed is looked at, and how long in all.
@@ -28,6 +31,8 @@ const BUSY_LIMIT: Duration = Duration::from_secs(2);
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cgroups {
+    /// All that there are, each once.
+    mounted: Vec<Hierarchy>,
     /// v1: mount point by controller. Empty on a pure v2 machine.
     v1: BTreeMap<String, PathBuf>,
     /// The v2 mount, when it has the controllers.
@@ -41,7 +46,27 @@ impl Cgroups {
     pub(crate) fn open() -> Result<Self, Error> {
         let path = "/proc/self/mountinfo";
         let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
-        Ok(Self::parse(&text))
+        Ok(Self::of(mounts::parse(&text, mounts::is_seen)))
+    }
+
+    fn of(mounted: Vec<Hierarchy>) -> Self {
+        let mut v1 = BTreeMap::new();
+        for Hierarchy { mount, controllers } in &mounted {
+            for controller in controllers.split(',').filter(|controller| is_controller(controller)) {
+                v1.insert(controller.to_owned(), mount.clone());
+            }
+        }
+        let v2 = mounted.iter().find(|found| v1.is_empty() && found.controllers.is_empty());
+        Self { v2: v2.map(|found| found.mount.clone()), v1, mounted }
+    }
+
+    /// As shims are told of them.
+    pub(crate) fn to_shim(&self) -> Vec<shim::Hierarchy> {
+        let told = |found: &Hierarchy| shim::Hierarchy {
+            mount: found.mount.to_string_lossy().into_owned(),
+            controllers: found.controllers.clone(),
+        };
+        self.mounted.iter().map(told).collect()
     }
 
     /// Refuses a driver that cannot work here.
@@ -58,33 +83,11 @@ impl Cgroups {
         }
     }
 
-    fn parse(mountinfo: &str) -> Self {
-        let mut v1 = BTreeMap::new();
-        let mut v2 = None;
-        for line in mountinfo.lines() {
-            let Some((left, right)) = line.split_once(" - ") else { continue };
-            let Some(mount) = left.split(' ').nth(4) else { continue };
-            let mut right = right.split(' ');
-            match (right.next(), right.nth(1)) {
-                (Some("cgroup2"), _) => v2 = Some(PathBuf::from(mount)),
-                (Some("cgroup"), Some(options)) => {
-                    for option in options.split(',').filter(|option| is_controller(option)) {
-                        v1.insert(option.to_owned(), PathBuf::from(mount));
-                    }
-                }
-                _ => {}
-            }
-        }
-        if !v1.is_empty() {
-            v2 = None;
-        }
-        Self { v1, v2 }
-    }
-
     /// A pure v2 machine whose hierarchy is an ordinary directory.
     #[cfg(test)]
     pub(crate) fn unified_at(mount: &Path) -> Self {
-        Self { v1: BTreeMap::new(), v2: Some(mount.to_owned()) }
+        let whole = Hierarchy { mount: mount.to_owned(), controllers: String::new() };
+        Self::of(vec![whole])
     }
 
     /// Whether the machine has the unified hierarchy alone.
@@ -258,9 +261,13 @@ fn tree(dir: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    fn parse(mountinfo: &str) -> Cgroups {
+        Cgroups::of(mounts::parse(mountinfo, |_, _| true))
+    }
+
     #[test]
     fn the_root_of_a_hierarchy_is_never_a_group() {
-        let found = Cgroups::parse("2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+        let found = parse("2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
         for group in ["", "/", "//", "/..", "/a/../..", "."] {
             assert_eq!(
                 (found.dirs(group), found.file("cpu", group, "cgroup.procs")),
@@ -273,7 +280,7 @@ mod tests {
 
     #[test]
     fn hybrid_counts_as_v1() {
-        let found = Cgroups::parse(
+        let found = parse(
             "1 0 0:1 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
              2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
              3 1 0:3 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n\
@@ -287,11 +294,14 @@ mod tests {
             Some(PathBuf::from("/sys/fs/cgroup/cpu/a/b/cpu.shares"))
         );
         assert_eq!(found.dirs("/a"), [PathBuf::from("/sys/fs/cgroup/cpu/a")]);
+        let told = found.to_shim();
+        let told: Vec<&str> = told.iter().map(|told| told.controllers.as_str()).collect();
+        assert_eq!(told, ["cpu,cpuacct", "name=systemd", ""], "a shim is told of all");
     }
 
     #[test]
     fn systemd_makes_no_cgroups_of_v1() {
-        let found = Cgroups::parse("2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+        let found = parse("2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
         assert!(found.check_driver(CgroupDriver::Cgroupfs).is_ok());
         let refused = found.check_driver(CgroupDriver::Systemd).expect_err("v1");
         assert!(refused.to_string().contains("cgroup v1"), "{refused}");
@@ -299,7 +309,7 @@ mod tests {
 
     #[test]
     fn one_unified_mount_is_v2() {
-        let found = Cgroups::parse("2 1 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n");
+        let found = parse("2 1 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n");
         assert!(found.unified());
         assert_eq!(
             found.file("memory", "/a", "memory.current"),

@@ -130,6 +130,15 @@ impl Hierarchy {
     }
 }
 
+/// The hierarchies that we were told of, or all that are mounted here.
+pub(crate) fn told(hierarchies: &[coracle_proto::shim::Hierarchy]) -> Result<Vec<Hierarchy>, CgroupError> {
+    let own = |told: &coracle_proto::shim::Hierarchy| Hierarchy {
+        mount: PathBuf::from(&told.mount),
+        controllers: told.controllers.clone(),
+    };
+    if hierarchies.is_empty() { self::hierarchies() } else { Ok(hierarchies.iter().map(own).collect()) }
+}
+
 /// All hierarchies mounted here, from `/proc/self/mountinfo`.
 pub(crate) fn hierarchies() -> Result<Vec<Hierarchy>, CgroupError> {
     fs::read_to_string("/proc/self/mountinfo").map(|text| parse(&text)).map_err(CgroupError::Hierarchies)

@@ -110,7 +110,7 @@ impl OwnCgroups {
 /// there it would wait for an RCU grace period, 10 ms and more, and whoever moves anything holds up everybody
 /// who makes, enters or removes a cgroup meanwhile.
 pub(crate) fn be_born(config: &SandboxConfig) -> Result<(Fork, Vec<Hierarchy>, OwnCgroups), SetupError> {
-    let hierarchies = cgroup::hierarchies().map_err(SetupError::Cgroup)?;
+    let hierarchies = cgroup::told(&config.hierarchies).map_err(SetupError::Cgroup)?;
     if let Some(scope) = Scope::parse(&config.shim_cgroup) {
         let mut systemd = Systemd::connect().map_err(SetupError::Scope)?;
         let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()]);

@@ -185,6 +185,7 @@ impl Runtime {
             oom_score_adj: self.inner.host.oom_score(-998),
             mount_label,
             process_label,
+            hierarchies: self.inner.cgroups.to_shim(),
             open_files: coracle_open_files::of_children().unwrap_or_default(),
             ..Default::default()
         }
