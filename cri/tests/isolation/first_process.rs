@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use coracle_proto::cri;
 use cri::security_profile::ProfileType;
@@ -10,7 +9,7 @@ use tonic::{Code, Status};
 
 use super::sh;
 use super::user_namespace::{options, range};
-use crate::fixture::{Machine, alive, security};
+use crate::fixture::{Machine, ends, security};
 
 /// A profile that forbids one call, and allows all others.
 const NO_CHMOD: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW",
@@ -152,13 +151,7 @@ pub(super) async fn it_is_whom_the_pod_runs_as(machine: &mut Machine) {
         nix::sys::signal::Signal::SIGKILL,
     )
     .expect("kill");
-    for _ in 0..1000 {
-        if !alive(init) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert!(!alive(init));
+    ends(init).await;
     machine.remove_pod(&plain).await;
     machine.remove_pod(&mapped).await;
 }

@@ -20,6 +20,9 @@ use tonic::{Request, Status};
 /// The only image: busybox.
 pub(crate) const IMAGE: &str = "registry.test/busybox:latest";
 
+/// However slow the machine is: long enough for what happens at all.
+const LONG: Duration = Duration::from_secs(120);
+
 /// A test's main: a machine, and which of the tests to run on it.
 pub(crate) struct Session {
     pub(crate) runtime: tokio::runtime::Runtime,
@@ -344,7 +347,7 @@ impl Machine {
             if status.state == i32::from(cri::ContainerState::ContainerExited) {
                 return status;
             }
-            assert!(begun.elapsed() < Duration::from_secs(120), "container {id} does not end");
+            assert!(begun.elapsed() < LONG, "container {id} does not end");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -435,6 +438,22 @@ pub(crate) fn container_config(name: &str, command: &[&str]) -> cri::ContainerCo
     security(&mut config).namespace_options =
         Some(cri::NamespaceOption { pid: cri::NamespaceMode::Container.into(), ..Default::default() });
     config
+}
+
+/// Waits until a process that was killed has ended: its cgroup is empty a moment before.
+#[allow(dead_code, reason = "not all of the tests that share this kill")]
+pub(crate) async fn ends(pid: i32) {
+    let begun = Instant::now();
+    while alive(pid) {
+        assert!(begun.elapsed() < LONG, "{pid} does not end");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Whether a process could still do anything.
+#[allow(dead_code, reason = "not all of the tests that share this kill")]
+pub(crate) fn has_memory(pid: i32) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
 }
 
 /// Whether a process runs.

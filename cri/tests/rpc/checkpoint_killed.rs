@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tonic::Request;
 
 use crate::checkpoint::works;
 use crate::checkpoint_frozen::{layer, nothing_is_left};
 use crate::checkpoint_pod::{checkpoint, empty_directory, goes_on, names, pod};
-use crate::fixture::{Machine, alive};
+use crate::fixture::{Machine, alive, has_memory};
 
 /// As which the test is called to be killed.
 const ROLE: &str = "--make-checkpoint";
@@ -85,12 +87,16 @@ async fn criu_writes(machine: &Machine, id: &str) -> Vec<i32> {
         pages.filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>()
     };
     let begun = Instant::now();
-    while written() < SOME {
+    let mut criu = Vec::new();
+    while written() < SOME || criu.is_empty() {
+        if criu.is_empty() {
+            criu = criu_in(&workshop);
+        }
         let files = || images.exists().then(|| names(&images));
         assert!(begun.elapsed() < Duration::from_secs(180), "CRIU writes nothing: {:?}", files());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    criu_in(&workshop)
+    criu
 }
 
 fn criu_in(workshop: &Path) -> Vec<i32> {
@@ -104,6 +110,12 @@ fn criu_in(workshop: &Path) -> Vec<i32> {
         words.next().is_some_and(|program| program.ends_with("criu")) && words.any(|word| word == wanted)
     })
     .collect()
+}
+
+fn send(pids: &[i32], signal: Signal) {
+    for pid in pids {
+        kill(Pid::from_raw(*pid), signal).expect("it is at work");
+    }
 }
 
 pub(crate) async fn a_runtime_killed_while_criu_dumps_finds_all_again(machine: &mut Machine) {
@@ -164,11 +176,22 @@ pub(crate) async fn a_pod_is_stopped_while_criu_dumps_it(machine: &mut Machine) 
     }
     let (pod, ids) = large_pod(machine, "stopped").await;
     let output = empty_directory(machine, "stopped");
+    let holder = machine.pid(&ids[2]).await;
     let stop = async {
-        criu_writes(machine, &ids[2]).await;
+        let criu = criu_writes(machine, &ids[2]).await;
+        // It stands until what it dumps is killed, or it might be through with all of it by then.
+        send(&criu, Signal::SIGSTOP);
         let begun = Instant::now();
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod.clone() };
-        machine.runtime.stop_pod_sandbox(Request::new(stop)).await.map(|_| begun.elapsed())
+        let goes_on = async {
+            while has_memory(holder) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "it is not killed");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            send(&criu, Signal::SIGCONT);
+        };
+        let (stopped, ()) = tokio::join!(machine.runtime.stop_pod_sandbox(Request::new(stop)), goes_on);
+        stopped.map(|_| begun.elapsed())
     };
     let (made, stopped) = tokio::join!(checkpoint(machine, &pod, &ids, &output), stop);
     println!("stopped within {:?}", stopped.expect("stopped"));

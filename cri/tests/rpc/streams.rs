@@ -15,11 +15,15 @@ use crate::client::Streams;
 use crate::fixture::Machine;
 use crate::spdy::Spdy;
 
+/// However slow the machine is: long enough for what happens at all.
+const LONG: Duration = Duration::from_secs(120);
+
 /// A pod where each connection to a port is served by a script.
 async fn serving(machine: &Machine, name: &str, script: &str) -> String {
     let pod = machine.pod(name).await;
     let id = machine.run(&pod, "c", &["nc", "-ll", "-p", "8080", "-e", "sh", "-c", script]).await;
-    for _ in 0..500 {
+    let begun = Instant::now();
+    while begun.elapsed() < LONG {
         let listening =
             machine.exec(&id, &["grep", ":1F90 ", "/proc/net/tcp", "/proc/net/tcp6"], 0).await.expect("exec");
         if listening.exit_code == 0 {
@@ -85,13 +89,11 @@ pub(crate) async fn a_client_that_goes_leaves_no_connection(machine: &mut Machin
         let data = client.open_port(1 + 4 * id, 8080).await;
         client.write(data, b"hello", false).await;
     }
-    for _ in 0..500 {
-        if descriptors() >= before + 12 {
-            break;
-        }
+    let begun = Instant::now();
+    while descriptors() < before + 12 {
+        assert!(begun.elapsed() < LONG, "ten connections and both ends of the client's");
         sleep(Duration::from_millis(20)).await;
     }
-    assert!(descriptors() >= before + 12, "ten connections and both ends of the client's");
     drop(client);
     let gone = Instant::now();
     while descriptors() > before {

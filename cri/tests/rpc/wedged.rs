@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use tokio::time::timeout;
 use tonic::{Code, Request, Status};
 
-use crate::fixture::{Machine, alive};
+use crate::fixture::{Machine, alive, ends, has_memory};
 
 /// However slow the machine is: long enough for what does not hang.
 const LONG: Duration = Duration::from_secs(120);
@@ -60,11 +60,6 @@ fn running(argument: &str) -> Vec<i32> {
     pids.filter(|pid| named(pid) && alive(*pid)).collect()
 }
 
-/// Whether a process could still do anything.
-fn has_memory(pid: i32) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
-}
-
 pub(crate) async fn a_shim_that_stands_still_keeps_no_runtime_from_starting(machine: &mut Machine) {
     let before = machine.traces().await;
     let (stands, other) = (machine.pod("stands").await, machine.pod("other").await);
@@ -85,11 +80,11 @@ pub(crate) async fn a_shim_that_stands_still_keeps_no_runtime_from_starting(mach
     restart(machine).await;
     assert!(!is_ready(machine, &stands).await && alive(pid));
     timeout(LONG, machine.stop(&id, 1)).await.expect("it is stopped");
-    assert!(!alive(pid));
+    ends(pid).await;
     let status = machine.status(&id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (255, "Unknown"));
     remove(machine, &stands).await;
-    assert!(!alive(shim));
+    ends(shim).await;
     machine.remove_pod(&other).await;
     assert_eq!(machine.traces().await, before);
     machine.restart(Duration::ZERO).await;
