@@ -26,7 +26,8 @@ const KILL_STEP: Duration = Duration::from_millis(5);
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a group that is being removed may still have somebody in it: who was killed leaves it a moment later.
-const BUSY_LIMIT: Duration = Duration::from_secs(2);
+/// What it had mounted may have to be written to a disk before.
+const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
