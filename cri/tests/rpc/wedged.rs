@@ -49,6 +49,11 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
+/// An argument of `sleep` that nobody else on the machine has.
+fn long(digit: u8) -> String {
+    format!("{digit}{:08}", std::process::id())
+}
+
 /// The processes whose last argument is that.
 fn running(argument: &str) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").expect("processes").flatten();
@@ -135,14 +140,17 @@ pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &m
         (machine.shim_pid(&pod).await, [machine.pid(&first).await, machine.pid(&second).await]);
     restart(machine).await;
     // A command that is late is killed with what it started, though nobody tells how it ends.
+    let command = long(7);
     let wedge = async {
-        until("the command runs", async || !running("7777").is_empty()).await;
+        until("the command runs", async || !running(&command).is_empty()).await;
         send(shim, Signal::SIGSTOP);
     };
-    let late = machine.exec(&first, &["sh", "-c", "sleep 1; sleep 7777 & sleep 7777; true"], 10);
+    let script = format!("sleep 1; sleep {command} & sleep {command}; true");
+    let script = ["sh", "-c", &script];
+    let late = machine.exec(&first, &script, 15);
     let (late, ()) = tokio::join!(timeout(LONG, late), wedge);
     assert_eq!(late.expect("it returns").expect_err("it is late").code(), Code::DeadlineExceeded);
-    until("the command is killed", async || running("7777").is_empty()).await;
+    until("the command is killed", async || running(&command).is_empty()).await;
     let silent = |result: Result<(), Status>| {
         let status = result.expect_err("it does not answer");
         assert!(status.message().contains("does not answer"), "{status}");
@@ -173,17 +181,20 @@ pub(crate) async fn a_command_that_starts_when_nobody_waits_is_ended(machine: &m
     let shim = machine.shim_pid(&pod).await;
     send(shim, Signal::SIGSTOP);
     // Without a limit of its own: the caller hears of the shim, and of nothing later.
-    let exec = timeout(LONG, machine.exec(&id, &["sh", "-c", "sleep 8888 & sleep 8888; true"], 0));
+    let command = long(8);
+    let script = format!("sleep {command} & sleep {command}; true");
+    let script = ["sh", "-c", &script];
+    let exec = timeout(LONG, machine.exec(&id, &script, 0));
     let refused = exec.await.expect("it returns").expect_err("it does not answer");
     assert!(refused.message().contains("does not answer"), "{refused}");
     send(shim, Signal::SIGCONT);
     // Twice: what is looked for may begin while it is looked for.
     for _ in 0..2 {
         until("the shim works", async || machine.exec(&id, &["true"], 60).await.is_ok()).await;
-        until("the command is ended", async || running("8888").is_empty()).await;
+        until("the command is ended", async || running(&command).is_empty()).await;
     }
     let processes = machine.exec(&id, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
-    assert!(!String::from_utf8_lossy(&processes).contains("8888"));
+    assert!(!String::from_utf8_lossy(&processes).contains(&command));
     machine.remove_pod(&pod).await;
     assert_eq!(machine.traces().await, before);
     machine.restart(Duration::ZERO).await;
@@ -225,7 +236,8 @@ pub(crate) async fn a_shim_that_is_never_ready_is_ended(machine: &mut Machine) {
     use std::os::unix::fs::PermissionsExt;
     let before = machine.traces().await;
     let hangs = machine.path("hangs");
-    std::fs::write(&hangs, "#!/bin/sh\nexec sleep 9999\n").expect("script");
+    let argument = long(9);
+    std::fs::write(&hangs, format!("#!/bin/sh\nexec sleep {argument}\n")).expect("script");
     std::fs::set_permissions(&hangs, PermissionsExt::from_mode(0o755)).expect("executable");
     machine.close_runtime().await;
     machine
@@ -234,7 +246,7 @@ pub(crate) async fn a_shim_that_is_never_ready_is_ended(machine: &mut Machine) {
     let refused = timeout(LONG, machine.try_pod("never", |_| {})).await.expect("it returns");
     let refused = refused.expect_err("it is not ready");
     assert!(refused.message().contains("not ready within"), "{refused}");
-    until("it is ended", async || running("9999").is_empty()).await;
+    until("it is ended", async || running(&argument).is_empty()).await;
     machine.restart(Duration::ZERO).await;
     assert_eq!(machine.traces().await, before);
 }
@@ -242,8 +254,9 @@ pub(crate) async fn a_shim_that_is_never_ready_is_ended(machine: &mut Machine) {
 pub(crate) async fn a_container_whose_record_is_lost_does_not_run_on(machine: &mut Machine) {
     let before = machine.traces().await;
     let pod = machine.pod("lost").await;
+    let argument = long(6);
     let (lost, stays) = (
-        machine.run(&pod, "lost", &["sleep", "6666"]).await,
+        machine.run(&pod, "lost", &["sleep", &argument]).await,
         machine.run(&pod, "stays", &["sleep", "1000"]).await,
     );
     let pid = machine.pid(&lost).await;
@@ -256,7 +269,7 @@ pub(crate) async fn a_container_whose_record_is_lost_does_not_run_on(machine: &m
     );
     std::fs::write(record, "{").expect("torn");
     machine.open_runtime().await;
-    until("it is ended", async || !alive(pid) && running("6666").is_empty()).await;
+    until("it is ended", async || !alive(pid) && running(&argument).is_empty()).await;
     assert_eq!(machine.exec(&stays, &["true"], 60).await.expect("exec").exit_code, 0);
     machine.remove_pod(&pod).await;
     assert_eq!(machine.traces().await, before);
