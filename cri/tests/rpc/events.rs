@@ -18,14 +18,17 @@ async fn listen(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
     machine.runtime.get_container_events(request).await.expect("events").into_inner()
 }
 
-/// A listener that was told all that is to tell.
+/// A listener that was told all that is to tell: the end of a pod that was made for it comes last.
 async fn up_to_date(machine: &Machine) -> impl Stream<Item = Told> + Unpin + use<> {
     let mut events = listen(machine).await;
-    told(&mut events).await;
+    let last = machine.pod("last").await;
+    machine.remove_pod(&last).await;
+    let deleted = (last, i32::from(ContainerDeletedEvent));
+    while next(&mut events, 1).await != std::slice::from_ref(&deleted) {}
     events
 }
 
-/// What a listener is told until nothing comes for a while.
+/// What a listener is told until nothing comes for a while: for what is to be nothing.
 async fn told(events: &mut (impl Stream<Item = Told> + Unpin)) -> Vec<(String, i32)> {
     let mut seen = Vec::new();
     while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
