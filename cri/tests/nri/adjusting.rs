@@ -161,7 +161,7 @@ pub(crate) async fn hooks_run_at_every_stage(machine: &mut Machine) {
             path: "/bin/sh".into(),
             args: vec!["sh".into(), "-c".into(), script],
             env: vec!["PATH=/bin".into()],
-            timeout: Some(OptionalInt { value: 5 }),
+            timeout: Some(OptionalInt { value: 120 }),
         }]
     };
     let hooks = Hooks {
