@@ -21,7 +21,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 const BRIDGE: &str = "coracle0";
 /// For what is bound to come.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// Of a link-local protocol: a bridge does not forward it, its port takes it for itself.
 const OF_THE_PORT: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 2];

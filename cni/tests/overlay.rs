@@ -263,7 +263,7 @@ fn a_deleted_tun_device_keeps_no_processor_busy() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let busy = processor_time() - before;
         assert!(busy < Duration::from_millis(300), "{busy:?} in a second");
-        tokio::time::timeout(Duration::from_secs(10), overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         assert!(ip("-d link show coracle.1-udp").contains("tun type tun"));
     });
@@ -435,7 +435,7 @@ fn what_is_nearly_ours_is_not_taken_for_ours() {
             let of = ["fdb", "replace", "02:00:00:00:00:05", "dev", "coracle.1", "dst", &to, what, value];
             run("bridge", &of);
             assert!(fdb().contains(&format!("{what} {value}")), "{}", fdb());
-            let news = tokio::time::timeout(Duration::from_secs(20), overlay.news());
+            let news = tokio::time::timeout(LONG, overlay.news());
             news.await.unwrap_or_else(|_| panic!("not noticed: {of:?}"));
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
             assert!(fdb().contains(&entry) && !fdb().contains(value), "after {of:?}\n{}", fdb());
@@ -447,7 +447,7 @@ fn what_is_nearly_ours_is_not_taken_for_ours() {
         ip(&format!("route add {ours} metric 5"));
         ip("route del 10.100.7.0/24");
         assert!(!shown().contains(&ours), "{:?}", shown());
-        tokio::time::timeout(Duration::from_secs(20), overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         assert!(shown().contains(&ours), "{:?}", shown());
         ip("route del 10.100.7.0/24 metric 5");
@@ -569,7 +569,7 @@ fn a_foreign_device_with_the_same_number_is_told_of_and_its_end_is_noticed() {
             assert!(ip("-d link show flannel.1").contains("vxlan id 1"), "what is another's is left alone");
         }
         ip("link del flannel.1");
-        tokio::time::timeout(Duration::from_secs(10), overlay.news()).await.unwrap();
+        tokio::time::timeout(LONG, overlay.news()).await.unwrap();
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
         assert_eq!(ip("route show proto 67").lines().count(), 3);
         // One that lies elsewhere still gets what comes for its number.

@@ -79,9 +79,11 @@ struct Scene {
 }
 
 /// For what is bound to come.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 /// For what may not come: it is asked for again.
 const SHORT: Duration = Duration::from_millis(300);
+/// So many times it is asked for then, until it must have come.
+const OFTEN: usize = 400;
 
 fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
@@ -153,14 +155,14 @@ fn port(protocol: Protocol, host_port: u16, container_port: u16) -> PortMapping 
     PortMapping { host_ip: None, host_port, container_port, protocol }
 }
 
-/// Who answers at `to`, asked by this socket for some seconds at most. Each call has a question of its own, so that
+/// Who answers at `to`, asked by this socket so many times at most. Each call has a question of its own, so that
 /// nobody's late answer is taken for another's.
-fn ask(socket: &UdpSocket, to: &str) -> Option<String> {
+fn ask(socket: &UdpSocket, to: &str, times: usize) -> Option<String> {
     static ASKED: AtomicUsize = AtomicUsize::new(0);
     let question = format!("who {}", ASKED.fetch_add(1, Ordering::Relaxed));
     let mut buffer = [0; 64];
     socket.set_read_timeout(Some(SHORT)).unwrap();
-    for _ in 0..20 {
+    for _ in 0..times {
         socket.send_to(question.as_bytes(), to).unwrap();
         while let Ok((length, _)) = socket.recv_from(&mut buffer) {
             let text = String::from_utf8_lossy(&buffer[..length]);
@@ -188,10 +190,10 @@ fn datagrams_follow_their_port_from_pod_to_pod() {
         b.answer("0.0.0.0:53", "b");
         let udp = || vec![port(Protocol::Udp, 5353, 53)];
         let first = scene.add("aaaa", &a, udp()).await;
-        assert_eq!(ask(&client, to).as_deref(), Some("a"));
+        assert_eq!(ask(&client, to, OFTEN).as_deref(), Some("a"));
         scene.network.del("aaaa").await.unwrap();
         assert_ne!(scene.add("bbbb", &b, udp()).await, first);
-        assert_eq!(ask(&client, to).as_deref(), Some("b"));
+        assert_eq!(ask(&client, to, OFTEN).as_deref(), Some("b"));
         // Nobody has the port any more, whoever has the address.
         let second = scene.add("cccc", &a, Vec::new()).await;
         assert_ne!(second, first);
@@ -207,7 +209,7 @@ fn datagrams_follow_their_port_from_pod_to_pod() {
                 break;
             }
         }
-        assert_eq!(ask(&client, to), None);
+        assert_eq!(ask(&client, to, 20), None);
     });
 }
 
@@ -303,8 +305,16 @@ fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
 fn a_node_that_begins_to_forward_goes_on_heeding_its_router() {
     on_a_node(&["10.42.0.0/24"], async |scene: Scene| {
         let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
-        let own = ip("-6 -o addr show dev up0 scope link");
-        let own: Ipv6Addr = own.split(" inet6 ").nth(1).unwrap().split('/').next().unwrap().parse().unwrap();
+        // It comes a moment after both ends are up.
+        let begun = std::time::Instant::now();
+        let own: Ipv6Addr = loop {
+            let own = ip("-6 -o addr show dev up0 scope link");
+            if let Some(own) = own.split(" inet6 ").nth(1) {
+                break own.split('/').next().unwrap().parse().unwrap();
+            }
+            assert!(begun.elapsed() < LONG, "the uplink has no address of its own");
+            std::thread::sleep(Duration::from_millis(20));
+        };
         let eventually = |seconds: u16, is: bool| {
             let end = std::time::Instant::now() + LONG;
             while by_router() != is {
