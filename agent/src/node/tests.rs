@@ -216,6 +216,7 @@ fn a_node_registers_gets_its_range_is_ready_at_once_and_then_is_silent() {
         };
         api.until("a lease", || lease().is_some()).await;
         assert_eq!(lease().expect("a lease")["metadata"]["ownerReferences"][0]["uid"], "u1");
+        api.until("what is written", || api.writes.lock().expect("writes").len() >= 4).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         let written = api.writes.lock().expect("writes").len();
         assert_eq!(written, 4, "node, lease, range, status: {:?}", api.writes);

@@ -220,7 +220,7 @@ fn a_pods_volumes_are_made_kept_fresh_and_removed_without_a_trace() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), fresh).await.expect("refreshed");
+        tokio::time::timeout(Duration::from_secs(60), fresh).await.expect("refreshed");
         assert_eq!(
             content(&volumes, "access", "token").expect("token").rsplit('.').next(),
             Some("1"),

@@ -87,9 +87,18 @@ impl Fixture {
         self.send(user, Request::get(path).body(Full::default()).unwrap()).await
     }
 
-    /// The events of a watch that ends after a second.
+    /// The first event of a watch, whenever that comes.
+    async fn first_event(&self, path: &str) -> Value {
+        let request = Request::get(path).body(Full::default()).unwrap();
+        let mut events = self.api.handle(request, Some(admin())).await.into_body();
+        let first = tokio::time::timeout(std::time::Duration::from_secs(120), events.frame()).await;
+        let first = first.expect("an event in time").expect("an event").unwrap().into_data().unwrap();
+        serde_json::from_slice(&first).unwrap()
+    }
+
+    /// The events of a watch that ends after a few seconds.
     async fn watch(&self, path: &str) -> Vec<Value> {
-        let answer = self.get(&format!("{path}&watch=1&timeoutSeconds=1")).await;
+        let answer = self.get(&format!("{path}&watch=1&timeoutSeconds=4")).await;
         assert_eq!(answer.code, 200, "{}", answer.body);
         match &answer.body {
             Value::String(lines) => lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),

@@ -73,7 +73,7 @@ impl Follower {
                 self.seen.push_str(std::str::from_utf8(&chunk).expect("text"));
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), waiting)
+        tokio::time::timeout(Duration::from_secs(60), waiting)
             .await
             .unwrap_or_else(|_| panic!("waited for {wanted:?}"));
     }
@@ -155,7 +155,7 @@ async fn a_client_that_leaves_ends_the_reading() {
     let mut follower = Follower::start(&log, Options { follow: true, ..Options::default() });
     follower.until("a\n").await;
     drop(follower.chunks);
-    let ended = tokio::time::timeout(Duration::from_secs(10), follower.task).await;
+    let ended = tokio::time::timeout(Duration::from_secs(60), follower.task).await;
     ended.expect("in time").expect("join").expect("read");
 }
 

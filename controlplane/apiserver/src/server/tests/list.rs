@@ -85,12 +85,8 @@ async fn revisions_beyond_both_ends_are_refused_and_bookmarks_keep_quiet_watches
             assert_eq!(server.merge(&format!("{leases}/n"), renewed).await.code, 200);
         }
     };
-    let quiet = format!("{leases}?watch=1&timeoutSeconds=5&{query}");
-    let (told, ()) = futures::future::join(server.get(&quiet), churn).await;
-    let told = match told.body {
-        Value::String(lines) => serde_json::from_str(lines.lines().next().unwrap()).unwrap(),
-        one => one,
-    };
+    let quiet = format!("{leases}?watch=1&{query}");
+    let (told, ()) = futures::future::join(server.first_event(&quiet), churn).await;
     assert_eq!((&told["type"], &told["object"]["kind"]), (&json!("BOOKMARK"), &json!("Lease")));
     let past = server.get(&format!("{leases}?watch=1&timeoutSeconds=1&resourceVersion={since}")).await;
     assert_eq!((past.code, &past.body["type"]), (200, &json!("ERROR")));
