@@ -159,6 +159,13 @@ impl Host {
         serde_json::from_str(&self.run("ip", &all)).unwrap()
     }
 
+    /// What a program says there in JSON; none when it fails, as of an interface that is being made.
+    #[must_use]
+    pub fn try_json(&self, program: &str, arguments: &[&str]) -> Option<Value> {
+        let output = self.command(program).args(arguments).output().unwrap();
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+    }
+
     /// Takes it off the bridge.
     pub fn cut(&self) {
         run("ip", &["link", "set", &self.port(), "down"]);

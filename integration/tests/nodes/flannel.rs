@@ -10,6 +10,8 @@ use super::{CIDRS, MTU, condition};
 
 /// What flannel leaves of an uplink of 1500 bytes, whatever the family.
 const FLANNELS_MTU: usize = 1450;
+/// However slow the machines are.
+const LONG: std::time::Duration = std::time::Duration::from_secs(180);
 
 /// A node, by what flannel's layout of the kernel's tables needs of it.
 #[derive(Debug)]
@@ -43,25 +45,25 @@ impl Seat {
     }
 }
 
-/// What others need to reach this node, by its own devices.
-fn needed(host: &Host, seat: &Seat) -> Entries {
+/// What others need to reach this node, by its own devices; none while one of these is not there.
+fn needed(host: &Host, seat: &Seat) -> Option<Entries> {
     let entry = |((address, device), range): (&(String, &str), &String)| {
-        let mac = text(&host.ip(&["link", "show", device])[0]["address"]);
-        [address.clone(), mac, range.split('/').next().unwrap().to_owned(), range.clone()]
+        let mac = text(&host.try_json("ip", &["-j", "link", "show", device])?[0]["address"]);
+        Some([address.clone(), mac, range.split('/').next().unwrap().to_owned(), range.clone()])
     };
     seat.ends.iter().zip(&seat.ranges).map(entry).collect()
 }
 
-/// What a node's kernel knows of others; none while the three tables do not agree.
+/// What a node's kernel knows of others; none while the three tables do not agree, or a device is not there.
 fn known(host: &Host, seat: &Seat) -> Option<Entries> {
     let mut known = Entries::new();
     for (_, device) in &seat.ends {
         let family = if device.contains("v6") { "-6" } else { "-4" };
         let list = |value: Value| value.as_array().unwrap().clone();
-        let fdb = host.run("bridge", &["-j", "fdb", "show", "dev", device]);
-        let fdb = list(serde_json::from_str(&fdb).unwrap());
-        let neighbours = list(host.ip(&[family, "neigh", "show", "dev", device, "nud", "permanent"]));
-        let routes = list(host.ip(&[family, "route", "show", "dev", device]));
+        let fdb = list(host.try_json("bridge", &["-j", "fdb", "show", "dev", device])?);
+        let ip = |of: &[&str]| host.try_json("ip", &[&["-j", family], of].concat()).map(list);
+        let neighbours = ip(&["neigh", "show", "dev", device, "nud", "permanent"])?;
+        let routes = ip(&["route", "show", "dev", device])?;
         let routes: Vec<_> = routes.iter().filter(|route| route["gateway"].is_string()).collect();
         if (fdb.len(), neighbours.len()) != (routes.len(), routes.len()) {
             return None;
@@ -84,12 +86,13 @@ fn routed(host: &Host) -> BTreeSet<[String; 2]> {
     routes.map(|route| [text(&route["dst"]), text(&route["gateway"])]).collect()
 }
 
-/// The forwarding entries of a node's VXLAN devices.
-fn tunnelled(host: &Host) -> Vec<Value> {
+/// The forwarding entries of a node's VXLAN devices; none when one went while one looked.
+fn tunnelled(host: &Host) -> Option<Vec<Value>> {
     let links = host.ip(&["link", "show", "type", "vxlan"]);
     let names = links.as_array().unwrap().iter().filter_map(|link| link["ifname"].as_str());
-    let entries = names.map(|name| host.run("bridge", &["-j", "fdb", "show", "dev", name]));
-    entries.flat_map(|entries| serde_json::from_str::<Vec<Value>>(&entries).unwrap()).collect()
+    let entries = names.map(|name| host.try_json("bridge", &["-j", "fdb", "show", "dev", name]));
+    let entries: Option<Vec<Value>> = entries.collect();
+    Some(entries?.iter().flat_map(|entries| entries.as_array().unwrap().clone()).collect())
 }
 
 /// Of each family, what the kernel of a host has answered: echoes, and datagrams to ports that nobody listens on.
@@ -173,12 +176,18 @@ impl Mixed {
     /// That every node's kernel knows of each other node what reaches it, and of none else.
     fn all_know_all(&self) {
         let seats = self.seats();
+        let end = std::time::Instant::now() + LONG;
         for (host, seat) in &seats {
-            let others = seats.iter().filter(|(_, other)| other.name != seat.name);
-            let needed: Entries = others.flat_map(|(host, other)| needed(host, other)).collect();
-            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-            while known(host, seat).as_ref() != Some(&needed) {
+            let others = || seats.iter().filter(|(_, other)| other.name != seat.name);
+            loop {
+                // A device that is made again, for another address, may have another one of its own.
+                let needed: Option<Vec<Entries>> =
+                    others().map(|(host, other)| needed(host, other)).collect();
+                let needed: Option<Entries> = needed.map(|needed| needed.into_iter().flatten().collect());
                 let found = known(host, seat);
+                if found.is_some() && found == needed {
+                    break;
+                }
                 assert!(std::time::Instant::now() < end, "{}: {found:#?}, not {needed:#?}", seat.name);
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }
@@ -194,8 +203,8 @@ impl Mixed {
                 .flat_map(|(_, other)| other.ranges.iter().zip(&other.ends))
                 .map(|(range, (address, _))| [range.clone(), address.clone()])
                 .collect();
-            let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-            while routed(host) != needed || !tunnelled(host).is_empty() {
+            let end = std::time::Instant::now() + LONG;
+            while routed(host) != needed || tunnelled(host).is_none_or(|entries| !entries.is_empty()) {
                 let found = (routed(host), tunnelled(host));
                 assert!(std::time::Instant::now() < end, "{}: {found:#?}, not {needed:#?}", seat.name);
                 std::thread::sleep(std::time::Duration::from_millis(50));

@@ -17,13 +17,13 @@ fn all<'a>(list: &'a Value, field: &str) -> Vec<&'a str> {
     list.as_array().unwrap().iter().map(|each| each[field].as_str().unwrap()).collect()
 }
 
-/// What the kernel of a node knows of the others: where their packets go, and the routes there.
-fn known(agent: &Agent) -> (Vec<String>, usize) {
+/// What the kernel of a node knows of the others: where their packets go, and the routes there. None while there is no
+/// device for them.
+fn known(agent: &Agent) -> Option<(Vec<String>, usize)> {
     let host = agent.host();
-    let fdb = host.run("bridge", &["-j", "fdb", "show", "dev", "coracle.1-v6"]);
-    let fdb: Value = serde_json::from_str(&fdb).unwrap();
+    let fdb = host.try_json("bridge", &["-j", "fdb", "show", "dev", "coracle.1-v6"])?;
     let routes = host.ip(&["-6", "route", "show", "proto", "67"]);
-    (all(&fdb, "dst").into_iter().map(str::to_owned).collect(), routes.as_array().unwrap().len())
+    Some((all(&fdb, "dst").into_iter().map(str::to_owned).collect(), routes.as_array().unwrap().len()))
 }
 
 fn statuses_are_of_v6(nodes: &Nodes, pods: &[Pod]) {
@@ -32,7 +32,9 @@ fn statuses_are_of_v6(nodes: &Nodes, pods: &[Pod]) {
         let addresses = node["status"]["addresses"].as_array().unwrap();
         let ips: Vec<&Value> = addresses.iter().filter(|a| a["type"] == "InternalIP").collect();
         assert_eq!((ips.len(), ips[0]["address"].as_str()), (1, Some(agent.host().address_v6().as_str())));
-        assert_eq!(condition(nodes, agent.name(), "PodNetworkImpaired"), "False");
+        eventually("a sound network", 30, || {
+            (condition(nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+        });
     }
     assert!(pods.iter().all(|pod| pod.ips[0].starts_with("fd42:")), "{pods:?}");
     let hosts: Vec<String> = nodes.agents().iter().map(|agent| agent.host().address_v6()).collect();
@@ -76,7 +78,7 @@ fn a_cluster_of_ipv6_alone_has_nodes_that_join_pods_that_meet_and_streams() {
         nodes.apply(PROBED);
         for (agent, other) in nodes.agents().iter().zip(nodes.agents().iter().rev()) {
             let expected = (vec![other.host().address_v6()], 1);
-            eventually("the kernel to know the other node", 20, || (known(agent) == expected).then_some(()));
+            eventually("the kernel to know the other node", 20, || (known(agent)? == expected).then_some(()));
             let v4 = agent.host().ip(&["-4", "addr", "show", "scope", "global"]);
             assert!(
                 v4.as_array().unwrap().iter().all(|link| link["addr_info"] == Value::Array(vec![])),
@@ -86,13 +88,15 @@ fn a_cluster_of_ipv6_alone_has_nodes_that_join_pods_that_meet_and_streams() {
         all_reach_all(&nodes, &pods, MTU);
         assert_eq!(seen_from(&pods[0], &pods[1], &pods[1].ips[0]), pods[0].ips[0]);
 
-        nodes.kubectl(&["wait", "pod/probed", "--for=condition=Ready", "--timeout=30s"]);
+        nodes.kubectl(&["wait", "pod/probed", "--for=condition=Ready", "--timeout=300s"]);
         let said = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);
         assert_eq!(said, "fd43::1\n");
         let names = nodes.kubectl(&["get", "pods", "-l", "app=nginx", "-o", "name"]);
         for name in names.lines() {
             assert_eq!(nodes.kubectl(&["exec", name, "--", "echo", "hello"]), "hello\n");
-            assert!(nodes.kubectl(&["logs", name]).contains("nginx/"));
+            eventually("what nginx says first", 20, || {
+                nodes.kubectl(&["logs", name]).contains("nginx/").then_some(())
+            });
         }
         statuses_are_of_v6(&nodes, &pods);
         services_are_of_v6(&nodes);
