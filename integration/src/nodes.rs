@@ -406,7 +406,7 @@ impl Agent {
     pub fn run_once(&self, more: &[&str]) -> Output {
         assert!(self.process.is_none(), "it runs already");
         let mut command = self.host.command("timeout");
-        command.arg("60").arg(Machine::coracle()).arg("agent");
+        command.arg("300").arg(Machine::coracle()).arg("agent");
         command.args(self.places(more)).args(&self.flags).args(more).output().unwrap()
     }
 

@@ -62,6 +62,12 @@ fn ready_pods(nodes: &Nodes) -> Vec<(String, String)> {
     pods.map(|pod| (text(&pod["metadata"]["name"]), text(&pod["spec"]["nodeName"]))).collect()
 }
 
+/// Waits until a node that joined has both of its certificates: it may be Ready before it asks for that of its own API.
+fn has_joined(nodes: &mut Nodes, node: &str) {
+    let serving = nodes.agent(node).path("state/join/serving.pem");
+    eventually("the serving certificate", 20, || serving.exists().then_some(()));
+}
+
 /// Pods that leave a lost node after some seconds.
 fn deployment(replicas: usize) -> String {
     let tolerations = ["not-ready", "unreachable"].map(|key| {
@@ -139,6 +145,7 @@ fn what_must_not_join_is_told_why_and_leaves_nothing() {
         let good = nodes.token(&["create"]);
         nodes.join(1, &good, &[]);
         nodes.wait_ready();
+        has_joined(&mut nodes, "node-1");
         let good = words(&good)[2..].join(" ");
         let (token, hash) = (words(&good)[3].clone(), words(&good)[5].clone());
         let short = words(&nodes.token(&["create", "--ttl", "1s"]))[5].clone();
@@ -177,7 +184,7 @@ fn what_must_not_join_is_told_why_and_leaves_nothing() {
 #[test]
 fn a_token_makes_one_machine_a_node_again_and_again() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "4"]);
+        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         let command = nodes.token(&["create"]);
         let id = words(&command)[5][..6].to_owned();
         let machines = |nodes: &Nodes| {
@@ -187,6 +194,7 @@ fn a_token_makes_one_machine_a_node_again_and_again() {
         assert!(machines(&nodes).ends_with(" one"), "{}", machines(&nodes));
         nodes.join(1, &command, &["--node-lease-seconds", "4"]);
         nodes.wait_ready();
+        has_joined(&mut nodes, "node-1");
         assert!(machines(&nodes).ends_with(" used by node-1"), "{}", machines(&nodes));
         let requests = |nodes: &Nodes| nodes.get(&["csr"])["items"].as_array().unwrap().len();
         let before = requests(&nodes);
@@ -360,12 +368,10 @@ fn certificates_are_renewed_while_the_node_runs() {
         let command = nodes.token(&["create"]);
         nodes.join(1, &command, &["--node-lease-seconds", "4"]);
         nodes.wait_ready();
+        has_joined(&mut nodes, "node-1");
         let files = ["client.pem", "serving.pem"]
             .map(|name| nodes.agent("node-1").path(&format!("state/join/{name}")));
-        let first = eventually("the serving certificate", 20, || {
-            let read: Result<Vec<String>, _> = files.iter().map(fs::read_to_string).collect();
-            read.ok()
-        });
+        let first: Vec<String> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
         let renewed = |old: &[String]| {
             let now: Vec<String> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
             now.iter().zip(old).all(|(now, old)| now != old).then_some(now)
@@ -462,7 +468,11 @@ fn a_node_that_falls_silent_is_given_up_and_taken_back() {
         assert!(pod["metadata"]["deletionTimestamp"].is_string(), "{pod}");
         let conditions = pod["status"]["conditions"].as_array().unwrap();
         assert!(conditions.iter().any(|c| c["reason"] == "DeletionByTaintManager"), "{pod}");
-        assert!(conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "False"), "{pod}");
+        eventually("its pod to be told as not ready", 10, || {
+            let pod = nodes.get(&["pod", &lost]);
+            let mut conditions = pod["status"]["conditions"].as_array().unwrap().iter();
+            conditions.any(|c| c["type"] == "Ready" && c["status"] == "False").then_some(())
+        });
         nodes.agent("node-2").start();
         eventually("the node to be Ready", 20, || {
             (condition(&nodes, "node-2", "Ready") == "True").then_some(())
@@ -518,7 +528,9 @@ fn kubectl_cordons_drains_taints_and_deletes_nodes() {
         eventually("the pods", 60, || (ready_pods(&nodes).len() == 2).then_some(()));
         nodes.kubectl(&["drain", "node-2", "--timeout=300s"]);
         all_on("node-1");
-        assert_eq!(taints(&nodes, "node-2"), ["unschedulable:NoSchedule"]);
+        eventually("no taint but one", 10, || {
+            (taints(&nodes, "node-2") == ["unschedulable:NoSchedule"]).then_some(())
+        });
         nodes.kubectl(&["uncordon", "node-2"]);
         eventually("no taint", 10, || taints(&nodes, "node-2").is_empty().then_some(()));
         nodes.kubectl(&["taint", "node", "node-1", "gone=1:NoExecute"]);
