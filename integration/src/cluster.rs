@@ -34,7 +34,7 @@ impl Cluster {
     /// As [`up`](Self::up), with more flags, also of when images are collected.
     ///
     /// # Panics
-    /// When the node is not Ready within 30 s.
+    /// When the node is not Ready within 30 s, or the default namespace takes no pods.
     #[must_use]
     pub fn up_with(machine: &Machine, mirrors: &std::path::Path, flags: &[&str]) -> Self {
         let more = flags.iter().map(|flag| (*flag).to_owned());
@@ -62,6 +62,10 @@ impl Cluster {
             cgroup: machine.name().to_owned(),
         };
         cluster.start();
+        // Without one, no pod is taken.
+        eventually("the namespace's service account", 10, || {
+            cluster.try_kubectl(&["get", "serviceaccount", "default"]).status.success().then_some(())
+        });
         cluster
     }
 

@@ -105,16 +105,20 @@ fn aggregated(nodes: &Nodes) {
     nodes.kubectl(&words("create rolebinding admin --clusterrole=admin --user=ann"));
     eventually("view to be made of its parts", 10, || can(nodes, ACCOUNT, "list configmaps").then_some(()));
     assert!(!can(nodes, ACCOUNT, "list secrets") && !can(nodes, ACCOUNT, "create pods"));
+    // One by one: its own, and what the role of its name below it has by then.
     eventually("admin to be made of its parts", 10, || {
-        can(nodes, "ann", "create rolebindings").then_some(())
+        ["create rolebindings", "delete secrets"].iter().all(|what| can(nodes, "ann", what)).then_some(())
     });
-    assert!(can(nodes, "ann", "delete secrets") && !can(nodes, "ann", "delete nodes"));
+    assert!(!can(nodes, "ann", "delete nodes"));
     nodes.kubectl(&words("create clusterrole leases --verb=list --resource=leases"));
     assert!(!can(nodes, ACCOUNT, "list leases"));
     nodes.kubectl(&words("label clusterrole leases rbac.authorization.k8s.io/aggregate-to-view=true"));
     eventually("what was added to view", 10, || can(nodes, ACCOUNT, "list leases").then_some(()));
     let grants = |line: &str| nodes.try_kubectl(&[words(line), vec!["--as=ann"]].concat());
-    assert!(grants("create rolebinding ben --clusterrole=edit --user=ben").status.success());
+    // Once all of what was added has come to admin, too.
+    eventually("ann to have what she gives", 10, || {
+        grants("create rolebinding ben --clusterrole=edit --user=ben").status.success().then_some(())
+    });
     let refused = grants("create rolebinding ben-all --clusterrole=cluster-admin --user=ben");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(said.contains("is attempting to grant RBAC permissions not currently held"), "{said}");

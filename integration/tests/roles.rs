@@ -58,7 +58,9 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
         let mut plane = Role::start(machine, "plane.log", &plane_words);
         let line = eventually("the agent's command", 20, || {
             let log = std::fs::read_to_string(machine.path("plane.log")).ok()?;
-            log.lines().find(|l| l.starts_with("coracle agent")).map(str::to_owned)
+            // It may be half written.
+            let mut lines = log.split_inclusive('\n');
+            lines.find(|l| l.starts_with("coracle agent") && l.ends_with('\n')).map(str::to_owned)
         });
         let agent_words = words(&format!("{} {node}", line.trim_start_matches("coracle ")));
         let mut agent = Role::start(machine, "agent.log", &agent_words);
@@ -75,6 +77,8 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
         eventually("the node", 20, || {
             kubectl("wait node/node-1 --for=condition=Ready --timeout=1s").0.then_some(())
         });
+        // Without one, no pod is taken.
+        eventually("the service account", 20, || kubectl("get serviceaccount default").0.then_some(()));
         import(&dir, &layout);
         let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --grace-period=1 --command -- sleep 100000";
         assert!(kubectl(&run.replace(" --grace-period=1", "")).0);
