@@ -129,10 +129,10 @@ impl Life {
     /// Removes what is left of disturbed lives. The runtime may be away meanwhile.
     ///
     /// # Panics
-    /// When it does not succeed for half a minute.
+    /// When it does not succeed for two minutes.
     pub(crate) async fn clear(&mut self) {
         let mut last = None;
-        for _ in 0..300 {
+        for _ in 0..1200 {
             match self.try_clear().await {
                 Ok(()) => return,
                 Err(status) => last = Some(status),
