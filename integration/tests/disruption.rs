@@ -77,7 +77,7 @@ fn kubectl_drains_as_far_as_budgets_allow() {
         );
         assert_eq!(words[8..12], ["b", "2", "N/A", "0"]);
         let before = pods(&nodes, false);
-        let refused = nodes.try_kubectl(&["drain", "node-2", "--timeout=15s"]);
+        let refused = nodes.try_kubectl(&["drain", "node-2", "--timeout=30s"]);
         assert!(!refused.status.success());
         let says = "Cannot evict pod as it would violate the pod's disruption budget";
         assert!(said(&refused).contains(says), "{}", said(&refused));
@@ -95,7 +95,7 @@ fn kubectl_drains_as_far_as_budgets_allow() {
 /// With nowhere to go, one of two pods waits for a node, so that the other stays, until there is one.
 fn drain_waits(nodes: &Nodes) {
     thread::scope(|scope| {
-        let draining = scope.spawn(|| nodes.try_kubectl(&["drain", "node-1", "--timeout=90s"]));
+        let draining = scope.spawn(|| nodes.try_kubectl(&["drain", "node-1", "--timeout=600s"]));
         eventually("one pod to be evicted", 30, || {
             let found: Vec<String> = pods(nodes, false).into_iter().map(|(node, _)| node).collect();
             (found == ["", "node-1"]).then_some(())

@@ -90,7 +90,7 @@ fn start(cluster: &Cluster, pod: &str) {
         r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{pod}"}},"spec":{{"terminationGracePeriodSeconds":0,
         "containers":[{{"name":"c","image":"{pod}","imagePullPolicy":"IfNotPresent","command":["sleep","100000"]}}]}}}}"#
     ));
-    cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=90s"]);
+    cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=300s"]);
 }
 
 fn test(machine: &mut Machine, mirrors: &Path) {

@@ -122,7 +122,8 @@ fn a_node_is_not_ready_while_a_plugin_of_its_network_says_so() {
         );
         let crictl = Machine::tool("crictl", "scripts/critest tools");
         let socket = format!("unix://{}", machine.path("run/cri.sock").display());
-        let info = Command::new(crictl).args(["-r", &socket, "-i", &socket, "info"]).output().unwrap();
+        let info =
+            Command::new(crictl).args(["-t", "120s", "-r", &socket, "-i", &socket, "info"]).output().unwrap();
         let info = String::from_utf8(info.stdout).unwrap();
         assert!(info.contains("plugin theirs: no uplink (code 50)"), "{info}");
         eventually("the taint", 30, || {

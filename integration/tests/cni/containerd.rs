@@ -147,7 +147,7 @@ fn list(machine: &Machine) -> Value {
 /// The first line of what the host port answers at an address of the node.
 fn page(address: &str) -> Option<String> {
     let mut stream = TcpStream::connect((address, HOST_PORT)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     stream.write_all(b"GET /etc/hostname HTTP/1.0\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
@@ -170,8 +170,12 @@ fn containerd_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
             let all = [&["ip", "netns", "exec", &netns, "ip", "-j"], what].concat();
             serde_json::from_str(&containerd.inside(&all)).unwrap()
         };
-        let link = &ip(&["addr", "show", "eth0"])[0];
-        assert_eq!((&link["addr_info"][0]["local"], &link["operstate"]), (&json!("10.77.0.2"), &json!("UP")));
+        // The kernel says so a moment after both ends are.
+        let link = eventually("the interface to be up", 10, || {
+            let link = ip(&["addr", "show", "eth0"])[0].clone();
+            (link["operstate"] == "UP").then_some(link)
+        });
+        assert_eq!(link["addr_info"][0]["local"], "10.77.0.2");
         let routes = ip(&["route", "show", "default"]);
         assert_eq!((&routes[0]["gateway"], &routes[0]["dev"]), (&json!("10.77.0.1"), &json!("eth0")));
         assert!(ip(&["addr", "show", "lo"]).to_string().contains("127.0.0.1"), "loopback is our plugin, too");

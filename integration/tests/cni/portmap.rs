@@ -35,7 +35,7 @@ fn serve(sandbox: &Sandbox) {
 
 fn is_served(address: &str) -> bool {
     let address: SocketAddr = address.parse().unwrap();
-    let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(5)) else { return false };
+    let Ok(mut stream) = TcpStream::connect_timeout(&address, Duration::from_secs(30)) else { return false };
     let mut text = String::new();
     stream.read_to_string(&mut text).is_ok() && text == "served"
 }
@@ -104,7 +104,7 @@ fn without_snat_a_sender_stays_who_it_is() {
         let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
         let other = plugins.call(("bridge", "ADD", "c2"), &client, &conf).unwrap();
         let socket = inside(server.pid(), || UdpSocket::bind("0.0.0.0:80")).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let sender = || {
             inside(client.pid(), || UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"who", BRIDGE).unwrap());
             let mut buffer = [0; 8];
