@@ -151,6 +151,35 @@ async fn a_transfer_that_breaks_is_taken_up_where_it_broke() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_gives_no_rest_is_asked_for_the_whole() {
+    let registry = TestRegistry::start().await;
+    let image = big_image();
+    registry.push("big", "latest", &image).await;
+    let wrong = |head: &str| format!("HTTP/1.1 {head}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    for answer in [
+        wrong("416 Range Not Satisfiable"),
+        wrong("206 Partial Content\r\ncontent-range: bytes 3000000-3000000/3000001"),
+        wrong("206 Partial Content"),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let (blob, once) =
+            (Digest::of(&image.layers[0]).to_string(), Mutex::new(Some(Fault::Cut(1_000_000))));
+        let line = Line::to(registry.address(), move |head, _| match head.contains("range: bytes=") {
+            true => Fault::Reply(answer.clone()),
+            false => {
+                let spoiled = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
+                spoiled.unwrap_or(Fault::Pass)
+            }
+        })
+        .await;
+        let pulled =
+            images.pull(&line.name("big"), None, None).await.map_err(|error| error.report()).unwrap();
+        assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(3 << 20));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_registry_that_stays_broken_is_given_up_and_nothing_half_done_is_kept() {
     let registry = TestRegistry::start().await;
     let image = big_image();

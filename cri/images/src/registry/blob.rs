@@ -27,6 +27,8 @@ pub(crate) struct Blob<'a> {
     /// The transfer under way, and bytes at its head that we have already.
     response: Option<(Response, u64)>,
     host: usize,
+    /// The host gave no part of the blob that begins where it was to: it is asked for the whole.
+    whole: bool,
     failures: Vec<RegistryError>,
     /// Where the last failure was.
     mark: u64,
@@ -47,6 +49,7 @@ impl<'a> Blob<'a> {
             hasher: Hasher::new(descriptor.digest.algorithm()),
             response: None,
             host: 0,
+            whole: false,
             failures: Vec::new(),
             mark: 0,
             reached: 0,
@@ -114,25 +117,36 @@ impl<'a> Blob<'a> {
         Ok(new)
     }
 
-    /// Asks for what is missing. A host that does not know ranges sends all again, and we leave out what we have.
-    async fn open(&self) -> Result<(Response, u64), RegistryError> {
-        let Some(endpoint) = self.registry.endpoints.get(self.host).filter(|e| e.host.pull) else {
+    /// Asks for what is missing. A host that does not know ranges sends all again, and we leave out what we have; one
+    /// that answers with another part than that, or says that there is none, is asked for all of it the next time.
+    async fn open(&mut self) -> Result<(Response, u64), RegistryError> {
+        let registry = self.registry;
+        let Some(endpoint) = registry.endpoints.get(self.host).filter(|e| e.host.pull) else {
             return Err(RegistryError::NoHost { domain: self.registry.domain.clone() });
         };
-        let path = self.registry.path(self.host, &format!("blobs/{}", self.digest));
-        let response =
-            endpoint.ask(&Ask { path: &path, accept: "*/*", from: self.offset, head: false }).await?;
-        let range = response.headers().get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
-        let skip = if response.status() == StatusCode::PARTIAL_CONTENT {
-            let start = range.and_then(range_start).unwrap_or(u64::MAX);
-            if start > self.offset {
-                return Err(RegistryError::Short { url: self.url(), got: self.offset, size: self.size });
+        let path = registry.path(self.host, &format!("blobs/{}", self.digest));
+        let from = if self.whole { 0 } else { self.offset };
+        let no_part = || RegistryError::Short { url: self.url(), got: self.offset, size: self.size };
+        let response = match endpoint.ask(&Ask { path: &path, accept: "*/*", from, head: false }).await {
+            Err(RegistryError::Status { status: StatusCode::RANGE_NOT_SATISFIABLE, .. }) if from > 0 => {
+                let error = no_part();
+                self.whole = true;
+                return Err(error);
             }
-            self.offset - start
-        } else {
-            self.offset
+            response => response?,
         };
-        Ok((response, skip))
+        if response.status() != StatusCode::PARTIAL_CONTENT {
+            return Ok((response, self.offset));
+        }
+        let range = response.headers().get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
+        match range.and_then(range_start) {
+            Some(start) if start <= self.offset => Ok((response, self.offset - start)),
+            _ => {
+                let error = no_part();
+                self.whole = true;
+                Err(error)
+            }
+        }
     }
 
     /// Counts a failure and waits before the next try, or gives up with all that was said.
@@ -157,7 +171,9 @@ impl<'a> Blob<'a> {
             return Err(self.registry.joined(std::mem::take(&mut self.failures)));
         }
         if pause.is_none() || count >= 2 {
-            self.host = (self.host + 1) % hosts;
+            let next = (self.host + 1) % hosts;
+            self.whole &= next == self.host;
+            self.host = next;
         }
         if let Some(pause) = pause {
             tokio::time::sleep(pause).await;
