@@ -200,6 +200,12 @@ fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError
     if layers.len() > LAYERS_MAX {
         return Err(ManifestError::Layers(layers.len()));
     }
+    // What registries count with (a Go int64), and more than any disk has.
+    let total = layers.iter().try_fold(config.size, |sum, layer| sum.checked_add(layer.size));
+    if total.is_none_or(|total| i64::try_from(total).is_err()) {
+        let size = layers.iter().map(|layer| layer.size).max().unwrap_or_default();
+        return Err(ManifestError::Size { what: "a layer", size });
+    }
     for layer in layers {
         let kind = layer.media_type.as_str();
         let known = kind.is_empty()

@@ -76,6 +76,8 @@ fn documents_that_are_no_image_are_refused() {
     assert!(matches!(refused(&manifest(&helm, &layer)), ManifestError::Unsupported { .. }));
     assert!(matches!(refused(&manifest(&config, &encrypted)), ManifestError::Unsupported { .. }));
     assert!(matches!(refused(&manifest(&huge, &layer)), ManifestError::Size { .. }));
+    let endless = descriptor("application/vnd.oci.image.layer.v1.tar", u64::MAX);
+    assert!(matches!(refused(&manifest(&config, &endless)), ManifestError::Size { .. }));
     assert!(matches!(refused(r#"{"schemaVersion":1,"name":"a","fsLayers":[]}"#), ManifestError::Schema1));
     assert!(matches!(refused("{}"), ManifestError::Unsupported { .. }));
     assert!(matches!(refused("[]"), ManifestError::Damaged(_)));
