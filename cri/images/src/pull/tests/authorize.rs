@@ -181,6 +181,48 @@ async fn credentials_are_shown_to_nobody_but_the_host_that_they_are_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn where_a_registry_sends_us_on_to_nothing_is_shown() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let storage = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let to = storage.address().to_owned();
+    let line = Line::to(registry.address(), move |head, _| {
+        let path = head.split(' ').nth(1).unwrap();
+        match path.contains("/blobs/") {
+            true => Fault::Reply(format!(
+                "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://{to}{path}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            )),
+            false => Fault::Pass,
+        }
+    })
+    .await;
+    let hosts = tempfile::tempdir().unwrap();
+    std::fs::create_dir(hosts.path().join("registry.example")).unwrap();
+    let text = format!(
+        "[host.\"http://{0}\"]\n[host.\"http://{0}\".header]\nauthorization = \"Basic eDp5\"\n",
+        line.address()
+    );
+    std::fs::write(hosts.path().join("registry.example/hosts.toml"), text).unwrap();
+    for (name, login) in [
+        (line.name("app"), Some(Auth::RegistryToken("t0ken".into()).into())),
+        ("registry.example/app".to_owned(), None),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let directory = Some(hosts.path().to_owned());
+        let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
+        let images = Images::open(config).await.unwrap();
+        let (before, on) = (line.seen().len(), storage.seen().len());
+        images.pull(&name, login, None).await.map_err(|error| error.report()).unwrap();
+        assert!(
+            line.seen()[before..].iter().all(|head| head.contains("authorization:")),
+            "{:?}",
+            line.seen()
+        );
+        assert!(storage.seen().len() > on && !storage.seen().concat().contains("authorization:"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
