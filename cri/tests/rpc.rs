@@ -124,6 +124,7 @@ fn run_what_is_broken(session: &mut Session) {
         wedged::a_shim_that_stands_still_keeps_no_runtime_from_starting,
         wedged::a_pod_whose_shim_wakes_is_ready_again,
         wedged::a_shim_that_stops_answering_keeps_nobody_waiting,
+        wedged::a_command_whose_client_goes_before_it_begins_is_killed,
         wedged::a_command_that_starts_when_nobody_waits_is_ended,
         wedged::a_shim_that_takes_no_more_connections_is_asked_again,
         wedged::a_shim_that_is_never_ready_is_ended,

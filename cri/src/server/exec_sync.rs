@@ -141,7 +141,8 @@ impl Runtime {
         exit
     }
 
-    fn kill_when_begun(&self, container: Arc<Container>, begun: JoinHandle<Result<Exec, Error>>) {
+    /// Nobody waits for it any more.
+    pub(crate) fn kill_when_begun(&self, container: Arc<Container>, begun: JoinHandle<Result<Exec, Error>>) {
         let runtime = self.clone();
         tokio::spawn(async move {
             if let Ok(Ok(exec)) = begun.await {
@@ -168,6 +169,11 @@ impl Runtime {
             let runtime = self.clone();
             tokio::spawn(async move { runtime.kill_exec(&container, &exec_id, pid).await });
         }
+    }
+
+    /// Kills a command that nobody can be told of, with all that it started.
+    pub(crate) async fn kill_begun(&self, container: &Container, exec: &Exec) {
+        self.kill_exec(container, &exec.id, exec.started.pid).await;
     }
 
     /// Kills an exec with all that it started.

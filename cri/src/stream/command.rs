@@ -2,6 +2,7 @@
 //! out.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -9,11 +10,13 @@ use coracle_proto::cri;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::debug;
 
 use super::Descriptor;
 use super::descriptor::set_window;
+use crate::container::Container;
 use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::server::{Exec, exit_code};
@@ -22,6 +25,8 @@ use crate::shim_client::{AttachTo, Attached, ExecStdio};
 const READ_SIZE: usize = 32 << 10;
 /// How long outputs may stay open after the command ended, by processes that it left behind.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// As much of what a client says is kept until its command begins.
+const EARLY: usize = 16;
 
 /// What a client sends. When no more can come, the client is gone.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,6 +60,13 @@ struct Streams {
     stderr: Option<Reader>,
 }
 
+/// A command that has not begun. Dropped before it has, it is killed when it does: who drops it is gone.
+struct Beginning {
+    runtime: Runtime,
+    container: Arc<Container>,
+    begun: Option<JoinHandle<Result<Exec, Error>>>,
+}
+
 /// Where sizes go and what happens at the end of the input.
 struct Target<'a> {
     runtime: &'a Runtime,
@@ -66,7 +78,7 @@ struct Target<'a> {
 }
 
 /// Runs a command for a client. A client that goes away closes the command's streams, and hangs its terminal up; the
-/// command itself is not killed, as with every runtime.
+/// command itself is not killed, as with every runtime. One that has not begun by then never serves anybody, and is.
 pub(super) async fn exec(runtime: &Runtime, request: cri::ExecRequest, client: Client) {
     let output = client.output.clone();
     let status = match exec_status(runtime, request, client).await {
@@ -83,27 +95,34 @@ async fn exec_status(
     request: cri::ExecRequest,
     client: Client,
 ) -> Result<Option<i32>, Error> {
+    let mut client = client;
     let container = runtime.running(&request.container_id)?;
     let (stdio, ours) = stdio(&request)?;
-    let exec = match runtime.exec(&container, request.cmd, stdio).await {
-        Ok(exec) => exec,
-        Err(Error::Shim { source, .. }) if exit_code(source.kind).is_some() => {
+    let begin = Beginning::of(runtime, &container, request.cmd, stdio);
+    let (begun, early) = begin.unless_gone(&mut client.input).await;
+    let exec = match begun {
+        None => return Ok(None),
+        Some(Ok(exec)) => exec,
+        Some(Err(Error::Shim { source, .. })) if exit_code(source.kind).is_some() => {
             let text = Bytes::from(format!("{}\n", source.message));
             let output = if request.tty { Output::Stdout(text) } else { Output::Stderr(text) };
             let _gone = client.output.send(output).await;
             return Ok(exit_code(source.kind));
         }
-        Err(error) => return Err(error),
+        Some(Err(error)) => return Err(error),
+    };
+    let (terminal, streams) = match our_ends(exec.started.terminal.as_ref(), ours) {
+        Ok(ends) => ends,
+        Err(error) => {
+            runtime.kill_begun(&container, &exec).await;
+            return Err(error);
+        }
     };
     let Exec { id, started, exit } = exec;
-    let terminal = started.terminal.as_ref().map(OwnedFd::try_clone).transpose();
-    let terminal = terminal.map_err(|source| Error::Kernel { doing: "keep the terminal", source })?;
-    let streams = match started.terminal {
-        Some(terminal) => terminal_streams(terminal)?,
-        None => pipe_streams(ours)?,
-    };
+    drop(started.terminal);
     let target = Target { runtime, container_id: &container.id, terminal, stdin_once: false };
-    let result = pump(&target, streams, client, async { exit.await.ok().map(|exit| exit.code) }).await;
+    let exited = async { exit.await.ok().map(|exit| exit.code) };
+    let result = pump(&target, streams, (early, client), exited).await;
     match result {
         None => {
             runtime.forget_exec(&container, &id);
@@ -145,7 +164,7 @@ async fn attach_ended(
         terminal: None,
         stdin_once: container.record.config.stdin_once,
     };
-    let ended = pump(&target, streams, client, async {
+    let ended = pump(&target, streams, (Vec::new(), client), async {
         container.wait_exited().await;
         Some(0)
     });
@@ -157,11 +176,11 @@ async fn attach_ended(
 async fn pump(
     target: &Target<'_>,
     streams: Streams,
-    client: Client,
+    (early, client): (Vec<Input>, Client),
     exit: impl Future<Output = Option<i32>>,
 ) -> Option<Option<i32>> {
     let Client { input, output } = client;
-    let gone = feed(target, input, streams.stdin);
+    let gone = feed(target, (early, input), streams.stdin);
     let outputs = async {
         tokio::join!(
             copy(streams.stdout, &output, Output::Stdout),
@@ -187,8 +206,18 @@ async fn pump(
 }
 
 /// Carries the client's input until the client is gone.
-async fn feed(target: &Target<'_>, mut input: mpsc::Receiver<Input>, mut stdin: Option<Sink>) {
-    while let Some(input) = input.recv().await {
+async fn feed(
+    target: &Target<'_>,
+    (early, mut input): (Vec<Input>, mpsc::Receiver<Input>),
+    mut stdin: Option<Sink>,
+) {
+    let mut early = early.into_iter();
+    loop {
+        let next = match early.next() {
+            Some(early) => Some(early),
+            None => input.recv().await,
+        };
+        let Some(input) = next else { break };
         match input {
             Input::Stdin(bytes) => {
                 if let Some(open) = &mut stdin
@@ -207,6 +236,66 @@ async fn feed(target: &Target<'_>, mut input: mpsc::Receiver<Input>, mut stdin: 
     }
     drop(stdin);
     target.close_stdin().await;
+}
+
+// === impl Beginning ===
+
+impl Beginning {
+    fn of(runtime: &Runtime, container: &Arc<Container>, command: Vec<String>, stdio: ExecStdio) -> Self {
+        let begun = {
+            let (runtime, container) = (runtime.clone(), Arc::clone(container));
+            tokio::spawn(async move { runtime.exec(&container, command, stdio).await })
+        };
+        Self { runtime: runtime.clone(), container: Arc::clone(container), begun: Some(begun) }
+    }
+
+    /// Waits until it has begun, and gives what the client said meanwhile. None when the client is gone by then.
+    async fn unless_gone(
+        mut self,
+        input: &mut mpsc::Receiver<Input>,
+    ) -> (Option<Result<Exec, Error>>, Vec<Input>) {
+        let mut early = Vec::new();
+        let begun = {
+            let Some(begun) = &mut self.begun else { return (None, early) };
+            tokio::select! {
+                // It lives on outside of the select, and what was received is kept.
+                begun = begun => begun,
+                () = gone(input, &mut early) => return (None, early),
+            }
+        };
+        // What it said last may still be there to be received.
+        self.begun = None;
+        if input.is_closed() {
+            if let Ok(Ok(exec)) = begun {
+                self.runtime.kill_begun(&self.container, &exec).await;
+            }
+            return (None, early);
+        }
+        let begun = begun.map_err(|panic| Error::Kernel {
+            doing: "run the command in the container",
+            source: std::io::Error::other(panic),
+        });
+        (Some(begun.flatten()), early)
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        if let Some(begun) = self.begun.take() {
+            self.runtime.kill_when_begun(Arc::clone(&self.container), begun);
+        }
+    }
+}
+
+/// Returns when the client is gone. Keeps what it says until then, up to a limit.
+async fn gone(input: &mut mpsc::Receiver<Input>, early: &mut Vec<Input>) {
+    while early.len() < EARLY {
+        match input.recv().await {
+            Some(said) => early.push(said),
+            None => return,
+        }
+    }
+    std::future::pending().await
 }
 
 // === impl Target ===
@@ -272,6 +361,19 @@ fn pipe(wanted: bool) -> Result<(Option<OwnedFd>, Option<OwnedFd>), Error> {
     let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)
         .map_err(|errno| Error::Kernel { doing: "make a pipe", source: errno.into() })?;
     Ok((Some(read), Some(write)))
+}
+
+/// Our ends of a command's streams, and its terminal's master once more, for sizes.
+fn our_ends(
+    terminal: Option<&OwnedFd>,
+    ours: [Option<OwnedFd>; 3],
+) -> Result<(Option<OwnedFd>, Streams), Error> {
+    let Some(terminal) = terminal else { return Ok((None, pipe_streams(ours)?)) };
+    let copy = || {
+        let copied = terminal.try_clone();
+        copied.map_err(|source| Error::Kernel { doing: "keep the terminal", source })
+    };
+    Ok((Some(copy()?), terminal_streams(copy()?)?))
 }
 
 fn pipe_streams([stdin, stdout, stderr]: [Option<OwnedFd>; 3]) -> Result<Streams, Error> {

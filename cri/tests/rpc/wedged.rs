@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use tokio::time::timeout;
 use tonic::{Code, Request, Status};
 
+use crate::client::Streams;
 use crate::fixture::{Machine, alive, ends, has_memory};
 
 /// However slow the machine is: long enough for what does not hang.
@@ -128,6 +129,41 @@ pub(crate) async fn a_pod_whose_shim_wakes_is_ready_again(machine: &mut Machine)
     machine.remove_pod(&pod).await;
     assert_eq!(machine.traces().await, before);
     machine.restart(Duration::ZERO).await;
+}
+
+pub(crate) async fn a_command_whose_client_goes_before_it_begins_is_killed(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("impatient").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let shim = machine.shim_pid(&pod).await;
+    let streams = Streams::open(machine).await;
+    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("descriptors").count();
+    let open = descriptors();
+    for (tty, wait) in [(false, 0), (true, 50), (false, 500), (true, 1000)] {
+        let request = cri::ExecRequest {
+            container_id: id.clone(),
+            cmd: ["sh", "-c", "trap '' HUP; sleep 7779; true"].map(str::to_owned).to_vec(),
+            stdin: true,
+            stdout: true,
+            tty,
+            ..Default::default()
+        };
+        let url = machine.runtime.exec(Request::new(request)).await.expect("exec").into_inner().url;
+        send(shim, Signal::SIGSTOP);
+        let client = streams.connect(&url, "v5.channel.k8s.io").await;
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+        drop(client);
+        until("the client is gone", async || descriptors() <= open + 4).await;
+        send(shim, Signal::SIGCONT);
+        // Each is asked for after it.
+        for _ in 0..3 {
+            assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
+        }
+        until("nothing of it is left", async || running("7779").is_empty() && descriptors() <= open).await;
+    }
+    drop(streams);
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
 }
 
 pub(crate) async fn a_shim_that_stops_answering_keeps_nobody_waiting(machine: &mut Machine) {
