@@ -252,8 +252,11 @@ impl Log {
     }
 }
 
+/// Whoever has a volume in the node's logs may put something else there. A link would have us write anywhere, and a
+/// FIFO have the whole pod wait for its reader.
 fn append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).mode(0o640).open(path)
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path)
 }
 
 /// The wall clock, as time since 1970.
@@ -400,6 +403,24 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         log.write(b"eeeeeee\n", T).unwrap();
         assert_eq!(texts(&path), "eeeeeee\n");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_link_or_a_fifo_in_the_place_of_a_log_is_refused_and_not_waited_for() {
+        let dir = std::env::temp_dir().join(format!("coracle-log-other-{}", std::process::id()));
+        let path = dir.join("0.log");
+        let mut log = Log::open(&path, Limits { size: 10, files: 3 }).unwrap();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(dir.join("target"), &path).unwrap();
+        log.reopen().unwrap_err();
+        assert!(!dir.join("target").exists());
+        fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        log.reopen().unwrap_err();
+        Log::open(&path, Limits::default()).unwrap_err();
+        // What was open stays so.
+        log.write(b"aaa\n", T).unwrap();
         fs::remove_dir_all(dir).unwrap();
     }
 
