@@ -17,8 +17,8 @@ pub(super) struct Connecting {
     ticket: Ticket,
     port: u16,
     socket: OwnedFd,
-    /// IPv6 is tried after IPv4.
-    last: bool,
+    /// Why it was not to be over IPv4, after which IPv6 is tried.
+    four: Option<Errno>,
 }
 
 impl AsFd for Connecting {
@@ -32,29 +32,29 @@ impl Shim {
         let Some(port) = u16::try_from(port).ok().filter(|port| *port > 0) else {
             return Some(Err(Fault::new(Kind::Invalid, format!("there is no port {port}"))));
         };
-        self.try_connect(ticket, port, false)
+        self.try_connect(ticket, port, None)
     }
 
-    fn try_connect(&mut self, ticket: Ticket, port: u16, last: bool) -> Option<Answer> {
-        match begin(port, last) {
-            Ok((socket, true)) => Some(connected(socket)),
-            Ok((socket, false)) => {
+    fn try_connect(&mut self, ticket: Ticket, port: u16, four: Option<Errno>) -> Option<Answer> {
+        match (begin(port, four.is_some()), four) {
+            (Ok((socket, true)), _) => Some(connected(socket)),
+            (Ok((socket, false)), four) => {
                 let serial = self.next_serial();
-                self.connects.insert(serial, Connecting { ticket, port, socket, last });
+                self.connects.insert(serial, Connecting { ticket, port, socket, four });
                 None
             }
-            Err(_) if !last => self.try_connect(ticket, port, true),
-            Err(errno) => Some(Err(refused(port, errno))),
+            (Err(errno), None) => self.try_connect(ticket, port, Some(errno)),
+            (Err(errno), Some(four)) => Some(Err(refused(port, four, errno))),
         }
     }
 
     pub(super) fn finish_connect(&mut self, serial: u32) {
-        let Some(Connecting { ticket, port, socket, last }) = self.connects.remove(&serial) else { return };
+        let Some(Connecting { ticket, port, socket, four }) = self.connects.remove(&serial) else { return };
         let errno = getsockopt(&socket, sockopt::SocketError).map_or_else(|errno| errno, Errno::from_raw);
-        let answer = match errno {
-            Errno::UnknownErrno => Some(connected(socket)),
-            _ if !last => self.try_connect(ticket, port, true),
-            errno => Some(Err(refused(port, errno))),
+        let answer = match (errno, four) {
+            (Errno::UnknownErrno, _) => Some(connected(socket)),
+            (errno, None) => self.try_connect(ticket, port, Some(errno)),
+            (errno, Some(four)) => Some(Err(refused(port, four, errno))),
         };
         if let Some(answer) = answer {
             self.reply(ticket, answer);
@@ -84,7 +84,23 @@ fn connected(socket: OwnedFd) -> Answer {
     Ok((reply::Result::Connected(Connected {}), vec![socket]))
 }
 
-fn refused(port: u16, errno: Errno) -> Fault {
+/// In a pod without IPv6 it is IPv4 that says why.
+fn refused(port: u16, four: Errno, six: Errno) -> Fault {
+    let lacks_six = matches!(six, Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT | Errno::ENETUNREACH);
+    let errno = if lacks_six { four } else { six };
     let kind = if errno == Errno::ECONNREFUSED { Kind::ConnectionRefused } else { Kind::Internal };
     Fault::new(kind, format!("connect to port {port} of the pod: {}", errno.desc()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_there_is_no_connection_is_told_by_the_family_that_the_pod_has() {
+        let of = |four, six| refused(80, four, six).kind;
+        assert_eq!(of(Errno::ECONNREFUSED, Errno::EADDRNOTAVAIL), Kind::ConnectionRefused);
+        assert_eq!(of(Errno::ECONNREFUSED, Errno::EAFNOSUPPORT), Kind::ConnectionRefused);
+        assert_eq!(of(Errno::ENETUNREACH, Errno::ECONNREFUSED), Kind::ConnectionRefused);
+    }
 }
