@@ -2,12 +2,15 @@
 //! it was made from, in one archive that is laid out as the tools for checkpoints read it (checkpointctl, CRI-O,
 //! Podman). The container goes on.
 //!
-//! Files are copied just after memory was: what the container wrote in between is newer than its memory. Those of a pod
-//! are frozen meanwhile (`pod.rs`), and can be restored (`fit.rs` says which, `restore.rs` how).
+//! Its files are copied while it stands still since its memory was (`frozen.rs`): they are of the same moment. Those of a
+//! pod stand still together (`pod.rs`), and can be restored (`fit.rs` says which, `restore.rs` how).
 
 mod archive;
 mod criu;
+mod difference;
 mod fit;
+mod frozen;
+mod location;
 mod manifest;
 mod pod;
 mod restore;
@@ -22,6 +25,7 @@ use std::sync::atomic::AtomicBool;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use self::frozen::Connections;
 pub use criu::CriuError;
 pub(crate) use criu::program;
 pub(crate) use fit::fit;
@@ -52,6 +56,7 @@ pub(crate) struct Subject {
     pub(crate) lower: Vec<PathBuf>,
     /// Becomes true before it is killed.
     pub(crate) doomed: Arc<AtomicBool>,
+    pub(crate) freezer: Freezer,
 }
 
 /// Why there is no checkpoint.
@@ -71,7 +76,7 @@ pub enum CheckpointError {
         #[source]
         source: io::Error,
     },
-    /// A container of the pod could not be frozen.
+    /// A container could not be frozen.
     #[error("freeze container {id}")]
     Freeze {
         /// The container.
@@ -89,7 +94,7 @@ pub enum CheckpointError {
         #[source]
         source: Box<CheckpointError>,
     },
-    /// A container of the pod was killed meanwhile.
+    /// A container was killed meanwhile.
     #[error("container {id} is being stopped")]
     Doomed {
         /// The container.
@@ -135,19 +140,29 @@ struct ConfigDump<'a> {
     restored: bool,
 }
 
-/// Makes the archive, whole or not at all.
+/// Makes the archive, whole or not at all. Blocks.
 pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), CheckpointError> {
-    forget(&subject.layer)?;
-    let workshop = subject.layer.join(WORKSHOP);
-    let made = make(subject, &workshop, None);
-    let made = made.and_then(|_| archive::pack(&workshop, location).map_err(file("write", location)));
-    let forgotten = forget(&subject.layer);
+    let made = forget(&subject.layer).and_then(|()| {
+        location::note(&subject.layer, location)?;
+        coracle_fault::point("checkpoint.noted");
+        let one = std::slice::from_ref(subject);
+        let dumped = frozen::dump(one, Connections::Kept);
+        // In every outcome, and before anything that takes its time.
+        let thawed = frozen::thaw(one);
+        dumped.and(thawed)?;
+        location::pack(&subject.layer, &subject.layer.join(WORKSHOP), location)
+    });
+    let forgotten = match &made {
+        Ok(()) => location::forget_note(&subject.layer),
+        Err(_) => Ok(()),
+    };
+    let forgotten = forgotten.and(forget(&subject.layer));
     made.and(forgotten)
 }
 
 /// Whether something is left of a checkpoint that did not come to its end.
 pub(crate) fn is_left(layer: &Path) -> bool {
-    layer.join(WORKSHOP).exists() || layer.join(OUTPUT).exists()
+    layer.join(WORKSHOP).exists() || layer.join(OUTPUT).exists() || location::is_noted(layer)
 }
 
 /// Whether a CRIU that a runtime before this one started still works on a container, which it must end by itself:
@@ -164,20 +179,19 @@ pub(crate) async fn criu_ended(layer: &Path) -> io::Result<()> {
 /// Removes what a checkpoint that did not come to its end has left.
 pub(crate) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     pod::forget_output(layer)?;
+    location::forget(layer)?;
     let workshop = layer.join(WORKSHOP);
     coracle_tree::remove(&workshop).map_err(file("remove", &workshop))
 }
 
-/// Fills the workshop, and says what the images need beside themselves. A container that is frozen is so
+/// Fills the workshop, and says what the images need beside themselves. The container stands still, and does so
 /// afterwards.
-fn make(
-    subject: &Subject,
-    workshop: &Path,
-    freezer: Option<&Freezer>,
-) -> Result<RestoreRecord, CheckpointError> {
+fn make(subject: &Subject, connections: Connections) -> Result<RestoreRecord, CheckpointError> {
+    let workshop = subject.layer.join(WORKSHOP);
     let images = workshop.join("checkpoint");
     fs::create_dir_all(&images).map_err(file("make", &images))?;
-    let external = criu::dump(subject, workshop, &images, freezer)?;
+    let external = criu::dump(subject, &workshop, &images, connections)?;
+    coracle_fault::point("checkpoint.dumped");
     write(&workshop.join("config.dump"), &config_dump(subject))?;
     let spec = subject.bundle.join("config.json");
     fs::copy(&spec, workshop.join("spec.dump")).map_err(file("copy", &spec))?;
@@ -186,10 +200,10 @@ fn make(
         fs::copy(log, workshop.join("container.log")).map_err(file("copy", log))?;
     }
     let diff = workshop.join("rootfs-diff.tar");
-    let deleted = archive::difference(&subject.layer.join("upper"), &subject.lower, &external, &diff)
+    let deleted = difference::archive(&subject.layer.join("upper"), &subject.lower, &external, &diff)
         .map_err(file("copy the changed files to", &diff))?;
     write(&workshop.join("deleted.files"), &deleted)?;
-    let streams = freezer.map(|freezer| streams::find(subject, freezer)).unwrap_or_default();
+    let streams = streams::find(subject);
     let external = external.iter().map(|place| place.to_string_lossy().into_owned()).collect();
     Ok(RestoreRecord { external, streams })
 }

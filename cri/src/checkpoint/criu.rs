@@ -15,7 +15,7 @@ use nix::sched::{CloneFlags, setns};
 use oci_spec::runtime::Spec;
 
 use super::Subject;
-use crate::cgroup::freezer::Freezer;
+use super::frozen::Connections;
 use crate::pidfd;
 
 /// How much of what CRIU says is told.
@@ -41,13 +41,13 @@ pub enum CriuError {
     Failed(String),
 }
 
-/// Dumps a container's processes to a directory; log and statistics go to the workshop. Gives the places inside
+/// Dumps a frozen container's processes to a directory; log and statistics go to the workshop. Gives the places inside
 /// that are mounted from outside.
 pub(super) fn dump(
     subject: &Subject,
     workshop: &Path,
     images: &Path,
-    freezer: Option<&Freezer>,
+    connections: Connections,
 ) -> Result<Vec<PathBuf>, CriuError> {
     let mountinfo = format!("/proc/{}/mountinfo", subject.pid);
     let mountinfo = fs::read_to_string(mountinfo).map_err(CriuError::Mounts)?;
@@ -60,12 +60,12 @@ pub(super) fn dump(
     command.args(["--leave-running", "--manage-cgroups=ignore"]);
     // What reaches beyond the container is noted, and no reason to refuse.
     command.args(["--ext-unix-sk", "--file-locks"]);
-    // A pod is restored with another address: its connections end, so there is no need to hold them up meanwhile.
-    command.arg(if freezer.is_some() { "--tcp-close" } else { "--tcp-established" });
-    if let Some(freezer) = freezer {
-        // CRIU stops each process itself, thaws the cgroup to reach them, and freezes it again at its end.
-        command.arg("--freeze-cgroup").arg(freezer.dir());
-    }
+    command.arg(match connections {
+        Connections::Kept => "--tcp-established",
+        Connections::Ended => "--tcp-close",
+    });
+    // CRIU stops each process itself, thaws the cgroup to reach them, and freezes it again at its end.
+    command.arg("--freeze-cgroup").arg(subject.freezer.dir());
     for place in &external {
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
     }

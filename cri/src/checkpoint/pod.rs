@@ -7,18 +7,17 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
 
+use super::frozen::{self, Connections};
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
-use super::{CheckpointError, OUTPUT, Subject, WORKSHOP, archive, file, forget, make};
-use crate::cgroup::freezer::Freezer;
+use super::{CheckpointError, OUTPUT, Subject, WORKSHOP, archive, file, forget, restore};
 use crate::records::{RestoreRecord, SandboxRecord};
 
 /// A pod whose selected containers run, and where their things are.
 #[derive(Debug)]
 pub(crate) struct PodSubject {
     pub(crate) record: SandboxRecord,
-    pub(crate) containers: Vec<(Subject, Freezer)>,
+    pub(crate) containers: Vec<Subject>,
     /// An empty directory of the caller's.
     pub(crate) output: PathBuf,
 }
@@ -26,15 +25,17 @@ pub(crate) struct PodSubject {
 /// Makes it, whole or not at all. Blocks.
 pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
     let made = prepare(pod).and_then(|()| {
-        let dumped = dump_frozen(pod);
+        let dumped = frozen::dump(&pod.containers, Connections::Ended);
         // In every outcome, and before anything that takes its time.
-        let thawed = thaw(pod);
+        let thawed = frozen::thaw(&pod.containers);
         put(pod, &dumped?).and(thawed)
     });
-    let ids: Vec<&str> = pod.containers.iter().map(|(subject, _)| subject.record.id.as_str()).collect();
+    let ids: Vec<&str> = pod.containers.iter().map(|subject| subject.record.id.as_str()).collect();
     let taken_back = if made.is_ok() { Ok(()) } else { take_back(&pod.output, &ids) };
-    let forgotten = pod.containers.iter().try_for_each(|(subject, _)| {
+    coracle_fault::point("checkpoint-pod.made");
+    let forgotten = pod.containers.iter().try_for_each(|subject| {
         forget_note(&subject.layer)?;
+        coracle_fault::point("checkpoint-pod.forgotten");
         forget(&subject.layer)
     });
     made.and(taken_back).and(forgotten)
@@ -42,49 +43,13 @@ pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
 
 /// Notes where it is to be, so that the next start finds what is half-made.
 fn prepare(pod: &PodSubject) -> Result<(), CheckpointError> {
-    for (subject, _) in &pod.containers {
+    for subject in &pod.containers {
         forget(&subject.layer)?;
         let note = subject.layer.join(OUTPUT);
         fs::write(&note, pod.output.as_os_str().as_bytes()).map_err(file("write", &note))?;
+        coracle_fault::point("checkpoint-pod.noted");
     }
     Ok(())
-}
-
-fn dump_frozen(pod: &PodSubject) -> Result<Vec<RestoreRecord>, CheckpointError> {
-    for (subject, freezer) in &pod.containers {
-        let id = subject.record.id.clone();
-        let frozen = freezer.freeze().map_err(|source| CheckpointError::Freeze { id, source });
-        not_doomed(pod).and(frozen)?;
-    }
-    let mut dumped = Vec::new();
-    for (subject, freezer) in &pod.containers {
-        let made = make(subject, &subject.layer.join(WORKSHOP), Some(freezer)).map_err(|source| {
-            CheckpointError::Container { id: subject.record.id.clone(), source: Box::new(source) }
-        });
-        // CRIU has frozen it again. What it says of processes that went away meanwhile is no news.
-        not_doomed(pod)?;
-        dumped.push(made?);
-    }
-    Ok(dumped)
-}
-
-/// Whoever kills a container says so first, and thaws it where the killed need that: looked at after a freezing, one
-/// of the two lets it go.
-fn not_doomed(pod: &PodSubject) -> Result<(), CheckpointError> {
-    let doomed = pod.containers.iter().find(|(subject, _)| subject.doomed.load(Ordering::SeqCst));
-    match doomed {
-        Some((subject, _)) => Err(CheckpointError::Doomed { id: subject.record.id.clone() }),
-        None => Ok(()),
-    }
-}
-
-/// Lets all go on, whatever fails.
-fn thaw(pod: &PodSubject) -> Result<(), CheckpointError> {
-    let mut result = Ok(());
-    for (_, freezer) in &pod.containers {
-        result = result.and(freezer.thaw().map_err(file("thaw", freezer.dir())));
-    }
-    result
 }
 
 fn put(pod: &PodSubject, dumped: &[RestoreRecord]) -> Result<(), CheckpointError> {
@@ -98,7 +63,7 @@ fn put(pod: &PodSubject, dumped: &[RestoreRecord]) -> Result<(), CheckpointError
         containers: Vec::new(),
     };
     let mut files = Vec::new();
-    for ((subject, _), restore) in pod.containers.iter().zip(dumped) {
+    for (subject, restore) in pod.containers.iter().zip(dumped) {
         let written = archive::write(&subject.layer.join(WORKSHOP), output);
         let (written, sha256) = written.map_err(file("write to", output))?;
         let saved = saved(subject, restore, sha256);
@@ -115,6 +80,7 @@ fn put(pod: &PodSubject, dumped: &[RestoreRecord]) -> Result<(), CheckpointError
     files.push((last.map_err(file("write to", output))?, output.join(manifest::FILE)));
     for (written, location) in &files {
         archive::name(written, location).map_err(file("name", location))?;
+        coracle_fault::point("checkpoint-pod.named");
     }
     File::open(output).and_then(|directory| directory.sync_all()).map_err(file("write to", output))
 }
@@ -143,6 +109,9 @@ fn take_back(output: &Path, ids: &[&str]) -> Result<(), CheckpointError> {
     // Another one's, of the same directory, is not ours to remove.
     let text = fs::read_to_string(&manifest).unwrap_or_default();
     if ids.iter().any(|id| !id.is_empty() && text.contains(id)) {
+        // Also those whose notes are gone already: without the others they are nothing.
+        let named = restore::read(output).map(|manifest| manifest.containers).unwrap_or_default();
+        named.iter().try_for_each(|saved| remove(&output.join(manifest::archive(&saved.id))))?;
         remove(&manifest)?;
     }
     ids.iter().try_for_each(|id| remove(&output.join(manifest::archive(id))))

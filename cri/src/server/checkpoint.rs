@@ -7,7 +7,7 @@ use coracle_proto::cri;
 use tokio::sync::OwnedMutexGuard;
 use tracing::info;
 
-use crate::checkpoint::{Subject, checkpoint};
+use crate::checkpoint::{self, Subject, checkpoint};
 use crate::container::Container;
 use crate::error::Error;
 use crate::runtime::Runtime;
@@ -27,14 +27,19 @@ impl Runtime {
         if !location.is_absolute() || location.file_name().is_none() {
             return Err(Error::invalid("location", "must be the absolute path of a file"));
         }
+        let failed = |source| Error::Checkpoint { what: "container", id: container.id.clone(), source };
+        is_replaceable(&location)?;
+        // Nothing is frozen in vain.
+        checkpoint::program().map_err(|absent| failed(absent.into()))?;
         let stays = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
-        let subject = self.subject(&container)?;
+        // It may have ended while another checkpoint was made.
+        let subject = self.subject(self.running(&container.id)?.as_ref())?;
         let work = tokio::task::spawn_blocking(move || checkpoint(&subject, &location));
         let done = work.await.map_err(|panic| Error::Kernel {
             doing: "make the checkpoint",
             source: std::io::Error::other(panic),
         })?;
-        done.map_err(|source| Error::Checkpoint { what: "container", id: container.id.clone(), source })?;
+        done.map_err(failed)?;
         info!(container = %container.id, location = request.location, "made a checkpoint");
         Ok((cri::CheckpointContainerResponse {}, stays))
     }
@@ -42,6 +47,8 @@ impl Runtime {
     pub(super) fn subject(&self, container: &Container) -> Result<Subject, Error> {
         let inner = &self.inner;
         let record = container.record_now();
+        let freezer = inner.cgroups.freezer(&record.cgroup);
+        let freezer = freezer.ok_or(Error::Unsupported("a checkpoint without the cgroup freezer"))?;
         // Without its image, which may be gone by now, the name that it had must do.
         let image = inner.images.get(&record.image_id);
         let name = record.config.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
@@ -53,8 +60,19 @@ impl Runtime {
             image: name,
             lower: image.map(|image| image.layers.to_vec()).unwrap_or_default(),
             doomed: Arc::clone(&container.doomed),
+            freezer,
             record,
         })
+    }
+}
+
+/// What is there already must be a file, which is replaced: neither a link, nor a device, which would be as well.
+fn is_replaceable(location: &Path) -> Result<(), Error> {
+    match std::fs::symlink_metadata(location) {
+        Ok(found) if found.is_file() => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Ok(_) => Err(Error::invalid("location", format!("{location:?} is there, and no file"))),
+        Err(error) => Err(Error::file("look at", location)(error)),
     }
 }
 

@@ -40,9 +40,7 @@ impl Runtime {
         for container in containers.values() {
             // It may have ended while another checkpoint was made.
             let container = self.running(&container.id)?;
-            let freezer = self.inner.cgroups.freezer(&container.record.cgroup);
-            let freezer = freezer.ok_or(Error::Unsupported("freezing a pod without the cgroup freezer"))?;
-            subjects.push((self.subject(&container)?, freezer));
+            subjects.push(self.subject(&container)?);
         }
         let pod = PodSubject { record: sandbox.record_now(), containers: subjects, output };
         let work = tokio::task::spawn_blocking(move || checkpoint_pod(&pod));

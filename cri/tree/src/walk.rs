@@ -31,6 +31,9 @@ pub struct Found<'a> {
     pub name: &'a CStr,
     /// What it was when it was looked at.
     pub stat: &'a Stat,
+    /// How many directories below the walk's it is in. The directories on the way to it were told of before it, and
+    /// nothing that is outside of them in between.
+    pub depth: usize,
 }
 
 /// Tells of everything below a directory, in no order. Links are not followed, and mounts not entered or told of. Who
@@ -40,11 +43,13 @@ pub struct Found<'a> {
 /// When the directory cannot be opened, or one below it for want of descriptors.
 pub fn walk(top: &Path, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
     let mut levels = vec![Level::open(openat(CWD, top, DIRECTORY, Mode::empty())?, 0)?];
-    while let Some(Level::Open(dir, offset)) = levels.last_mut() {
+    loop {
+        let depth = levels.len().saturating_sub(1);
+        let Some(Level::Open(dir, offset)) = levels.last_mut() else { return Ok(()) };
         match dir.read() {
             Some(Ok(entry)) => {
                 *offset = entry.offset();
-                if let Some(below) = look(dir, &entry, &mut found)? {
+                if let Some(below) = look(dir, &entry, depth, &mut found)? {
                     go_down(&mut levels, below)?;
                 }
             }
@@ -52,11 +57,15 @@ pub fn walk(top: &Path, mut found: impl FnMut(Found<'_>)) -> io::Result<()> {
             Some(Err(_)) | None => go_up(&mut levels)?,
         }
     }
-    Ok(())
 }
 
 /// Tells of an entry, and opens it if it is a directory.
-fn look(dir: &Dir, entry: &DirEntry, found: &mut impl FnMut(Found<'_>)) -> Result<Option<OwnedFd>, Errno> {
+fn look(
+    dir: &Dir,
+    entry: &DirEntry,
+    depth: usize,
+    found: &mut impl FnMut(Found<'_>),
+) -> Result<Option<OwnedFd>, Errno> {
     let name = entry.file_name();
     if name == c"." || name == c".." {
         return Ok(None);
@@ -70,7 +79,7 @@ fn look(dir: &Dir, entry: &DirEntry, found: &mut impl FnMut(Found<'_>)) -> Resul
     match opened {
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error),
         Err(Errno::XDEV) => return Ok(None),
-        _ => found(Found { dir: at, name, stat: &stat }),
+        _ => found(Found { dir: at, name, stat: &stat, depth }),
     }
     Ok(opened.ok())
 }
@@ -164,6 +173,25 @@ mod tests {
         }
         frugally(|| assert_eq!(inodes(&top).len(), 25_000 + 5 * 200));
         crate::remove(&top).expect("remove");
+    }
+
+    #[test]
+    fn how_deep_something_is_leads_to_its_path() {
+        let place = tempfile::tempdir().expect("directory");
+        for path in ["a/b/c", "a/d", "e/f/g/h"] {
+            fs::create_dir_all(place.path().join(path)).expect("make");
+            fs::write(place.path().join(path).join("file"), path).expect("write");
+        }
+        let (mut names, mut files) = (Vec::new(), HashSet::new());
+        let found = |found: Found<'_>| {
+            names.truncate(found.depth);
+            names.push(found.name.to_str().expect("text").to_owned());
+            if found.name == c"file" {
+                files.insert(names.join("/"));
+            }
+        };
+        walk(place.path(), found).expect("walk");
+        assert_eq!(files, ["a/b/c/file", "a/d/file", "e/f/g/h/file"].map(str::to_owned).into());
     }
 
     #[test]

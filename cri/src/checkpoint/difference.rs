@@ -1,0 +1,324 @@
+//! The changed files of a container's root file system: what is in its writable layer.
+//!
+//! The container stands still meanwhile, but others may change what is in there (who shares its processes reaches its
+//! root), and what it left is whatever it likes. So nothing is found by a path, no link is followed, and only what is a
+//! file is opened to be read.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, OsStr};
+use std::fs::{self, File, Metadata};
+use std::io::{self, BufWriter, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat, statat};
+use rustix::io::Errno;
+use tar::{Builder, Header, HeaderMode};
+
+use super::archive::builder;
+
+/// No path may be longer (`PATH_MAX`).
+const LONGEST: usize = 4095;
+
+/// Writes an archive of what is in a writable layer, and gives the paths that it takes away from lower ones.
+/// Places that are mounted over are the runtime's, not the container's.
+pub(super) fn archive(
+    upper: &Path,
+    lower: &[PathBuf],
+    mounted: &[PathBuf],
+    to: &Path,
+) -> io::Result<BTreeSet<PathBuf>> {
+    let mut writing = Writing {
+        lower,
+        mounted: mounted.iter().filter_map(|place| place.strip_prefix("/").ok()).collect(),
+        archive: builder(BufWriter::new(File::create(to)?)),
+        deleted: BTreeSet::new(),
+    };
+    let mut place = Place::default();
+    if is_opaque(&File::open(upper)?) {
+        writing.hidden(&File::open(upper)?, Path::new(""))?;
+    }
+    let mut written = Ok(());
+    let walked = coracle_tree::walk(upper, |found| {
+        if written.is_ok() {
+            let there = place.go(found.depth, found.name);
+            let opened = there.and_then(|()| open(found.dir, found.name));
+            written = match opened {
+                Ok(Some(file)) => writing.add(file, place.path()),
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            };
+        }
+    });
+    written.and(walked)?;
+    writing.archive.into_inner()?.flush()?;
+    Ok(writing.deleted)
+}
+
+/// Where the walk is.
+#[derive(Debug, Default)]
+struct Place {
+    path: Vec<u8>,
+    /// Where each name of the path ends.
+    ends: Vec<usize>,
+}
+
+/// An archive that is being written.
+struct Writing<'a> {
+    lower: &'a [PathBuf],
+    mounted: BTreeSet<&'a Path>,
+    archive: Builder<BufWriter<File>>,
+    deleted: BTreeSet<PathBuf>,
+}
+
+/// What is there, neither opened nor followed. None when it is gone.
+fn open(dir: impl AsFd, name: &CStr) -> io::Result<Option<File>> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match openat(dir, name, flags, Mode::empty()) {
+        Err(Errno::NOENT) => Ok(None),
+        opened => Ok(Some(File::from(opened?))),
+    }
+}
+
+/// By which what is open is found again.
+fn magic(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+/// Whether a directory of the writable layer hides those of the same path below (the kernel's overlayfs document).
+fn is_opaque(directory: &File) -> bool {
+    let value = xattr::get_deref(magic(directory), "trusted.overlay.opaque");
+    value.is_ok_and(|value| value.as_deref() == Some(b"y"))
+}
+
+/// A directory of a lower layer, without any link on the way: a link hides what is below it, and may lead anywhere.
+fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let layer: OwnedFd = openat(CWD, layer, flags, Mode::empty()).ok()?;
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    Dir::new(openat2(layer, path, flags, Mode::empty(), resolve).ok()?).ok()
+}
+
+fn header(metadata: &Metadata) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_metadata_in_mode(metadata, HeaderMode::Complete);
+    header
+}
+
+// === impl Place ===
+
+impl Place {
+    /// Goes to what has a name, in the directory at so many names of the path.
+    fn go(&mut self, depth: usize, name: &CStr) -> io::Result<()> {
+        self.ends.truncate(depth);
+        self.path.truncate(self.ends.last().copied().unwrap_or_default());
+        if !self.path.is_empty() {
+            self.path.push(b'/');
+        }
+        self.path.extend_from_slice(name.to_bytes());
+        self.ends.push(self.path.len());
+        // By a longer one nobody could be given it back.
+        if self.path.len() > LONGEST { Err(Errno::NAMETOOLONG.into()) } else { Ok(()) }
+    }
+
+    fn path(&self) -> &Path {
+        Path::new(OsStr::from_bytes(&self.path))
+    }
+}
+
+// === impl Writing ===
+
+impl Writing<'_> {
+    fn add(&mut self, file: File, path: &Path) -> io::Result<()> {
+        let metadata = file.metadata()?;
+        let kind = metadata.file_type();
+        if kind.is_char_device() && metadata.rdev() == 0 {
+            self.deleted.insert(Path::new("/").join(path));
+        } else if path.ancestors().any(|above| self.mounted.contains(above)) {
+        } else if kind.is_dir() {
+            self.archive.append_data(&mut header(&metadata), path, io::empty())?;
+            if is_opaque(&file) {
+                self.hidden(&file, path)?;
+            }
+        } else if kind.is_symlink() {
+            let target = readlinkat(&file, c"", Vec::new())?.into_bytes();
+            let target = PathBuf::from(std::ffi::OsString::from_vec(target));
+            self.archive.append_link(&mut header(&metadata), path, target)?;
+        } else if kind.is_file() {
+            self.add_content(&file, path)?;
+        } else if !kind.is_socket() {
+            // A socket is nothing without who listens.
+            self.add_special(&metadata, path)?;
+        }
+        Ok(())
+    }
+
+    fn add_content(&mut self, file: &File, path: &Path) -> io::Result<()> {
+        // It is a file, whatever has its name by now.
+        let mut content = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+            .open(magic(file))?;
+        let before = content.metadata()?;
+        self.archive.append_file(path, &mut content)?;
+        let after = content.metadata()?;
+        let state = |of: &Metadata| (of.len(), of.ctime(), of.ctime_nsec());
+        if state(&before) == state(&after) {
+            return Ok(());
+        }
+        // The archive's own structure would be wrong.
+        let why = format!("{} was changed from outside while it was read", path.display());
+        Err(io::Error::new(io::ErrorKind::Interrupted, why))
+    }
+
+    fn add_special(&mut self, metadata: &Metadata, path: &Path) -> io::Result<()> {
+        let mut header = header(metadata);
+        header.set_size(0);
+        header.set_device_major(libc::major(metadata.rdev()))?;
+        header.set_device_minor(libc::minor(metadata.rdev()))?;
+        self.archive.append_data(&mut header, path, io::empty())
+    }
+
+    /// What is below an opaque directory and not in it is deleted.
+    fn hidden(&mut self, there: &File, path: &Path) -> io::Result<()> {
+        for layer in self.lower {
+            let Some(entries) = lower_directory(layer, path) else { continue };
+            for entry in entries {
+                let entry = entry?;
+                let name = entry.file_name();
+                let is_there = || statat(there, name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+                if !matches!(name.to_bytes(), b"." | b"..") && !is_there() {
+                    let name = OsStr::from_bytes(name.to_bytes());
+                    self.deleted.insert(Path::new("/").join(path).join(name));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Read;
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::{Mode as NixMode, SFlag, makedev, mknod};
+
+    use super::*;
+
+    /// What is in an archive: each with its kind and its content.
+    fn content(path: &Path) -> BTreeMap<String, (tar::EntryType, String)> {
+        let mut archive = tar::Archive::new(File::open(path).expect("archive"));
+        let entries = archive.entries().expect("entries").map(|entry| {
+            let mut entry = entry.expect("entry");
+            let (path, mut text) = (entry.path().expect("path").display().to_string(), String::new());
+            entry.read_to_string(&mut text).expect("text");
+            (path.trim_end_matches('/').to_owned(), (entry.header().entry_type(), text))
+        });
+        entries.collect()
+    }
+
+    #[test]
+    fn what_the_container_wrote_is_there_and_what_is_mounted_over_is_not() {
+        let dir = tempfile::tempdir().expect("directory");
+        let upper = dir.path().join("upper");
+        fs::create_dir_all(upper.join("etc/app")).expect("make");
+        fs::create_dir_all(upper.join("data/below")).expect("make");
+        fs::write(upper.join("etc/app/new"), "mine").expect("write");
+        fs::write(upper.join("etc/hosts"), "").expect("write");
+        symlink("new", upper.join("etc/app/link")).expect("link");
+        symlink("/etc", upper.join("outside")).expect("link");
+        std::os::unix::net::UnixListener::bind(upper.join("socket")).expect("socket");
+        let to = dir.path().join("diff.tar");
+        let mounted = ["/etc/hosts".into(), "/proc".into(), "/data".into()];
+        let deleted = archive(&upper, &[], &mounted, &to).expect("archive");
+        assert_eq!(deleted, BTreeSet::new());
+        let found = content(&to);
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, ["etc", "etc/app", "etc/app/link", "etc/app/new", "outside"]);
+        assert_eq!(found["etc/app/new"].1, "mine");
+        assert_eq!(found["outside"].0, tar::EntryType::Symlink);
+    }
+
+    #[test]
+    fn what_would_block_or_act_when_it_is_opened_is_told_by_its_kind() {
+        let dir = tempfile::tempdir().expect("directory");
+        let upper = dir.path().join("upper");
+        fs::create_dir(&upper).expect("make");
+        let mode = NixMode::from_bits_truncate(0o640);
+        mknod(&upper.join("fifo"), SFlag::S_IFIFO, mode, 0).expect("a FIFO");
+        // There is no such driver: opening it would fail.
+        let device = mknod(&upper.join("device"), SFlag::S_IFCHR, mode, makedev(250, 70_000)).is_ok();
+        let whiteout = mknod(&upper.join("gone"), SFlag::S_IFCHR, mode, 0).is_ok();
+        let to = dir.path().join("diff.tar");
+        let deleted = archive(&upper, &[], &[], &to).expect("archive");
+        let found = content(&to);
+        assert_eq!(found["fifo"].0, tar::EntryType::Fifo);
+        if device {
+            assert_eq!(found["device"].0, tar::EntryType::Char);
+            let mut archive = tar::Archive::new(File::open(&to).expect("archive"));
+            let device = archive
+                .entries()
+                .expect("entries")
+                .flatten()
+                .find(|entry| entry.header().entry_type() == tar::EntryType::Char);
+            let header = device.expect("there").header().clone();
+            let number = (header.device_major().expect("major"), header.device_minor().expect("minor"));
+            assert_eq!(number, (Some(250), Some(70_000)));
+        }
+        assert_eq!(deleted.contains(Path::new("/gone")), whiteout);
+    }
+
+    /// For what is hidden below `a/b`.
+    fn hidden_below(upper: &Path, lower: &[PathBuf]) -> BTreeSet<PathBuf> {
+        let mut writing = Writing {
+            lower,
+            mounted: BTreeSet::new(),
+            archive: builder(BufWriter::new(tempfile::tempfile().expect("file"))),
+            deleted: BTreeSet::new(),
+        };
+        writing.hidden(&File::open(upper).expect("open"), Path::new("a/b")).expect("look");
+        writing.deleted
+    }
+
+    #[test]
+    fn below_what_was_made_anew_all_is_gone_that_is_not_there_again() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (upper, lower) = (dir.path().join("upper/a/b"), dir.path().join("lower"));
+        fs::create_dir_all(&upper).expect("make");
+        fs::create_dir_all(lower.join("a/b")).expect("make");
+        for name in ["kept", "gone"] {
+            fs::write(lower.join("a/b").join(name), "old").expect("write");
+        }
+        fs::write(upper.join("kept"), "new").expect("write");
+        assert_eq!(hidden_below(&upper, &[lower]), [PathBuf::from("/a/b/gone")].into());
+    }
+
+    #[test]
+    fn a_link_in_a_lower_layer_does_not_lead_outside_of_it() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (upper, lower) = (dir.path().join("upper/a/b"), dir.path().join("lower"));
+        for made in [&upper, &lower, &dir.path().join("host/b/secret")] {
+            fs::create_dir_all(made).expect("make");
+        }
+        symlink(dir.path().join("host"), lower.join("a")).expect("link");
+        assert_eq!(hidden_below(&upper, &[lower]), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_file_with_holes_comes_without_them_being_written() {
+        let dir = tempfile::tempdir().expect("directory");
+        let upper = dir.path().join("upper");
+        fs::create_dir(&upper).expect("make");
+        let file = File::create(upper.join("holes")).expect("make");
+        std::os::unix::fs::FileExt::write_all_at(&file, b"end", 64 << 20).expect("write");
+        let to = dir.path().join("diff.tar");
+        archive(&upper, &[], &[], &to).expect("archive");
+        assert!(to.metadata().expect("there").len() < 1 << 20);
+        assert_eq!(content(&to)["holes"].1.len(), (64 << 20) + 3);
+    }
+}

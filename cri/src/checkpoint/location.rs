@@ -1,0 +1,156 @@
+//! The file that a container's checkpoint becomes: written beside its place, and put there when it is whole and on the
+//! disk. A note in the container's directory says where, for the next start after a runtime that ended in the middle: the
+//! caller was told of no checkpoint, so there must be none.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{CheckpointError, archive, file};
+
+/// The note's name.
+const NOTE: &str = "checkpoint.location";
+
+/// Where it is to be and, once it is whole, which file it is: what has its place may still be what was there before.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    location: PathBuf,
+    whole: Option<(u64, u64)>,
+}
+
+/// Notes where the checkpoint of a container is to be.
+pub(super) fn note(layer: &Path, location: &Path) -> Result<(), CheckpointError> {
+    Note { location: location.to_owned(), whole: None }.write(layer)
+}
+
+/// Whether one is to be anywhere.
+pub(super) fn is_noted(layer: &Path) -> bool {
+    layer.join(NOTE).exists()
+}
+
+/// Archives a directory at the place. Whatever file or link is there is replaced.
+pub(super) fn pack(layer: &Path, directory: &Path, location: &Path) -> Result<(), CheckpointError> {
+    let beside = beside(layer, location);
+    let written = File::options().write(true).create_new(true).mode(0o600).open(&beside).and_then(|file| {
+        let metadata = file.metadata()?;
+        archive::fill(directory, file).map(|()| (metadata.dev(), metadata.ino()))
+    });
+    let whole = written.map_err(file("write", &beside))?;
+    coracle_fault::point("checkpoint.written");
+    Note { location: location.to_owned(), whole: Some(whole) }.write(layer)?;
+    let put = fs::rename(&beside, location).and_then(|()| match location.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    });
+    put.map_err(file("write", location))?;
+    coracle_fault::point("checkpoint.named");
+    Ok(())
+}
+
+/// Takes back what there is of a checkpoint that did not come to its end.
+pub(super) fn forget(layer: &Path) -> Result<(), CheckpointError> {
+    let path = layer.join(NOTE);
+    let text = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(file("read", &path))?,
+    };
+    let Note { location, whole } =
+        serde_json::from_slice(&text).map_err(io::Error::from).map_err(file("read", &path))?;
+    remove(&beside(layer, &location))?;
+    let there = fs::symlink_metadata(&location).ok().map(|found| (found.dev(), found.ino()));
+    if there.is_some() && there == whole {
+        remove(&location)?;
+    }
+    forget_note(layer)
+}
+
+/// The checkpoint is whole, and its caller told.
+pub(super) fn forget_note(layer: &Path) -> Result<(), CheckpointError> {
+    remove(&layer.join(NOTE))
+}
+
+/// Where it is written: in the same directory, by a name that is the container's.
+fn beside(layer: &Path, location: &Path) -> PathBuf {
+    let id = layer.file_name().unwrap_or_default().to_string_lossy();
+    location.with_file_name(format!(".{id}.checkpoint"))
+}
+
+fn remove(path: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+// === impl Note ===
+
+impl Note {
+    fn write(&self, layer: &Path) -> Result<(), CheckpointError> {
+        let (path, new) = (layer.join(NOTE), layer.join("checkpoint.location.new"));
+        let text = serde_json::to_vec(self).map_err(io::Error::from);
+        let written = text.and_then(|text| fs::write(&new, text)).and_then(|()| fs::rename(&new, &path));
+        written.map_err(file("write", &path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    struct Place {
+        _dir: tempfile::TempDir,
+        layer: PathBuf,
+        workshop: PathBuf,
+        location: PathBuf,
+    }
+
+    fn place() -> Place {
+        let dir = tempfile::tempdir().expect("directory");
+        let (layer, output) = (dir.path().join("c1"), dir.path().join("output"));
+        let workshop = layer.join("checkpoint");
+        fs::create_dir_all(&workshop).expect("make");
+        fs::create_dir(&output).expect("make");
+        fs::write(workshop.join("config.dump"), "{}").expect("write");
+        Place { layer, workshop, location: output.join("c.tar"), _dir: dir }
+    }
+
+    fn names(place: &Place) -> Vec<String> {
+        let entries = fs::read_dir(place.location.parent().expect("directory")).expect("list").flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn what_was_there_is_replaced_and_a_link_is_not_followed() {
+        let place = place();
+        let other = place.layer.join("other");
+        fs::write(&other, "of another").expect("write");
+        symlink(&other, &place.location).expect("link");
+        note(&place.layer, &place.location).expect("note");
+        pack(&place.layer, &place.workshop, &place.location).expect("pack");
+        assert!(fs::symlink_metadata(&place.location).expect("there").is_file());
+        assert_eq!(fs::read_to_string(&other).expect("other"), "of another");
+        assert_eq!(names(&place), ["c.tar"]);
+    }
+
+    #[test]
+    fn one_that_nobody_was_told_of_is_taken_back_and_one_before_it_stays() {
+        let place = place();
+        fs::write(&place.location, "before").expect("write");
+        note(&place.layer, &place.location).expect("note");
+        fs::write(beside(&place.layer, &place.location), "half").expect("write");
+        forget(&place.layer).expect("forget");
+        assert_eq!(fs::read_to_string(&place.location).expect("before"), "before");
+        assert_eq!(names(&place), ["c.tar"]);
+        note(&place.layer, &place.location).expect("note");
+        pack(&place.layer, &place.workshop, &place.location).expect("pack");
+        assert!(is_noted(&place.layer));
+        forget(&place.layer).expect("forget");
+        assert_eq!(names(&place), Vec::<String>::new());
+        assert!(!is_noted(&place.layer));
+    }
+}
