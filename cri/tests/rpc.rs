@@ -116,6 +116,7 @@ fn run_what_is_broken(session: &mut Session) {
         checkpoint_frozen::what_a_dead_runtime_left_frozen_goes_on,
         checkpoint_frozen::a_criu_that_outlived_its_runtime_keeps_nobody_waiting,
         checkpoint_frozen::what_is_frozen_can_be_stopped,
+        checkpoint_killed::a_runtime_that_ends_behind_any_step_of_a_checkpoint_leaves_none,
         checkpoint_killed::a_runtime_killed_while_criu_dumps_finds_all_again,
         checkpoint_killed::a_pod_is_stopped_while_criu_dumps_it,
         cut::a_connection_that_was_cut_is_made_again,

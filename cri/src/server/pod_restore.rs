@@ -90,6 +90,7 @@ impl Runtime {
         let mut restored = Vec::new();
         for (config, origin) in containers {
             restored.push(self.restore_container(&sandbox, config, &origin).await?);
+            coracle_fault::point("restore-pod.container");
         }
         // From here on it is a pod like others.
         self.inner.records.write_sandbox(&sandbox.record_now())?;

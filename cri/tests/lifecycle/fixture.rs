@@ -180,7 +180,9 @@ impl Machine {
     /// A runtime in the directory of a machine that was lent.
     #[allow(dead_code, reason = "only one of the tests that share this has such a process")]
     pub(crate) async fn borrowed(dir: &Path, cgroup_root: &str) -> Runtime {
-        open(dir, cgroup_root, &open_images(dir).await, &open_network(dir).await).await
+        let network = open_network(dir).await;
+        network.set_pod_cidrs(vec!["10.88.0.0/24".parse().expect("range")]).await.expect("range");
+        open(dir, cgroup_root, &open_images(dir).await, &network).await
     }
 
     /// Something in the machine's directory.

@@ -1,4 +1,5 @@
-//! What happens in the middle of a dump by CRIU: the runtime is killed, the pod is stopped. Only where CRIU works.
+//! What happens in the middle of a checkpoint: the runtime ends, or the pod is stopped. In the middle of a dump only
+//! where CRIU works.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
@@ -8,11 +9,12 @@ use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use prost::Message;
 use tonic::Request;
 
 use crate::checkpoint::works;
 use crate::checkpoint_frozen::{layer, nothing_is_left};
-use crate::checkpoint_pod::{checkpoint, empty_directory, goes_on, names, pod};
+use crate::checkpoint_pod::{checkpoint, count, empty_directory, goes_on, names, pod, restore_request};
 use crate::fixture::{Machine, alive, has_memory};
 
 /// As which the test is called to be killed.
@@ -34,26 +36,176 @@ impl Drop for EndsWithTest {
     }
 }
 
-/// A process with a runtime of its own that makes a pod's checkpoint, if that is what this one was called for.
+/// A process with a runtime of its own that makes what a request in a file says, if that is what this one was called for.
 pub(crate) fn checkpoint_if_called() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
-    let [_, role, dir, cgroup_root, pod, output, ids @ ..] = arguments.as_slice() else { return None };
+    let [_, role, dir, cgroup_root, call, request] = arguments.as_slice() else { return None };
     if role != ROLE {
         return None;
     }
+    let request = std::fs::read(request).expect("a request");
     let tokio = tokio::runtime::Runtime::new().expect("tokio");
     let made = tokio.block_on(async {
         let runtime = Machine::borrowed(Path::new(dir), cgroup_root).await;
-        let request = cri::CheckpointPodRequest {
-            pod_sandbox_id: pod.clone(),
-            output_path: output.clone(),
-            container_ids: ids.to_vec(),
-            ..Default::default()
-        };
-        runtime.checkpoint_pod(Request::new(request)).await
+        match Call::of(call, &request) {
+            Call::Container(request) => runtime.checkpoint_container(Request::new(request)).await.map(drop),
+            Call::Pod(request) => runtime.checkpoint_pod(Request::new(request)).await.map(drop),
+            Call::Restore(request) => runtime.restore_pod(Request::new(request)).await.map(drop),
+        }
     });
-    println!("the checkpoint came to its end: {made:?}");
-    Some(ExitCode::FAILURE)
+    println!("the call came to its end: {made:?}");
+    Some(if made.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What such a process is asked for.
+enum Call {
+    Container(cri::CheckpointContainerRequest),
+    Pod(cri::CheckpointPodRequest),
+    Restore(cri::RestorePodRequest),
+}
+
+impl Call {
+    fn of(name: &str, request: &[u8]) -> Self {
+        match name {
+            "container" => Self::Container(Message::decode(request).expect("a request")),
+            "pod" => Self::Pod(Message::decode(request).expect("a request")),
+            _ => Self::Restore(Message::decode(request).expect("a request")),
+        }
+    }
+
+    /// The process that does it, to be started.
+    fn command(&self, machine: &Machine) -> Command {
+        let (name, request) = match self {
+            Self::Container(request) => ("container", request.encode_to_vec()),
+            Self::Pod(request) => ("pod", request.encode_to_vec()),
+            Self::Restore(request) => ("restore", request.encode_to_vec()),
+        };
+        let file = machine.path("request");
+        std::fs::write(&file, request).expect("write");
+        let mut command = Command::new(std::env::current_exe().expect("our own path"));
+        command.arg(ROLE).arg(machine.path("")).arg(machine.cgroup_root()).arg(name).arg(file);
+        command
+    }
+}
+
+fn pod_request(pod: &str, ids: &[String], output: &Path) -> cri::CheckpointPodRequest {
+    cri::CheckpointPodRequest {
+        pod_sandbox_id: pod.to_owned(),
+        output_path: output.display().to_string(),
+        container_ids: ids.to_vec(),
+        ..Default::default()
+    }
+}
+
+/// Where every step of a checkpoint, and of the way back from one, is.
+const OF_CONTAINER: [&str; 6] = [
+    "checkpoint.noted",
+    "checkpoint.frozen",
+    "checkpoint.dumped",
+    "checkpoint.thawed",
+    "checkpoint.written",
+    "checkpoint.named",
+];
+/// The second time that a point is passed is the second container's.
+const OF_POD: [&str; 10] = [
+    "checkpoint-pod.noted",
+    "checkpoint-pod.noted:2",
+    "checkpoint.frozen",
+    "checkpoint.frozen:2",
+    "checkpoint.dumped:2",
+    "checkpoint.thawed",
+    "checkpoint-pod.named",
+    "checkpoint-pod.named:3",
+    "checkpoint-pod.made",
+    "checkpoint-pod.forgotten",
+];
+const OF_RESTORE: [&str; 4] =
+    ["run.recorded", "restore-pod.container", "create.bundle:2", "restore-pod.container:2"];
+
+/// What stands in for CRIU where that does not work: it makes images that nobody can restore, and, as CRIU does, thaws
+/// what it dumps and freezes it again.
+const STAND_IN: &str = r#"#!/bin/sh
+[ "$1" = dump ] || exit 1
+while [ $# -gt 0 ]; do
+    case $1 in --images-dir) images=$2 ;; --work-dir) work=$2 ;; --freeze-cgroup) group=$2 ;; esac
+    shift
+done
+state() { if [ -e "$group/cgroup.freeze" ]; then echo "$1" >"$group/cgroup.freeze"; else echo "$2" >"$group/freezer.state"; fi; }
+state 0 THAWED
+echo images >"$images/inventory.img"
+echo log >"$work/dump.log"
+state 1 FROZEN
+"#;
+
+/// Has a call made by another process, which ends at a point, if one is given. Whether the call came to its end.
+async fn in_another_process(machine: &mut Machine, call: &Call, point: Option<&str>) -> bool {
+    let mut command = call.command(machine);
+    if works() != Some(true) {
+        let dir = empty_directory(machine, "stand-in");
+        let criu = dir.join("criu");
+        std::fs::write(&criu, STAND_IN).expect("write");
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&criu, executable).expect("mode");
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", dir.display()));
+    }
+    command.envs(point.map(|point| ("CORACLE_FAULT", point)));
+    machine.lend().await;
+    let mut runtime = EndsWithTest(command.spawn().expect("a process"));
+    let begun = Instant::now();
+    let ended = loop {
+        if let Some(ended) = runtime.0.try_wait().expect("its end") {
+            break ended;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(300), "it does not end: {point:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    machine.take_back().await;
+    let aborted = std::os::unix::process::ExitStatusExt::signal(&ended) == Some(6);
+    assert_eq!(aborted, point.is_some(), "{point:?}: {ended}");
+    ended.success()
+}
+
+pub(crate) async fn a_runtime_that_ends_behind_any_step_of_a_checkpoint_leaves_none(machine: &mut Machine) {
+    let (source, ids) = pod(machine, "steps").await;
+    count(machine, &ids[0]).await;
+    let output = empty_directory(machine, "steps");
+    let location = output.join("c.tar");
+    let of_container = Call::Container(cri::CheckpointContainerRequest {
+        container_id: ids[0].clone(),
+        location: location.display().to_string(),
+        timeout: 0,
+    });
+    let of_pod = Call::Pod(pod_request(&source, &ids, &output));
+    let cuts = OF_CONTAINER.iter().map(|point| (&of_container, point));
+    for (call, point) in cuts.chain(OF_POD.iter().map(|point| (&of_pod, point))) {
+        in_another_process(machine, call, Some(*point)).await;
+        nothing_is_left(machine, &ids[0], &output).await;
+        nothing_is_left(machine, &ids[1], &output).await;
+        goes_on(machine, &ids[0]).await;
+        assert_eq!(machine.exec(&ids[1], &["pwd"], 0).await.expect("exec").exit_code, 0, "{point}");
+    }
+    // One that stood there before is replaced whole, or not at all.
+    std::fs::write(&location, "before").expect("write");
+    in_another_process(machine, &of_container, Some("checkpoint.written")).await;
+    assert_eq!(std::fs::read_to_string(&location).expect("it stays"), "before");
+    assert_eq!(names(&output), ["c.tar"]);
+    assert!(in_another_process(machine, &of_container, None).await, "a checkpoint");
+    assert!(location.metadata().expect("it is there").len() > 1024 && names(&output).len() == 1);
+    std::fs::remove_file(&location).expect("remove");
+    assert!(in_another_process(machine, &of_pod, None).await, "a checkpoint");
+    is_not_half_restored(machine, &output).await;
+    machine.remove_pod(&source).await;
+    std::fs::remove_dir_all(&output).expect("remove");
+}
+
+async fn is_not_half_restored(machine: &mut Machine, output: &Path) {
+    let before = machine.traces().await;
+    let restore = Call::Restore(restore_request(machine, output));
+    for point in OF_RESTORE {
+        in_another_process(machine, &restore, Some(point)).await;
+        assert_eq!(machine.traces().await, before, "after {point}");
+    }
 }
 
 /// A pod with one more container, whose dump takes a while.
@@ -129,8 +281,7 @@ pub(crate) async fn a_runtime_killed_while_criu_dumps_finds_all_again(machine: &
     let other = machine.run(&beside, "c", &["sleep", "1000"]).await;
     let output = empty_directory(machine, "killed");
     machine.lend().await;
-    let mut command = Command::new(std::env::current_exe().expect("our own path"));
-    command.arg(ROLE).arg(machine.path("")).arg(machine.cgroup_root()).arg(&source).arg(&output).args(&ids);
+    let mut command = Call::Pod(pod_request(&source, &ids, &output)).command(machine);
     let mut runtime = EndsWithTest(command.spawn().expect("a process"));
     println!("a runtime in another process makes the checkpoint");
     let criu = criu_writes(machine, holder).await;

@@ -111,7 +111,7 @@ pub(crate) async fn checkpoint(
     machine.runtime.checkpoint_pod(Request::new(request)).await.map(|_| ())
 }
 
-fn restore_request(machine: &Machine, from: &Path) -> cri::RestorePodRequest {
+pub(crate) fn restore_request(machine: &Machine, from: &Path) -> cri::RestorePodRequest {
     let config = cri::PodSandboxConfig { hostname: "same".into(), ..machine.pod_config("restored") };
     cri::RestorePodRequest {
         checkpoint_path: from.display().to_string(),
