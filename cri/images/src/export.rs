@@ -40,7 +40,7 @@ pub(crate) enum ExportError {
         source: io::Error,
     },
     #[error("layer {diff_id} is damaged on disk: it has the digest {actual}")]
-    Damaged { diff_id: Digest, actual: Digest },
+    Damaged { diff_id: Box<Digest>, actual: Box<Digest> },
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     #[error("the export was stopped")]
@@ -142,7 +142,10 @@ impl Export {
             false => ExportError::Write { path: to.to_owned(), source },
         })?;
         let actual = reader.finish();
-        if actual == *diff_id { Ok(()) } else { Err(ExportError::Damaged { diff_id: *diff_id, actual }) }
+        if actual == *diff_id {
+            return Ok(());
+        }
+        Err(ExportError::Damaged { diff_id: (*diff_id).into(), actual: actual.into() })
     }
 
     fn open(&self, diff_id: &Digest) -> Result<(crate::unpack::Rebuilt, u64), ExportError> {

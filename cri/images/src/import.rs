@@ -63,7 +63,7 @@ pub(crate) enum ImportError {
         source: UnpackError,
     },
     #[error("layer {path} unpacks to {actual}, not to {expected} as the configuration says")]
-    DiffId { path: String, expected: Digest, actual: Digest },
+    DiffId { path: String, expected: Box<Digest>, actual: Box<Digest> },
     #[error(transparent)]
     Layer(#[from] LayerError),
     #[error(transparent)]
@@ -306,7 +306,7 @@ fn unpack_layer(
         return Err(ImportError::Digest { path, actual });
     }
     if unpacked.diff_id != expected {
-        return Err(ImportError::DiffId { path, expected, actual: unpacked.diff_id });
+        return Err(ImportError::DiffId { path, expected: expected.into(), actual: unpacked.diff_id.into() });
     }
     Ok(unpacked)
 }

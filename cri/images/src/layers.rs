@@ -120,7 +120,7 @@ pub(crate) enum LayerError {
     },
     #[error("layer {layer} is refused")]
     Link {
-        layer: Digest,
+        layer: Box<Digest>,
         #[source]
         source: LinkError,
     },

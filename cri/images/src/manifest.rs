@@ -28,7 +28,7 @@ pub(crate) const ACCEPT: &str = "application/vnd.oci.image.index.v1+json, \
 /// What a manifest's address led to.
 #[derive(Debug)]
 pub(crate) enum Document {
-    Manifest(Manifest),
+    Manifest(Box<Manifest>),
     /// Manifests by platform.
     Index(Vec<Descriptor>),
 }
@@ -130,7 +130,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ManifestError> {
         (Some(config), None) => {
             let layers = raw.layers.unwrap_or_default();
             check(&config, &layers)?;
-            Ok(Document::Manifest(Manifest { config, layers }))
+            Ok(Document::Manifest(Manifest { config, layers }.into()))
         }
         (None, None) => Err(ManifestError::Unsupported {
             what: "a document",

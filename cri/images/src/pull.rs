@@ -38,12 +38,12 @@ pub(crate) enum PullError {
     Manifest(#[from] ManifestError),
     #[error("layer {digest}")]
     Unpack {
-        digest: Digest,
+        digest: Box<Digest>,
         #[source]
         source: UnpackError,
     },
     #[error("layer {digest} unpacks to {actual}, not to {expected} as the configuration says")]
-    DiffId { digest: Digest, expected: Digest, actual: Digest },
+    DiffId { digest: Box<Digest>, expected: Box<Digest>, actual: Box<Digest> },
     #[error(transparent)]
     Layer(#[from] LayerError),
     #[error(transparent)]
@@ -220,7 +220,7 @@ impl Pull {
         let (mut document, mut how) = (manifest::parse(&top.bytes)?, Chosen::Alone);
         for _ in 0..NESTING_MAX {
             let manifests = match document {
-                Document::Manifest(manifest) => return Ok((manifest, how)),
+                Document::Manifest(manifest) => return Ok((*manifest, how)),
                 Document::Index(manifests) => manifests,
             };
             let chosen = manifest::choose(&manifests, &self.images.inner.config.platform)?;
@@ -228,7 +228,7 @@ impl Pull {
             document = manifest::parse(&self.registry.by_digest(chosen.digest).await?.bytes)?;
         }
         match document {
-            Document::Manifest(manifest) => Ok((manifest, how)),
+            Document::Manifest(manifest) => Ok((*manifest, how)),
             Document::Index(_) => Err(ManifestError::Nesting.into()),
         }
     }

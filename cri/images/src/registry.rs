@@ -102,7 +102,7 @@ pub(crate) enum RegistryError {
     #[error("{url} is larger than {max} bytes")]
     TooLarge { url: String, max: u64 },
     #[error("{url} has the digest {actual}, not {expected}")]
-    Digest { url: String, expected: Digest, actual: Digest },
+    Digest { url: String, expected: Box<Digest>, actual: Box<Digest> },
     #[error("no host of {domain} may be asked for this (see its hosts.toml)")]
     NoHost { domain: String },
     #[error("no host of {domain} gives it: {before}; at last")]
@@ -268,7 +268,9 @@ async fn manifest_from(
         None => Digest::of(&bytes),
     };
     match expected {
-        Some(expected) if expected != digest => Err(RegistryError::Digest { url, expected, actual: digest }),
+        Some(expected) if expected != digest => {
+            Err(RegistryError::Digest { url, expected: expected.into(), actual: digest.into() })
+        }
         _ => Ok(Fetched { bytes, digest }),
     }
 }

@@ -80,7 +80,7 @@ impl Layers {
             let linking = linking.map_err(|_refused| failed(Errno::EAGAIN))?;
             linking.join().map_err(|_panicked| LayerError::Stopped)?.map_err(failed)
         })?
-        .map_err(|source| LayerError::Link { layer, source })?;
+        .map_err(|source| LayerError::Link { layer: layer.into(), source })?;
         for path in [&work, &view] {
             disk::remove_tree(path)?;
         }

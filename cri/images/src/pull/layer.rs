@@ -126,10 +126,10 @@ impl Pull {
         // A download that failed is why the other side could not go on.
         sent?;
         let (workshop, unpacked) =
-            unpacked?.map_err(|source| PullError::Unpack { digest: descriptor.digest, source })?;
+            unpacked?.map_err(|source| PullError::Unpack { digest: descriptor.digest.into(), source })?;
         if unpacked.diff_id != expected {
-            let (digest, actual) = (descriptor.digest, unpacked.diff_id);
-            return Err(PullError::DiffId { digest, expected, actual });
+            let (digest, actual) = (descriptor.digest.into(), unpacked.diff_id.into());
+            return Err(PullError::DiffId { digest, expected: expected.into(), actual });
         }
         Ok((workshop, unpacked))
     }

@@ -188,7 +188,7 @@ impl<'a> Blob<'a> {
         if actual == self.digest {
             return Ok(());
         }
-        Err(RegistryError::Digest { url: self.url(), expected: self.digest, actual })
+        Err(RegistryError::Digest { url: self.url(), expected: self.digest.into(), actual: actual.into() })
     }
 
     fn url(&self) -> String {
