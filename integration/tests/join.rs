@@ -72,7 +72,7 @@ fn has_joined(nodes: &mut Nodes, node: &str) {
 fn deployment(replicas: usize) -> String {
     let tolerations = ["not-ready", "unreachable"].map(|key| {
         json!({"key": format!("node.kubernetes.io/{key}"), "operator": "Exists", "effect": "NoExecute",
-            "tolerationSeconds": 5})
+            "tolerationSeconds": 10})
     });
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
         "replicas": replicas, "selector": {"matchLabels": {"app": "d"}},
@@ -497,7 +497,7 @@ fn frozen_together(nodes: &mut Nodes) {
         });
     }
     // Longer than their pods would stay.
-    std::thread::sleep(std::time::Duration::from_secs(6));
+    std::thread::sleep(std::time::Duration::from_secs(12));
     let deleted = nodes.get(&["pods"]);
     let deleted = deleted["items"].as_array().unwrap().iter();
     assert_eq!(deleted.filter(|pod| pod["metadata"]["deletionTimestamp"].is_string()).count(), 0);
