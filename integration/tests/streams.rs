@@ -143,6 +143,9 @@ fn ports_are_forwarded() {
 #[test]
 fn logs_follow_and_know_tail_previous_and_times() {
     with_pods(|_, cluster| {
+        let none = cluster.try_kubectl(&["logs", "web", "--previous"]);
+        let said = String::from_utf8_lossy(&none.stderr).into_owned();
+        assert!(said.contains("previous terminated container") && said.contains("(BadRequest)"), "{said}");
         eventually("the second run", 60, || {
             let pod = cluster.get(&["pod", "count"]);
             let status = &pod["status"]["containerStatuses"][0];

@@ -4,7 +4,7 @@
 //! are. Nothing of the client's identity goes along, the node trusts this server's certificate.
 
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -19,6 +19,9 @@ use crate::{
 
 /// What a path segment may not hold as it is: all but RFC 3986's unreserved characters.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Bytes of a node's refusal that are passed on.
+const LONGEST_REFUSAL: usize = 2048;
 
 /// Headers that make an upgrade; all others stay here.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
@@ -36,6 +39,9 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     }
     let request = request.map_err(ApiError::internal)?;
     let mut answer = kubelet::send(call, node, request).await?;
+    if call.resource.subresource == "log" && !answer.status().is_success() {
+        return Err(log_refused(answer).await);
+    }
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
     }
@@ -130,6 +136,23 @@ fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::Cancella
             () = shutdown.cancelled() => {}
         }
     });
+}
+
+/// What the kubelet says of a log that it does not give, as a Status, which clients show: they do not look at the text
+/// of an answer that is none.
+async fn log_refused(answer: Response<Incoming>) -> ApiError {
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
+    let said =
+        body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned()).unwrap_or_default();
+    match status {
+        StatusCode::BAD_REQUEST => ApiError::bad_request(said),
+        StatusCode::NOT_FOUND => {
+            ApiError { code: 404, reason: "NotFound", message: said, details: Value::Null }
+        }
+        StatusCode::UNPROCESSABLE_ENTITY => ApiError::unprocessable(said),
+        _ => ApiError::internal(said),
+    }
 }
 
 /// The kubelet's answer, with what is of its connection alone left out.
