@@ -27,7 +27,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use coracle_images::Held;
+use coracle_images::{Held, Reference};
 use coracle_proto::cri;
 use tokio::sync::watch;
 
@@ -197,6 +197,9 @@ impl Container {
 
     pub(crate) fn status(&self) -> cri::ContainerStatus {
         let ContainerRecord { config, image_id, log_path, created_at, uid, gid, groups, .. } = &self.record;
+        // What becomes a pod's `imageID`, by which others find the image at its registry.
+        let image_ref =
+            Some(&self.record.image_digest).filter(|digest| !digest.is_empty()).unwrap_or(image_id);
         let exit = match self.phase() {
             ContainerPhase::Exited(exit) => Some(exit),
             _ => None,
@@ -213,7 +216,7 @@ impl Container {
             reason: exit.as_ref().map(|exit| exit.reason.clone()).unwrap_or_default(),
             message: exit.map(|exit| exit.message).unwrap_or_default(),
             image: config.image.clone(),
-            image_ref: image_id.clone(),
+            image_ref: image_ref.clone(),
             image_id: image_id.clone(),
             labels: config.labels.clone(),
             annotations: config.annotations.clone(),
@@ -230,6 +233,16 @@ impl Container {
             stop_signal: signal::to_cri(self.record.stop_signal).into(),
         }
     }
+}
+
+/// By which of an image's digests a container knows it: of the repository that was asked for, else of any.
+pub(crate) fn image_digest(config: &cri::ContainerConfig, digests: &[String]) -> String {
+    let spec = config.image.clone().unwrap_or_default();
+    let asked = [spec.user_specified_image, spec.image].into_iter().find(|name| !name.is_empty());
+    let asked = asked.and_then(|name| Reference::parse(&name).ok()).map(|name| name.repository());
+    let is_asked =
+        |digest: &&String| digest.split_once('@').map(|(repository, _)| repository) == asked.as_deref();
+    digests.iter().find(is_asked).or_else(|| digests.first()).cloned().unwrap_or_default()
 }
 
 /// The name that no two containers may have at once.
@@ -251,6 +264,22 @@ pub(crate) fn log_path(config: &cri::ContainerConfig, sandbox: &cri::PodSandboxC
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_digest_is_of_the_repository_that_was_asked_for() {
+        let asked = |image: &str| cri::ContainerConfig {
+            image: Some(cri::ImageSpec {
+                image: "sha256:1".into(),
+                user_specified_image: image.into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let digests = ["r.example/a@sha256:2".to_owned(), "docker.io/library/nginx@sha256:2".to_owned()];
+        assert_eq!(image_digest(&asked("nginx"), &digests), digests[1]);
+        assert_eq!(image_digest(&asked("other"), &digests), digests[0]);
+        assert_eq!(image_digest(&asked("nginx"), &[]), "");
+    }
 
     #[test]
     fn logs_are_below_the_pods_directory() {

@@ -115,6 +115,9 @@ pub(crate) struct ContainerRecord {
     #[serde(with = "message")]
     pub(crate) config: cri::ContainerConfig,
     pub(crate) image_id: String,
+    /// Under which name and digest a registry had it; empty when it came from none.
+    #[serde(default)]
+    pub(crate) image_digest: String,
     pub(crate) log_path: String,
     pub(crate) cgroup: String,
     pub(crate) stop_signal: i32,

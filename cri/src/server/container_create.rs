@@ -224,6 +224,7 @@ impl Runtime {
             phase: ContainerPhase::Creating,
             created_at: now(),
             image_id: image.id.clone(),
+            image_digest: container::image_digest(&config, &image.digests),
             log_path: container::log_path(&config, sandbox.config()),
             cgroup,
             stop_signal,

@@ -86,7 +86,7 @@ pub(super) async fn an_image_is_a_volume_whole_and_in_part(machine: &mut Machine
     sh(machine, &id, "! touch /image/x 2>/dev/null && ! touch /bins/x 2>/dev/null && ! echo > /one").await;
     let status = machine.status(&id).await;
     for mount in &status.mounts {
-        assert_eq!(mount.image.as_ref().expect("an image").image_ref, status.image_ref);
+        assert_eq!(mount.image.as_ref().expect("an image").image_ref, status.image_id);
         assert_eq!(mount.host_path, "");
     }
     machine.restart(std::time::Duration::from_millis(100)).await;
