@@ -43,7 +43,8 @@ pub(crate) fn pod(record: &SandboxRecord, live: Option<&Live>) -> PodSandbox {
     }
 }
 
-fn namespaces_of(record: &SandboxRecord, live: &Live) -> Vec<LinuxNamespace> {
+/// The namespaces that a pod's containers share, and where the kernel shows them.
+pub(crate) fn namespaces_of(record: &SandboxRecord, live: &Live) -> Vec<LinuxNamespace> {
     let at = |typ: &str, pid: i32, name: &str| LinuxNamespace {
         r#type: typ.to_owned(),
         path: format!("/proc/{pid}/ns/{name}"),

@@ -11,6 +11,7 @@ use super::status::Streamed;
 use crate::container::Container;
 use crate::container::resources::limits;
 use crate::error::Error;
+use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
 use crate::sandbox::filter;
 use crate::shim_client::Shim;
@@ -40,9 +41,11 @@ impl Runtime {
         {
             shown.extend(now.into_iter().filter(|(_, value)| !value.is_null()));
         }
+        // Of one that ended it may be another process' by now.
+        let pid = if matches!(container.phase(), ContainerPhase::Exited(_)) { 0 } else { container.pid() };
         json!({
             "sandboxID": container.record.sandbox_id,
-            "pid": container.pid(),
+            "pid": pid,
             "cgroup": container.record.cgroup,
             "bundle": bundle,
             "runtimeSpec": spec,

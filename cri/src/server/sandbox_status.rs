@@ -10,6 +10,7 @@ use super::list_stream::batches;
 use super::sandbox_run::now;
 use super::status::Streamed;
 use crate::error::Error;
+use crate::nri::about::namespaces_of;
 use crate::runtime::Runtime;
 use crate::sandbox::{Sandbox, filter};
 
@@ -25,11 +26,17 @@ impl Runtime {
         if request.verbose {
             let live = sandbox.live();
             let size = sandbox.size();
+            let namespaces =
+                live.as_ref().map(|live| namespaces_of(&sandbox.record, live)).unwrap_or_default();
+            let namespaces: Vec<Value> =
+                namespaces.iter().map(|one| json!({"type": one.r#type, "path": one.path})).collect();
             let text = json!({
                 "resources": size.resources.as_ref().map(limits),
                 "overhead": size.overhead.as_ref().map(limits),
                 "pid": live.as_ref().map(|live| live.shim.pid()),
                 "initPid": live.as_ref().map(|live| live.init_pid),
+                // Where other runtimes show them, and debuggers' scripts look for them.
+                "runtimeSpec": {"linux": {"namespaces": namespaces}},
                 "directory": self.inner.records.sandbox_dir(&sandbox.id),
                 "cgroupParent": sandbox.config().linux.as_ref().map(|linux| &linux.cgroup_parent),
             });
