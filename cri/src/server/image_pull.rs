@@ -32,7 +32,7 @@ impl Runtime {
         Ok(cri::PullImageResponse { image_ref: image.id })
     }
 
-    /// All images, or those of one name.
+    /// All images, or those of one name; of a name without a tag, those of its repository.
     pub(crate) fn image_list(&self, request: cri::ListImagesRequest) -> cri::ListImagesResponse {
         cri::ListImagesResponse { images: self.images_that(request.filter).iter().map(item).collect() }
     }
@@ -49,10 +49,15 @@ impl Runtime {
     fn images_that(&self, filter: Option<cri::ImageFilter>) -> Vec<Image> {
         let name = filter.and_then(|filter| filter.image).map(|image| image.image).unwrap_or_default();
         if name.is_empty() {
-            self.inner.images.list()
-        } else {
-            self.inner.images.get(&name).into_iter().collect()
+            return self.inner.images.list();
         }
+        let found = self.inner.images.get(&name);
+        let Some(repository) = whole_repository(&name) else { return found.into_iter().collect() };
+        let mut images = self.inner.images.list();
+        images.retain(|image| {
+            found.as_ref().is_some_and(|found| found.id == image.id) || is_of(image, &repository)
+        });
+        images
     }
 
     /// One image; none, and no error, when it is absent.
@@ -182,6 +187,18 @@ fn item(image: &Image) -> cri::Image {
     }
 }
 
+/// The repository that a name without tag and digest stands for, where images are listed.
+fn whole_repository(name: &str) -> Option<String> {
+    let last = name.rsplit('/').next().unwrap_or_default();
+    let reference = Reference::parse(name).ok()?;
+    (!last.contains([':', '@'])).then(|| reference.repository())
+}
+
+fn is_of(image: &Image, repository: &str) -> bool {
+    let names = image.tags.iter().chain(&image.digests);
+    names.filter_map(|name| Reference::parse(name).ok()).any(|name| name.repository() == repository)
+}
+
 fn filesystem(path: &std::path::Path, bytes: u64, inodes: u64) -> cri::FilesystemUsage {
     cri::FilesystemUsage {
         timestamp: now(),
@@ -194,6 +211,19 @@ fn filesystem(path: &std::path::Path, bytes: u64, inodes: u64) -> cri::Filesyste
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_without_a_tag_lists_its_repository() {
+        let digest = format!("nginx@sha256:{}", "a".repeat(64));
+        for (name, expected) in [
+            ("nginx", Some("docker.io/library/nginx")),
+            ("r.example:5000/team/app", Some("r.example:5000/team/app")),
+            ("nginx:latest", None),
+            (digest.as_str(), None),
+        ] {
+            assert_eq!(whole_repository(name).as_deref(), expected, "{name}");
+        }
+    }
 
     #[test]
     fn credentials_in_every_form() {
