@@ -2,7 +2,7 @@
 //! picture, the half-made is undone, and the same pod can be made again; and listeners are told every transition once,
 //! over both lives. What comes after is killed as well, behind every step of its way back.
 //!
-//! `CUT=recover` passes those alone whose names begin so.
+//! `CUT=recover.,run.` passes those alone whose names begin so.
 //!
 //! The points are read from the sources, so that none can be forgotten; one that is not reached fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and tells")]
@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_integration::{Machine, Trace, on_a_machine};
-use node::{Heard, Node, told_once};
+use node::{Heard, LONG, Node, told_once};
 
 /// All points of `coracle_fault::point("…")` below a directory.
 fn points(dir: &Path, found: &mut BTreeSet<String>) {
@@ -39,6 +39,13 @@ fn points(dir: &Path, found: &mut BTreeSet<String>) {
 struct Cut {
     point: String,
     again: Option<String>,
+}
+
+impl Cut {
+    /// The point that it is made for.
+    fn name(&self) -> &str {
+        self.again.as_ref().unwrap_or(&self.point)
+    }
 }
 
 /// What the default network has no use for: the executables' test passes them (`cni/killed.rs`).
@@ -76,7 +83,13 @@ fn cuts() -> Vec<Cut> {
         true => Cut { point: before(&point).to_owned(), again: Some(point) },
         false => Cut { point, again: None },
     };
-    found.into_iter().map(cut).collect()
+    let only = std::env::var("CUT").ok();
+    let is_wanted = |cut: &Cut| {
+        only.as_ref().is_none_or(|only| only.split(',').any(|begin| cut.name().starts_with(begin)))
+    };
+    let wanted: Vec<Cut> = found.into_iter().map(cut).filter(is_wanted).collect();
+    assert!(!wanted.is_empty(), "there is no {only:?}");
+    wanted
 }
 
 #[test]
@@ -101,12 +114,7 @@ fn half_of_the_cuts(half: usize) {
             tokio::time::sleep(Duration::from_secs(1)).await;
             node.stop();
             let clean = left(machine);
-            let only = std::env::var("CUT").ok();
-            let is_wanted = |cut: &Cut| {
-                let names = [Some(&cut.point), cut.again.as_ref()];
-                only.as_ref().is_none_or(|only| names.iter().flatten().any(|name| name.starts_with(only)))
-            };
-            for cut in cuts().into_iter().skip(half).step_by(2).filter(is_wanted) {
+            for cut in cuts().into_iter().skip(half).step_by(2) {
                 let began = Instant::now();
                 one(machine, &mirrors, &cut, &clean).await;
                 assert_eq!(left(machine).since(&clean), Vec::<&str>::new(), "left after {cut:?}");
@@ -170,7 +178,7 @@ async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
     loop {
         let heard = [before.clone(), node.heard().await].concat();
         let told = told_once(&heard, &node.known, &node.started);
-        if told.is_ok() || begun.elapsed() > Duration::from_secs(60) {
+        if told.is_ok() || begun.elapsed() > LONG {
             return told;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -180,7 +188,7 @@ async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
 /// Waits, for a while, until nothing is left but the runtime that runs.
 async fn settled(machine: &Machine, clean: &Trace) {
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(60) {
+    while begun.elapsed() < LONG {
         let now = left(machine);
         if now.since(clean).iter().all(|trace| trace.starts_with("process ") || trace.ends_with(".sock")) {
             return;

@@ -39,6 +39,9 @@ pub(crate) struct Node {
     pub(crate) started: BTreeSet<String>,
 }
 
+/// However slow the machine is: long enough for what comes at all.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
 /// A command that outlives a runtime, if nobody ends it.
 const LEFT_BEHIND: &str = "sleep 9998";
 
@@ -132,8 +135,9 @@ impl Node {
     /// the runtime and the listener.
     async fn hear(&self, id: &str, what: i32) {
         let said = |(of, said): &(String, i32)| of == id && *said == what;
-        if self.listener.is_some() {
-            soon(|| self.heard.lock().unwrap().iter().any(said)).await;
+        if let Some(listener) = &self.listener {
+            // One whose runtime has ended hears no more.
+            soon(|| listener.is_finished() || self.heard.lock().unwrap().iter().any(said)).await;
         }
     }
 
@@ -293,7 +297,7 @@ impl Node {
         }
         let began = Instant::now();
         while self.exec(id, "ps").await.map_err(say)?.contains(LEFT_BEHIND) {
-            if began.elapsed() > Duration::from_secs(60) {
+            if began.elapsed() > LONG {
                 return Err("a command is left that nobody waits for".into());
             }
         }
@@ -412,10 +416,10 @@ fn is_connected(address: &str, info: &HashMap<String, String>) -> Result<(), Str
     if is_inside { Ok(()) } else { Err(format!("a ready pod has not its address {address:?}: {inside}")) }
 }
 
-/// Whether something comes true, however slow the machine is.
+/// Whether something comes true.
 async fn soon(mut come: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(60) {
+    while began.elapsed() < LONG {
         if come() {
             return true;
         }
@@ -431,7 +435,7 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
         if let Some(found) = look().await {
             return found;
         }
-        assert!(began.elapsed() < Duration::from_secs(120), "waited in vain until {what}");
+        assert!(began.elapsed() < LONG, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
