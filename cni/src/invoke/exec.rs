@@ -63,7 +63,9 @@ impl Executables {
             return Err(failed(io::Error::new(io::ErrorKind::TimedOut, reason)));
         };
         let output = output.map_err(failed)?;
-        group.map(Group::ended);
+        if let Some(group) = group {
+            group.ended();
+        }
         let said = String::from_utf8_lossy(&output.stderr);
         if !said.trim().is_empty() {
             warn!(plugin = kind, command = request.command.name(), said = said.trim(), "a plugin's words");

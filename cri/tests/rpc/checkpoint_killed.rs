@@ -50,7 +50,7 @@ pub(crate) fn checkpoint_if_called() -> Option<ExitCode> {
         match Call::of(call, &request) {
             Call::Container(request) => runtime.checkpoint_container(Request::new(request)).await.map(drop),
             Call::Pod(request) => runtime.checkpoint_pod(Request::new(request)).await.map(drop),
-            Call::Restore(request) => runtime.restore_pod(Request::new(request)).await.map(drop),
+            Call::Restore(request) => runtime.restore_pod(Request::new(*request)).await.map(drop),
         }
     });
     println!("the call came to its end: {made:?}");
@@ -61,7 +61,7 @@ pub(crate) fn checkpoint_if_called() -> Option<ExitCode> {
 enum Call {
     Container(cri::CheckpointContainerRequest),
     Pod(cri::CheckpointPodRequest),
-    Restore(cri::RestorePodRequest),
+    Restore(Box<cri::RestorePodRequest>),
 }
 
 impl Call {
@@ -69,7 +69,7 @@ impl Call {
         match name {
             "container" => Self::Container(Message::decode(request).expect("a request")),
             "pod" => Self::Pod(Message::decode(request).expect("a request")),
-            _ => Self::Restore(Message::decode(request).expect("a request")),
+            _ => Self::Restore(Box::new(Message::decode(request).expect("a request"))),
         }
     }
 
@@ -201,7 +201,7 @@ pub(crate) async fn a_runtime_that_ends_behind_any_step_of_a_checkpoint_leaves_n
 
 async fn is_not_half_restored(machine: &mut Machine, output: &Path) {
     let before = machine.traces().await;
-    let restore = Call::Restore(restore_request(machine, output));
+    let restore = Call::Restore(Box::new(restore_request(machine, output)));
     for point in OF_RESTORE {
         in_another_process(machine, &restore, Some(point)).await;
         assert_eq!(machine.traces().await, before, "after {point}");
