@@ -132,6 +132,20 @@ impl ApiError {
         Self::new(503, "ServiceUnavailable", message)
     }
 
+    /// What a node said when it refused to hand something over: words of its own, that the client is to read.
+    pub(crate) fn of_node(code: u16, said: &str) -> Self {
+        let said = said.trim();
+        match code {
+            400 => Self::bad_request(said),
+            403 => Self::forbidden(said),
+            404 => Self::new(404, "NotFound", said),
+            422 => Self::unprocessable(said),
+            500 => Self::internal(said),
+            503 => Self::unavailable(said),
+            code => Self::new(code, "", said),
+        }
+    }
+
     /// An eviction that a disruption budget does not allow now; the client may come again, after a time if one is given.
     pub(crate) fn disruption_budget(why: &str, seconds: u64) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";

@@ -20,8 +20,8 @@ use crate::{
 /// What a path segment may not hold as it is: all but RFC 3986's unreserved characters.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Bytes of a node's refusal that are passed on.
-const LONGEST_REFUSAL: usize = 2048;
+/// Bytes of what a kubelet may say when it refuses; a longer text is not waited for.
+const LONGEST_REFUSAL: usize = 64 << 10;
 
 /// Headers that make an upgrade; all others stay here.
 const UPGRADE_HEADERS: &[&str] = &["connection", "upgrade", "x-stream-protocol-version"];
@@ -39,13 +39,30 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     }
     let request = request.map_err(ApiError::internal)?;
     let mut answer = kubelet::send(call, node, request).await?;
-    if call.resource.subresource == "log" && !answer.status().is_success() {
-        return Err(log_refused(answer).await);
-    }
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
     }
+    if verb_of(call) == "containerLogs" && !answer.status().is_success() {
+        return Err(refusal(answer).await);
+    }
     Ok(pass(answer))
+}
+
+/// What the kubelet calls the subresource.
+fn verb_of(call: &Call) -> &str {
+    match call.resource.subresource.as_str() {
+        "portforward" => "portForward",
+        "log" => "containerLogs",
+        other => other,
+    }
+}
+
+/// A kubelet refuses in plain text; who asked for logs reads no text that is not a log, but a Status.
+async fn refusal(answer: Response<Incoming>) -> ApiError {
+    let code = answer.status().as_u16();
+    let said = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
+    let said = said.map(|said| said.to_bytes()).unwrap_or_default();
+    ApiError::of_node(code, &String::from_utf8_lossy(&said))
 }
 
 /// The kubelet's path for the subresource.
@@ -53,28 +70,33 @@ fn path(call: &Call, pod: &Value) -> Result<String> {
     let encode = |text: &str| utf8_percent_encode(text, SEGMENT).to_string();
     let at = format!("{}/{}", encode(call.namespace()), encode(&call.resource.name));
     let query = &call.info.query;
-    let verb = match call.resource.subresource.as_str() {
-        "portforward" => return Ok(format!("/portForward/{at}?{}", query.raw)),
-        "log" => "containerLogs",
-        other => other,
-    };
+    let verb = verb_of(call);
+    if verb == "portForward" {
+        return Ok(format!("/{verb}/{at}?{}", query.raw));
+    }
     let container = container(pod, query.get("container"), verb == "containerLogs")?;
-    let mut wanted = form_urlencoded::Serializer::new(String::new());
-    for (key, value) in form_urlencoded::parse(query.raw.as_bytes()) {
-        // The kubelet's own names of these; a node of ours takes both.
-        let other = match &*key {
+    Ok(format!("/{verb}/{at}/{}?{}", encode(&container), as_the_kubelet_reads(&query.raw)))
+}
+
+/// The query in the kubelet's words: it has names of its own for streams, and takes nothing but a 1 for a yes.
+fn as_the_kubelet_reads(query: &str) -> String {
+    let mut words = form_urlencoded::Serializer::new(String::new());
+    for (key, value) in form_urlencoded::parse(query.as_bytes()) {
+        let own = match &*key {
             "container" => continue,
             "stdin" => "input",
             "stdout" => "output",
             "stderr" => "error",
+            "tty" => "tty",
             _ => "",
         };
-        if !other.is_empty() && matches!(&*value, "true" | "1") {
-            wanted.append_pair(other, "1");
+        if own.is_empty() {
+            words.append_pair(&key, &value);
+        } else if matches!(&*value, "true" | "1") {
+            words.append_pair(own, "1");
         }
-        wanted.append_pair(&key, &value);
     }
-    Ok(format!("/{verb}/{at}/{}?{}", encode(&container), wanted.finish()))
+    words.finish()
 }
 
 /// The container that is meant when none is named: the only one, or the one that the pod declares.
@@ -138,23 +160,6 @@ fn join(client: OnUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::Cancella
     });
 }
 
-/// What the kubelet says of a log that it does not give, as a Status, which clients show: they do not look at the text
-/// of an answer that is none.
-async fn log_refused(answer: Response<Incoming>) -> ApiError {
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), LONGEST_REFUSAL).collect().await;
-    let said =
-        body.map(|body| String::from_utf8_lossy(&body.to_bytes()).trim().to_owned()).unwrap_or_default();
-    match status {
-        StatusCode::BAD_REQUEST => ApiError::bad_request(said),
-        StatusCode::NOT_FOUND => {
-            ApiError { code: 404, reason: "NotFound", message: said, details: Value::Null }
-        }
-        StatusCode::UNPROCESSABLE_ENTITY => ApiError::unprocessable(said),
-        _ => ApiError::internal(said),
-    }
-}
-
 /// The kubelet's answer, with what is of its connection alone left out.
 fn pass(answer: Response<Incoming>) -> Reply {
     let (parts, body) = answer.into_parts();
@@ -168,4 +173,16 @@ fn pass(answer: Response<Incoming>) -> Reply {
         }
     }
     reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kubelets_are_asked_in_their_own_words() {
+        let asked = "command=a%20b&command=c&container=x&stdin=true&stdout=1&stderr=false&tty=true";
+        assert_eq!(as_the_kubelet_reads(asked), "command=a+b&command=c&input=1&output=1&tty=1");
+        assert_eq!(as_the_kubelet_reads("follow=true&container=x&tailLines=3"), "follow=true&tailLines=3");
+    }
 }
