@@ -1,7 +1,7 @@
 //! The real kubectl, led to one cluster.
 
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -55,6 +55,31 @@ impl Kubectl {
             .unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).ok();
         child.wait_with_output().unwrap()
+    }
+
+    /// Starts kubectl with its standard output for whoever reads it; it goes on by itself, and says what fails.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        let mut command = Command::new(Machine::kubectl("1.37"));
+        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.kubeconfig.parent().unwrap());
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    /// Runs kubectl in a terminal of its own, to its end; what stands there then.
+    ///
+    /// # Panics
+    /// When there is no terminal to be had.
+    #[must_use]
+    pub fn in_a_terminal(&self, arguments: &[&str]) -> String {
+        let words = format!("{} {}", Machine::kubectl("1.37").display(), arguments.join(" "));
+        let mut command = Command::new("script");
+        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.kubeconfig.parent().unwrap());
+        let output = command.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// `kubectl apply -f -`, which must succeed.

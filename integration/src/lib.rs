@@ -18,6 +18,7 @@ mod host;
 mod kubectl;
 mod machine;
 mod nodes;
+mod stock;
 mod trace;
 
 pub use cgroup::end_cgroup;
@@ -28,6 +29,7 @@ pub use host::{Host, inside};
 pub use kubectl::Kubectl;
 pub use machine::{Machine, on_a_machine};
 pub use nodes::{Agent, Nodes};
+pub use stock::Stock;
 pub use trace::Trace;
 
 use std::time::{Duration, Instant};

@@ -200,25 +200,35 @@ impl Nodes {
         self.plane.dir.join("pki/ca.crt")
     }
 
-    fn flags(&self, host: &Host, name: &str, dir: &Path) -> Vec<String> {
+    /// The settings of registries that lead to the machine's own.
+    pub(crate) fn mirrors(&self) -> &Path {
+        &self.mirrors
+    }
+
+    /// What the cgroups of machines begin with.
+    pub(crate) fn cgroup(&self) -> &str {
+        &self.name
+    }
+
+    /// Credentials for a node: its kubeconfig, the certificate and key that it serves with, and the authority's
+    /// certificate.
+    pub(crate) fn credentials(&self, host: &Host, name: &str, dir: &Path) -> [PathBuf; 4] {
         let addresses = [host.address(), host.address_v6()];
         let pki = self.plane.dir.join("pki");
         let pair = |kind: &str, extensions: &str| issue(&pki, dir, (kind, name), extensions);
         let names = format!("subjectAltName=DNS:{name},IP:{},IP:{}", addresses[0], addresses[1]);
         let client = pair("client", "extendedKeyUsage=clientAuth");
         let serving = pair("serving", &format!("extendedKeyUsage=serverAuth\n{names}"));
-        let text = |path: PathBuf| path.to_str().unwrap().to_owned();
-        let (authority, kubeconfig) = (text(self.authority()), dir.join("kubeconfig"));
+        let kubeconfig = dir.join("kubeconfig");
         let user = format!("client-certificate: {}, client-key: {}", client.0.display(), client.1.display());
-        let config = self.kubeconfig(&user);
-        fs::write(&kubeconfig, config).unwrap();
-        let flags = [
-            ("--kubeconfig", text(kubeconfig)),
-            ("--tls-cert-file", text(serving.0)),
-            ("--tls-private-key-file", text(serving.1)),
-            ("--client-ca-file", authority),
-        ];
-        flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        fs::write(&kubeconfig, self.kubeconfig(&user)).unwrap();
+        [kubeconfig, serving.0, serving.1, self.authority()]
+    }
+
+    fn flags(&self, host: &Host, name: &str, dir: &Path) -> Vec<String> {
+        let flags = ["--kubeconfig", "--tls-cert-file", "--tls-private-key-file", "--client-ca-file"];
+        let files = self.credentials(host, name, dir).map(|path| path.to_str().unwrap().to_owned());
+        flags.into_iter().zip(files).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }
 
     /// Ends a node and removes it from its machine; its Node object stays.

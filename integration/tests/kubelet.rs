@@ -1,0 +1,365 @@
+//! Kubernetes' own kubelet, as published, on `coracle runtime` and as a node of our control plane: what pods ask for
+//! they get by it as they do by our own agent.
+//!
+//! Building it takes minutes: `scripts/test-kubelet` does that, and runs these.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, ChildStdout};
+
+use coracle_integration::{Machine, Nodes, Stock, eventually, on_a_machine};
+use serde_json::{Value, json};
+
+/// A control plane and one node of Kubernetes' own.
+fn on_a_stock_node(settings: Value, test: impl FnOnce(&Nodes, &mut Stock) + Send + 'static) {
+    on_a_machine(move |machine: &mut Machine| {
+        let nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
+        let mut stock = Stock::join(&nodes, 1, &settings);
+        test(&nodes, &mut stock);
+    });
+}
+
+/// A pod of these fields; its containers end quickly.
+fn pod(name: &str, spec: &Value) -> String {
+    let mut spec = spec.clone();
+    spec["terminationGracePeriodSeconds"] = 1.into();
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
+}
+
+/// A container of busybox that runs a shell's script.
+fn shell(name: &str, script: &str) -> Value {
+    json!({"name": name, "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]})
+}
+
+/// The first value that a look at a pod gives.
+fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
+    eventually(&format!("{name}: {what}"), 60, || look(&nodes.get(&["pod", name])))
+}
+
+fn runs(pod: &Value) -> Option<()> {
+    let conditions = pod["status"]["conditions"].as_array()?;
+    conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True").then_some(())
+}
+
+fn state(pod: &Value, container: usize) -> &Value {
+    &pod["status"]["containerStatuses"][container]["state"]
+}
+
+#[test]
+#[ignore = "needs Kubernetes' kubelet: scripts/test-kubelet builds it and runs this"]
+fn pods_are_what_their_specs_say() {
+    // All figures come of the runtime.
+    let settings = json!({"featureGates": {"PodAndContainerStatsFromCRI": true}});
+    on_a_stock_node(settings, |nodes, stock| {
+        let said = nodes.get(&["node", stock.name()]);
+        assert_eq!(said["status"]["nodeInfo"]["containerRuntimeVersion"], "coracle://0.1.0");
+        a_deployment_serves_and_answers(nodes);
+        containers_begin_in_order_and_end_as_told(nodes);
+        ends_are_told(nodes);
+        a_pod_in_a_user_namespace_has_its_volumes(nodes);
+        figures_come(nodes, stock);
+        // The kubelet collects once a minute.
+        eventually("all to be removed", 120, || stock.crictl(&["pods", "-q"]).is_empty().then_some(()));
+    });
+}
+
+/// Readiness by HTTP, liveness by TCP, logs, exec, port-forward, and an address of the range that the control plane
+/// gave the node.
+fn a_deployment_serves_and_answers(nodes: &Nodes) {
+    let container = json!({"name": "nginx", "image": "nginx", "imagePullPolicy": "IfNotPresent",
+        "ports": [{"containerPort": 80}],
+        "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 1},
+        "livenessProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 1}});
+    let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [container]}});
+    let spec = json!({"replicas": 2, "selector": {"matchLabels": {"app": "web"}}, "template": template});
+    let web =
+        json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": spec});
+    nodes.apply(&web.to_string());
+    nodes.kubectl(&["rollout", "status", "deployment", "web", "--timeout=240s"]);
+    let pods = nodes.get(&["pods", "-l", "app=web"]);
+    for pod in pods["items"].as_array().unwrap() {
+        assert!(pod["status"]["podIP"].as_str().unwrap().starts_with("10.42."), "{pod}");
+    }
+    let name = pods["items"][0]["metadata"]["name"].as_str().unwrap();
+    assert_eq!(nodes.kubectl(&["exec", name, "--", "echo", "hello"]), "hello\n");
+    let ended = nodes.try_kubectl(&["exec", name, "--", "sh", "-c", "exit 7"]);
+    assert_eq!(ended.status.code(), Some(7));
+    assert!(nodes.in_a_terminal(&["exec", "-it", name, "--", "tty"]).contains("/dev/pts/0"));
+    let forward = Forward::to(nodes, name);
+    assert!(forward.get("/").contains("200 OK"));
+    eventually("the request in the log", 20, || {
+        nodes.kubectl(&["logs", name]).contains("GET / HTTP/1.1\" 200").then_some(())
+    });
+    nodes.kubectl(&["delete", "deployment", "web"]);
+}
+
+/// `kubectl port-forward`, until this value ends.
+struct Forward {
+    process: Child,
+    /// It ends when nobody would read what it says.
+    _output: ChildStdout,
+    port: u16,
+}
+
+impl Forward {
+    fn to(nodes: &Nodes, pod: &str) -> Self {
+        let mut process = nodes.start(&["port-forward", pod, ":80"]);
+        let mut said = Vec::new();
+        let mut output = process.stdout.take().unwrap();
+        let port = loop {
+            let mut byte = [0];
+            assert_eq!(output.read(&mut byte).unwrap(), 1, "port-forward ended");
+            said.push(byte[0]);
+            let text = String::from_utf8_lossy(&said);
+            if let Some((_, rest)) = text.split_once("127.0.0.1:")
+                && let Some((port, _)) = rest.split_once(' ')
+            {
+                break port.parse().unwrap();
+            }
+        };
+        Self { process, _output: output, port }
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// Containers that must end first, one that stays beside, hooks, a start-up probe by exec; and one that somebody adds
+/// to look.
+fn containers_begin_in_order_and_end_as_told(nodes: &Nodes) {
+    let mount = json!([{"name": "work", "mountPath": "/work"}]);
+    let with = |mut container: Value, more: &[(&str, Value)]| {
+        container["volumeMounts"] = mount.clone();
+        more.iter().for_each(|(field, value)| container[*field] = value.clone());
+        container
+    };
+    let hook = |words: &str| json!({"exec": {"command": ["sh", "-c", words]}});
+    let first = with(shell("first", "echo first >/work/order"), &[]);
+    let side = with(
+        shell("side", "echo side >>/work/order; exec sleep 1000"),
+        &[("restartPolicy", "Always".into())],
+    );
+    let hooks =
+        json!({"postStart": hook("echo hook >/work/hook"), "preStop": hook("echo bye >/proc/1/fd/1")});
+    let probe = json!({"exec": {"command": ["cat", "/work/hook"]}, "periodSeconds": 1});
+    let main = with(
+        shell("main", "echo main >>/work/order; trap 'exit 0' TERM; while true; do sleep 0.1; done"),
+        &[("lifecycle", hooks), ("startupProbe", probe)],
+    );
+    let spec = json!({"initContainers": [first, side], "containers": [main],
+        "volumes": [{"name": "work", "emptyDir": {}}]});
+    nodes.apply(&pod("order", &spec));
+    until(nodes, "order", "to be Ready", runs);
+    let order = nodes.kubectl(&["exec", "order", "-c", "main", "--", "cat", "/work/order"]);
+    assert_eq!(order, "first\nside\nmain\n");
+
+    let looking = [
+        "debug",
+        "order",
+        "--image=busybox",
+        "--image-pull-policy=IfNotPresent",
+        "--target=main",
+        "-c",
+        "look",
+    ];
+    nodes.kubectl(&[&looking[..], &["--", "sh", "-c", "ps; exec sleep 1000"]].concat());
+    eventually("what the added container sees", 60, || {
+        let output = nodes.try_kubectl(&["logs", "order", "-c", "look"]);
+        String::from_utf8_lossy(&output.stdout).contains("/work/order").then_some(())
+    });
+    let mut log = nodes.start(&["logs", "-f", "order", "-c", "main"]);
+    nodes.kubectl(&["delete", "pod", "order"]);
+    let mut said = String::new();
+    log.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    log.wait().unwrap();
+    assert!(said.contains("bye"), "no hook before the end: {said:?}");
+}
+
+/// Messages, exit codes, restarts, a failed probe, want of memory; and why there is no log yet.
+fn ends_are_told(nodes: &Nodes) {
+    let fails = shell("c", "echo why >/dev/termination-log; exit 3");
+    nodes.apply(&pod("fails", &json!({"restartPolicy": "OnFailure", "containers": [fails]})));
+    let told = until(nodes, "fails", "a restart", |pod| {
+        let status = &pod["status"]["containerStatuses"][0];
+        let before = status["lastState"]["terminated"].clone();
+        (status["restartCount"].as_u64()? > 0 && before.is_object()).then_some(before)
+    });
+    assert_eq!((&told["exitCode"], &told["message"]), (&json!(3), &json!("why\n")), "{told}");
+
+    let mut greedy = shell("c", "head -c 200m /dev/zero | tail");
+    greedy["resources"] = json!({"limits": {"memory": "20Mi"}});
+    nodes.apply(&pod("greedy", &json!({"restartPolicy": "Never", "containers": [greedy]})));
+    let told = until(nodes, "greedy", "its end", |pod| {
+        Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
+    });
+    assert_eq!((&told["exitCode"], &told["reason"]), (&json!(137), &json!("OOMKilled")), "{told}");
+
+    let mut ill = shell("c", "exec sleep 1000");
+    ill["livenessProbe"] = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
+    nodes.apply(&pod("ill", &json!({"containers": [ill]})));
+    until(nodes, "ill", "a restart after its probe", |pod| {
+        (pod["status"]["containerStatuses"][0]["restartCount"].as_u64()? > 0).then_some(())
+    });
+
+    let missing = json!({"name": "c", "image": "busybox:none"});
+    nodes.apply(&pod("missing", &json!({"containers": [missing]})));
+    until(nodes, "missing", "its image not to be found", |pod| {
+        let why = state(pod, 0)["waiting"]["reason"].as_str()?;
+        ["ErrImagePull", "ImagePullBackOff"].contains(&why).then_some(())
+    });
+    let refused = nodes.try_kubectl(&["logs", "missing"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("is waiting to start"), "{said}");
+    nodes.kubectl(&["delete", "pod", "fails", "greedy", "ill", "missing"]);
+}
+
+/// Ids of its own, with a volume, the token of its account and an image as a volume.
+fn a_pod_in_a_user_namespace_has_its_volumes(nodes: &Nodes) {
+    let mut container = shell("c", "touch /data/mine && exec sleep 1000");
+    container["volumeMounts"] =
+        json!([{"name": "data", "mountPath": "/data"}, {"name": "image", "mountPath": "/image"}]);
+    let volumes = json!([{"name": "data", "emptyDir": {}},
+        {"name": "image", "image": {"reference": "docker.io/library/nginx:latest", "pullPolicy": "IfNotPresent"}}]);
+    nodes.apply(&pod("apart", &json!({"hostUsers": false, "containers": [container], "volumes": volumes})));
+    until(nodes, "apart", "to be Ready", runs);
+    let script = "cat /proc/self/uid_map; stat -c %u /data/mine; ls /image/usr/sbin/nginx; cd /var/run/secrets; \
+                  head -c 3 kubernetes.io/serviceaccount/token";
+    let said = nodes.kubectl(&["exec", "apart", "--", "sh", "-c", script]);
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let [inside, outside, length, owner, image, token] = words.as_slice() else { panic!("{said}") };
+    assert_eq!((*inside, *length, *owner), ("0", "65536", "0"), "{said}");
+    assert!(outside.parse::<u32>().unwrap() >= 65536, "{said}");
+    assert_eq!((*image, *token), ("/image/usr/sbin/nginx", "eyJ"), "{said}");
+    nodes.kubectl(&["delete", "pod", "apart"]);
+}
+
+/// `/stats/summary` and `/metrics/cadvisor`, made by the kubelet of what the runtime counts.
+fn figures_come(nodes: &Nodes, stock: &Stock) {
+    let mut busy = shell("c", "dd if=/dev/zero of=/file bs=1k count=100; while true; do :; done");
+    busy["resources"] = json!({"limits": {"cpu": "100m", "memory": "64Mi"}});
+    nodes.apply(&pod("busy", &json!({"containers": [busy]})));
+    until(nodes, "busy", "to be Ready", runs);
+    eventually("the pod's figures", 60, || {
+        let summary: Value = serde_json::from_str(&stock.ask("/stats/summary")?).ok()?;
+        let pod = summary["pods"].as_array()?.iter().find(|pod| pod["podRef"]["name"] == "busy")?;
+        let container = &pod["containers"][0];
+        let all = [
+            &pod["cpu"]["usageNanoCores"],
+            &pod["memory"]["workingSetBytes"],
+            &pod["process_stats"]["process_count"],
+            &container["cpu"]["usageCoreNanoSeconds"],
+            &container["memory"]["workingSetBytes"],
+            &container["rootfs"]["usedBytes"],
+        ];
+        all.iter().all(|value| value.as_u64().is_some_and(|value| value > 0)).then_some(())
+    });
+    let metrics = stock.ask("/metrics/cadvisor").unwrap();
+    for name in [
+        "container_cpu_usage_seconds_total",
+        "container_memory_working_set_bytes",
+        "container_network_receive_bytes_total",
+    ] {
+        let has = metrics.lines().any(|line| line.starts_with(name) && line.contains("pod=\"busy\""));
+        assert!(has, "no {name} of the pod in\n{metrics}");
+    }
+    nodes.kubectl(&["delete", "pod", "busy"]);
+}
+
+#[test]
+#[ignore = "needs Kubernetes' kubelet: scripts/test-kubelet builds it and runs this"]
+fn pods_go_on_while_kubelet_and_runtime_are_killed() {
+    // Events of the runtime's instead of asking it every second.
+    let settings = json!({"featureGates": {"EventedPLEG": true}});
+    on_a_stock_node(settings, |nodes, stock| {
+        nodes.apply(&pod("stays", &json!({"containers": [shell("c", "exec sleep 100000")]})));
+        let brief = shell("c", "while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 4");
+        nodes.apply(&pod("brief", &json!({"restartPolicy": "Never", "containers": [brief]})));
+        ["stays", "brief"].iter().for_each(|name| until(nodes, name, "to be Ready", runs));
+        let before = running(stock);
+        assert_eq!(before.len(), 2);
+
+        stock.kill_kubelet();
+        stock.kill_runtime();
+        stock.start_runtime();
+        stock.start_kubelet();
+        eventually("the kubelet to answer", 60, || {
+            nodes.try_kubectl(&["exec", "brief", "--", "true"]).status.success().then_some(())
+        });
+        assert_eq!(running(stock), before, "containers were made anew");
+
+        stock.kill_runtime();
+        stock.start_runtime();
+        eventually("the runtime to answer", 60, || {
+            nodes.try_kubectl(&["exec", "brief", "--", "touch", "/tmp/end"]).status.success().then_some(())
+        });
+        let told = until(nodes, "brief", "its end", |pod| {
+            Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
+        });
+        assert_eq!(told["exitCode"], 4);
+        assert_eq!(nodes.get(&["pod", "stays"])["status"]["containerStatuses"][0]["restartCount"], 0);
+        nodes.kubectl(&["delete", "pod", "stays", "brief"]);
+    });
+}
+
+/// The containers that run.
+fn running(stock: &Stock) -> BTreeSet<String> {
+    stock.crictl(&["ps", "-q"]).lines().map(str::to_owned).collect()
+}
+
+#[test]
+#[ignore = "needs Kubernetes' kubelet: scripts/test-kubelet builds it and runs this"]
+fn logs_are_rotated_and_images_collected() {
+    let settings = json!({"containerLogMaxSize": "10Ki", "containerLogMaxFiles": 3,
+        "containerLogMonitorInterval": "3s"});
+    on_a_stock_node(settings, |nodes, stock| {
+        let words = "i=0; while true; do i=$((i+1)); echo line $i of many; sleep 0.01; done";
+        nodes.apply(&pod("writes", &json!({"containers": [shell("c", words)]})));
+        until(nodes, "writes", "to be Ready", runs);
+        let uid = nodes.get(&["pod", "writes"])["metadata"]["uid"].as_str().unwrap().to_owned();
+        let directory = stock.path(&format!("logs/default_writes_{uid}/c"));
+        let files = || -> Vec<String> {
+            let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+            entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
+        };
+        // The one before the last is packed once there is another: three at most, by the kubelet's own count.
+        eventually("a packed log", 60, || files().iter().any(|name| name.ends_with(".gz")).then_some(()));
+        assert!(files().len() <= 4, "{:?}", files());
+        assert!(nodes.kubectl(&["logs", "writes", "--tail=1"]).contains("of many"));
+
+        nodes.apply(&pod(
+            "once",
+            &json!({"restartPolicy": "Never", "containers": [
+            {"name": "c", "image": "nginx", "imagePullPolicy": "IfNotPresent", "command": ["true"]}]}),
+        ));
+        until(nodes, "once", "its end", |pod| (pod["status"]["phase"] == "Succeeded").then_some(()));
+        nodes.kubectl(&["delete", "pod", "once"]);
+        assert!(stock.crictl(&["images"]).contains("nginx"));
+        stock.kill_kubelet();
+        // Any use of the disk is too much now: what nobody uses goes first.
+        let short = json!({"nodefs.available": "99%", "imagefs.available": "99%"});
+        stock.set(&json!({"evictionHard": short, "imageMinimumGCAge": "1s"}));
+        stock.start_kubelet();
+        eventually("the unused image to go", 120, || {
+            (!stock.crictl(&["images"]).contains("nginx")).then_some(())
+        });
+        let said = until(nodes, "writes", "to be evicted", |pod| {
+            (pod["status"]["phase"] == "Failed").then(|| pod["status"].clone())
+        });
+        assert_eq!(said["reason"], "Evicted", "{said}");
+    });
+}
