@@ -30,6 +30,7 @@ ROOTS = [
     "io.k8s.api.discovery.v1.EndpointSlice",
     *("io.k8s.api.rbac.v1." + name for name in "Role RoleBinding ClusterRole ClusterRoleBinding".split()),
     "io.k8s.api.autoscaling.v1.Scale",
+    "io.k8s.api.storage.v1.CSINode",
     *("io.k8s.api.policy.v1." + name for name in "Eviction PodDisruptionBudget".split()),
     *("io.k8s.api.authentication.v1." + name for name in "TokenRequest TokenReview SelfSubjectReview".split()),
     *("io.k8s.api.authorization.v1." + name for name in (
@@ -57,7 +58,7 @@ PLAIN_BOOLS = set(
     "readOnly chapAuthDiscovery chapAuthSession sslEnabled stdin stdinOnce tty hostNetwork hostPID hostIPC "
     "unschedulable publishNotReadyAddresses paused authenticated denied".split())
 PLAIN_REPLICAS = {"io.k8s.api.apps.v1.DeploymentStatus", "io.k8s.api.autoscaling.v1.ScaleSpec"}
-POINTER_INTS = {("io.k8s.api.authentication.v1.TokenRequestSpec", "expirationSeconds")}
+POINTER_INTS = {("io.k8s.api.storage.v1.VolumeNodeResources", "count")}
 POINTER_STRINGS = set(
     "apiGroup storageClassName volumeAttributesClassName initiatorName fsType signerName service runtimeClassName "
     "hostnameOverride resourceClaimName resourceClaimTemplateName podGroupName localhostProfile value "
@@ -277,7 +278,7 @@ class Join:
         if letter == "b":
             return field not in PLAIN_BOOLS
         if letter == "i":
-            return field not in PLAIN_INTS and not (field == "replicas" and name in PLAIN_REPLICAS)
+            return (name, field) in POINTER_INTS or field not in PLAIN_INTS and not (field == "replicas" and name in PLAIN_REPLICAS)
         return True
 
 

@@ -208,6 +208,7 @@ mod tests {
             "discovery.k8s.io",
             "policy",
             "rbac.authorization.k8s.io",
+            "storage.k8s.io",
         ];
         assert_eq!(names, expect);
         assert_eq!(api_group("apps").unwrap()["preferredVersion"]["groupVersion"], "apps/v1");

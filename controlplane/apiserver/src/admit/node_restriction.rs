@@ -35,6 +35,7 @@ impl Admit for NodeRestriction {
             ("", "Node") => node_object(node, attributes, object),
             ("", "Pod") => pod(state, node, attributes, object),
             ("coordination.k8s.io", "Lease") => lease(node, attributes, object),
+            ("storage.k8s.io", "CSINode") => csi_node(node, object),
             ("certificates.k8s.io", "CertificateSigningRequest") => request(attributes, object),
             _ => Ok(()),
         };
@@ -145,6 +146,12 @@ fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
 fn lease(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     let own = object["metadata"]["name"] == node && attributes.namespace == "kube-node-lease";
     ensure(own, || "can only access node lease with the same name as the requesting node".to_owned())
+}
+
+fn csi_node(node: &str, object: &Value) -> Checked {
+    ensure(object["metadata"]["name"] == node, || {
+        "can only access CSINode with the same name as the requesting node".to_owned()
+    })
 }
 
 /// A node asks for certificates in its own name.

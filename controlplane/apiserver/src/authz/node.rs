@@ -14,7 +14,7 @@ use crate::{
 };
 
 const READ: &[&str] = &["get", "list", "watch"];
-const LEASE: &[&str] = &["get", "update", "patch", "delete"];
+const OWN: &[&str] = &["get", "update", "patch", "delete"];
 
 pub(super) fn allows(question: &Question<'_>) -> bool {
     let Some(node) = question.user.node() else { return false };
@@ -32,7 +32,10 @@ pub(super) fn allows(question: &Question<'_>) -> bool {
         ("" | "events.k8s.io", "events", "") => matches!(verb, "create" | "update" | "patch"),
         ("coordination.k8s.io", "leases", "") => {
             resource.namespace == "kube-node-lease"
-                && (verb == "create" || (resource.name == node && LEASE.contains(&verb)))
+                && (verb == "create" || (resource.name == node && OWN.contains(&verb)))
+        }
+        ("storage.k8s.io", "csinodes", "") => {
+            verb == "create" || (resource.name == node && OWN.contains(&verb))
         }
         ("", "serviceaccounts", "") => verb == "get" && needed(question, resource, node, accounts_of),
         ("", "serviceaccounts", "token") => verb == "create" && needed(question, resource, node, accounts_of),

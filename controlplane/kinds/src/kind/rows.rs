@@ -86,6 +86,7 @@ pub static KINDS: &[Kind] = &[
     ENDPOINT_SLICES,
     SIGNING_REQUESTS,
     DISRUPTION_BUDGETS,
+    CSI_NODES,
     rbac::ROLES,
     rbac::ROLE_BINDINGS,
     rbac::CLUSTER_ROLES,
@@ -445,6 +446,24 @@ const LEASES: Kind = Kind {
         unconditional_update: false,
         columns: table::object::LEASE,
         cells: table::object::lease,
+        ..RULES
+    },
+    ..KIND
+};
+
+/// Which storage drivers a node has. Kubernetes' own kubelet is not Ready before it has written its own.
+const CSI_NODES: Kind = Kind {
+    group: "storage.k8s.io",
+    kind: "CSINode",
+    plural: "csinodes",
+    singular: "csinode",
+    namespaced: false,
+    schema: "io.k8s.api.storage.v1.CSINode",
+    rules: Rules {
+        validate: validate::node::csi_node,
+        unconditional_update: false,
+        columns: table::node::CSI_NODE,
+        cells: table::node::csi_node,
         ..RULES
     },
     ..KIND

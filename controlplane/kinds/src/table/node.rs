@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::{AGE, Column, NAME, created, items, name, string, wide};
+use super::{AGE, Column, NAME, created, integer, items, length, name, string, wide};
 
 const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
 
@@ -42,6 +42,13 @@ pub(crate) fn cells(node: &Value, now: Timestamp) -> Vec<Value> {
         or_unknown(&info["kernelVersion"]),
         or_unknown(&info["containerRuntimeVersion"]),
     ]
+}
+
+pub(crate) const CSI_NODE: &[Column] =
+    &[NAME, integer("Drivers", "Number of storage drivers on the node."), AGE];
+
+pub(crate) fn csi_node(object: &Value, now: Timestamp) -> Vec<Value> {
+    vec![name(object), length(&object["spec"]["drivers"]), created(object, now)]
 }
 
 fn readiness(node: &Value) -> String {

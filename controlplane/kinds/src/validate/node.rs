@@ -1,10 +1,13 @@
-//! Nodes.
+//! Nodes, and what they say of their storage drivers.
 
 use std::collections::HashSet;
 
 use serde_json::Value;
 
 use super::{Causes, Path, format, items, text};
+
+/// Bytes of a storage driver's name for a node.
+const LONGEST_NODE_ID: usize = 192;
 
 pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &node["spec"]);
@@ -25,6 +28,45 @@ pub(crate) fn node(causes: &mut Causes, node: &Value, old: Option<&Value>) {
             &path.field("providerID"),
             "node updates may not change providerID except from \"\" to valid",
         );
+    }
+}
+
+pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>) {
+    let (path, drivers) = (Path::root("spec").field("drivers"), &object["spec"]["drivers"]);
+    let mut seen = HashSet::new();
+    for (index, driver) in items(drivers) {
+        let here = path.index(index);
+        let name = text(&driver["name"]);
+        if name.is_empty() {
+            causes.required(&here.field("name"), "");
+        } else {
+            causes.format(&here.field("name"), name, format::dns1123_subdomain(&name.to_lowercase()));
+        }
+        if text(&driver["nodeID"]).is_empty() {
+            causes.required(&here.field("nodeID"), "");
+        } else if text(&driver["nodeID"]).len() > LONGEST_NODE_ID {
+            causes.too_long(&here.field("nodeID"), LONGEST_NODE_ID);
+        }
+        causes.not_negative(&here.field("allocatable").field("count"), &driver["allocatable"]["count"]);
+        let mut keys = HashSet::new();
+        for (index, key) in items(&driver["topologyKeys"]) {
+            let here = here.field("topologyKeys").index(index);
+            causes.format(&here, text(key), format::qualified_name(text(key)));
+            if !keys.insert(text(key)) {
+                causes.duplicate(&here, key);
+            }
+        }
+        if !seen.insert(name) {
+            causes.duplicate(&here.field("name"), &driver["name"]);
+        }
+        let before = old.and_then(|old| {
+            items(&old["spec"]["drivers"]).find(|(_, before)| before["name"] == driver["name"])
+        });
+        for field in ["nodeID", "topologyKeys"] {
+            if before.is_some_and(|(_, before)| before[field] != driver[field]) {
+                causes.invalid(&here.field(field), &driver[field], "field is immutable");
+            }
+        }
     }
 }
 

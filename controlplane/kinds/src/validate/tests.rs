@@ -10,7 +10,8 @@ use crate::kind::by_kind;
 use crate::{defaults, strategy};
 
 fn kind(name: &str) -> &'static Kind {
-    ["v1", "apps/v1", "coordination.k8s.io/v1"].iter().find_map(|version| by_kind(version, name)).unwrap()
+    let versions = ["v1", "apps/v1", "coordination.k8s.io/v1", "storage.k8s.io/v1"];
+    versions.iter().find_map(|version| by_kind(version, name)).unwrap()
 }
 
 /// A good object of each kind.
@@ -23,7 +24,7 @@ fn good(name: &str) -> Value {
             "template": {"metadata": {"labels": {"a": "b"}}, "spec": pod()}}})
         }
         "Service" => json!({"metadata": {"namespace": "n"}, "spec": {"ports": [{"port": 80}]}}),
-        "Namespace" | "Node" => json!({"metadata": {}}),
+        "Namespace" | "Node" | "CSINode" => json!({"metadata": {}}),
         "Event" => json!({"metadata": {"namespace": "n"}, "involvedObject": {"namespace": "n"}}),
         _ => json!({"metadata": {"namespace": "n"}}),
     };
@@ -75,6 +76,7 @@ fn good_objects_pass() {
         "Secret",
         "Event",
         "Lease",
+        "CSINode",
         "ServiceAccount",
     ] {
         check(name, "/metadata/labels", json!({"a.b/c": "d"}), &[]);

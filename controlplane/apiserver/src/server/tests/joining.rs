@@ -263,6 +263,15 @@ async fn a_node_asks_and_writes_in_its_own_name_only() {
         server.send_as(node("n1"), "POST", leases, json!({"metadata": {"name": "n1"}})).await.code,
         201
     );
+    let drivers = "/apis/storage.k8s.io/v1/csinodes";
+    let of = |name: &str| json!({"metadata": {"name": name}, "spec": {"drivers": []}});
+    assert_eq!(server.send_as(node("n1"), "POST", drivers, of("n2")).await.code, 403);
+    assert_eq!(server.send_as(node("n1"), "POST", drivers, of("n1")).await.code, 201);
+    let own = format!("{drivers}/n1");
+    let said = json!({"spec": {"drivers": [{"name": "csi.example", "nodeID": "1"}]}});
+    assert_eq!(server.send_as(node("n1"), "PATCH", &own, said.clone()).await.code, 200);
+    assert_eq!(server.send_as(node("n2"), "PATCH", &own, said).await.code, 403);
+    assert_eq!(server.send_as(node("n2"), "GET", &own, json!({})).await.code, 403);
 }
 
 #[tokio::test]

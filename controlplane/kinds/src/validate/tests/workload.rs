@@ -133,6 +133,17 @@ fn config_maps_secrets_and_others_are_checked() {
         &["spec.leaseDurationSeconds: Invalid value: 0: must be greater than 0"],
     );
     check(
+        "CSINode",
+        "/spec/drivers",
+        json!([{"name": "d", "nodeID": "1", "topologyKeys": ["a", "a"]}, {"name": "d", "allocatable": {"count": -1}}]),
+        &[
+            "spec.drivers[0].topologyKeys[1]: Duplicate value",
+            "spec.drivers[1].nodeID: Required value",
+            "spec.drivers[1].allocatable.count: Invalid value: -1",
+            "spec.drivers[1].name: Duplicate value",
+        ],
+    );
+    check(
         "Node",
         "/spec/taints",
         json!([{"key": "a", "effect": "X"}]),
