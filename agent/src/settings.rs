@@ -166,10 +166,10 @@ pub(crate) struct NodeSettings {
     #[arg(long, value_name = "DIR")]
     image_credential_provider_bin_dir: Option<PathBuf>,
     /// Where NRI plugins connect; empty = none may [default: /var/run/nri/nri.sock]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = nri::place())]
     nri_socket: Option<PathBuf>,
     /// NRI plugins that are started with the runtime; empty = none [default: /opt/nri/plugins]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = nri::place())]
     nri_plugin_dir: Option<PathBuf>,
     /// Configurations of those plugins [default: /etc/nri/conf.d]
     #[arg(long, value_name = "DIR")]

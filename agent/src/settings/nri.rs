@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use coracle_cri::NriSettings;
 
 /// What the flags say: a socket, a folder of plugins, a folder of their configurations.
@@ -9,6 +10,11 @@ pub(crate) type Asked = (Option<PathBuf>, Option<PathBuf>, Option<PathBuf>);
 
 /// The run directory of a node's own runtime. Another one is beside it, and must not take its plugins.
 const OWN: &str = "/run/coracle";
+
+/// Reads a flag that may be empty, which clap's own paths may not.
+pub(crate) fn place() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
 
 /// Decides what was not asked for: the places that NRI plugins know, for the runtime with the default
 /// run directory; for another, a socket below its own. An empty path switches off.

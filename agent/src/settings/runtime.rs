@@ -59,10 +59,10 @@ pub(crate) struct RuntimeSettings {
     #[arg(long, value_name = "DRIVER")]
     cgroup_driver: Option<cgroup::Driver>,
     /// Where NRI plugins connect; empty = none may [default: /var/run/nri/nri.sock]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = super::nri::place())]
     nri_socket: Option<PathBuf>,
     /// NRI plugins that are started with the runtime; empty = none [default: /opt/nri/plugins]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = super::nri::place())]
     nri_plugin_dir: Option<PathBuf>,
     /// Configurations of those plugins [default: /etc/nri/conf.d]
     #[arg(long, value_name = "DIR")]
@@ -154,6 +154,8 @@ impl RuntimeSettings {
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches as _;
+
     use super::*;
 
     #[test]
@@ -174,6 +176,15 @@ mod tests {
             flags.decide().unwrap().stream_idle_limit.map(|limit| limit.as_secs())
         };
         assert_eq!([limit(None), limit(Some(7)), limit(Some(0))], [Some(4 * 3600), Some(7), None]);
+    }
+
+    #[test]
+    fn an_empty_flag_keeps_plugins_out() {
+        let command = RuntimeSettings::augment_args(clap::Command::new("runtime"));
+        let words = ["runtime", "--nri-socket", "", "--nri-plugin-dir", ""];
+        let flags = RuntimeSettings::from_arg_matches(&command.get_matches_from(words)).unwrap();
+        let nri = flags.decide().unwrap().nri;
+        assert_eq!((nri.socket, nri.plugins), (None, None));
     }
 
     #[test]
