@@ -76,12 +76,17 @@ async fn idle(overlay: &mut Overlay) -> u64 {
     woken
 }
 
-async fn bench() {
+/// The node's uplink.
+fn plug() {
     ip("link add eth0 type veth peer name eth1");
     ip("addr add 192.0.2.1/24 dev eth0");
     ip("addr add 2001:db8::1/64 dev eth0 nodad");
     ip("link set eth0 up");
     ip("link set eth1 up");
+}
+
+async fn bench() {
+    plug();
     let config = OverlayConfig {
         backend: Backend::Vxlan { vni: 1, port: 8472, direct_routing: false },
         interface: "bench.1".into(),

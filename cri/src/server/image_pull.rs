@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use coracle_images::{Auth, Image, Login, ProgressFn, PullProgress};
+use coracle_images::{Auth, Image, Login, ProgressFn, PullProgress, Reference};
 use coracle_proto::cri;
 use serde_json::json;
 

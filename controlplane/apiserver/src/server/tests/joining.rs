@@ -263,6 +263,11 @@ async fn a_node_asks_and_writes_in_its_own_name_only() {
         server.send_as(node("n1"), "POST", leases, json!({"metadata": {"name": "n1"}})).await.code,
         201
     );
+}
+
+#[tokio::test]
+async fn a_node_says_of_itself_alone_which_storage_drivers_it_has() {
+    let server = Fixture::new().await;
     let drivers = "/apis/storage.k8s.io/v1/csinodes";
     let of = |name: &str| json!({"metadata": {"name": name}, "spec": {"drivers": []}});
     assert_eq!(server.send_as(node("n1"), "POST", drivers, of("n2")).await.code, 403);
