@@ -66,13 +66,19 @@ pub(super) async fn kill_descendants<'a>(
     // Standing still it starts nothing, and does not end: its orphans would be the container's then.
     let alone = Alone { cgroups, group, leader: Some(leader) };
     send(leader, Signal::SIGSTOP);
-    let mut killed = HashSet::new();
+    let (mut killed, mut known) = (HashSet::new(), HashSet::new());
     while begun.elapsed() < LIMIT {
-        let found = descendants(&look(cgroups, group), leader);
-        if found.is_empty() {
+        let listed = cgroups.processes(group);
+        let processes: Vec<Process> = listed.iter().filter_map(|pid| Process::look(*pid)).collect();
+        let found = descendants(&processes, leader);
+        // Whoever ended between the list and the look may have started somebody before, who is not on the list.
+        let mut newcomers = false;
+        for pid in ended(&listed, &processes) {
+            newcomers |= known.insert(pid);
+        }
+        if found.is_empty() && !newcomers {
             break;
         }
-        let mut newcomers = false;
         for pid in found {
             newcomers |= killed.insert(pid);
             send(pid, Signal::SIGKILL);
@@ -99,6 +105,13 @@ fn send(pid: i32, signal: Signal) {
 
 fn look(cgroups: &Cgroups, group: &str) -> Vec<Process> {
     cgroups.processes(group).into_iter().filter_map(Process::look).collect()
+}
+
+/// Those of a list who do not live any more.
+fn ended(listed: &[i32], processes: &[Process]) -> impl Iterator<Item = i32> {
+    let live: HashSet<i32> =
+        processes.iter().filter(|process| !process.dead).map(|process| process.pid).collect();
+    listed.iter().copied().filter(move |pid| !live.contains(pid))
 }
 
 /// Who lives and descends from `leader`, or is of its session: under a shim of an earlier version, orphans are not
@@ -163,6 +176,12 @@ mod tests {
         assert_eq!(found, [6, 7, 8, 9]);
         assert_eq!(descendants(&[process(5, 2, 5), process(3, 2, 3)], 5), [0; 0]);
         assert_eq!(descendants(&[Process { dead: true, ..process(7, 5, 5) }], 5), [0; 0]);
+    }
+
+    #[test]
+    fn who_is_gone_when_looked_at_has_ended_and_who_is_dead() {
+        let processes = [process(5, 2, 5), Process { dead: true, ..process(7, 5, 5) }];
+        assert_eq!(ended(&[5, 7, 8], &processes).collect::<Vec<_>>(), [7, 8]);
     }
 
     #[test]
