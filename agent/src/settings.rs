@@ -32,10 +32,10 @@ const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
 #[derive(Args)]
 pub(crate) struct LogSettings {
     /// What to log: error, warn, info, debug, trace, or a filter such as `info,coracle_cri=debug`.
-    #[arg(long, global = true, default_value = "info", value_name = "LEVEL")]
+    #[arg(long, global = true, default_value = "info", value_name = "LEVEL", help_heading = "Log")]
     log_level: String,
     /// How to log.
-    #[arg(long, global = true, default_value = "text", value_name = "FORMAT")]
+    #[arg(long, global = true, default_value = "text", value_name = "FORMAT", help_heading = "Log")]
     log_format: LogFormat,
 }
 
@@ -49,13 +49,13 @@ enum LogFormat {
 #[derive(Args, Clone, Default)]
 pub(crate) struct Places {
     /// Configuration file (TOML, keys as the flags, in the tables node and control-plane) [default: /etc/coracle/config.toml if there]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// What outlives a boot: images, volumes, pods, store, keys [default: /var/lib/coracle]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     state_dir: Option<PathBuf>,
     /// What goes with a boot: sockets and records [default: /run/coracle]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     run_dir: Option<PathBuf>,
 }
 
@@ -251,7 +251,7 @@ pub(crate) struct Settings {
 impl LogSettings {
     /// Sends the log to standard error from now on.
     pub(crate) fn start(&self) -> anyhow::Result<()> {
-        let filter = tracing_subscriber::EnvFilter::try_new(&self.log_level)
+        let filter = tracing_subscriber::EnvFilter::try_new(directives(&self.log_level))
             .with_context(|| format!("--log-level {} is not a level or filter", self.log_level))?;
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
         match self.log_format {
@@ -259,6 +259,15 @@ impl LogSettings {
             LogFormat::Json => log.json().init(),
         }
         Ok(())
+    }
+}
+
+/// The API client tells of every failed request, which whoever asked tells as well, and of each server whose certificate
+/// it does not check: a machine that joins checks the cluster by its hash instead, and would seem to check nothing.
+fn directives(level: &str) -> String {
+    match level {
+        "error" | "warn" | "info" => format!("{level},kube_client::client=off"),
+        _ => level.to_owned(),
     }
 }
 

@@ -54,6 +54,7 @@ enum Verb {
     #[command(visible_alias = "ls")]
     List,
     /// Remove an image with all its names; one that is absent is removed already
+    #[command(visible_alias = "remove")]
     Rm {
         /// A name or id
         image: String,

@@ -94,7 +94,7 @@ async fn create(client: &Client, ttl: Duration, uses: Uses) -> anyhow::Result<()
     let token = Token { id: letters(6), secret: letters(16) };
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let secret = secret(&token, (ttl, uses), Timestamp::now())?;
-    secrets.create(&PostParams::default(), &secret).await.context("cannot make the token")?;
+    secrets.create(&PostParams::default(), &secret).await.map_err(said).context("cannot make the token")?;
     let published = tokio::time::timeout(PATIENCE, published(client, &token)).await;
     let (server, authority) =
         published.context("the cluster does not publish itself in kube-public/cluster-info")??;
@@ -157,7 +157,7 @@ async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, St
 async fn list(client: &Client) -> anyhow::Result<()> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let params = ListParams::default().fields(&format!("type={TYPE}"));
-    let found = secrets.list(&params).await.context("cannot list the tokens")?;
+    let found = secrets.list(&params).await.map_err(said).context("cannot list the tokens")?;
     let mut table = format!("{:<8} {:<10} {:<22} {:<24} {}\n", "ID", "LEFT", "EXPIRES", "USAGES", "MACHINES");
     for secret in found {
         table.push_str(&row(&secret, Timestamp::now()));
@@ -197,11 +197,22 @@ fn left(seconds: i64) -> String {
     }
 }
 
+/// What the API says, in its own sentence: the client's would show the whole answer as a programmer sees it.
+fn said(error: kube::Error) -> anyhow::Error {
+    match error {
+        kube::Error::Api(status) => anyhow::Error::msg(status.message),
+        other => other.into(),
+    }
+}
+
 async fn delete(client: &Client, token: &str) -> anyhow::Result<()> {
     let id = token.split('.').next().unwrap_or_default();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let deleted = secrets.delete(&format!("bootstrap-token-{id}"), &DeleteParams::default()).await;
-    deleted.with_context(|| format!("cannot remove the token {id}"))?;
+    match deleted {
+        Err(kube::Error::Api(status)) if status.code == 404 => anyhow::bail!("there is no token {id}"),
+        deleted => deleted.map_err(said).with_context(|| format!("cannot remove the token {id}"))?,
+    };
     super::print(&format!("token {id} removed\n"))
 }
 
