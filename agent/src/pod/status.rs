@@ -59,6 +59,9 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
         observed_generation: pod.metadata.generation,
         init_container_statuses: some(inits),
         container_statuses: some(mains),
+        ephemeral_container_statuses: some(container::not_run(
+            spec.ephemeral_containers.as_deref().unwrap_or_default(),
+        )),
         conditions: None,
         ..api
     };

@@ -204,7 +204,7 @@ impl Sync {
                 let ignored = unsupported::ignored(pod);
                 if !ignored.is_empty() {
                     let message = format!("This node ignores {}", ignored.join(", "));
-                    self.node.recorder.pod(pod, Level::Warning, "UnsupportedField", message);
+                    self.node.recorder.pod(pod, Level::Warning, unsupported::UNSUPPORTED, message);
                 }
                 None
             }

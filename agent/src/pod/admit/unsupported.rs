@@ -12,6 +12,9 @@ use k8s_openapi::api::core::v1::{
 use super::refuse;
 use crate::pod::state::Verdict;
 
+/// The reason that a pod is told.
+pub(crate) const UNSUPPORTED: &str = "UnsupportedField";
+
 /// What happens to a pod that uses a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
@@ -124,7 +127,7 @@ pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
         return Ok(());
     }
     let message = format!("Pod was rejected: this node does not support {}", refused.join(", "));
-    Err(refuse("UnsupportedField", message))
+    Err(refuse(UNSUPPORTED, message))
 }
 
 /// The fields that a pod uses and runs without; for its event.
@@ -139,7 +142,7 @@ fn known_policy(spec: &PodSpec) -> Result<(), Verdict> {
     let init = inits.filter_map(|c| c.restart_policy.as_deref()).any(|policy| policy != "Always");
     if main || init {
         let message = "Pod was rejected: this node does not support containers[*].restartPolicy";
-        return Err(refuse("UnsupportedField", message));
+        return Err(refuse(UNSUPPORTED, message));
     }
     Ok(())
 }

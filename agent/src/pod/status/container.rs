@@ -2,12 +2,13 @@
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus,
+    ContainerStatus, EphemeralContainer,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Facts;
+use crate::pod::admit::unsupported::UNSUPPORTED;
 use crate::pod::state::{ContainerRun, ContainerSeen, Exit, is_sidecar};
 
 /// Before the name of a container's runtime, as `containerID` has it.
@@ -15,6 +16,26 @@ const SCHEME: &str = "coracle://";
 
 pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
     containers.iter().map(|container| one(container, facts)).collect()
+}
+
+/// What was added to a running pod to debug it, and is not run: said there, or `kubectl debug` waits for ever.
+pub(super) fn not_run(ephemeral: &[EphemeralContainer]) -> Vec<ContainerStatus> {
+    let one = |container: &EphemeralContainer| ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        state: Some(ContainerState {
+            terminated: Some(ContainerStateTerminated {
+                exit_code: 128,
+                reason: Some(UNSUPPORTED.to_owned()),
+                message: Some("this node does not run ephemeral containers".to_owned()),
+                ..ContainerStateTerminated::default()
+            }),
+            ..ContainerState::default()
+        }),
+        last_state: Some(ContainerState::default()),
+        ..ContainerStatus::default()
+    };
+    ephemeral.iter().map(one).collect()
 }
 
 fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {

@@ -99,6 +99,17 @@ fn a_running_pod_is_ready_and_says_where_it_is() {
 }
 
 #[test]
+fn a_container_to_debug_with_is_said_not_to_run() {
+    let mut spec = one();
+    spec["ephemeralContainers"] = json!([{"name": "debugger", "image": "busybox"}]);
+    let status = Case::new(spec, seen(vec![container("a", 0, running())])).status(5);
+    assert_eq!(condition(&status, "Ready").status, "True");
+    let told = &status.ephemeral_container_statuses.unwrap()[0];
+    let ended = told.state.as_ref().unwrap().terminated.as_ref().unwrap();
+    assert_eq!((told.name.as_str(), ended.reason.as_deref()), ("debugger", Some("UnsupportedField")));
+}
+
+#[test]
 fn a_pod_that_is_being_made_is_pending() {
     let case = Case::new(one(), Seen::default());
     let status = case.status(5);
