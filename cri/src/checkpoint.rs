@@ -29,6 +29,8 @@ use self::frozen::Connections;
 pub use criu::CriuError;
 pub(crate) use criu::program;
 pub(crate) use fit::fit;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use fit::fuzz;
 pub(crate) use manifest::Manifest;
 pub(crate) use pod::{PodSubject, checkpoint_pod, take_back_pod};
 pub(crate) use restore::{forget_images, images_dir, lay_out, read, said, verify};

@@ -21,6 +21,17 @@ pub fn seccomp(data: &[u8]) {
     crate::container::filter::fuzz(data);
 }
 
+/// A client's request for a container in a pod.
+pub fn config(data: &[u8]) {
+    crate::server::fuzz::config(data);
+}
+
+/// A pod's or a container's record, or the manifest of a checkpoint.
+pub fn record(data: &[u8]) {
+    crate::records::fuzz(data);
+    crate::checkpoint::fuzz(data);
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -33,6 +44,8 @@ mod tests {
             ("cdi", super::cdi),
             ("link", super::link),
             ("seccomp", super::seccomp),
+            ("config", super::config),
+            ("record", super::record),
         ];
         for (name, target) in targets {
             let inputs: Vec<_> = std::fs::read_dir(corpora.join(name)).unwrap().collect();

@@ -411,6 +411,18 @@ pub(crate) mod message {
     }
 }
 
+/// Any bytes where a record should be: what can be read can be written, and is the same then.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    fn same<T: DeserializeOwned + Serialize + PartialEq>(data: &[u8]) {
+        let Ok(read) = serde_json::from_slice::<T>(data) else { return };
+        let again = serde_json::to_vec(&read).and_then(|written| serde_json::from_slice::<T>(&written));
+        assert!(again.is_ok_and(|again| again == read));
+    }
+    same::<SandboxRecord>(data);
+    same::<ContainerRecord>(data);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,8 @@ mod container_volumes;
 mod deadline;
 mod events_get;
 mod exec_sync;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzz;
 mod image_pull;
 mod image_service;
 mod list_stream;

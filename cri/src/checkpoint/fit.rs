@@ -108,6 +108,17 @@ fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) ->
     Ok(())
 }
 
+/// Any bytes in the place of a manifest: what can be read fits itself, or is refused in words.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(manifest) = serde_json::from_slice::<Manifest>(data) else { return };
+    let wanted: Vec<_> = manifest.containers.iter().map(|saved| saved.config.clone()).collect();
+    match fit(&manifest, &manifest.sandbox, &wanted) {
+        Ok(fitting) => assert_eq!(fitting.len(), wanted.len()),
+        Err(why) => assert!(!why.is_empty()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use coracle_proto::cri::NamespaceMode;

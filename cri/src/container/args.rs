@@ -73,7 +73,7 @@ fn absolute(dir: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::container::oci_spec::tests::image;
+    use crate::container::oci_spec::sample::image;
 
     fn strings(list: &[&str]) -> Vec<String> {
         list.iter().map(|text| (*text).to_owned()).collect()

@@ -239,5 +239,7 @@ fn seccomp_of(facts: &Facts<'_>, kept: &[String]) -> Result<Option<LinuxSeccomp>
     }
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod sample;
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;

@@ -389,7 +389,7 @@ impl Runtime {
 }
 
 /// Refuses what cannot be done before anything is.
-fn check(config: &cri::ContainerConfig, host: &Host) -> Result<(), Error> {
+pub(super) fn check(config: &cri::ContainerConfig, host: &Host) -> Result<(), Error> {
     if config.metadata.as_ref().is_none_or(|metadata| metadata.name.is_empty()) {
         return Err(Error::invalid("config.metadata", "needs a name"));
     }

@@ -262,7 +262,7 @@ pub(crate) fn now() -> i64 {
 }
 
 /// Refuses what cannot be done before anything is.
-fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> Result<(), Error> {
+pub(super) fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> Result<(), Error> {
     let Some(metadata) = &config.metadata else {
         return Err(Error::invalid("config.metadata", "is missing"));
     };

@@ -1,74 +1,13 @@
 //! Specs as data: a configuration in, the interesting part of the spec out.
 
-use std::sync::Arc;
-
 use coracle_proto::cri::{self, NamespaceMode};
-use oci_spec::image::{ConfigBuilder, ImageConfigurationBuilder, RootFsBuilder};
 use serde_json::{Value, json};
 
 use super::*;
 
-/// An image with an entrypoint, arguments and an environment.
-pub(in crate::container) fn image(entrypoint: &[&str], cmd: &[&str], env: &[&str]) -> Image {
-    let strings = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
-    let config = ConfigBuilder::default()
-        .entrypoint(strings(entrypoint))
-        .cmd(strings(cmd))
-        .env(strings(env))
-        .build()
-        .expect("config");
-    let rootfs =
-        RootFsBuilder::default().typ("layers").diff_ids(Vec::<String>::new()).build().expect("rootfs");
-    let config = ImageConfigurationBuilder::default()
-        .config(config)
-        .rootfs(rootfs)
-        .build()
-        .expect("image configuration");
-    Image {
-        id: "sha256:0".into(),
-        tags: Vec::new(),
-        digests: Vec::new(),
-        size: 0,
-        config: Arc::new(config),
-        layers: Vec::new(),
-        pinned: false,
-    }
-}
-
-fn host() -> Host {
-    Host {
-        capabilities: vec!["CAP_CHOWN".into(), "CAP_KILL".into(), "CAP_SYS_ADMIN".into()],
-        oom_floor: Some(0),
-        unified: false,
-        hugetlb: false,
-        kernel: crate::host::Kernel { user_namespaces: true, recursive_read_only: true },
-        hostname: "node".into(),
-    }
-}
-
 fn spec_of(config: &ContainerConfig, sandbox: &PodSandboxConfig) -> Value {
-    let facts = Facts {
-        config,
-        image: &image(&["run"], &[], &[]),
-        host: &host(),
-        user: &User::default(),
-        sandbox: SandboxFacts {
-            config: sandbox,
-            hostname: "pod".into(),
-            dir: "/s".into(),
-            shm_dir: "/s/shm".into(),
-            shim_pid: 42,
-            init_pid: 43,
-            target_pid: 7,
-        },
-        rootfs: Path::new("/c/rootfs"),
-        cgroup: "/kubepods/pod1/c",
-        devices: &[],
-        seccomp_file: None,
-        apparmor: None,
-        selinux: None,
-    };
-    serde_json::to_value(oci_spec(&facts).expect("spec")).expect("json")
+    let spec = sample::spec(config, sandbox, &sample::host()).expect("spec");
+    serde_json::to_value(spec).expect("json")
 }
 
 fn secured(security: LinuxContainerSecurityContext) -> ContainerConfig {

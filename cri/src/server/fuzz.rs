@@ -1,0 +1,48 @@
+//! Configurations of pods and containers as clients send them.
+
+use coracle_proto::cri;
+use oci_spec::runtime::Spec;
+use prost::Message;
+
+use super::{container_create, sandbox_run};
+use crate::container::fields;
+use crate::container::oci_spec::sample;
+use crate::error::Error;
+use crate::host::Host;
+use crate::sandbox::namespaces;
+
+/// A request for a container, with its pod's configuration: refused, or a spec that can be written.
+pub(crate) fn config(data: &[u8]) {
+    let Ok(request) = cri::CreateContainerRequest::decode(data) else { return };
+    if let Ok(spec) = spec(request) {
+        let written = serde_json::to_vec(&spec);
+        assert!(written.is_ok(), "{written:?}");
+    }
+}
+
+fn spec(request: cri::CreateContainerRequest) -> Result<Spec, Error> {
+    let (config, sandbox) = (request.config.unwrap_or_default(), request.sandbox_config.unwrap_or_default());
+    let host = Host { hugetlb: true, ..sample::host() };
+    sandbox_run::check(&sandbox, "", &host)?;
+    container_create::check(&config, &host)?;
+    fields::check_shared(&config, &namespaces::options(&sandbox))?;
+    sample::spec(&config, &sandbox, &host)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_corpus_is_of_what_is_taken() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration/fuzz/corpus/config");
+        for input in std::fs::read_dir(corpus).unwrap() {
+            let path = input.unwrap().path();
+            let request = cri::CreateContainerRequest::decode(&*std::fs::read(&path).unwrap()).unwrap();
+            let refused = spec(request).err();
+            assert!(refused.is_none(), "{}: {refused:?}", path.display());
+        }
+    }
+}
