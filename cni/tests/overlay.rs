@@ -512,13 +512,15 @@ fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
         uplink(1);
         let mut one = Overlay::open(config(1, VXLAN)).unwrap();
         one.be_alone().await.unwrap();
-        let mut same = Overlay::open(config(1, VXLAN)).unwrap();
-        let refused = same.be_alone().await.unwrap_err();
-        let why = std::error::Error::source(&refused).unwrap().to_string();
-        assert!(
-            why.contains("route protocol number 67") && why.contains("--overlay-route-protocol"),
-            "{why}"
-        );
+        let same = |interface: &str| OverlayConfig { interface: interface.into(), ..config(1, VXLAN) };
+        for (interface, taken, setting) in [
+            ("coracle.1", "overlay interface coracle.1", "--overlay-interface"),
+            ("coracle.3", "route protocol number 67", "--overlay-route-protocol"),
+        ] {
+            let refused = Overlay::open(same(interface)).unwrap().be_alone().await.unwrap_err();
+            let why = std::error::Error::source(&refused).unwrap().to_string();
+            assert!(why.contains(taken) && why.contains(setting), "{why}");
+        }
         let backend = Backend::Vxlan { vni: 2, port: 8472, direct_routing: true };
         let other = OverlayConfig { interface: "coracle.2".into(), route_protocol: 68, ..config(1, backend) };
         let mut other = Overlay::open(other).unwrap();
@@ -546,7 +548,7 @@ fn two_overlays_of_a_network_namespace_leave_each_others_routes_alone() {
         one.remove().unwrap();
         assert_eq!((routes(67), routes(68)), (0, 2));
         drop(one);
-        same.be_alone().await.unwrap();
+        Overlay::open(same("coracle.1")).unwrap().be_alone().await.unwrap();
     });
 }
 
