@@ -48,8 +48,6 @@ pub(crate) enum PullError {
     Layer(#[from] LayerError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("cannot read what arrived in an earlier try")]
-    Saved(#[source] std::io::Error),
     #[error("the configuration is no text")]
     ConfigText,
     #[error("the pull was stopped")]
@@ -335,7 +333,7 @@ impl PullError {
             PullError::Registry(error) => error.kind(),
             PullError::Manifest(error) => manifest_kind(error),
             PullError::Unpack { source, .. } => unpack_kind(source),
-            PullError::DiffId { .. } | PullError::Saved(_) | PullError::ConfigText => ErrorKind::Corrupt,
+            PullError::DiffId { .. } | PullError::ConfigText => ErrorKind::Corrupt,
             PullError::Layer(error) => layer_kind(error),
             PullError::Store(error) => store_kind(error),
             PullError::Stopped => ErrorKind::Unavailable,

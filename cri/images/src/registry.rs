@@ -1,5 +1,6 @@
 //! Asking a registry: manifests and blobs, from mirrors first, verified, taken up again where they broke off.
 
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -103,6 +104,12 @@ pub(crate) enum RegistryError {
     TooLarge { url: String, max: u64 },
     #[error("{url} has the digest {actual}, not {expected}")]
     Digest { url: String, expected: Box<Digest>, actual: Box<Digest> },
+    #[error("what an earlier try kept of {digest} is damaged")]
+    Kept {
+        digest: Box<Digest>,
+        #[source]
+        source: io::Error,
+    },
     #[error("no host of {domain} may be asked for this (see its hosts.toml)")]
     NoHost { domain: String },
     #[error("no host of {domain} gives it: {before}; at last")]
@@ -162,13 +169,18 @@ impl Registry {
         let (index, endpoint) = self.endpoints.iter().enumerate().find(|(_, endpoint)| may(endpoint))?;
         let path = self.path(index, &format!("manifests/{}", target.as_str()));
         let answer = endpoint.ask(&Ask { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
-        let header = answer.headers().get("docker-content-digest");
-        header.and_then(|value| value.to_str().ok()).unwrap_or(target.as_str()).parse().ok()
+        content_digest(&answer).or_else(|| target.as_str().parse().ok())
     }
 
     /// A blob, to be read in pieces.
     pub(crate) fn blob(&self, descriptor: &Descriptor) -> Blob<'_> {
         Blob::new(self, descriptor)
+    }
+
+    /// Those that may be asked for content, by their places in the list.
+    fn pull_hosts(&self) -> Vec<usize> {
+        let hosts = self.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.host.pull);
+        hosts.map(|(index, _)| index).collect()
     }
 
     async fn manifest(&self, target: &str, expected: Option<Digest>) -> Result<Fetched, RegistryError> {
@@ -239,7 +251,8 @@ fn told_once(failures: &[RegistryError]) -> String {
     lines.collect::<Vec<_>>().join("; ")
 }
 
-/// Manifests are small: what breaks off is asked for again from its beginning.
+/// Manifests are small: what breaks off is asked for again from its beginning. Of a tag, the host itself says which digest
+/// it has, so that also there what was spoiled on its way is found out.
 async fn manifest_from(
     endpoint: &Endpoint,
     path: &str,
@@ -247,14 +260,17 @@ async fn manifest_from(
 ) -> Result<Fetched, RegistryError> {
     let url = endpoint.url(path);
     let mut failures = 0;
-    let bytes = loop {
+    let (bytes, said) = loop {
         let ask = Ask { path, accept: ACCEPT, from: 0, head: false };
         let got = match endpoint.ask(&ask).await {
-            Ok(response) => body(response, MANIFEST_MAX, &url).await,
+            Ok(response) => {
+                let said = content_digest(&response);
+                body(response, MANIFEST_MAX, &url).await.map(|bytes| (bytes, said))
+            }
             Err(error) => Err(error),
         };
         match got {
-            Ok(bytes) => break bytes,
+            Ok(got) => break got,
             Err(error) => {
                 failures += 1;
                 let pause = retry::pause(&error, failures).filter(|_| failures < retry::TRIES);
@@ -263,16 +279,19 @@ async fn manifest_from(
             }
         }
     };
-    let digest = match expected {
-        Some(expected) => Digest::by(expected.algorithm(), &bytes),
-        None => Digest::of(&bytes),
-    };
-    match expected {
-        Some(expected) if expected != digest => {
-            Err(RegistryError::Digest { url, expected: expected.into(), actual: digest.into() })
+    if let Some(expected) = expected.or(said) {
+        let actual = Digest::by(expected.algorithm(), &bytes);
+        if actual != expected {
+            return Err(RegistryError::Digest { url, expected: expected.into(), actual: actual.into() });
         }
-        _ => Ok(Fetched { bytes, digest }),
     }
+    let digest = expected.unwrap_or_else(|| Digest::of(&bytes));
+    Ok(Fetched { bytes, digest })
+}
+
+/// The digest that a host says that its answer has.
+fn content_digest(response: &reqwest::Response) -> Option<Digest> {
+    response.headers().get("docker-content-digest")?.to_str().ok()?.parse().ok()
 }
 
 /// A whole answer, if it is not larger than it may be.
@@ -305,7 +324,7 @@ impl RegistryError {
             | RegistryError::Short { .. }
             | RegistryError::Realm { .. }
             | RegistryError::Token { .. } => ErrorKind::Unavailable,
-            RegistryError::Digest { .. } => ErrorKind::Corrupt,
+            RegistryError::Digest { .. } | RegistryError::Kept { .. } => ErrorKind::Corrupt,
             RegistryError::TooLarge { .. } => ErrorKind::Rejected,
             RegistryError::Hosts(_)
             | RegistryError::Tls(_)

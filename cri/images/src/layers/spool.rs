@@ -146,11 +146,16 @@ impl Spool {
     /// What an earlier try left, if it can be of this blob.
     pub(crate) fn saved(&mut self, size: u64) -> Option<Saved> {
         if self.length > size {
-            self.length = 0;
-            // What cannot be cut off will not have the right digest.
-            let _too_long = self.file.set_len(0);
+            self.clear();
         }
         (self.length > 0).then(|| Saved { file: self.file.clone(), length: self.length, offset: 0 })
+    }
+
+    /// Throws away what an earlier try left.
+    pub(crate) fn clear(&mut self) {
+        self.length = 0;
+        // What cannot be cut off will not have the right digest.
+        let _too_long = self.file.set_len(0);
     }
 
     /// Adds what arrived.

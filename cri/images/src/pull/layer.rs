@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::{Pull, PullError};
 use crate::config::Limits;
 use crate::digest::{Algorithm, Digest};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, report, unpack_kind};
 use crate::layers::{LayerError, Layers, Lease, Saved, Spool, Workshop};
 use crate::manifest::Descriptor;
 use crate::registry::{Blob, RegistryError};
@@ -68,7 +68,7 @@ impl Pull {
         Ok(lease)
     }
 
-    /// Fetches a layer; a second time, from its beginning, when what an earlier try had left was no good.
+    /// Fetches a layer; again from its beginning, when what came was not what its digest says and another host is left.
     async fn fetch(
         &self,
         descriptor: &Descriptor,
@@ -76,21 +76,29 @@ impl Pull {
         told: &mut u64,
     ) -> Result<(Workshop, Unpacked), PullError> {
         let _permit = self.images.inner.fetching.acquire().await.map_err(|_closed| PullError::Stopped)?;
-        for first in [true, false] {
+        let mut blob = self.registry.blob(descriptor);
+        let mut first = true;
+        loop {
             let mut spool = self.spool(descriptor);
-            let saved = spool.as_mut().and_then(|spool| spool.saved(descriptor.size));
-            let resumed = saved.is_some();
-            let fetched = self.fetch_once((descriptor, expected), (spool, saved), told).await;
+            let saved = match &mut spool {
+                Some(spool) if first => spool.saved(descriptor.size),
+                Some(spool) => {
+                    spool.clear();
+                    None
+                }
+                None => None,
+            };
+            let fetched = self.fetch_once((&mut blob, descriptor, expected), (spool, saved), told).await;
             let Err(error) = fetched else { return fetched };
             // What was told of this layer is not so.
             let back = std::mem::take(told);
             self.progress.send_modify(|progress| progress.bytes_done -= back.min(progress.bytes_done));
-            if !(first && resumed && error.kind() == ErrorKind::Corrupt) {
-                return Err(error);
+            match error {
+                PullError::Registry(error) => blob.begin_again(error)?,
+                error => return Err(error),
             }
-            tracing::info!(digest = %descriptor.digest, "what was kept of a layer is damaged: getting it anew");
+            first = false;
         }
-        Err(PullError::Stopped)
     }
 
     /// Where what arrives is kept, for layers that are large enough to be worth it.
@@ -107,7 +115,7 @@ impl Pull {
 
     async fn fetch_once(
         &self,
-        (descriptor, expected): (&Descriptor, Digest),
+        (blob, descriptor, expected): (&mut Blob<'_>, &Descriptor, Digest),
         (spool, saved): (Option<Spool>, Option<Saved>),
         told: &mut u64,
     ) -> Result<(Workshop, Unpacked), PullError> {
@@ -117,7 +125,7 @@ impl Pull {
         let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool };
         let algorithm = expected.algorithm();
         let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits, algorithm));
-        let sent = self.send(descriptor, saved, &sender, told).await;
+        let sent = self.send(blob, saved, &sender, told).await;
         if matches!(sent, Err(PullError::Registry(RegistryError::Digest { .. }))) {
             let _given_up = sender.send(Piece::Wrong).await;
         }
@@ -125,8 +133,10 @@ impl Pull {
         let unpacked = unpacking.await.map_err(|_stopped| PullError::Stopped)?;
         // A download that failed is why the other side could not go on.
         sent?;
-        let (workshop, unpacked) =
-            unpacked?.map_err(|source| PullError::Unpack { digest: descriptor.digest.into(), source })?;
+        let (workshop, unpacked) = match unpacked? {
+            Ok(unpacked) => unpacked,
+            Err(error) => return Err(refused(blob, descriptor, error).await),
+        };
         if unpacked.diff_id != expected {
             let (digest, actual) = (descriptor.digest.into(), unpacked.diff_id.into());
             return Err(PullError::DiffId { digest, expected: expected.into(), actual });
@@ -137,15 +147,14 @@ impl Pull {
     /// Sends a layer's bytes on. Ends early, without an error, when the other side has given up: it says why.
     async fn send(
         &self,
-        descriptor: &Descriptor,
+        blob: &mut Blob<'_>,
         saved: Option<Saved>,
         sender: &mpsc::Sender<Piece>,
         told: &mut u64,
     ) -> Result<(), PullError> {
-        let mut blob = self.registry.blob(descriptor);
         let mut arrived = 0;
         if let Some(saved) = saved {
-            arrived = send_saved(saved, &mut blob, sender).await?;
+            arrived = send_saved(saved, blob, sender).await?;
         }
         while let Some(data) = blob.next().await? {
             arrived += data.len() as u64;
@@ -163,6 +172,17 @@ impl Pull {
     }
 }
 
+/// Why a layer was not unpacked. What is wrong with it may be of whoever sent it, and not of the image.
+async fn refused(blob: &mut Blob<'_>, descriptor: &Descriptor, error: UnpackError) -> PullError {
+    if !matches!(unpack_kind(&error), ErrorKind::Corrupt | ErrorKind::Rejected) {
+        return PullError::Unpack { digest: descriptor.digest.into(), source: error };
+    }
+    match blob.doubted(io::Error::other(report(&error))).await {
+        Ok(()) => PullError::Unpack { digest: descriptor.digest.into(), source: error },
+        Err(error) => error.into(),
+    }
+}
+
 /// Sends on what an earlier try left; gives how much that was.
 async fn send_saved(
     mut saved: Saved,
@@ -174,7 +194,7 @@ async fn send_saved(
         let read = tokio::task::spawn_blocking(move || (saved.next(SAVED_PIECE), saved));
         let (piece, rest) = read.await.map_err(|_stopped| PullError::Stopped)?;
         saved = rest;
-        let piece = piece.map_err(PullError::Saved)?;
+        let piece = piece.map_err(|source| blob.damaged(source))?;
         if piece.is_empty() {
             return Ok(sent);
         }

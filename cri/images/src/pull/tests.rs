@@ -8,6 +8,7 @@ mod authorize;
 mod crash;
 mod digests;
 mod links;
+mod mirrors;
 mod platform;
 mod remove;
 mod resume;

@@ -1,5 +1,16 @@
 //! One blob, in pieces: taken up again where it broke off, from the next host if need be, and verified at its end.
+//!
+//! ```text
+//! all hosts, each from where the one before broke off ──wrong digest──► one host alone, from the beginning
+//!                     ▲         │                                          │   ▲              │
+//!                     └─────────┘ what an earlier try kept is damaged      │   └──next host──┘ wrong, or broken
+//!                                                                          └──none left──► all that was said
+//! ```
+//! Who sent all of a blob that is not what its digest says is not asked for it again. When several sent parts of it,
+//! nobody knows whose are wrong: then each is asked alone.
 
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,9 +35,21 @@ pub(crate) struct Blob<'a> {
     size: u64,
     offset: u64,
     hasher: Hasher,
+    /// All is here, and is what the digest says.
+    verified: bool,
     /// The transfer under way, and bytes at its head that we have already.
     response: Option<(Response, u64)>,
-    host: usize,
+    /// The hosts that may be asked, and which of them is.
+    hosts: Vec<usize>,
+    at: usize,
+    /// Who sent what we have.
+    givers: BTreeSet<usize>,
+    /// An earlier try kept some of it.
+    kept: bool,
+    /// Those to be asked next, each alone: what came from all together was wrong.
+    left: Option<VecDeque<usize>>,
+    /// What came of those before.
+    refused: Vec<RegistryError>,
     /// The host gave no part of the blob that begins where it was to: it is asked for the whole.
     whole: bool,
     failures: Vec<RegistryError>,
@@ -47,8 +70,14 @@ impl<'a> Blob<'a> {
             size: descriptor.size,
             offset: 0,
             hasher: Hasher::new(descriptor.digest.algorithm()),
+            verified: false,
             response: None,
-            host: 0,
+            hosts: registry.pull_hosts(),
+            at: 0,
+            givers: BTreeSet::new(),
+            kept: false,
+            left: None,
+            refused: Vec::new(),
             whole: false,
             failures: Vec::new(),
             mark: 0,
@@ -71,6 +100,7 @@ impl<'a> Blob<'a> {
             match piece.unwrap_or_else(|_late| Err(RegistryError::NoProgress { url: self.url(), within })) {
                 Ok(piece) if piece.is_empty() => {}
                 Ok(piece) => {
+                    self.givers.extend(self.hosts.get(self.at));
                     self.hasher.update(&piece);
                     self.offset += piece.len() as u64;
                     if self.offset >= self.reached + PROGRESS {
@@ -88,10 +118,70 @@ impl<'a> Blob<'a> {
         self.hasher.update(piece);
         self.offset += piece.len() as u64;
         (self.mark, self.reached) = (self.offset, self.offset);
+        self.kept = true;
     }
 
     /// The whole of a small blob.
     pub(crate) async fn whole(mut self) -> Result<Vec<u8>, RegistryError> {
+        loop {
+            match self.rest().await {
+                Ok(whole) => return Ok(whole),
+                Err(error) => self.begin_again(error)?,
+            }
+        }
+    }
+
+    /// For whoever cannot use what came: an error if that is the fault of those who sent it. Where another host could
+    /// have what this one has not, the rest is read, for the digest to tell.
+    pub(crate) async fn doubted(&mut self, why: io::Error) -> Result<(), RegistryError> {
+        if self.kept {
+            return Err(self.damaged(why));
+        }
+        if self.hosts.len() > 1 || self.left.is_some() {
+            while self.next().await?.is_some() {}
+        }
+        Ok(())
+    }
+
+    /// Of what an earlier try kept.
+    pub(crate) fn damaged(&self, source: io::Error) -> RegistryError {
+        RegistryError::Kept { digest: self.digest.into(), source }
+    }
+
+    /// Forgets what came, to be read from the beginning again, from a host that may have what those before had not.
+    /// Gives the error back, with what the others said, where there is no such host.
+    pub(crate) fn begin_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
+        let wrong = matches!(error, RegistryError::Digest { .. });
+        if matches!(error, RegistryError::Kept { .. }) || (self.kept && wrong) {
+            tracing::info!(digest = %self.digest, "what was kept of a layer is damaged: getting it anew");
+            self.forget();
+            return Ok(());
+        }
+        if self.left.is_none() && !wrong {
+            return Err(error);
+        }
+        let givers = std::mem::take(&mut self.givers);
+        let alone = |host: &usize| givers.len() > 1 || !givers.contains(host);
+        let left = self.left.get_or_insert_with(|| self.hosts.iter().copied().filter(alone).collect());
+        self.refused.push(error);
+        let Some(next) = left.pop_front() else {
+            return Err(self.registry.joined(std::mem::take(&mut self.refused)));
+        };
+        (self.hosts, self.at) = (vec![next], 0);
+        self.forget();
+        Ok(())
+    }
+
+    fn forget(&mut self) {
+        self.hasher = Hasher::new(self.digest.algorithm());
+        self.givers.clear();
+        self.failures.clear();
+        (self.response, self.whole) = (None, false);
+        (self.kept, self.verified) = (false, false);
+        (self.offset, self.mark, self.reached, self.waited) = (0, 0, 0, Duration::ZERO);
+    }
+
+    async fn rest(&mut self) -> Result<Vec<u8>, RegistryError> {
         let mut whole = Vec::new();
         while let Some(piece) = self.next().await? {
             whole.extend_from_slice(&piece);
@@ -121,10 +211,11 @@ impl<'a> Blob<'a> {
     /// that answers with another part than that, or says that there is none, is asked for all of it the next time.
     async fn open(&mut self) -> Result<(Response, u64), RegistryError> {
         let registry = self.registry;
-        let Some(endpoint) = registry.endpoints.get(self.host).filter(|e| e.host.pull) else {
+        let host = self.hosts.get(self.at).copied();
+        let Some((host, endpoint)) = host.and_then(|host| Some((host, registry.endpoints.get(host)?))) else {
             return Err(RegistryError::NoHost { domain: self.registry.domain.clone() });
         };
-        let path = registry.path(self.host, &format!("blobs/{}", self.digest));
+        let path = registry.path(host, &format!("blobs/{}", self.digest));
         let from = if self.whole { 0 } else { self.offset };
         let no_part = || RegistryError::Short { url: self.url(), got: self.offset, size: self.size };
         let response = match endpoint.ask(&Ask { path: &path, accept: "*/*", from, head: false }).await {
@@ -155,25 +246,32 @@ impl<'a> Blob<'a> {
             self.failures.clear();
         }
         self.mark = self.offset;
-        let hosts = self.registry.endpoints.len().max(1);
+        let hosts = self.hosts.len().max(1);
         let count = u32::try_from(self.failures.len()).unwrap_or(u32::MAX).saturating_add(1);
         let stalled = matches!(error, RegistryError::Stalled { .. })
             // A host that was there a moment ago may be back in another.
             || (self.offset > 0 && matches!(error, RegistryError::Connect { .. }));
         let pause = retry::pause(&error, count).or(stalled.then(|| retry::growing(count)));
-        let other_host = self.host + 1 < hosts;
+        let other_host = self.at + 1 < hosts;
         if matches!(error, RegistryError::NoProgress { .. }) {
             // Another host, if there is one, has all the time again.
             self.waited = Duration::ZERO;
         }
         self.failures.push(error);
-        if count >= FAILURES_MAX || !(pause.is_some() || other_host) {
-            return Err(self.registry.joined(std::mem::take(&mut self.failures)));
+        // The first may fail twice before the others get their turn.
+        let most = FAILURES_MAX.max(u32::try_from(hosts).unwrap_or(u32::MAX).saturating_add(1));
+        if count >= most || !(pause.is_some() || other_host) {
+            let mut failures = std::mem::take(&mut self.failures);
+            if self.left.is_some() {
+                // What one host said is told with what the others did.
+                failures.drain(..failures.len() - 1);
+            }
+            return Err(self.registry.joined(failures));
         }
         if pause.is_none() || count >= 2 {
-            let next = (self.host + 1) % hosts;
-            self.whole &= next == self.host;
-            self.host = next;
+            let next = (self.at + 1) % hosts;
+            self.whole &= next == self.at;
+            self.at = next;
         }
         if let Some(pause) = pause {
             tokio::time::sleep(pause).await;
@@ -183,17 +281,27 @@ impl<'a> Blob<'a> {
     }
 
     fn verify(&mut self) -> Result<(), RegistryError> {
-        let hasher = std::mem::replace(&mut self.hasher, Hasher::new(self.digest.algorithm()));
-        let actual = hasher.finish();
-        if actual == self.digest {
+        if self.verified {
             return Ok(());
         }
-        Err(RegistryError::Digest { url: self.url(), expected: self.digest.into(), actual: actual.into() })
+        let hasher = std::mem::replace(&mut self.hasher, Hasher::new(self.digest.algorithm()));
+        let actual = hasher.finish();
+        self.verified = actual == self.digest;
+        if self.verified {
+            return Ok(());
+        }
+        let urls: Vec<String> = self.givers.iter().map(|host| self.url_at(*host)).collect();
+        let url = if urls.is_empty() { self.url() } else { urls.join(" and ") };
+        Err(RegistryError::Digest { url, expected: self.digest.into(), actual: actual.into() })
     }
 
     fn url(&self) -> String {
-        let base = self.registry.endpoints.get(self.host).map_or("", |e| e.host.base.as_str());
-        format!("{base}{}", self.registry.path(self.host, &format!("blobs/{}", self.digest)))
+        self.hosts.get(self.at).map_or_else(String::new, |host| self.url_at(*host))
+    }
+
+    fn url_at(&self, host: usize) -> String {
+        let base = self.registry.endpoints.get(host).map_or("", |e| e.host.base.as_str());
+        format!("{base}{}", self.registry.path(host, &format!("blobs/{}", self.digest)))
     }
 }
 
