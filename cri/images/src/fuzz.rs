@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::config::{Limits, Platform};
 use crate::digest::{Algorithm, Digest};
-use crate::manifest::{self, Chosen, Document};
+use crate::manifest::{self, Chosen, Search, Step};
 use crate::reference::Reference;
 use crate::unpack::{Rebuilt, unpack_with_recipe};
 
@@ -15,8 +15,15 @@ const LIMITS: Limits = Limits { layer_bytes: 4 << 20, layer_entries: 200, ratio:
 /// Manifests, indexes and configurations.
 pub fn manifest(data: &[u8]) {
     let platform = Platform::host();
-    if let Ok(Document::Index(manifests)) = manifest::parse(data) {
-        let _none_fits = manifest::choose(&manifests, &platform);
+    if let Ok(mut search) = Search::new(data, &platform) {
+        // Whatever is asked for is this again.
+        while let Ok(step) = search.next() {
+            let _refused = match step {
+                Step::Document(lead) => search.document(&lead, data),
+                Step::Configuration(candidate) => search.configuration(candidate, data.to_vec()),
+                Step::Found(_) => break,
+            };
+        }
     }
     if let Ok(parsed) = manifest::parse_config(data, 1, (&platform, Chosen::Alone)) {
         assert_eq!(parsed.diff_ids.len(), 1);

@@ -12,7 +12,7 @@ use crate::image::Image;
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease, Workshop};
 use crate::manifest::{
-    self, CONFIG_MAX, Chosen, Descriptor, Document, MANIFEST_MAX, Manifest, ManifestError,
+    self, CONFIG_MAX, Chosen, Descriptor, Document, MANIFEST_MAX, ManifestError, Search, Step,
 };
 use crate::reference::{InvalidReference, Reference};
 use crate::table;
@@ -22,8 +22,6 @@ mod source;
 
 use source::Source;
 
-/// How deep indexes may lie in each other.
-const NESTING_MAX: usize = 3;
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -218,25 +216,40 @@ fn read_image(
     top: &Descriptor,
     platform: &crate::config::Platform,
 ) -> Result<Found, ImportError> {
-    let (mut descriptor, mut chosen) = (top.clone(), Chosen::Alone);
-    for _ in 0..=NESTING_MAX {
-        match manifest::parse(&read_blob(source, &descriptor, MANIFEST_MAX)?)? {
-            Document::Manifest(manifest) => return read_manifest(source, top, (&manifest, chosen)),
-            Document::Index(manifests) => {
-                descriptor = manifest::choose(&manifests, platform)?.clone();
-                chosen = Chosen::of(&descriptor);
+    let document = read_blob(source, top, MANIFEST_MAX)?;
+    let mut search = Search::new(&document, platform)?;
+    let mut absent = None;
+    loop {
+        let read = match search.next() {
+            Ok(Step::Found(found)) => return read_found(source, top, found),
+            Ok(Step::Document(lead)) => match read_blob(source, &lead.descriptor, MANIFEST_MAX) {
+                Ok(document) => Ok(search.document(&lead, &document)?),
+                Err(error) => Err(error),
+            },
+            Ok(Step::Configuration(candidate)) => {
+                match read_blob(source, &candidate.manifest.config, CONFIG_MAX) {
+                    Ok(config) => Ok(search.configuration(candidate, config)?),
+                    Err(error) => Err(error),
+                }
             }
+            Err(none) => return Err(absent.unwrap_or(none.into())),
+        };
+        match read {
+            // Of several that may be it, an archive may have one.
+            Err(error @ ImportError::Missing { .. }) if search.is_unsure() => {
+                absent.get_or_insert(error);
+            }
+            read => read?,
         }
     }
-    Err(ManifestError::Nesting.into())
 }
 
-fn read_manifest(
-    source: &Source,
-    top: &Descriptor,
-    (manifest, chosen): (&Manifest, Chosen),
-) -> Result<Found, ImportError> {
-    let config = read_blob(source, &manifest.config, CONFIG_MAX)?;
+fn read_found(source: &Source, top: &Descriptor, found: manifest::Found) -> Result<Found, ImportError> {
+    let manifest::Found { manifest, chosen, config } = found;
+    let config = match config {
+        Some(config) => config,
+        None => read_blob(source, &manifest.config, CONFIG_MAX)?,
+    };
     let layers = manifest.layers.iter().map(|layer| LayerFile {
         path: layer.digest.blob_path(),
         digest: Some(layer.digest),

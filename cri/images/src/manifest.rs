@@ -10,8 +10,10 @@ use crate::config::Platform;
 use crate::digest::Digest;
 
 mod platform;
+mod search;
 
-pub(crate) use platform::{Chosen, choose};
+pub(crate) use platform::Chosen;
+pub(crate) use search::{Found, Search, Step};
 
 /// Largest manifest or index; registries must take 4 MiB and few take more.
 pub(crate) const MANIFEST_MAX: u64 = 4 << 20;
@@ -147,9 +149,7 @@ pub(crate) fn parse_config(
 ) -> Result<ParsedConfig, ManifestError> {
     let mut value: serde_json::Value = serde_json::from_slice(bytes).map_err(ManifestError::Config)?;
     strip_nulls(&mut value);
-    let text = |key: &str| value.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
-    let field =
-        PlatformField { os: text("os"), architecture: text("architecture"), variant: text("variant") };
+    let field = platform_of(&value);
     if !platform::may_be(wanted, &field, chosen) {
         return Err(ManifestError::Platform {
             wanted: platform::name(wanted),
@@ -163,6 +163,16 @@ pub(crate) fn parse_config(
     complete(&mut value, wanted);
     let config = serde_json::from_value(value).map_err(ManifestError::Config)?;
     Ok(ParsedConfig { config: Arc::new(config), diff_ids })
+}
+
+/// For which platform a configuration says that its image is.
+fn config_platform(bytes: &[u8]) -> Result<PlatformField, ManifestError> {
+    serde_json::from_slice(bytes).map(|value| platform_of(&value)).map_err(ManifestError::Config)
+}
+
+fn platform_of(config: &serde_json::Value) -> PlatformField {
+    let text = |key: &str| config.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned();
+    PlatformField { os: text("os"), architecture: text("architecture"), variant: text("variant") }
 }
 
 /// The layers of a configuration, lowest first.

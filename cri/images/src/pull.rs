@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, layer_kind, manifest_kind, store_kind, unpa
 use crate::image::{Image, Login, PullProgress};
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease};
-use crate::manifest::{self, Chosen, Descriptor, Document, Manifest, ManifestError, ParsedConfig};
+use crate::manifest::{self, Descriptor, Found, ManifestError, ParsedConfig, Search, Step};
 use crate::reference::{Reference, Target};
 use crate::registry::{Fetched, Patience, Registry, RegistryError};
 use crate::table;
@@ -25,9 +25,6 @@ mod layer;
 
 /// Told how a pull goes; called from the task that awaits the pull.
 pub type ProgressFn = Arc<dyn Fn(&PullProgress) + Send + Sync>;
-
-/// How deep indexes may lie in each other.
-const NESTING_MAX: usize = 3;
 
 /// Why a pull failed.
 #[derive(Debug, thiserror::Error)]
@@ -185,8 +182,8 @@ async fn pull(
         Target::Digest(digest) => pull.registry.by_digest(parse_digest(digest)?).await?,
     };
     let names = table::names(reference, Some(top.digest));
-    let manifest = pull.manifest(top).await?;
-    pull.image(manifest, names).await
+    let found = pull.find(&top).await?;
+    pull.image(found, names).await
 }
 
 // === impl Pull ===
@@ -213,30 +210,43 @@ impl Pull {
         Ok(Some(self.images.put(Ready { id, tags, digests, size, config, parsed, leases }).await?))
     }
 
-    /// Follows indexes to the manifest for this platform.
-    async fn manifest(&self, top: Fetched) -> Result<(Manifest, Chosen), PullError> {
-        let (mut document, mut how) = (manifest::parse(&top.bytes)?, Chosen::Alone);
-        for _ in 0..NESTING_MAX {
-            let manifests = match document {
-                Document::Manifest(manifest) => return Ok((*manifest, how)),
-                Document::Index(manifests) => manifests,
+    /// Follows indexes to the image for this platform.
+    async fn find(&self, top: &Fetched) -> Result<Found, PullError> {
+        let mut search = Search::new(&top.bytes, &self.images.inner.config.platform)?;
+        let mut absent = None;
+        loop {
+            let read = match search.next() {
+                Ok(Step::Found(found)) => return Ok(found),
+                Ok(Step::Document(lead)) => match self.registry.by_digest(lead.descriptor.digest).await {
+                    Ok(fetched) => Ok(search.document(&lead, &fetched.bytes)?),
+                    Err(error) => Err(error.into()),
+                },
+                Ok(Step::Configuration(candidate)) => match self.config(&candidate.manifest.config).await {
+                    Ok(config) => Ok(search.configuration(candidate, config.into_bytes())?),
+                    Err(error) => Err(error),
+                },
+                Err(none) => return Err(absent.unwrap_or(none.into())),
             };
-            let chosen = manifest::choose(&manifests, &self.images.inner.config.platform)?;
-            how = Chosen::of(chosen);
-            document = manifest::parse(&self.registry.by_digest(chosen.digest).await?.bytes)?;
-        }
-        match document {
-            Document::Manifest(manifest) => Ok((*manifest, how)),
-            Document::Index(_) => Err(ManifestError::Nesting.into()),
+            match read {
+                // Of several that may be it, one may have been deleted.
+                Err(error) if search.is_unsure() && error.kind() == ErrorKind::NotFound => {
+                    absent.get_or_insert(error);
+                }
+                read => read?,
+            }
         }
     }
 
     async fn image(
         &self,
-        (manifest, chosen): (Manifest, Chosen),
+        found: Found,
         (tags, digests): (Vec<String>, Vec<String>),
     ) -> Result<Image, PullError> {
-        let config = self.config(&manifest.config).await?;
+        let Found { manifest, chosen, config } = found;
+        let config = match config {
+            Some(config) => String::from_utf8(config).map_err(|_no_text| PullError::ConfigText)?,
+            None => self.config(&manifest.config).await?,
+        };
         let platform = &self.images.inner.config.platform;
         let parsed = manifest::parse_config(config.as_bytes(), manifest.layers.len(), (platform, chosen))?;
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();

@@ -14,17 +14,41 @@ pub(crate) enum Chosen {
     Unmarked,
 }
 
-/// Chooses the manifest that fits best; the first among equals.
+/// What of an index may be for a machine.
+#[derive(Debug)]
+pub(crate) enum Fitting<'a> {
+    /// The one that fits best by what the index says; the first among equals.
+    Marked(&'a Descriptor),
+    /// The index says of none that it fits, and of these nothing.
+    Unmarked(Vec<&'a Descriptor>),
+}
+
+/// Chooses among the manifests of an index.
 pub(crate) fn choose<'a>(
     manifests: &'a [Descriptor],
     wanted: &Platform,
-) -> Result<&'a Descriptor, ManifestError> {
-    let fitting = manifests.iter().filter_map(|manifest| Some((rank(wanted, manifest)?, manifest)));
-    fitting.min_by_key(|(rank, _)| *rank).map(|(_, manifest)| manifest).ok_or_else(|| {
+) -> Result<Fitting<'a>, ManifestError> {
+    let fitting = manifests.iter().filter_map(|manifest| {
+        let rank = platform_rank(wanted, manifest.platform.as_ref()?)?;
+        Some((rank, manifest))
+    });
+    if let Some((_, best)) = fitting.min_by_key(|(rank, _)| *rank) {
+        return Ok(Fitting::Marked(best));
+    }
+    let unmarked: Vec<&Descriptor> = manifests.iter().filter(|m| m.platform.is_none()).collect();
+    if unmarked.is_empty() {
         let available: Vec<String> =
             manifests.iter().filter_map(|m| m.platform.as_ref()).map(field_name).collect();
-        ManifestError::Platform { wanted: name(wanted), available: available.join(", ") }
-    })
+        return Err(ManifestError::Platform { wanted: name(wanted), available: available.join(", ") });
+    }
+    Ok(Fitting::Unmarked(unmarked))
+}
+
+/// How well an image fits whose configuration says this. Smaller is better; one that does not say it is the last choice.
+pub(super) fn config_rank(wanted: &Platform, given: &PlatformField) -> Option<usize> {
+    let other_system = !given.os.is_empty() && given.os != wanted.os;
+    let unsaid = given.architecture.is_empty() && !other_system;
+    platform_rank(wanted, given).or(unsaid.then_some(usize::MAX))
 }
 
 /// Whether an image whose configuration says this platform may be taken for that. An index that says what is for whom is
@@ -32,7 +56,7 @@ pub(crate) fn choose<'a>(
 /// written down wrongly, or is emulated (binfmt_misc), so it is the machine that knows; containerd, CRI-O and Docker
 /// take it too. Another operating system is nothing that a machine could run.
 pub(super) fn may_be(wanted: &Platform, given: &PlatformField, chosen: Chosen) -> bool {
-    let fits = given.architecture.is_empty() || platform_rank(wanted, given).is_some();
+    let fits = config_rank(wanted, given).is_some();
     match chosen {
         Chosen::Unmarked => fits,
         Chosen::Alone => {
@@ -57,30 +81,10 @@ pub(super) fn field_name(field: &PlatformField) -> String {
     joined(&field.os, &field.architecture, &field.variant)
 }
 
-// === impl Chosen ===
-
-impl Chosen {
-    /// What a descriptor of an index says.
-    pub(crate) fn of(descriptor: &Descriptor) -> Chosen {
-        match &descriptor.platform {
-            Some(_) => Chosen::ByPlatform,
-            None => Chosen::Unmarked,
-        }
-    }
-}
-
 fn joined(os: &str, architecture: &str, variant: &str) -> String {
     match variant {
         "" => format!("{os}/{architecture}"),
         variant => format!("{os}/{architecture}/{variant}"),
-    }
-}
-
-/// Smaller is better. A manifest without a platform may be for any: the last choice.
-fn rank(wanted: &Platform, manifest: &Descriptor) -> Option<usize> {
-    match &manifest.platform {
-        Some(given) => platform_rank(wanted, given),
-        None => Some(usize::MAX),
     }
 }
 

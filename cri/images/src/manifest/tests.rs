@@ -1,6 +1,10 @@
 //! Documents as registries send them, and as they had better not.
 
-use super::{Chosen, Document, ManifestError, choose, parse, parse_config};
+use std::collections::HashMap;
+
+use super::platform::{Fitting, choose};
+use super::search::UNMARKED_MAX;
+use super::{Chosen, Document, ManifestError, Search, Step, parse, parse_config};
 use crate::config::Platform;
 use crate::digest::Digest;
 
@@ -49,13 +53,118 @@ fn the_best_platform_of_an_index_is_chosen() {
         (&["linux/arm/v7"], platform("arm", "v6"), None),
         (&["linux/arm"], platform("arm", "v7"), Some("linux/arm")),
         (&["linux/amd64/v2"], platform("amd64", ""), None),
-        (&["", "windows/amd64"], platform("amd64", ""), Some("")),
+        (&["", "linux/386"], platform("amd64", ""), Some("linux/386")),
         (&[], platform("amd64", ""), None),
     ];
     for (platforms, wanted, expected) in cases {
         let Document::Index(manifests) = parse(&index(platforms)).unwrap() else { panic!("no index") };
-        let chosen = choose(&manifests, wanted).ok().map(|d| d.digest);
+        let chosen = match choose(&manifests, wanted) {
+            Ok(Fitting::Marked(descriptor)) => Some(descriptor.digest),
+            Ok(Fitting::Unmarked(all)) => panic!("{all:?}"),
+            Err(_) => None,
+        };
         assert_eq!(chosen, expected.map(|name| Digest::of(name.as_bytes())), "{platforms:?} for {wanted:?}");
+    }
+}
+
+/// Documents by their digests.
+#[derive(Default)]
+struct Documents(HashMap<Digest, Vec<u8>>);
+
+impl Documents {
+    fn add(&mut self, value: &serde_json::Value) -> serde_json::Value {
+        let bytes = value.to_string().into_bytes();
+        let (digest, size) = (Digest::of(&bytes), bytes.len());
+        self.0.insert(digest, bytes);
+        serde_json::json!({"digest": digest, "size": size})
+    }
+
+    /// An image for `os/architecture/variant`, without a word of it where it is named.
+    fn image(&mut self, name: &str) -> serde_json::Value {
+        let mut parts = name.split('/').chain(["", "", ""]);
+        let mut part = || parts.next().unwrap_or_default();
+        let config = serde_json::json!({"os": part(), "architecture": part(), "variant": part()});
+        let config = self.add(&config);
+        self.add(&serde_json::json!({"schemaVersion": 2, "config": config, "layers": []}))
+    }
+
+    /// Searches from an index on; gives the platform of what is found, and how many documents were read for it.
+    fn search(&self, manifests: &[serde_json::Value]) -> (Result<String, ManifestError>, usize) {
+        let top = serde_json::json!({"schemaVersion": 2, "manifests": manifests}).to_string();
+        let (wanted, mut read) = (platform("amd64", ""), 0);
+        let get = |digest: &Digest| self.0.get(digest).cloned().unwrap();
+        let mut search = Search::new(top.as_bytes(), &wanted).unwrap();
+        loop {
+            read += 1;
+            match search.next() {
+                Err(error) => return (Err(error), read),
+                Ok(Step::Document(lead)) => search.document(&lead, &get(&lead.descriptor.digest)).unwrap(),
+                Ok(Step::Configuration(candidate)) => {
+                    let config = get(&candidate.manifest.config.digest);
+                    search.configuration(candidate, config).unwrap();
+                }
+                Ok(Step::Found(found)) => {
+                    let config = get(&found.manifest.config.digest);
+                    assert!(found.config.is_none_or(|known| known == config));
+                    let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+                    let text = |key: &str| config[key].as_str().unwrap().to_owned();
+                    return (Ok(format!("{}/{}", text("os"), text("architecture"))), read - 1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn images_of_which_the_index_says_nothing_are_told_by_their_configurations() {
+    let mut documents = Documents::default();
+    let [other, ours, small, windows, silent] =
+        ["linux/s390x", "linux/amd64", "linux/386", "windows/amd64", "linux/"]
+            .map(|name| documents.image(name));
+    let signature = serde_json::json!({"mediaType": "application/vnd.example.signature+json", "digest": Digest::of(b"s"), "size": 1});
+    let signature =
+        documents.add(&serde_json::json!({"schemaVersion": 2, "config": signature, "layers": []}));
+    let mut marked = small.clone();
+    marked["platform"] = serde_json::json!({"os": "linux", "architecture": "386"});
+    let nested = serde_json::json!({"schemaVersion": 2, "manifests": [other, ours]});
+    let nested = documents.add(&nested);
+    for (manifests, expected, reads) in [
+        (vec![&other, &ours, &small], "linux/amd64", 4),
+        (vec![&small, &other, &ours], "linux/amd64", 6),
+        (vec![&small, &windows, &other], "linux/386", 6),
+        (vec![&silent, &small], "linux/386", 4),
+        (vec![&other, &silent], "linux/", 4),
+        (vec![&signature, &ours], "linux/amd64", 3),
+        (vec![&ours, &marked], "linux/386", 1),
+        (vec![&other, &nested], "linux/amd64", 7),
+    ] {
+        let manifests: Vec<serde_json::Value> = manifests.into_iter().cloned().collect();
+        let (found, read) = documents.search(&manifests);
+        assert_eq!((found.unwrap().as_str(), read), (expected, reads), "{manifests:?}");
+    }
+    let (none, _) = documents.search(&[other.clone(), windows]);
+    let none = none.unwrap_err();
+    assert!(matches!(none, ManifestError::Platform { .. }), "{none:?}");
+    assert!(none.to_string().contains("linux/s390x, windows/amd64"), "{none}");
+    let (none, _) = documents.search(&[signature]);
+    assert!(matches!(none, Err(ManifestError::Unsupported { .. })));
+}
+
+#[test]
+fn not_more_than_some_are_looked_at() {
+    let mut documents = Documents::default();
+    let (other, ours) = (documents.image("linux/s390x"), documents.image("linux/amd64"));
+    let mut manifests = vec![other; UNMARKED_MAX - 1];
+    manifests.push(ours.clone());
+    assert!(documents.search(&manifests).0.is_ok());
+    manifests.insert(0, manifests[0].clone());
+    let (none, read) = documents.search(&manifests);
+    assert!(none.is_err() && read == 2 * UNMARKED_MAX + 1, "{read}");
+    // Nor deeper than some.
+    let mut deep = ours;
+    for depth in 0..4 {
+        assert_eq!(documents.search(std::slice::from_ref(&deep)).0.is_ok(), depth < 3);
+        deep = documents.add(&serde_json::json!({"schemaVersion": 2, "manifests": [deep]}));
     }
 }
 

@@ -3,7 +3,7 @@
 use super::store;
 use crate::ErrorKind;
 use crate::digest::Digest;
-use crate::fixture::{TestImage, TestRegistry, descriptor};
+use crate::fixture::{Fault, Line, TestImage, TestRegistry, descriptor};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_index_leads_to_the_image_for_this_machine() {
@@ -38,9 +38,42 @@ async fn an_index_leads_to_the_image_for_this_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_for_another_processor_is_pulled_where_there_is_no_other() {
+async fn an_index_that_does_not_say_for_whom_its_images_are_leads_to_the_one_for_this_machine() {
     let registry = TestRegistry::start().await;
-    let mut image = TestImage::small("x");
+    let root = tempfile::tempdir().unwrap();
+    let (ours, mut other) = (TestImage::small("ours"), TestImage::small("other"));
+    for_another_processor(&mut other);
+    registry.push("unmarked", "other", &other).await;
+    registry.push("unmarked", "ours", &ours).await;
+    let manifest = |image: &TestImage| {
+        descriptor("application/vnd.docker.distribution.manifest.v2+json", &image.manifest)
+    };
+    let media_type = "application/vnd.oci.image.index.v1+json";
+    let (first, second) = (manifest(&other), manifest(&ours));
+    let index =
+        serde_json::json!({"schemaVersion": 2, "mediaType": media_type, "manifests": [first, second]});
+    registry.push_manifest("unmarked", "latest", media_type, index.to_string().as_bytes()).await;
+    let images = store(root.path()).await;
+    let line = Line::to(registry.address(), |_, _| Fault::Pass).await;
+    let pulled = images.pull(&line.name("unmarked"), None, None).await;
+    assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(ours.id()));
+    let config = Digest::of(&ours.config).to_string();
+    assert_eq!(line.count(&config), 1, "{:?}", line.seen());
+    // The second may be the only one that is there.
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let gone = Digest::of(&other.manifest).to_string();
+    let line = Line::to(registry.address(), move |head, _| match head.contains(&gone) {
+        true => Fault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into()),
+        false => Fault::Pass,
+    })
+    .await;
+    let pulled = images.pull(&line.name("unmarked"), None, None).await;
+    assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(ours.id()));
+}
+
+/// Rewrites the image's configuration.
+fn for_another_processor(image: &mut TestImage) {
     let host = crate::Platform::host().architecture;
     let text = String::from_utf8(image.config.clone()).unwrap();
     let config = text.replace(&format!("\"{host}\""), "\"s390x\"");
@@ -50,6 +83,13 @@ async fn an_image_for_another_processor_is_pulled_where_there_is_no_other() {
     let (old_size, new_size) = (format!("\"size\":{}", text.len()), format!("\"size\":{}", config.len()));
     image.manifest = manifest.replace(&old, &new).replace(&old_size, &new_size).into_bytes();
     image.config = config.into_bytes();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_for_another_processor_is_pulled_where_there_is_no_other() {
+    let registry = TestRegistry::start().await;
+    let mut image = TestImage::small("x");
+    for_another_processor(&mut image);
     registry.push("other", "latest", &image).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
