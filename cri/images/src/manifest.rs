@@ -54,6 +54,9 @@ pub(crate) struct Descriptor {
     pub(crate) platform: Option<PlatformField>,
     #[serde(default)]
     pub(crate) annotations: HashMap<String, String>,
+    /// Where else the content may be had.
+    #[serde(default)]
+    pub(crate) urls: Vec<String>,
 }
 
 /// The platform in an index.

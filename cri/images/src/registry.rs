@@ -17,6 +17,7 @@ mod blob;
 mod challenge;
 mod client_certificate;
 mod endpoint;
+mod foreign;
 mod hosts;
 mod place;
 mod retry;

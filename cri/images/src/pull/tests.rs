@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 mod authorize;
 mod crash;
 mod digests;
+mod foreign;
 mod links;
 mod mirrors;
 mod platform;

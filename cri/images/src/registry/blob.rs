@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use reqwest::header::CONTENT_RANGE;
-use reqwest::{Response, StatusCode};
+use reqwest::{Response, StatusCode, Url};
 use tokio::time::{Instant, timeout};
 
 use super::endpoint::Ask;
-use super::{Registry, RegistryError, retry};
+use super::{Registry, RegistryError, foreign, retry};
 use crate::digest::{Digest, Hasher};
 use crate::manifest::Descriptor;
 
@@ -27,6 +27,15 @@ use crate::manifest::Descriptor;
 const FAILURES_MAX: u32 = 5;
 /// What counts as progress.
 const PROGRESS: u64 = 64 << 10;
+
+/// Who may have a blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Host {
+    /// One of the registry's, by its place in the list.
+    Own(usize),
+    /// One that the manifest names.
+    Foreign(usize),
+}
 
 /// A blob that is being read.
 pub(crate) struct Blob<'a> {
@@ -40,14 +49,15 @@ pub(crate) struct Blob<'a> {
     /// The transfer under way, and bytes at its head that we have already.
     response: Option<(Response, u64)>,
     /// The hosts that may be asked, and which of them is.
-    hosts: Vec<usize>,
+    hosts: Vec<Host>,
     at: usize,
+    foreign: Vec<Url>,
     /// Who sent what we have.
-    givers: BTreeSet<usize>,
+    givers: BTreeSet<Host>,
     /// An earlier try kept some of it.
     kept: bool,
     /// Those to be asked next, each alone: what came from all together was wrong.
-    left: Option<VecDeque<usize>>,
+    left: Option<VecDeque<Host>>,
     /// What came of those before.
     refused: Vec<RegistryError>,
     /// The host gave no part of the blob that begins where it was to: it is asked for the whole.
@@ -64,6 +74,9 @@ pub(crate) struct Blob<'a> {
 
 impl<'a> Blob<'a> {
     pub(super) fn new(registry: &'a Registry, descriptor: &Descriptor) -> Blob<'a> {
+        let foreign = foreign::places(&descriptor.urls);
+        let own = registry.pull_hosts().into_iter().map(Host::Own);
+        let hosts = own.chain((0..foreign.len()).map(Host::Foreign)).collect();
         Blob {
             registry,
             digest: descriptor.digest,
@@ -72,8 +85,9 @@ impl<'a> Blob<'a> {
             hasher: Hasher::new(descriptor.digest.algorithm()),
             verified: false,
             response: None,
-            hosts: registry.pull_hosts(),
+            hosts,
             at: 0,
+            foreign,
             givers: BTreeSet::new(),
             kept: false,
             left: None,
@@ -161,7 +175,7 @@ impl<'a> Blob<'a> {
             return Err(error);
         }
         let givers = std::mem::take(&mut self.givers);
-        let alone = |host: &usize| givers.len() > 1 || !givers.contains(host);
+        let alone = |host: &Host| givers.len() > 1 || !givers.contains(host);
         let left = self.left.get_or_insert_with(|| self.hosts.iter().copied().filter(alone).collect());
         self.refused.push(error);
         let Some(next) = left.pop_front() else {
@@ -210,15 +224,9 @@ impl<'a> Blob<'a> {
     /// Asks for what is missing. A host that does not know ranges sends all again, and we leave out what we have; one
     /// that answers with another part than that, or says that there is none, is asked for all of it the next time.
     async fn open(&mut self) -> Result<(Response, u64), RegistryError> {
-        let registry = self.registry;
-        let host = self.hosts.get(self.at).copied();
-        let Some((host, endpoint)) = host.and_then(|host| Some((host, registry.endpoints.get(host)?))) else {
-            return Err(RegistryError::NoHost { domain: self.registry.domain.clone() });
-        };
-        let path = registry.path(host, &format!("blobs/{}", self.digest));
         let from = if self.whole { 0 } else { self.offset };
         let no_part = || RegistryError::Short { url: self.url(), got: self.offset, size: self.size };
-        let response = match endpoint.ask(&Ask { path: &path, accept: "*/*", from, head: false }).await {
+        let response = match self.ask(from).await {
             Err(RegistryError::Status { status: StatusCode::RANGE_NOT_SATISFIABLE, .. }) if from > 0 => {
                 let error = no_part();
                 self.whole = true;
@@ -236,6 +244,22 @@ impl<'a> Blob<'a> {
                 let error = no_part();
                 self.whole = true;
                 Err(error)
+            }
+        }
+    }
+
+    async fn ask(&self, from: u64) -> Result<Response, RegistryError> {
+        let registry = self.registry;
+        let none = || RegistryError::NoHost { domain: registry.domain.clone() };
+        match *self.hosts.get(self.at).ok_or_else(none)? {
+            Host::Own(index) => {
+                let endpoint = registry.endpoints.get(index).ok_or_else(none)?;
+                let path = registry.path(index, &format!("blobs/{}", self.digest));
+                endpoint.ask(&Ask { path: &path, accept: "*/*", from, head: false }).await
+            }
+            Host::Foreign(index) => {
+                let url = self.foreign.get(index).ok_or_else(none)?;
+                foreign::ask(url, from, registry.patience).await
             }
         }
     }
@@ -299,9 +323,14 @@ impl<'a> Blob<'a> {
         self.hosts.get(self.at).map_or_else(String::new, |host| self.url_at(*host))
     }
 
-    fn url_at(&self, host: usize) -> String {
-        let base = self.registry.endpoints.get(host).map_or("", |e| e.host.base.as_str());
-        format!("{base}{}", self.registry.path(host, &format!("blobs/{}", self.digest)))
+    fn url_at(&self, host: Host) -> String {
+        match host {
+            Host::Own(index) => {
+                let base = self.registry.endpoints.get(index).map_or("", |e| e.host.base.as_str());
+                format!("{base}{}", self.registry.path(index, &format!("blobs/{}", self.digest)))
+            }
+            Host::Foreign(index) => self.foreign.get(index).map(Url::to_string).unwrap_or_default(),
+        }
     }
 }
 

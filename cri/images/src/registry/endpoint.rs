@@ -11,8 +11,8 @@ use super::hosts::{Host, is_loopback};
 use super::{Patience, RegistryError, token};
 use crate::image::Auth;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-const AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 
 /// A host that can be asked.
 pub(super) struct Endpoint {

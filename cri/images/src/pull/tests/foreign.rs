@@ -1,0 +1,108 @@
+//! Layers that a registry may not give away, and the places where the manifest says that they are.
+
+use super::{nothing_left, store};
+use crate::digest::Digest;
+use crate::fixture::{
+    Fault, Line, PASSWORD, TestImage, TestRegistry, TestTar, USER, descriptor, layer, noise,
+};
+use crate::{Auth, ErrorKind};
+
+const TYPE: &str = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip";
+const SIZE: usize = 2 << 20;
+
+/// An image whose layer is at these places.
+fn image(places: &[String]) -> TestImage {
+    let mut image = TestImage::new(vec![layer(TestTar::new().file("noise", &noise(SIZE)))]);
+    let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
+    manifest["layers"][0] = descriptor(TYPE, &image.layers[0]);
+    manifest["layers"][0]["urls"] = places.into();
+    image.manifest = serde_json::to_vec(&manifest).unwrap();
+    image
+}
+
+/// A line to a registry that gets no more of the image than its configuration. It gives the manifest itself, since
+/// registries refuse such.
+async fn without_layer(registry: &TestRegistry, image: &TestImage) -> Line {
+    registry.push_blob("app", &image.config).await;
+    let manifest = String::from_utf8(image.manifest.clone()).unwrap();
+    let length = manifest.len();
+    let reply = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{manifest}");
+    Line::to(registry.address(), move |head, _| match head.contains("/manifests/") {
+        true => Fault::Reply(reply.clone()),
+        false => Fault::Pass,
+    })
+    .await
+}
+
+/// A place where the layer is, with such answers.
+async fn place(elsewhere: &TestRegistry, fault: Fault) -> (Line, String) {
+    let layer = &image(&[]).layers[0];
+    elsewhere.push_blob("elsewhere", layer).await;
+    let line = Line::to(elsewhere.address(), move |_, _| fault.clone()).await;
+    let url = format!("http://{}", line.name(&format!("v2/elsewhere/blobs/{}", Digest::of(layer))));
+    (line, url)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_registry_does_not_have_comes_from_where_the_manifest_says_and_nobodys_password_goes_there()
+{
+    let (registry, elsewhere) = (TestRegistry::start_with_password().await, TestRegistry::start().await);
+    let challenge =
+        "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Basic realm=\"x\"\r\ncontent-length: 6\r\n\r\nsecret";
+    let (greedy, first) = place(&elsewhere, Fault::Reply(challenge.into())).await;
+    let (spoiled, second) = place(&elsewhere, Fault::Flip(1_000_000)).await;
+    let (good, third) = place(&elsewhere, Fault::Pass).await;
+    let image = image(&["ftp://e.example/layer".to_owned(), first, second, third]);
+    let line = without_layer(&registry, &image).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let auth = Auth::Basic { username: USER.into(), password: PASSWORD.into() };
+    let pulled = images.pull(&line.name("app"), Some(auth.into()), None).await;
+    let pulled = pulled.map_err(|error| error.report()).unwrap();
+    assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), noise(SIZE));
+    assert!(line.count("/blobs/") >= 2 && line.seen().iter().any(|head| head.contains("authorization:")));
+    for place in [&greedy, &spoiled, &good] {
+        let seen = place.seen();
+        assert!(!seen.is_empty() && seen.iter().all(|head| !head.contains("authorization:")), "{seen:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_registry_has_is_asked_of_nobody_else() {
+    let (registry, elsewhere) = (TestRegistry::start().await, TestRegistry::start().await);
+    let (line, url) = place(&elsewhere, Fault::Pass).await;
+    let image = image(&[url]);
+    registry.push_blob("app", &image.layers[0]).await;
+    let own = without_layer(&registry, &image).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    images.pull(&own.name("app"), None, None).await.unwrap();
+    assert_eq!(line.seen(), [] as [String; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_is_nowhere_is_an_error_that_names_all_places_and_not_what_they_said() {
+    let (registry, elsewhere) = (TestRegistry::start().await, TestRegistry::start().await);
+    let secret = "HTTP/1.1 403 Forbidden\r\ncontent-length: 6\r\n\r\nsecret";
+    let (_refusing, refused) = place(&elsewhere, Fault::Reply(secret.into())).await;
+    let (_spoiling, spoiled) = place(&elsewhere, Fault::Flip(9)).await;
+    for (places, kind, said) in [
+        (vec![refused.clone()], ErrorKind::Unauthorized, "answers 403 Forbidden"),
+        (vec![refused.clone(), spoiled.clone()], ErrorKind::Unauthorized, "has the digest"),
+        (vec!["file:///etc/passwd".to_owned()], ErrorKind::NotFound, "404"),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let images = store(root.path()).await;
+        let line = without_layer(&registry, &image(&places)).await;
+        let error = images.pull(&line.name("app"), None, None).await.unwrap_err();
+        let report = error.report();
+        assert_eq!(error.kind(), kind, "{report}");
+        assert!(report.contains(said) && report.contains(line.address()), "{report}");
+        assert!(
+            places.iter().all(|url| report.contains(url.as_str()) || url.starts_with("file:")),
+            "{report}"
+        );
+        assert!(!report.contains("secret"), "{report}");
+        nothing_left(root.path()).await;
+    }
+}
