@@ -6,6 +6,7 @@
 //! pod stand still together (`pod.rs`), and can be restored (`fit.rs` says which, `restore.rs` how).
 
 mod archive;
+mod attributes;
 mod criu;
 mod difference;
 mod fit;

@@ -4,7 +4,7 @@
 //! root), and what it left is whatever it likes. So nothing is found by a path, no link is followed, and only what is a
 //! file is opened to be read.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File, Metadata};
 use std::io::{self, BufWriter, Write};
@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat, statat};
 use rustix::io::Errno;
-use tar::{Builder, Header, HeaderMode};
+use tar::{Builder, EntryType, Header, HeaderMode};
 
 use super::archive::builder;
+use super::attributes;
 
 /// No path may be longer (`PATH_MAX`).
 const LONGEST: usize = 4095;
@@ -35,11 +36,10 @@ pub(super) fn archive(
         mounted: mounted.iter().filter_map(|place| place.strip_prefix("/").ok()).collect(),
         archive: builder(BufWriter::new(File::create(to)?)),
         deleted: BTreeSet::new(),
+        linked: HashMap::new(),
     };
     let mut place = Place::default();
-    if is_opaque(&File::open(upper)?) {
-        writing.hidden(&File::open(upper)?, Path::new(""))?;
-    }
+    writing.add_directory(&File::open(upper)?, Path::new(""))?;
     let mut written = Ok(());
     let walked = coracle_tree::walk(upper, |found| {
         if written.is_ok() {
@@ -71,6 +71,8 @@ struct Writing<'a> {
     mounted: BTreeSet<&'a Path>,
     archive: Builder<BufWriter<File>>,
     deleted: BTreeSet<PathBuf>,
+    /// Files with more names than have been seen: the first, and how many are left.
+    linked: HashMap<(u64, u64), (PathBuf, u64)>,
 }
 
 /// What is there, neither opened nor followed. None when it is gone.
@@ -139,21 +141,52 @@ impl Writing<'_> {
             self.deleted.insert(Path::new("/").join(path));
         } else if path.ancestors().any(|above| self.mounted.contains(above)) {
         } else if kind.is_dir() {
-            self.archive.append_data(&mut header(&metadata), path, io::empty())?;
-            if is_opaque(&file) {
-                self.hidden(&file, path)?;
-            }
+            self.add_directory(&file, path)?;
+        } else if kind.is_socket() {
+            // It is nothing without who listens.
+        } else if let Some(first) = self.first_name(&metadata, path) {
+            let mut header = header(&metadata);
+            header.set_entry_type(EntryType::Link);
+            header.set_size(0);
+            self.archive.append_link(&mut header, path, first)?;
         } else if kind.is_symlink() {
             let target = readlinkat(&file, c"", Vec::new())?.into_bytes();
             let target = PathBuf::from(std::ffi::OsString::from_vec(target));
             self.archive.append_link(&mut header(&metadata), path, target)?;
         } else if kind.is_file() {
             self.add_content(&file, path)?;
-        } else if !kind.is_socket() {
-            // A socket is nothing without who listens.
+        } else {
+            self.add_attributes(&file, path)?;
             self.add_special(&metadata, path)?;
         }
         Ok(())
+    }
+
+    /// Also the layer itself, whose path is empty: the container's `/`.
+    fn add_directory(&mut self, directory: &File, path: &Path) -> io::Result<()> {
+        self.add_attributes(directory, path)?;
+        let name = if path.as_os_str().is_empty() { Path::new("./") } else { path };
+        self.archive.append_data(&mut header(&directory.metadata()?), name, io::empty())?;
+        if is_opaque(directory) { self.hidden(directory, path) } else { Ok(()) }
+    }
+
+    /// The name by which a file is in the archive already, for another one of it.
+    fn first_name(&mut self, metadata: &Metadata, path: &Path) -> Option<PathBuf> {
+        let more = metadata.nlink().checked_sub(1).filter(|more| *more > 0)?;
+        let file = (metadata.dev(), metadata.ino());
+        let Some((first, left)) = self.linked.get_mut(&file) else {
+            self.linked.insert(file, (path.to_owned(), more));
+            return None;
+        };
+        *left -= 1;
+        if *left > 0 { Some(first.clone()) } else { self.linked.remove(&file).map(|(first, _)| first) }
+    }
+
+    /// Of what comes next.
+    fn add_attributes(&mut self, file: &File, path: &Path) -> io::Result<()> {
+        let records = attributes::records(&magic(file), path)?;
+        self.archive
+            .append_pax_extensions(records.iter().map(|(key, value)| (key.as_str(), value.as_slice())))
     }
 
     fn add_content(&mut self, file: &File, path: &Path) -> io::Result<()> {
@@ -163,6 +196,7 @@ impl Writing<'_> {
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
             .open(magic(file))?;
         let before = content.metadata()?;
+        self.add_attributes(file, path)?;
         self.archive.append_file(path, &mut content)?;
         let after = content.metadata()?;
         let state = |of: &Metadata| (of.len(), of.ctime(), of.ctime_nsec());
@@ -239,7 +273,7 @@ mod tests {
         assert_eq!(deleted, BTreeSet::new());
         let found = content(&to);
         let names: Vec<&str> = found.keys().map(String::as_str).collect();
-        assert_eq!(names, ["etc", "etc/app", "etc/app/link", "etc/app/new", "outside"]);
+        assert_eq!(names, [".", "etc", "etc/app", "etc/app/link", "etc/app/new", "outside"]);
         assert_eq!(found["etc/app/new"].1, "mine");
         assert_eq!(found["outside"].0, tar::EntryType::Symlink);
     }
@@ -280,6 +314,7 @@ mod tests {
             mounted: BTreeSet::new(),
             archive: builder(BufWriter::new(tempfile::tempfile().expect("file"))),
             deleted: BTreeSet::new(),
+            linked: HashMap::new(),
         };
         writing.hidden(&File::open(upper).expect("open"), Path::new("a/b")).expect("look");
         writing.deleted
@@ -307,6 +342,99 @@ mod tests {
         }
         symlink(dir.path().join("host"), lower.join("a")).expect("link");
         assert_eq!(hidden_below(&upper, &[lower]), BTreeSet::new());
+    }
+
+    /// Names, kinds, modes, links and attributes of all in a directory.
+    fn seen(top: &Path) -> BTreeMap<PathBuf, String> {
+        let mut seen = BTreeMap::new();
+        let mut left = vec![top.to_owned()];
+        while let Some(path) = left.pop() {
+            let metadata = fs::symlink_metadata(&path).expect("there");
+            if metadata.is_dir() {
+                left.extend(fs::read_dir(&path).expect("list").map(|entry| entry.expect("entry").path()));
+            }
+            let attributes: BTreeMap<_, _> = match metadata.is_symlink() {
+                true => BTreeMap::new(),
+                false => xattr::list(&path)
+                    .expect("list")
+                    .filter(|name| !name.as_encoded_bytes().starts_with(b"security.selinux"))
+                    .map(|name| (name.clone(), xattr::get(&path, &name).expect("get")))
+                    .collect(),
+            };
+            let name = path.strip_prefix(top).expect("below").to_owned();
+            let owner = (metadata.uid(), metadata.gid(), metadata.mtime());
+            let links = if metadata.is_dir() { 0 } else { metadata.nlink() };
+            let what =
+                format!("{:o} {owner:?} {links} {:x} {attributes:?}", metadata.mode(), metadata.rdev());
+            seen.insert(name, what);
+        }
+        seen
+    }
+
+    #[test]
+    fn attributes_links_whiteouts_and_the_root_itself_are_in_the_layer_that_it_is_laid_out_in() {
+        let dir = tempfile::tempdir().expect("directory");
+        let [upper, lower, restored] = ["upper", "lower", "restored"].map(|name| dir.path().join(name));
+        for made in [upper.join("bin"), upper.join("made"), lower.join("made"), restored.clone()] {
+            fs::create_dir_all(made).expect("make");
+        }
+        let long = upper.join("n".repeat(200));
+        fs::write(upper.join("bin/ping"), "ping").expect("write");
+        for name in ["bin/ping6", "other"] {
+            fs::hard_link(upper.join("bin/ping"), upper.join(name)).expect("link");
+        }
+        fs::hard_link(upper.join("bin/ping"), &long).expect("link");
+        symlink("ping", upper.join("bin/link")).expect("link");
+        fs::hard_link(upper.join("bin/link"), upper.join("bin/link2")).expect("link");
+        mknod(&upper.join("fifo"), SFlag::S_IFIFO, NixMode::from_bits_truncate(0o600), 0).expect("a FIFO");
+        mknod(&upper.join("bin/gone"), SFlag::S_IFCHR, NixMode::empty(), 0).expect("a whiteout");
+        // CAP_NET_RAW, and what bash may be kept in: any bytes.
+        let capability = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        xattr::set(&long, "security.capability", &capability).expect("capability");
+        xattr::set(&long, "user.note", b"a=b\n\0\xff").expect("attribute");
+        xattr::set(upper.join("bin"), "user.empty", b"").expect("attribute");
+        xattr::set(&upper, "user.root", b"r").expect("attribute");
+        fs::set_permissions(&upper, std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("mode");
+        fs::write(upper.join("made/new"), "").expect("write");
+        fs::write(lower.join("made/old"), "").expect("write");
+        let holes = File::create(upper.join("holes")).expect("make");
+        std::os::unix::fs::FileExt::write_all_at(&holes, b"end", 4 << 20).expect("write");
+        xattr::set(upper.join("holes"), "user.note", b"sparse").expect("attribute");
+        let expected = seen(&upper);
+        assert!(expected[Path::new("other")].contains(" 4 0 {\"security.capability\""), "{expected:?}");
+        xattr::set(upper.join("made"), "trusted.overlay.opaque", b"y").expect("opaque");
+
+        let to = dir.path().join("diff.tar");
+        let deleted = archive(&upper, &[lower], &[], &to).expect("archive");
+        assert_eq!(deleted, ["/bin/gone", "/made/old"].map(PathBuf::from).into());
+        // Not only to us.
+        let gnu = dir.path().join("gnu");
+        fs::create_dir(&gnu).expect("make");
+        let mut tar = std::process::Command::new("tar");
+        let tar = tar.args(["--xattrs", "--xattrs-include=*", "-C"]).arg(&gnu).arg("-xpf").arg(&to).output();
+        let tar = tar.expect("GNU tar");
+        assert!(tar.status.success() && tar.stderr.is_empty(), "{tar:?}");
+        let mut all = expected.clone();
+        all.remove(Path::new("bin/gone"));
+        assert_eq!(seen(&gnu), all);
+        let diff = io::BufReader::new(File::open(&to).expect("archive"));
+        coracle_images::lay(diff, &restored).expect("lay");
+        coracle_images::hide(deleted.iter().map(PathBuf::as_path), &restored).expect("hide");
+        let mut found = seen(&restored);
+        let hidden = found.remove(Path::new("made/old")).expect("a whiteout");
+        assert!(hidden.starts_with("20000 "), "{hidden}");
+        // Directories that get whiteouts afterwards, and whiteouts, are of now.
+        let timeless = |seen: &BTreeMap<PathBuf, String>| {
+            let all = seen
+                .iter()
+                .filter(|(name, _)| !["bin", "bin/gone", "made"].contains(&name.to_str().expect("text")));
+            all.map(|(name, what)| (name.clone(), what.clone())).collect::<BTreeMap<_, _>>()
+        };
+        assert_eq!(timeless(&found), timeless(&expected));
+        let length = |layer: &Path| fs::metadata(layer.join("holes")).expect("there").len();
+        assert_eq!(length(&restored), length(&upper));
+        assert_eq!(xattr::get(restored.join("bin"), "user.empty").expect("get"), Some(Vec::new()));
+        assert!(found[Path::new("bin/gone")].starts_with("20000 "));
     }
 
     #[test]
