@@ -1,18 +1,21 @@
 //! Importing images from an OCI layout or archive, or from what `docker save` writes.
 
+use std::collections::HashMap;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
 
+use crate::config::Platform;
 use crate::digest::{Algorithm, Digest, HashingReader};
 use crate::error::{Error, ErrorKind, io_kind, layer_kind, manifest_kind, store_kind, unpack_kind};
 use crate::image::Image;
 use crate::images::{Images, Ready, StoreError};
 use crate::layers::{LayerError, Lease, Workshop};
 use crate::manifest::{
-    self, CONFIG_MAX, Chosen, Descriptor, Document, MANIFEST_MAX, ManifestError, Search, Step,
+    self, CONFIG_MAX, Chosen, Descriptor, Document, Fitting, MANIFEST_MAX, ManifestError, Search, Step,
+    choose, fits,
 };
 use crate::reference::{InvalidReference, Reference};
 use crate::table;
@@ -187,14 +190,17 @@ impl Images {
 
 fn read_documents(
     source: &Source,
-    platform: &crate::config::Platform,
+    platform: &Platform,
     name: Option<&Reference>,
 ) -> Result<Vec<Found>, ImportError> {
     let mut found = if let Some(index) = source.whole("index.json", MANIFEST_MAX)? {
         let Document::Index(manifests) = manifest::parse(&index)? else {
             return Err(ImportError::Layout { reason: "index.json is no index" });
         };
-        manifests.iter().map(|m| read_image(source, m, platform)).collect::<Result<Vec<_>, _>>()?
+        for_here(manifests, platform)
+            .iter()
+            .map(|m| read_image(source, m, platform))
+            .collect::<Result<Vec<_>, _>>()?
     } else if let Some(list) = source.whole("manifest.json", MANIFEST_MAX)? {
         let saved: Vec<Saved> = serde_json::from_slice(&list)
             .map_err(|source| ImportError::Json { path: "manifest.json".into(), source })?;
@@ -211,11 +217,31 @@ fn read_documents(
     Ok(found)
 }
 
-fn read_image(
-    source: &Source,
-    top: &Descriptor,
-    platform: &crate::config::Platform,
-) -> Result<Found, ImportError> {
+/// What of a layout is for this machine. Entries of one name are one image for several platforms, those without are
+/// several images; where none says that it fits, all are taken, each as the only one of its kind.
+fn for_here(entries: Vec<Descriptor>, platform: &Platform) -> Vec<Descriptor> {
+    let mut named: HashMap<Reference, Vec<Descriptor>> = HashMap::new();
+    for entry in &entries {
+        if let Some(name) = annotated_name(entry) {
+            named.entry(name).or_default().push(entry.clone());
+        }
+    }
+    let best: HashMap<Reference, Digest> = named
+        .into_iter()
+        .filter_map(|(name, entries)| match choose(&entries, platform) {
+            Ok(Fitting::Marked(best)) => Some((name, best.digest)),
+            Ok(Fitting::Unmarked(_)) | Err(_) => None,
+        })
+        .collect();
+    let one_fits = entries.iter().any(|entry| annotated_name(entry).is_none() && fits(entry, platform));
+    let stays = |entry: &Descriptor| match annotated_name(entry) {
+        Some(name) => best.get(&name).is_none_or(|best| *best == entry.digest),
+        None => !one_fits || entry.platform.is_none() || fits(entry, platform),
+    };
+    entries.iter().filter(|entry| stays(entry)).cloned().collect()
+}
+
+fn read_image(source: &Source, top: &Descriptor, platform: &Platform) -> Result<Found, ImportError> {
     let document = read_blob(source, top, MANIFEST_MAX)?;
     let mut search = Search::new(&document, platform)?;
     let mut absent = None;

@@ -12,7 +12,7 @@ use crate::digest::Digest;
 mod platform;
 mod search;
 
-pub(crate) use platform::Chosen;
+pub(crate) use platform::{Chosen, Fitting, choose, fits};
 pub(crate) use search::{Found, Search, Step};
 
 /// Largest manifest or index; registries must take 4 MiB and few take more.

@@ -92,6 +92,38 @@ async fn names_come_from_annotations_or_the_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_one_name_for_several_platforms_the_one_for_this_machine_is_taken() {
+    let images = ["first", "second", "third"].map(TestImage::small);
+    let name = serde_json::json!({"io.containerd.image.name": "example.com/app:1"});
+    let host = crate::Platform::host().architecture;
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("a.tar");
+    for (name, platforms, expected) in [
+        (&name, [Some("s390x"), Some(host.as_str()), Some("mips")], vec![1]),
+        (&name, [Some("s390x"), Some("mips"), Some("mips64")], vec![0, 1, 2]),
+        // Without a name they are several images.
+        (&serde_json::json!({}), [Some(host.as_str()), None, Some("mips")], vec![0, 1]),
+    ] {
+        let mut files = layout(&images.each_ref().map(|image| (image, name.clone())));
+        let (_, index) = files.last_mut().unwrap();
+        let mut value: serde_json::Value = serde_json::from_slice(index).unwrap();
+        for (at, platform) in platforms.iter().enumerate() {
+            if let Some(architecture) = platform {
+                value["manifests"][at]["platform"] =
+                    serde_json::json!({"os": "linux", "architecture": architecture});
+            }
+        }
+        *index = serde_json::to_vec(&value).unwrap();
+        std::fs::write(&path, archive(&files)).unwrap();
+        let root = tempfile::tempdir().unwrap();
+        let imported = store(root.path()).await.import(&path, None).await.unwrap();
+        let ids: Vec<&str> = imported.iter().map(|image| image.id.as_str()).collect();
+        let all = images.each_ref().map(TestImage::id);
+        assert_eq!(ids, expected.iter().map(|at| all[*at].as_str()).collect::<Vec<_>>(), "{platforms:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_docker_saves_is_taken() {
     let tar = TestTar::new().file("hello", b"saved").finish();
     let image = TestImage::new(vec![(tar.clone(), Digest::of(&tar))]);

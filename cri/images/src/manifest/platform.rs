@@ -44,6 +44,11 @@ pub(crate) fn choose<'a>(
     Ok(Fitting::Unmarked(unmarked))
 }
 
+/// Whether an index says of a manifest that it is for such a machine.
+pub(crate) fn fits(manifest: &Descriptor, wanted: &Platform) -> bool {
+    manifest.platform.as_ref().is_some_and(|given| platform_rank(wanted, given).is_some())
+}
+
 /// How well an image fits whose configuration says this. Smaller is better; one that does not say it is the last choice.
 pub(super) fn config_rank(wanted: &Platform, given: &PlatformField) -> Option<usize> {
     let other_system = !given.os.is_empty() && given.os != wanted.os;
