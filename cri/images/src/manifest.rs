@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use oci_spec::image::ImageConfiguration;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use crate::config::Platform;
 use crate::digest::Digest;
@@ -46,27 +46,27 @@ pub(crate) struct Manifest {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(crate) media_type: String,
     pub(crate) digest: Digest,
     pub(crate) size: u64,
     #[serde(default)]
     pub(crate) platform: Option<PlatformField>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(crate) annotations: HashMap<String, String>,
     /// Where else the content may be had.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(crate) urls: Vec<String>,
 }
 
 /// The platform in an index.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct PlatformField {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(crate) os: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(crate) architecture: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     pub(crate) variant: String,
 }
 
@@ -205,6 +205,8 @@ fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError
         ""
         | "application/vnd.oci.image.config.v1+json"
         | "application/vnd.docker.container.image.v1+json" => {}
+        // Registries, and Docker before 1.13, lost the type of some that are images nevertheless.
+        "application/octet-stream" | "application/json" | "text/html" => {}
         other => return unsupported("a configuration", other),
     }
     if config.size > CONFIG_MAX {
@@ -231,6 +233,13 @@ fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError
         }
     }
     Ok(())
+}
+
+/// Reads null as what is absent: for Go they are the same.
+pub(crate) fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// Go writes null for what is empty; the strict types know absent only.

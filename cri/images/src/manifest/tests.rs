@@ -198,6 +198,29 @@ fn documents_that_are_no_image_are_refused() {
 }
 
 #[test]
+fn what_some_write_as_null_is_absent_and_old_words_for_a_configuration_are_known() {
+    let digest = Digest::of(b"x");
+    let descriptor = serde_json::json!({"mediaType": null, "digest": digest, "size": 1, "annotations": null,
+        "urls": null, "platform": null, "data": null, "artifactType": null});
+    let manifest = serde_json::json!({"schemaVersion": 2, "config": descriptor, "layers": [descriptor],
+        "manifests": null, "annotations": null, "subject": null});
+    assert!(matches!(parse(manifest.to_string().as_bytes()), Ok(Document::Manifest(_))));
+    let platform =
+        serde_json::json!({"architecture": "amd64", "os": "linux", "variant": null, "os.features": null});
+    let mut entry = descriptor.clone();
+    entry["platform"] = platform;
+    let index = serde_json::json!({"schemaVersion": 2, "manifests": [entry], "config": null, "layers": null});
+    assert!(matches!(parse(index.to_string().as_bytes()), Ok(Document::Index(_))));
+    // Registries, and Docker before 1.13, lost the type of configurations.
+    for media_type in ["application/octet-stream", "application/json", "text/html"] {
+        let mut manifest = manifest.clone();
+        manifest["config"]["mediaType"] = media_type.into();
+        let parsed = parse(manifest.to_string().as_bytes());
+        assert!(matches!(parsed, Ok(Document::Manifest(_))), "{media_type}: {parsed:?}");
+    }
+}
+
+#[test]
 fn configurations_of_all_writers_are_read() {
     let diff_id = Digest::of(b"layer");
     let host = platform("amd64", "");

@@ -7,15 +7,16 @@ use serde::Deserialize;
 use super::RegistryError;
 use super::body;
 use crate::image::Auth;
+use crate::manifest::or_default;
 
 /// Who we say that we are, where OAuth2 wants a name.
 const CLIENT: &str = "coracle";
 
 #[derive(Deserialize)]
 struct Answer {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     token: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     access_token: String,
 }
 

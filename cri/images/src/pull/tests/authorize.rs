@@ -45,7 +45,7 @@ async fn tokens_are_fetched_used_and_fetched_again_when_they_expire() {
         if !allowed || !(first.contains("service=test") || first.starts_with("POST")) {
             return Fault::Reply("HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n".into());
         }
-        let body = format!("{{\"token\":\"t{number}\"}}");
+        let body = format!("{{\"token\":\"t{number}\",\"access_token\":null}}");
         Fault::Reply(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
     })
     .await;
