@@ -85,6 +85,8 @@ pub(crate) enum RegistryError {
     },
     #[error("the transfer of {url} ended after {got} of {size} bytes")]
     Short { url: String, got: u64, size: u64 },
+    #[error("{url} has {length} bytes, not {size}")]
+    Length { url: String, length: u64, size: u64 },
     #[error("{url} answers {status}{detail}")]
     Status {
         url: String,
@@ -325,7 +327,9 @@ impl RegistryError {
             | RegistryError::Short { .. }
             | RegistryError::Realm { .. }
             | RegistryError::Token { .. } => ErrorKind::Unavailable,
-            RegistryError::Digest { .. } | RegistryError::Kept { .. } => ErrorKind::Corrupt,
+            RegistryError::Digest { .. } | RegistryError::Kept { .. } | RegistryError::Length { .. } => {
+                ErrorKind::Corrupt
+            }
             RegistryError::TooLarge { .. } => ErrorKind::Rejected,
             RegistryError::Hosts(_)
             | RegistryError::Tls(_)

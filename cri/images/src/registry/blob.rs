@@ -235,7 +235,13 @@ impl<'a> Blob<'a> {
             response => response?,
         };
         if response.status() != StatusCode::PARTIAL_CONTENT {
-            return Ok((response, self.offset));
+            // Something else altogether, as the page of a portal: not a byte of it is taken.
+            return match response.content_length() {
+                Some(length) if length != self.size => {
+                    Err(RegistryError::Length { url: self.url(), length, size: self.size })
+                }
+                _ => Ok((response, self.offset)),
+            };
         }
         let range = response.headers().get(CONTENT_RANGE).and_then(|v| v.to_str().ok());
         match range.and_then(range_start) {

@@ -83,6 +83,31 @@ async fn what_a_mirror_spoils_comes_from_the_next_host_and_from_its_beginning() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_mirror_that_has_a_page_for_whoever_asks_is_passed_by() {
+    let registry = TestRegistry::start().await;
+    let image = image();
+    registry.push("big", "latest", &image).await;
+    for (head, body, asked) in [
+        ("content-length: 7", "<html/>", 1),
+        // Without its length it is found out by what it is.
+        ("transfer-encoding: chunked", "7\r\n<html/>\r\n0\r\n\r\n", 7),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let (page, blob) =
+            (format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{body}"), Digest::of(&image.layers[0]).to_string());
+        let part = blob.clone();
+        let mirror = Line::to(registry.address(), move |head, _| {
+            if head.contains(&part) { Fault::Reply(page.clone()) } else { Fault::Pass }
+        })
+        .await;
+        let server = good(&registry).await;
+        let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
+        pull(&images).await.unwrap();
+        assert!(mirror.count(&blob) <= asked, "{head}: {:?}", mirror.seen());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_tag_that_a_mirror_gives_with_other_bytes_than_it_says_is_asked_of_the_next() {
     let registry = TestRegistry::start().await;
     let image = image();
