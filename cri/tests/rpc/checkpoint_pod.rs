@@ -17,8 +17,10 @@ const LONG: Duration = Duration::from_secs(120);
 /// and a connection to itself, once somebody listens at port 7001, which is 1B59.
 const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
     (nc -l -p 7001 -e sleep 10000 &); until grep -qs ':1B59 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; \
-    (nc 127.0.0.1 7001 </dev/zero >/dev/null &); echo mine > /mine; rm /bin/true; i=0; \
+    (nc 127.0.0.1 7001 </dev/zero >/dev/null &); echo mine > /mine; ln /mine /link; rm /bin/true; i=0; \
     while :; do i=$((i+1)); echo $i > /count; [ $((i % 10)) != 0 ] || echo count $i; sleep 0.1; done";
+/// A program's right to raw sockets (`struct vfs_cap_data`), as a file's attribute.
+const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 /// Writes to both streams from a child of the first process, which has a pipe of its own to it.
 const TALKER: &str = "exec 2>/dev/null; i=0; while :; do i=$((i+1)); echo said $i; sleep 0.2; done | cat";
 
@@ -152,6 +154,7 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     {
         assert!(begun.elapsed() < LONG, "it has no connection");
     }
+    xattr::set(in_root(machine, &ids[0], "mine").await, "security.capability", &CAPABILITY).expect("set");
     is_cancelled_without_a_trace(machine, &source, &ids, &output).await;
     // What a probe runs is none of the container's own.
     let (probe, made) = tokio::join!(machine.exec(&ids[0], &["sleep", "5"], 0), async {
@@ -184,6 +187,11 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     ends_if_criu_fails(machine, &output).await;
     goes_on_from_there(machine, &output, later).await;
     std::fs::remove_dir_all(&output).expect("remove");
+}
+
+/// A file of a container's, from outside.
+async fn in_root(machine: &Machine, id: &str, name: &str) -> PathBuf {
+    Path::new("/proc").join(machine.pid(id).await.to_string()).join("root").join(name)
 }
 
 /// The caller goes away in the middle.
@@ -276,6 +284,12 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
     assert!(
         said.starts_with("mine\nsame\nrestoredrestored") && complained.contains("/bin/true"),
         "{said} {complained}"
+    );
+    let link = in_root(machine, &ids[0], "link").await;
+    assert_eq!(std::os::unix::fs::MetadataExt::nlink(&link.metadata().expect("the link")), 2);
+    assert_eq!(
+        xattr::get(&link, "security.capability").expect("get").as_deref(),
+        Some(CAPABILITY.as_slice())
     );
     let page = machine.exec(&ids[0], &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/passwd"], 0).await;
     assert!(String::from_utf8_lossy(&page.expect("exec").stdout).starts_with("root:"), "the server listens");
