@@ -14,4 +14,5 @@
 
 pub(crate) mod plan;
 pub(crate) mod run;
+mod turns;
 mod zone;

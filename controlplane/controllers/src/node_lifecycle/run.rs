@@ -9,7 +9,9 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::plan;
+use super::turns::Turns;
 use super::zone::{self, Zone};
+use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Node, Object, Pod};
@@ -42,8 +44,7 @@ struct Beat {
 #[derive(Default)]
 struct Zones {
     known: BTreeMap<String, Zone>,
-    /// When the next node of a zone may be given up.
-    next: HashMap<String, Instant>,
+    turns: BTreeMap<String, Turns>,
 }
 
 /// Conditions and taints tell times in whole seconds.
@@ -104,7 +105,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(wait.map_or(Next::Wait, Next::After))
 }
 
-/// Looks at all nodes anew where a zone has changed how it fares.
+/// Looks at all nodes anew when the pace has changed at which those of a zone may be given up.
 fn rezone(context: &Context) {
     let nodes = context.caches.nodes.all();
     let zones = zone::all(nodes.iter().map(|node| &**node), &context.config);
@@ -113,18 +114,14 @@ fn rezone(context: &Context) {
         return;
     }
     let (was_full, is_full) = (zone::is_full_disruption(&known.known), zone::is_full_disruption(&zones));
-    let states = |zones: &BTreeMap<String, Zone>| -> Vec<_> {
-        zones.iter().map(|(name, zone)| (name.clone(), zone.state)).collect()
-    };
-    let changed = states(&known.known) != states(&zones);
-    known.known = zones;
+    let changed = known.fare(zones, &context.config, Instant::now()) || was_full != is_full;
     drop(known);
     if was_full && !is_full {
         // Nobody could be heard, so everybody gets a whole grace period from now.
         lock(&context.lifecycle.beats).values_mut().for_each(|beat| beat.at = Instant::now());
     }
     if changed {
-        tracing::debug!(full = is_full, "zones fare differently");
+        tracing::debug!(full = is_full, "nodes may be given up at another pace");
         nodes.iter().for_each(|node| context.lifecycle.queue.add(node.key()));
     }
 }
@@ -180,7 +177,7 @@ async fn say_not_ready(context: &Context, pod: &Pod) -> Result<(), Error> {
 
 /// Writes the taints. The time until the node may be given up, if it has to wait for its turn.
 async fn taint(context: &Context, node: &Node) -> Result<Option<Duration>, Error> {
-    let (evict, wait) = context.lifecycle.may_evict(context, node);
+    let (evict, wait) = context.lifecycle.may_evict(node);
     if let Some(taints) = plan::taints(node, evict, now()) {
         let patch = json!({
             "metadata": {"uid": node.uid(), "resourceVersion": node.metadata.resource_version},
@@ -188,7 +185,7 @@ async fn taint(context: &Context, node: &Node) -> Result<Option<Duration>, Error
         });
         let written = context.writer(&context.caches.nodes).merge(&node.key(), Part::Main, patch).await?;
         if plan::is_evicting(&written) && !plan::is_evicting(node) {
-            context.lifecycle.gave_up(context, node);
+            context.lifecycle.gave_up(node);
         }
     }
     Ok(wait)
@@ -230,12 +227,11 @@ impl Lifecycle {
     }
 
     /// Whether the node may be given up now, else the time until its turn.
-    fn may_evict(&self, context: &Context, node: &Node) -> (bool, Option<Duration>) {
+    fn may_evict(&self, node: &Node) -> (bool, Option<Duration>) {
         if plan::evicting(node).is_none() {
             return (false, None);
         }
-        let zones = lock(&self.zones);
-        if zone::is_full_disruption(&zones.known) {
+        if zone::is_full_disruption(&lock(&self.zones).known) {
             return (false, None);
         }
         if plan::is_evicting(node) {
@@ -246,26 +242,40 @@ impl Lifecycle {
         if let Some(left) = unsettled {
             return (false, Some(left + Duration::from_millis(1)));
         }
-        let name = zone::name(node);
-        let zone = zones.known.get(&name).copied();
-        if zone.is_none_or(|zone| zone::interval(zone, &context.config).is_none()) {
-            return (false, None);
-        }
-        let left = zones.next.get(&name).map(|next| next.saturating_duration_since(Instant::now()));
-        match left.filter(|left| !left.is_zero()) {
-            Some(left) => (false, Some(left + Duration::from_millis(1))),
-            None => (true, None),
+        let left =
+            lock(&self.zones).turns.get(&zone::name(node)).and_then(|turns| turns.left(Instant::now()));
+        match left {
+            Some(Duration::ZERO) => (true, None),
+            left => (false, left.map(|left| left + Duration::from_millis(1))),
         }
     }
 
     /// The next node of the zone has to wait.
-    fn gave_up(&self, context: &Context, node: &Node) {
-        let mut zones = lock(&self.zones);
-        let name = zone::name(node);
-        let interval = zones.known.get(&name).and_then(|zone| zone::interval(*zone, &context.config));
-        if let Some(interval) = interval {
-            zones.next.insert(name, Instant::now() + interval);
+    fn gave_up(&self, node: &Node) {
+        if let Some(turns) = lock(&self.zones).turns.get_mut(&zone::name(node)) {
+            turns.taken(Instant::now());
         }
+    }
+}
+
+impl Zones {
+    /// Takes in how the zones fare now; whether any is to be given up at another pace.
+    fn fare(&mut self, zones: BTreeMap<String, Zone>, config: &ControllersConfig, now: Instant) -> bool {
+        let is_full = zone::is_full_disruption(&zones);
+        let mut changed = false;
+        self.turns.retain(|name, _| zones.contains_key(name));
+        for (name, zone) in &zones {
+            let pace = zone::interval(*zone, config).filter(|_| !is_full);
+            match self.turns.get_mut(name) {
+                Some(turns) => changed |= turns.pace(pace, now),
+                None => {
+                    changed = true;
+                    self.turns.insert(name.clone(), Turns::new(pace, now));
+                }
+            }
+        }
+        self.known = zones;
+        changed
     }
 }
 

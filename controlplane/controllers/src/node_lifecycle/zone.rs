@@ -21,16 +21,24 @@ pub(crate) enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Zone {
     pub(crate) state: State,
+    /// Those that count.
     pub(crate) nodes: usize,
 }
 
-/// Region and zone of a node, by its labels.
+/// A node with this label may be down without telling anything about its zone.
+const EXCLUDED: &str = "node.kubernetes.io/exclude-disruption";
+
+fn label<'a>(node: &'a Node, name: &str) -> Option<&'a str> {
+    node.metadata.labels.as_ref()?.get(name).map(String::as_str)
+}
+
+/// Region and zone of a node, by its labels; those of old count first, as they do elsewhere.
 pub(crate) fn name(node: &Node) -> String {
-    let label = |name: &str| {
-        let labels = node.metadata.labels.as_ref();
-        labels.and_then(|labels| labels.get(name)).map(String::as_str).unwrap_or_default()
+    let of = |what: &str| {
+        let beta = label(node, &format!("failure-domain.beta.kubernetes.io/{what}"));
+        beta.or_else(|| label(node, &format!("topology.kubernetes.io/{what}"))).unwrap_or_default()
     };
-    format!("{}/{}", label("topology.kubernetes.io/region"), label("topology.kubernetes.io/zone"))
+    format!("{}/{}", of("region"), of("zone"))
 }
 
 /// The zones of all nodes.
@@ -41,6 +49,9 @@ pub(crate) fn all<'a>(
     let mut counts: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for node in nodes {
         let (ready, lost) = counts.entry(name(node)).or_default();
+        if label(node, EXCLUDED).is_some() {
+            continue;
+        }
         *(if node.condition("Ready").is_some_and(|found| found.status == "True") { ready } else { lost }) +=
             1;
     }
@@ -58,7 +69,8 @@ pub(crate) fn all<'a>(
 
 /// Whether no node at all is ready: then it is not the nodes that failed.
 pub(crate) fn is_full_disruption(zones: &BTreeMap<String, Zone>) -> bool {
-    !zones.is_empty() && zones.values().all(|zone| zone.state == State::Full)
+    let mut counted = zones.values().filter(|zone| zone.nodes > 0).peekable();
+    counted.peek().is_some() && counted.all(|zone| zone.state == State::Full)
 }
 
 /// The time between two nodes of a zone that are given up; nothing while none may be.
@@ -74,12 +86,16 @@ pub(crate) fn interval(zone: Zone, config: &ControllersConfig) -> Option<Duratio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn nodes(zone: &str, ready: usize, lost: usize) -> Vec<Node> {
+        labelled(&json!({"topology.kubernetes.io/zone": zone}), ready, lost)
+    }
+
+    fn labelled(labels: &Value, ready: usize, lost: usize) -> Vec<Node> {
         let node = |status: &str| {
             serde_json::from_value(json!({
-                "metadata": {"labels": {"topology.kubernetes.io/zone": zone}},
+                "metadata": {"labels": labels},
                 "status": {"conditions": [{"type": "Ready", "status": status}]},
             }))
             .unwrap()
@@ -97,6 +113,9 @@ mod tests {
             (2, 3, State::Partial),
             (6, 3, State::Normal),
             (0, 9, State::Full),
+            // 55 % of them, and a little less.
+            (9, 11, State::Partial),
+            (46, 54, State::Normal),
         ] {
             let found = all(&nodes("a", ready, lost), &config);
             assert_eq!(found["/a"], Zone { state, nodes: ready + lost }, "{ready} ready, {lost} lost");
@@ -110,6 +129,26 @@ mod tests {
         assert!(is_full_disruption(&all(&two(0), &config)));
         assert!(!is_full_disruption(&all(&two(1), &config)));
         assert!(!is_full_disruption(&all(&[], &config)));
+    }
+
+    #[test]
+    fn nodes_that_do_not_count_make_no_zone_better_or_worse() {
+        let config = ControllersConfig::default();
+        let mark = json!({"topology.kubernetes.io/zone": "a", EXCLUDED: ""});
+        let with = |ready, lost| all(nodes("a", 0, 1).iter().chain(&labelled(&mark, ready, lost)), &config);
+        assert_eq!(with(5, 0)["/a"], Zone { state: State::Full, nodes: 1 });
+        assert!(is_full_disruption(&with(5, 0)));
+        let alone = all(&labelled(&mark, 0, 3), &config);
+        assert_eq!(alone["/a"], Zone { state: State::Normal, nodes: 0 });
+        assert!(!is_full_disruption(&alone));
+    }
+
+    #[test]
+    fn a_zone_may_be_told_by_labels_of_old() {
+        let old = json!({"failure-domain.beta.kubernetes.io/zone": "b", "topology.kubernetes.io/zone": "a",
+            "failure-domain.beta.kubernetes.io/region": "r"});
+        assert_eq!(name(&labelled(&old, 1, 0)[0]), "r/b");
+        assert_eq!(name(&labelled(&json!({}), 1, 0)[0]), "/");
     }
 
     #[test]

@@ -101,3 +101,116 @@ async fn no_pod_of_a_lost_node_stays_ready_though_a_write_is_refused() {
     assert!(reconcile(&context, key).await.is_ok());
     assert_eq!(paths.map(|path| api.ready(&path)), ["False", "False", "False"]);
 }
+
+/// Nodes that are looked at every second, as if each had its timer.
+struct Cluster {
+    api: Api,
+    context: Context,
+    nodes: Vec<Value>,
+    versions: u64,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let api = Api::default();
+        // Who is silent is told to be so by the test.
+        let hour = Duration::from_secs(3600);
+        let grace = ControllersConfig { node_monitor_grace: hour, ..ControllersConfig::default() };
+        let context = api.context(grace);
+        Self { api, context, nodes: Vec::new(), versions: 1 }
+    }
+
+    fn add(mut self, zone: &str, ready: usize, lost: usize) -> Self {
+        for number in 0..ready + lost {
+            let mut node = of("Node", &format!("{zone}-{number}"), 0);
+            node["metadata"]["labels"] = json!({"topology.kubernetes.io/zone": zone});
+            self.nodes.push(node);
+            self.say(self.nodes.len() - 1, if number < ready { "True" } else { "Unknown" });
+        }
+        self
+    }
+
+    /// Somebody writes whether this node is ready.
+    fn say(&mut self, node: usize, ready: &str) {
+        let path = format!("/api/v1/nodes/{}", self.nodes[node]["metadata"]["name"].as_str().unwrap());
+        self.versions += 1000;
+        let mut node = lock(&self.api.objects).get(&path).unwrap_or(&self.nodes[node]).clone();
+        node["metadata"]["resourceVersion"] = json!(self.versions.to_string());
+        node["status"]["conditions"][0]["status"] = json!(ready);
+        self.api.put(&path, &node);
+        self.context.caches.nodes.written(serde_json::from_value(node).unwrap());
+    }
+
+    fn waits(&self, node: usize) -> bool {
+        let key = Key::new("", self.nodes[node]["metadata"]["name"].as_str().unwrap());
+        let node = self.context.caches.nodes.get(&key).unwrap();
+        plan::evicting(&node).is_some() && !plan::is_evicting(&node)
+    }
+
+    fn given_up(&self, zone: &str) -> usize {
+        let nodes = self.context.caches.nodes.all();
+        nodes.iter().filter(|node| zone::name(node) == format!("/{zone}") && plan::is_evicting(node)).count()
+    }
+
+    /// Looks at all nodes once, and again each second for so many; how many of the zone are given up then.
+    async fn after(&self, seconds: u64, zone: &str) -> usize {
+        for second in 0..=seconds {
+            for node in self.context.caches.nodes.all() {
+                reconcile(&self.context, node.key()).await.unwrap();
+            }
+            if second < seconds {
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+        }
+        self.given_up(zone)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_of_a_zone_are_given_up_one_in_ten_seconds() {
+    let cluster = Cluster::new().add("a", 6, 4).add("b", 0, 2);
+    assert_eq!((cluster.after(0, "a").await, cluster.given_up("b")), (1, 1), "each zone for itself");
+    assert_eq!(cluster.after(9, "a").await, 1);
+    assert_eq!((cluster.after(2, "a").await, cluster.given_up("b")), (2, 2), "a zone that is all lost, too");
+    assert_eq!(cluster.after(60, "a").await, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_zone_that_is_mostly_lost_is_given_up_slowly_until_it_recovers() {
+    let mut cluster = Cluster::new().add("a", 23, 28).add("b", 1, 0);
+    for node in 0..2 {
+        cluster.say(node, "Unknown");
+    }
+    // 30 of 51: the first takes the turn that was there.
+    assert_eq!(cluster.after(0, "a").await, 1);
+    assert_eq!(cluster.after(98, "a").await, 1);
+    assert_eq!(cluster.after(3, "a").await, 2);
+    // 27 of 51 are less than 55 %: the next has waited long enough ten seconds later.
+    let waiting: Vec<usize> = (0..51).filter(|node| cluster.waits(*node)).take(3).collect();
+    for node in waiting {
+        cluster.say(node, "True");
+    }
+    assert_eq!(cluster.after(9, "a").await, 2);
+    assert_eq!(cluster.after(2, "a").await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_small_zone_that_is_mostly_lost_keeps_its_pods() {
+    let mut cluster = Cluster::new().add("a", 9, 11);
+    assert_eq!(cluster.after(600, "a").await, 0);
+    cluster.say(19, "True");
+    assert_eq!(cluster.after(9, "a").await, 0);
+    assert_eq!(cluster.after(2, "a").await, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_all_are_lost_none_is_given_up_and_the_first_to_return_does_not_cost_the_others() {
+    let mut cluster = Cluster::new().add("a", 1, 1).add("b", 1, 0);
+    assert_eq!(cluster.after(0, "a").await, 1);
+    cluster.say(0, "Unknown");
+    cluster.say(2, "Unknown");
+    assert_eq!(cluster.after(600, "a").await, 0, "also those that were given up before");
+    cluster.say(0, "True");
+    assert_eq!((cluster.after(9, "a").await, cluster.given_up("b")), (0, 0), "they may be about to say so");
+    assert_eq!((cluster.after(2, "a").await, cluster.given_up("b")), (1, 1));
+}
