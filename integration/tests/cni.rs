@@ -8,6 +8,8 @@
     reason = "a test panics, waits, and says what it left"
 )]
 
+#[path = "cni/beside.rs"]
+mod beside;
 #[path = "cni/containerd.rs"]
 mod containerd;
 #[path = "cni/killed.rs"]

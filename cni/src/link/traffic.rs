@@ -74,7 +74,9 @@ impl Links {
         let links = self.all().await?;
         let is_there = |name: &str| links.iter().any(|link| link.name == name);
         for device in links.iter().filter(|link| link.kind == Some(InfoKind::Ifb)) {
-            if device.alias.strip_prefix(OF).is_some_and(|of| !is_there(of)) {
+            let Some(of) = device.alias.strip_prefix(OF).filter(|of| !is_there(of)) else { continue };
+            // A list that others change meanwhile may lack what is there.
+            if self.find(of).await?.is_none() {
                 self.delete(&device.name).await?;
             }
         }

@@ -1,0 +1,157 @@
+//! GC of our plugins as executables beside their own DEL: no runtime should do that, and one that does loses nothing by it.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use coracle_integration::{Machine, on_a_machine};
+use serde_json::{Value, json};
+
+use super::plugins::{Plugins, Sandbox, addresses, files, run};
+
+/// What a runtime has of an attachment.
+struct Attachment {
+    id: String,
+    sandbox: Sandbox,
+    result: Value,
+}
+
+/// A network of several plugins.
+struct Chain {
+    plugins: Plugins,
+    confs: Vec<Value>,
+}
+
+// === impl Chain ===
+
+impl Chain {
+    fn of(machine: &Machine) -> Self {
+        let plugins = Plugins::of("coracle", &machine.path(""));
+        let ranges = json!([[{"subnet": "10.1.2.0/24"}], [{"subnet": "fd01::/64"}]]);
+        let rates = json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000});
+        let confs = [
+            (
+                "bridge",
+                json!({"bridge": "br0", "isGateway": true, "ipMasq": true,
+                    "ipam": {"type": "host-local", "dataDir": machine.path("addresses"), "ranges": ranges}}),
+            ),
+            ("tuning", json!({"dataDir": machine.path("tuning"), "mtu": 1400})),
+            ("firewall", json!({"ingressPolicy": "same-bridge"})),
+            ("portmap", json!({"snat": true})),
+            ("bandwidth", rates),
+        ];
+        let conf = |(kind, more): (&str, Value)| {
+            let mut conf = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
+            conf.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            plugins.marked(conf)
+        };
+        Self { confs: confs.map(conf).into(), plugins }
+    }
+
+    fn call(&self, command: &str, conf: &Value, id: &str, sandbox: &Sandbox) -> Value {
+        let kind = conf["type"].as_str().unwrap();
+        let answer = self.plugins.call((kind, command, id), sandbox, conf);
+        answer.unwrap_or_else(|refusal| panic!("{kind} {command} {id}: {refusal}"))
+    }
+
+    /// The configurations for an attachment with host ports of its own.
+    fn confs_for(&self, number: usize) -> Vec<Value> {
+        let port =
+            |port: usize, protocol| json!({"hostPort": port, "containerPort": 80, "protocol": protocol});
+        let mut confs = self.confs.clone();
+        confs[3]["runtimeConfig"] =
+            json!({"portMappings": [port(8000 + number, "tcp"), port(9000 + number, "udp")]});
+        confs
+    }
+
+    fn add(&self, number: usize) -> Attachment {
+        let (id, sandbox, mut result) = (format!("c{number}"), Sandbox::new(), Value::Null);
+        for mut conf in self.confs_for(number) {
+            if !result.is_null() {
+                conf["prevResult"] = result;
+            }
+            result = self.call("ADD", &conf, &id, &sandbox);
+        }
+        Attachment { id, sandbox, result }
+    }
+
+    /// CHECK in order, or DEL in reverse.
+    fn each(&self, command: &str, number: usize, of: &Attachment) {
+        let mut confs = self.confs_for(number);
+        if command == "DEL" {
+            confs.reverse();
+        }
+        for mut conf in confs {
+            conf["prevResult"] = of.result.clone();
+            self.call(command, &conf, &of.id, &of.sandbox);
+        }
+    }
+
+    fn gc<'a>(&self, valid: impl Iterator<Item = &'a Attachment>) {
+        let valid: Vec<Value> = valid.map(|one| json!({"containerID": one.id, "ifname": "eth0"})).collect();
+        for conf in &self.confs {
+            let mut conf = conf.clone();
+            conf["cni.dev/valid-attachments"] = json!(valid);
+            self.call("GC", &conf, "", &Sandbox::none());
+        }
+    }
+}
+
+/// Intermediate devices and host ends.
+fn links() -> usize {
+    let links = run("ip", &["-o", "link"]);
+    links.lines().filter(|line| line.contains(": bwp") || line.contains(": veth")).count()
+}
+
+#[test]
+fn a_gc_beside_a_del_refuses_nothing_and_takes_nothing_from_who_stays() {
+    on_a_machine(|machine| {
+        let chain = Chain::of(machine);
+        let stay: Vec<Attachment> = (0..3).map(|number| chain.add(number)).collect();
+        let before = (links(), files(&machine.path("plugins/firewall")));
+        for round in 0..4 {
+            let leave: Vec<(usize, Attachment)> =
+                (10..18).map(|number| (number, chain.add(number))).collect();
+            let deleting = AtomicBool::new(true);
+            let (chain, deleting, leave, stay) = (&chain, &deleting, &leave, &stay);
+            std::thread::scope(|scope| {
+                let hands = [&leave[..4], &leave[4..]].map(|hand| {
+                    scope.spawn(move || {
+                        hand.iter().for_each(|(number, one)| chain.each("DEL", *number, one));
+                    })
+                });
+                // A runtime may know those on their way out still, or not any more.
+                let collecting = scope.spawn(move || {
+                    let leaving = || leave.iter().map(|(_, one)| one).filter(|_| round % 2 == 0);
+                    let mut times = 0;
+                    while deleting.load(Ordering::Relaxed) {
+                        chain.gc(stay.iter().chain(leaving()));
+                        times += 1;
+                    }
+                    times
+                });
+                let ended = hands.map(std::thread::ScopedJoinHandle::join);
+                deleting.store(false, Ordering::Relaxed);
+                assert!(collecting.join().unwrap() > 0);
+                ended.into_iter().for_each(|hand| hand.unwrap());
+            });
+            for (number, one) in stay.iter().enumerate() {
+                chain.each("CHECK", number, one);
+            }
+            let held: BTreeSet<String> = addresses(&machine.path("addresses/net")).into_iter().collect();
+            let given = stay.iter().flat_map(|one| one.result["ips"].as_array().unwrap());
+            let given: BTreeSet<String> = given
+                .map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned())
+                .collect();
+            assert_eq!((held.len(), held), (6, given));
+            assert_eq!((links(), files(&machine.path("plugins/firewall"))), before, "round {round}");
+            let ruleset = run("nft", &["list", "ruleset"]);
+            assert!((0..3).all(|number| ruleset.contains(&format!("{}", 8000 + number))), "{ruleset}");
+            assert!(!ruleset.contains("8010") && !ruleset.contains("9017"), "{ruleset}");
+        }
+        for (number, one) in stay.iter().enumerate() {
+            chain.each("DEL", number, one);
+        }
+        assert_eq!(run("nft", &["list", "ruleset"]), "");
+        assert_eq!(links(), 0);
+    });
+}
