@@ -26,7 +26,7 @@ pub(super) struct Wanted {
     pub(super) user: String,
     names: Vec<String>,
     addresses: Vec<IpAddr>,
-    signer: &'static str,
+    pub(super) signer: &'static str,
     usage: &'static str,
 }
 
@@ -144,6 +144,11 @@ impl Identity {
     /// Whether it has ended.
     pub(super) fn is_over(&self, now: jiff::Timestamp) -> bool {
         now >= self.until
+    }
+
+    /// How long it is still valid.
+    pub(super) fn left(&self, now: jiff::Timestamp) -> Duration {
+        Duration::try_from(self.until.duration_since(now)).unwrap_or_default()
     }
 
     /// How long it is valid in all.

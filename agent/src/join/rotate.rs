@@ -17,6 +17,8 @@ use super::serving::Serving;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LAST_RETRY: Duration = Duration::from_secs(60);
+/// Where the certificate is about to end.
+const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 /// How long a request is waited for, and at last how seldom others follow those that are refused: as the kubelet has
 /// it. A person may have to approve, and each request stays in the cluster for a day.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -36,7 +38,7 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
         sleep_until_due(&before).await;
         let client = current.client();
         let identity = tokio::select! {
-            identity = obtain(&client, &wanted) => identity,
+            identity = obtain(&client, &wanted, Some(&before)) => identity,
             never = tell_when_over(&before, node) => match never {},
         };
         // In use first: should the disk be full, the node at least lives on until it is restarted.
@@ -55,10 +57,11 @@ pub(super) async fn serving(
 ) {
     loop {
         let wanted = Wanted::serving(node, addresses.borrow_and_update().clone());
-        if let Some(identity) = serving.identity().filter(|identity| wanted.is_met_by(identity)) {
+        let before = serving.identity().filter(|identity| wanted.is_met_by(identity));
+        if let Some(identity) = &before {
             // Both only wait: nothing is lost when the other is first.
             tokio::select! {
-                () = sleep_until_due(&identity) => {}
+                () = sleep_until_due(identity) => {}
                 () = changed(&mut addresses) => continue,
             }
         }
@@ -66,7 +69,7 @@ pub(super) async fn serving(
         tokio::select! {
             // A request for addresses that are not the node's any more is left to the cluster, which removes it.
             () = changed(&mut addresses) => {}
-            identity = obtain(&client, &wanted) => {
+            identity = obtain(&client, &wanted, before.as_ref()) => {
                 told(serving.replace(identity.clone()).and(files.write_serving(&identity)));
                 tracing::info!(user = wanted.user, until = %identity.until(), "the serving certificate is there");
                 tokio::select! {
@@ -118,8 +121,9 @@ async fn pause(identity: &Identity) {
     tokio::time::sleep(LEAST_PAUSE.min(identity.lasts() / 4)).await;
 }
 
-/// Asks until a certificate is there; anew only when a request was refused or has not been answered for long.
-async fn obtain(client: &Client, wanted: &Wanted) -> Identity {
+/// Asks until a certificate is there, in place of one that still lasts; anew only when a request was refused or has not
+/// been answered for long.
+async fn obtain(client: &Client, wanted: &Wanted, before: Option<&Identity>) -> Identity {
     let mut retry = FIRST_RETRY;
     loop {
         let asked = async {
@@ -130,11 +134,22 @@ async fn obtain(client: &Client, wanted: &Wanted) -> Identity {
             Ok(identity) => return identity,
             Err(error) => error,
         };
-        tracing::warn!(%error, user = wanted.user, "no certificate yet, asking again");
-        let longest = if error.is_of_request() { PATIENCE } else { LAST_RETRY };
+        let signer = wanted.signer;
+        tracing::warn!(%error, user = wanted.user, signer, "no certificate yet, asking again");
+        let longest = match error.is_of_request() {
+            true => PATIENCE,
+            false => longest_retry(before.map(|before| before.left(Timestamp::now()))),
+        };
         tokio::time::sleep(retry.min(longest)).await;
         retry = (retry * 2).min(PATIENCE);
     }
+}
+
+/// How long to wait at most until the control plane is called again that could not be reached: when it comes back before
+/// the certificate is over, it is to be heard in time.
+fn longest_retry(left: Option<Duration>) -> Duration {
+    let left = left.filter(|left| !left.is_zero());
+    left.map_or(LAST_RETRY, |left| (left / 4).clamp(SHORTEST_RETRY, LAST_RETRY))
 }
 
 #[cfg(test)]
@@ -180,7 +195,7 @@ mod tests {
         let (client, count) = nobody_approves(status);
         let wanted = Wanted::serving("a", Vec::new());
         let within = Duration::from_secs(60 * minutes);
-        assert!(tokio::time::timeout(within, obtain(&client, &wanted)).await.is_err());
+        assert!(tokio::time::timeout(within, obtain(&client, &wanted, None)).await.is_err());
         *count.lock().unwrap()
     }
 
@@ -205,6 +220,13 @@ mod tests {
         let began = tokio::time::Instant::now();
         pause(&over((2020, 1, 1))).await;
         assert!(began.elapsed().is_zero(), "no longer than it could last");
+    }
+
+    #[test]
+    fn the_nearer_the_end_the_more_often_the_control_plane_is_called() {
+        let of = |seconds| longest_retry(Some(Duration::from_secs(seconds))).as_secs();
+        assert_eq!([of(90 * 24 * 3600), of(240), of(40), of(3), of(0)], [60, 60, 10, 1, 60]);
+        assert_eq!(longest_retry(None), LAST_RETRY);
     }
 
     #[tokio::test(start_paused = true)]
