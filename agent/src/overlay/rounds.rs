@@ -11,10 +11,10 @@ use std::ops::Bound;
 const TURNS: usize = 30;
 
 /// A walk through the peers, again and again.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Rounds {
     /// The last one that was tested.
-    last: Option<String>,
+    last: String,
     /// In parts of a peer, of which there are as many as turns.
     due: usize,
 }
@@ -22,19 +22,22 @@ pub(super) struct Rounds {
 // === impl Rounds ===
 
 impl Rounds {
+    /// Begins with whoever comes after the node of this name: all others walk the same way, and those that began together
+    /// would be upon the same few peers at each turn. A kernel says only so often that a port is closed.
+    pub(super) fn after(own: &str) -> Self {
+        Self { last: own.to_owned(), due: 0 }
+    }
+
     /// The peers that are due at this turn.
     pub(super) fn next<T>(&mut self, peers: &BTreeMap<String, T>) -> Vec<String> {
         self.due += peers.len();
         let count = (self.due / TURNS).min(peers.len());
         self.due %= TURNS;
-        let after = match &self.last {
-            Some(last) => Bound::Excluded(last.as_str()),
-            None => Bound::Unbounded,
-        };
+        let after = Bound::Excluded(self.last.as_str());
         let rest = peers.range::<str, _>((after, Bound::Unbounded)).chain(peers);
         let next: Vec<String> = rest.take(count).map(|(name, _)| name.clone()).collect();
         if let Some(last) = next.last() {
-            self.last = Some(last.clone());
+            self.last.clone_from(last);
         }
         next
     }
@@ -51,19 +54,35 @@ mod tests {
     #[test]
     fn every_peer_is_tested_once_in_a_round_and_a_few_at_a_time() {
         for count in [1, 2, 29, 30, 31, 1000] {
-            let (peers, mut rounds) = (peers(count), Rounds::default());
+            let (peers, mut rounds) = (peers(count), Rounds::after("peer"));
             let turns: Vec<Vec<String>> = (0..TURNS).map(|_| rounds.next(&peers)).collect();
             assert!(turns.iter().all(|turn| turn.len() <= count.div_ceil(TURNS)), "{count}");
             let mut all = turns.concat();
             all.sort();
             assert_eq!(all, peers.into_keys().collect::<Vec<_>>());
         }
-        assert!(Rounds::default().next(&peers(0)).is_empty());
+        assert!(Rounds::after("peer").next(&peers(0)).is_empty());
+    }
+
+    #[test]
+    fn nodes_that_begin_together_are_not_upon_the_same_peer() {
+        let mut nodes = peers(1000);
+        let names: Vec<String> = nodes.keys().cloned().collect();
+        let mut walks: Vec<Rounds> = names.iter().map(|name| Rounds::after(name)).collect();
+        for _ in 0..TURNS {
+            let mut testers: BTreeMap<String, usize> = BTreeMap::new();
+            for (name, rounds) in names.iter().zip(&mut walks) {
+                nodes.remove(name);
+                rounds.next(&nodes).into_iter().for_each(|peer| *testers.entry(peer).or_default() += 1);
+                nodes.insert(name.clone(), ());
+            }
+            assert!(testers.values().all(|testers| *testers <= 1000_usize.div_ceil(TURNS)), "{testers:?}");
+        }
     }
 
     #[test]
     fn peers_may_come_and_go() {
-        let mut rounds = Rounds::default();
+        let mut rounds = Rounds::after("peer");
         let tested: Vec<String> = (0..TURNS).flat_map(|_| rounds.next(&peers(60))).collect();
         assert_eq!(tested.len(), 60);
         let fewer = peers(2);

@@ -66,7 +66,6 @@ struct Told {
 }
 
 /// The overlay's test of itself: which peers wait for one, from when on, and the one that runs.
-#[derive(Default)]
 struct Tests {
     verdicts: Verdicts,
     waiting: BTreeSet<String>,
@@ -101,7 +100,7 @@ impl OverlayAgent {
     pub(crate) async fn run(mut self) {
         let events = watch_all(Api::<Node>::all(self.client.clone()), watcher::Config::default());
         let mut events = events.default_backoff().boxed();
-        let (mut nodes, mut tests, mut retry) = (Nodes::default(), Tests::default(), None::<Retry>);
+        let (mut nodes, mut tests, mut retry) = (Nodes::default(), Tests::of(&self.name), None::<Retry>);
         self.look_at_addresses();
         loop {
             let wake = tokio::select! {
@@ -294,6 +293,18 @@ async fn ended(running: &mut Option<JoinHandle<Vec<(Way, Passes)>>>) -> Vec<(Way
 // === impl Tests ===
 
 impl Tests {
+    /// Of the node of this name; none is due yet.
+    fn of(own: &str) -> Self {
+        Self {
+            verdicts: Verdicts::default(),
+            waiting: BTreeSet::new(),
+            at: None,
+            running: None,
+            begun: false,
+            rounds: Rounds::after(own),
+        }
+    }
+
     /// Has these peers tested, a moment later, when it is our turn.
     fn want(&mut self, peers: impl Iterator<Item = String>, turn: Duration) {
         let before = self.waiting.len();
