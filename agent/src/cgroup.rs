@@ -80,9 +80,6 @@ pub enum CgroupError {
         #[source]
         source: coracle_systemd::Error,
     },
-    /// systemd is to make the cgroups, and they are v1.
-    #[error("the cgroup driver systemd needs cgroup v2")]
-    SystemdVersion,
     /// What was to be done was not.
     #[error("the thread for cgroups ended")]
     Interrupted(#[source] tokio::task::JoinError),

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_proto::shim;
-use coracle_systemd::{Systemd, property, unit};
+use coracle_systemd::property::{self, v1};
+use coracle_systemd::{Systemd, unit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -73,13 +74,10 @@ impl Cgroups {
     /// Refuses a driver that cannot work here.
     ///
     /// # Errors
-    /// systemd's, when it is asked for and not there, or where cgroups are v1.
-    pub(crate) fn check_driver(&self, driver: CgroupDriver) -> Result<(), Error> {
+    /// systemd's, when it is asked for and not there.
+    pub(crate) fn check_driver(driver: CgroupDriver) -> Result<(), Error> {
         match driver {
             CgroupDriver::Cgroupfs => Ok(()),
-            CgroupDriver::Systemd if !self.unified() => {
-                Err(Error::Unsupported("the cgroup driver systemd with cgroup v1"))
-            }
             CgroupDriver::Systemd => Ok(Systemd::connect().map(drop)?),
         }
     }
@@ -157,12 +155,16 @@ impl Cgroups {
     /// # Errors
     /// systemd's.
     pub(crate) fn tell(&self, group: &str) -> Result<(), Error> {
-        let (Some(unit), Some(mount)) = (unit::of_path(group), &self.v2) else { return Ok(()) };
-        let Some(dir) = below(mount, group) else { return Ok(()) };
-        Ok(Systemd::connect()?.set(unit, &property::held(&dir))?)
+        let Some(unit) = unit::of_path(group) else { return Ok(()) };
+        let limits = match &self.v2 {
+            Some(mount) => below(mount, group).map(|dir| property::held(&dir)).unwrap_or_default(),
+            None => v1::limits(|controller, file| self.text(controller, group, file)),
+        };
+        Ok(Systemd::connect()?.set(unit, &limits)?)
     }
 
-    /// Removes a group and all below it. An absent one is a success.
+    /// Removes a group and all below it. An absent one is a success. systemd removes what it made, which is not all
+    /// that there is of a unit on v1.
     pub(crate) async fn remove(&self, group: &str) -> Result<(), Error> {
         if let Some(unit) = unit::of_path(group).filter(|_| is_below_root(group)).map(str::to_owned) {
             let stopped = tokio::task::spawn_blocking(move || Systemd::connect()?.stop(&unit));
@@ -298,14 +300,6 @@ mod tests {
         let told = found.to_shim();
         let told: Vec<&str> = told.iter().map(|told| told.controllers.as_str()).collect();
         assert_eq!(told, ["cpu,cpuacct", "name=systemd", ""], "a shim is told of all");
-    }
-
-    #[test]
-    fn systemd_makes_no_cgroups_of_v1() {
-        let found = parse("2 1 0:2 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
-        assert!(found.check_driver(CgroupDriver::Cgroupfs).is_ok());
-        let refused = found.check_driver(CgroupDriver::Systemd).expect_err("v1");
-        assert!(refused.to_string().contains("cgroup v1"), "{refused}");
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl Runtime {
         let cgroups = Cgroups::open()?;
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)
             .map_err(|why| Error::invalid("cgroup_root", why))?;
-        cgroups.check_driver(config.cgroup_driver)?;
+        Cgroups::check_driver(config.cgroup_driver)?;
         let host = Host::look(&cgroups)?;
         let records = Records::open(&config)?;
         let events = Events::open(records.told_file())?;

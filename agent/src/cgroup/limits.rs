@@ -34,6 +34,18 @@ pub(crate) struct Write {
     pub(crate) value: String,
 }
 
+// === impl Limits ===
+
+impl Limits {
+    /// With a quota that systemd can keep: it counts in percents of a processor, and rounds up, as the kubelet does. On
+    /// v1 a pod of which less was written could not be given that again, once its container has it.
+    pub(crate) fn in_whole_percents(&self) -> Self {
+        const PERCENT: i64 = PERIOD / 100;
+        let round = |quota: i64| quota.saturating_add(PERCENT - 1) / PERCENT * PERCENT;
+        Self { quota: self.quota.map(round), ..self.clone() }
+    }
+}
+
 /// Thousandths of a core as a weight.
 pub(crate) fn shares(millis: i64) -> i64 {
     (millis.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
@@ -123,6 +135,12 @@ mod tests {
         assert_eq!([0, 1, 100, 1000, 1_000_000].map(shares), [2, 2, 102, 1024, 262_144]);
         assert_eq!([0, 1, 500].map(quota), [None, Some(1000), Some(50_000)]);
         assert_eq!([2, 1024, 262_144].map(weight), [1, 100, 10_000]);
+    }
+
+    #[test]
+    fn systemd_keeps_whole_percents_of_a_processor() {
+        let kept = |quota| Limits { quota, ..Limits::default() }.in_whole_percents().quota;
+        assert_eq!([Some(20_000), Some(20_001), None].map(kept), [Some(20_000), Some(21_000), None]);
     }
 
     #[test]

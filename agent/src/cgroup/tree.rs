@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use cgroups_rs::fs::hierarchies::{V1, V2, is_cgroup2_unified_mode};
 use cgroups_rs::fs::{Cgroup, Hierarchy, Subsystem};
 use coracle_cri::CgroupDriver;
-use coracle_systemd::{Property, Systemd, property, unit};
+use coracle_systemd::property::{self, v1};
+use coracle_systemd::{Property, Systemd, unit};
 
 use super::CgroupError;
 use super::limits::{Limits, writes};
@@ -49,9 +50,6 @@ impl Tree {
         if tree.mounts.is_empty() {
             return Err(CgroupError::NoHierarchy);
         }
-        if driver == CgroupDriver::Systemd && !v2 {
-            return Err(CgroupError::SystemdVersion);
-        }
         for controller in WANTED.iter().filter(|name| !tree.mounts.contains_key(**name)) {
             tracing::warn!(
                 controller,
@@ -86,27 +84,62 @@ impl Tree {
 
     /// Makes the cgroup in every hierarchy and sets its limits.
     pub(crate) fn ensure(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
+        if self.is_systemds() {
+            return self.ensure_slice(path, &limits.in_whole_percents());
+        }
         let below = self.below(path);
-        let dirs = self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(&below))).collect();
-        match self.driver {
-            CgroupDriver::Cgroupfs => {
-                let made = Cgroup::new(self.version.hierarchy(), &below);
-                made.map_err(|source| CgroupError::Create { path: self.absolute(path), source })?;
-            }
-            CgroupDriver::Systemd if super::write::holds(&dirs, limits) => return Ok(()),
-            CgroupDriver::Systemd => self.ensure_slice(path, limits)?,
+        self.made(path, Cgroup::new(self.version.hierarchy(), &below))?;
+        super::write::limits(&self.directories_by_controller(&below), limits, self.is_v2())
+    }
+
+    /// The same where systemd makes it, which also keeps the limits; on v1 in the hierarchies that it manages. In the
+    /// others it is made by us.
+    fn ensure_slice(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
+        let below = self.below(path);
+        let mut dirs = self.directories_by_controller(&below);
+        if !self.is_v2() {
+            // systemd makes a slice's when a scope in it has one, and takes it away again.
+            dirs.remove("devices");
+        }
+        if super::write::holds(&dirs, limits, self.is_v2()) {
+            return Ok(());
+        }
+        let slice = self.slice(path);
+        let properties = self.properties(limits);
+        let made = Systemd::connect().and_then(|mut systemd| systemd.ensure_slice(&slice, &properties));
+        made.map_err(|source| CgroupError::Slice { slice, source })?;
+        if !self.is_v2() {
+            let others = self.mounts.keys().filter(|name| is_left_to_us(name)).cloned().collect();
+            let hierarchy = self.version.hierarchy();
+            let made = Cgroup::new_with_specified_controllers(hierarchy, &below, Some(others));
+            self.made(path, made)?;
         }
         super::write::limits(&dirs, limits, self.is_v2())
     }
 
-    fn ensure_slice(&self, path: &str, limits: &Limits) -> Result<(), CgroupError> {
-        let slice = self.slice(path);
-        let limits: Vec<Property> = writes(limits, true)
-            .iter()
-            .flat_map(|write| property::of_file(write.file, &write.value))
-            .collect();
-        let made = Systemd::connect().and_then(|mut systemd| systemd.ensure_slice(&slice, &limits));
-        made.map_err(|source| CgroupError::Slice { slice, source })
+    fn properties(&self, limits: &Limits) -> Vec<Property> {
+        let files = writes(limits, self.is_v2());
+        if self.is_v2() {
+            let limits = files.iter().flat_map(|write| property::of_file(write.file, &write.value));
+            return property::accounting().into_iter().chain(limits).collect();
+        }
+        let read = |controller, file| {
+            let write = files.iter().find(|write| (write.controller, write.file) == (controller, file));
+            write.map(|write| write.value.clone())
+        };
+        [v1::accounting(), v1::limits(read)].concat()
+    }
+
+    fn made(
+        &self,
+        path: &str,
+        made: Result<Cgroup, cgroups_rs::fs::error::Error>,
+    ) -> Result<(), CgroupError> {
+        made.map(drop).map_err(|source| CgroupError::Create { path: self.absolute(path), source })
+    }
+
+    fn directories_by_controller(&self, below: &str) -> BTreeMap<String, PathBuf> {
+        self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(below))).collect()
     }
 
     /// The names of the cgroups directly in this one, in any hierarchy, as [`Tree::ensure`] was given them.
@@ -165,6 +198,11 @@ impl Version {
     }
 }
 
+/// Whether systemd does not manage a controller of v1. `cgroups-rs` takes systemd's own hierarchy for one.
+fn is_left_to_us(controller: &str) -> bool {
+    controller != "systemd" && !v1::manages(controller)
+}
+
 fn mount_of(subsystem: &Subsystem, v2: bool, hierarchy: &dyn Hierarchy) -> PathBuf {
     if v2 { hierarchy.root() } else { subsystem.to_controller().path().to_owned() }
 }
@@ -200,6 +238,8 @@ pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
 
 #[cfg(test)]
 mod tests {
+    use coracle_systemd::Value;
+
     use super::*;
 
     #[test]
@@ -213,5 +253,39 @@ mod tests {
         assert_eq!(name_of_slice("cri-coracle-1.scope"), None);
         let tree = Tree { root: "edge-a.slice".into(), ..tree };
         assert_eq!(tree.below("kubepods"), "edge.slice/edge-a.slice/edge-a-kubepods.slice");
+    }
+
+    #[test]
+    fn systemd_is_told_of_a_pods_limits_by_the_names_of_the_version() {
+        let limits =
+            Limits { shares: Some(102), quota: Some(20_500), memory: Some(1 << 20), pids: Some(100) };
+        let tree = |version| Tree {
+            driver: CgroupDriver::Systemd,
+            version,
+            root: String::new(),
+            mounts: BTreeMap::new(),
+        };
+        let named = |version, name: &str| {
+            let found = tree(version).properties(&limits.in_whole_percents());
+            found.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+        };
+        let v1 = || Version::V1(V1::new());
+        assert_eq!(named(v1(), "CPUShares"), Some(Value::Number(102)));
+        assert_eq!(named(v1(), "MemoryLimit"), Some(Value::Number(1 << 20)));
+        assert_eq!(named(v1(), "TasksMax"), Some(Value::Number(100)));
+        assert_eq!(named(v1(), "CPUQuotaPerSecUSec"), Some(Value::Number(210_000)));
+        assert_eq!(named(v1(), "BlockIOAccounting"), Some(Value::Flag(true)));
+        assert_eq!((named(v1(), "MemoryMax"), named(v1(), "IOAccounting")), (None, None));
+        let v2 = || Version::V2(V2::new());
+        assert_eq!(named(v2(), "MemoryMax"), Some(Value::Number(1 << 20)));
+        assert_eq!(named(v2(), "IOAccounting"), Some(Value::Flag(true)));
+        assert_eq!((named(v2(), "MemoryLimit"), named(v2(), "CPUShares")), (None, None));
+    }
+
+    #[test]
+    fn what_systemd_makes_no_cgroups_in_is_made_by_us() {
+        let ours = ["cpuset", "freezer", "net_cls", "hugetlb"].map(is_left_to_us);
+        let its_own = ["cpu", "memory", "devices", "systemd"].map(is_left_to_us);
+        assert_eq!((ours, its_own), ([true; 4], [false; 4]));
     }
 }

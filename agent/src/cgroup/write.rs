@@ -19,13 +19,13 @@ pub(crate) fn limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool
     Ok(())
 }
 
-/// Whether the cgroup of v2 is there, with these limits.
-pub(crate) fn holds(dirs: &BTreeMap<String, PathBuf>, limits: &Limits) -> bool {
+/// Whether the cgroup is there, with these limits.
+pub(crate) fn holds(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: bool) -> bool {
     let is_held = |dir: &PathBuf, file: &str, value: &str| {
         fs::read_to_string(dir.join(file)).is_ok_and(|held| held.trim() == value)
     };
     dirs.values().all(|dir| dir.exists())
-        && writes(limits, true)
+        && writes(limits, v2)
             .iter()
             .all(|write| dirs.get(write.controller).is_none_or(|dir| is_held(dir, write.file, &write.value)))
 }

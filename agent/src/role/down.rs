@@ -1,12 +1,13 @@
 //! `coracle down`: the opposite of `up` and of `agent`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use coracle_cri::CgroupDriver;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use coracle_systemd::property::v1;
 use coracle_systemd::{Systemd, unit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -15,6 +16,9 @@ use tonic::Request;
 use super::node::{self, Parts};
 use crate::lock::Lock;
 use crate::settings::{ControlPlaneSettings, NodeSettings, Places, Settings};
+
+/// What the cgroups of a node begin with, below its root.
+const OURS: [&str; 2] = ["kubepods", "coracle"];
 
 /// Flags of `coracle down`.
 #[derive(Args)]
@@ -111,33 +115,46 @@ async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
 /// Removes our cgroups from every hierarchy, and the root below which they were if it was made for us.
 fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let root = root.trim_matches('/');
-    if driver == CgroupDriver::Systemd {
-        return remove_slices(root);
-    }
+    let (root, groups) = match driver {
+        CgroupDriver::Cgroupfs => (root.to_owned(), OURS.map(|group| format!("{root}/{group}"))),
+        CgroupDriver::Systemd => remove_slices(root)?,
+    };
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
-    for line in mounts.lines().filter(|line| line.contains(" - cgroup")) {
-        let Some(hierarchy) = line.split(' ').nth(4) else { continue };
-        let root = Path::new(hierarchy).join(root);
-        for group in ["kubepods", "coracle"] {
-            remove_cgroup(&root.join(group))?;
+    for (hierarchy, is_systemds) in mounts.lines().filter_map(hierarchy) {
+        for group in &groups {
+            remove_cgroup(&below(hierarchy, group))?;
         }
-        if root != Path::new(hierarchy) {
+        if driver == CgroupDriver::Cgroupfs || !is_systemds {
             // Not ours alone when something else is in it: then it stays.
-            drop(std::fs::remove_dir(&root));
+            let mut made = below(hierarchy, &root);
+            while made != hierarchy && std::fs::remove_dir(&made).is_ok() && made.pop() {}
         }
     }
     Ok(())
 }
 
-/// Stops our slices, and all that is left in them.
-fn remove_slices(root: &str) -> anyhow::Result<()> {
+/// Stops our slices, and all that is left in them. What systemd does not manage is left of them: returns the path of the
+/// root, and theirs.
+fn remove_slices(root: &str) -> anyhow::Result<(String, [String; 2])> {
     let mut systemd = Systemd::connect()?;
     let names: Vec<&str> =
         root.trim_end_matches(".slice").split('-').filter(|name| !name.is_empty()).collect();
-    for group in ["kubepods", "coracle"] {
-        systemd.stop(&unit::slice_of(names.iter().copied().chain([group])))?;
+    let slices = OURS.map(|group| unit::slice_of(names.iter().copied().chain([group])));
+    for slice in &slices {
+        systemd.stop(slice)?;
     }
-    Ok(())
+    Ok((unit::slice_path(&unit::slice_of(names)), slices.map(|slice| unit::slice_path(&slice))))
+}
+
+/// Where a line of mountinfo has a cgroup hierarchy, and whether systemd removes cgroups there by itself.
+fn hierarchy(line: &str) -> Option<(&Path, bool)> {
+    let (mount, rest) = line.split_once(" - cgroup")?;
+    let options = rest.rsplit(' ').next().unwrap_or_default();
+    Some((Path::new(mount.split(' ').nth(4)?), rest.starts_with('2') || v1::manages(options)))
+}
+
+fn below(hierarchy: &Path, group: &str) -> PathBuf {
+    hierarchy.join(group.trim_start_matches('/'))
 }
 
 /// The kernel's files go with their directory; only directories are removed one by one.
@@ -152,7 +169,10 @@ fn remove_cgroup(dir: &Path) -> anyhow::Result<()> {
             remove_cgroup(&entry.path())?;
         }
     }
-    std::fs::remove_dir(dir).with_context(|| format!("cannot remove {}", dir.display()))
+    match std::fs::remove_dir(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| format!("cannot remove {}", dir.display())),
+    }
 }
 
 /// Unmounts whatever is mounted below `dir`, the deepest first. `dir` itself may be a mount of the user's, such as

@@ -10,7 +10,7 @@ use serde::Deserialize;
 pub(crate) enum Driver {
     /// We, by making directories
     Cgroupfs,
-    /// systemd: pods are slices, containers scopes; cgroup v2 alone
+    /// systemd: pods are slices, containers scopes
     Systemd,
 }
 

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use coracle_systemd::property::v1;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
@@ -80,6 +81,11 @@ impl Hierarchy {
         self.controllers.is_empty()
     }
 
+    /// Whether systemd makes the cgroups of its units in it, and puts their processes there.
+    pub(crate) fn is_systemds(&self) -> bool {
+        v1::manages(&self.controllers)
+    }
+
     pub(crate) fn has(&self, controller: &str) -> bool {
         self.controllers.split(',').any(|name| name == controller)
     }
@@ -137,6 +143,11 @@ pub(crate) fn told(hierarchies: &[coracle_proto::shim::Hierarchy]) -> Result<Vec
         controllers: told.controllers.clone(),
     };
     if hierarchies.is_empty() { self::hierarchies() } else { Ok(hierarchies.iter().map(own).collect()) }
+}
+
+/// Whether controllers are v1's, beside a hierarchy of v2 or alone.
+pub(crate) fn is_v1(hierarchies: &[Hierarchy]) -> bool {
+    hierarchies.iter().any(|hierarchy| !hierarchy.aliases().is_empty())
 }
 
 /// All hierarchies mounted here, from `/proc/self/mountinfo`.

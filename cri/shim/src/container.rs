@@ -16,6 +16,7 @@ use coracle_proto::shim::{ContainerState, Exit};
 
 use crate::console::Console;
 use crate::fault::Fault;
+use crate::oom::OomEvents;
 use crate::report::Report;
 use crate::shim::Ticket;
 use crate::stdio::Stdio;
@@ -79,6 +80,8 @@ pub(crate) struct Container {
     pub(crate) shares_pids: bool,
     /// How many processes of the pod the kernel had killed for want of memory before there was this container.
     pub(crate) pod_oom_kills: u64,
+    /// What tells that where its cgroup and the count may go before we look, and the pod has none.
+    pub(crate) oom_events: Option<OomEvents>,
     /// Where its overlay is mounted.
     pub(crate) target: Option<PathBuf>,
     pub(crate) report: Option<Report>,

@@ -53,7 +53,7 @@ use crate::stdio::Ends;
 use crate::user_namespace::UserNamespace;
 
 use limits::LimitError;
-use unit::{Unit, UnitError};
+use unit::Unit;
 
 /// Everything that a creator needs to know, gathered before the fork.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ enum CreateError {
     #[error("create the container")]
     Library(#[source] Box<LibcontainerError>),
     #[error("make the container's cgroup")]
-    Unit(#[from] UnitError),
+    Unit(#[from] coracle_systemd::Error),
     #[error(transparent)]
     Limit(#[from] LimitError),
     #[error(transparent)]
@@ -181,7 +181,7 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<(), CreateError> {
     if !plan.seccomp_program.is_empty() {
         fs::write(plan.dir.join(seccomp::FILE), plan.seccomp_program).map_err(CreateError::Filter)?;
     }
-    let mut unit = scope.map(|scope| Unit::start(&scope, plan.hierarchies)).transpose()?;
+    let mut unit = scope.map(|scope| Unit::start(&scope, plan.hierarchies, &spec)).transpose()?;
     coracle_fault::point("shim.creator-scope");
     match way {
         Way::Ours => {
@@ -195,7 +195,7 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<(), CreateError> {
             trace::install(speaker);
             limits::filter_for_library(plan.hierarchies, &cgroup, &spec)?;
             let pid = library::build(plan, speaker)?;
-            unit.as_mut().map_or(Ok(()), |unit| unit.tell(&spec))?;
+            unit.as_mut().map_or(Ok(()), Unit::tell)?;
             [Word::Pid(pid), Word::ByLibrary].iter().for_each(|word| speaker.say(word));
             Ok(())
         }

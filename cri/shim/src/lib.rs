@@ -23,6 +23,7 @@ mod identity;
 mod init;
 mod kernel;
 mod log;
+mod oom;
 mod overlay;
 mod program;
 mod report;

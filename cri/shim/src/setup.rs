@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::SandboxConfig;
-use coracle_systemd::{Scope, Systemd};
+use coracle_systemd::{Scope, Systemd, unit};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigSet, Signal};
@@ -100,6 +100,17 @@ impl OwnCgroups {
         Ok(Self { born: unified.is_empty(), v1, unified })
     }
 
+    /// Where systemd has put us into a scope: those of v1 that it does not know. There all shims are in their slice's
+    /// cgroup, which nobody need remove when one of them ends.
+    fn beside_scope(hierarchies: &[Hierarchy], scope: &Scope) -> Result<Self, CgroupError> {
+        let others: Vec<Hierarchy> = hierarchies.iter().filter(|h| !h.is_systemds()).cloned().collect();
+        Ok(Self {
+            v1: cgroup::make(&others, &unit::slice_path(&scope.slice))?,
+            born: true,
+            ..Self::default()
+        })
+    }
+
     /// Those that could not be entered without waiting.
     pub(crate) fn left(&self) -> &[PathBuf] {
         if self.born { &[] } else { &self.unified }
@@ -113,9 +124,10 @@ pub(crate) fn be_born(config: &SandboxConfig) -> Result<(Fork, Vec<Hierarchy>, O
     let hierarchies = cgroup::told(&config.hierarchies).map_err(SetupError::Cgroup)?;
     if let Some(scope) = Scope::parse(&config.shim_cgroup) {
         let mut systemd = Systemd::connect().map_err(SetupError::Scope)?;
-        let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()]);
+        let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()], &[]);
         entered.map_err(SetupError::Scope)?;
-        return Ok((Fork::Child, hierarchies, OwnCgroups { born: true, ..OwnCgroups::default() }));
+        let own = OwnCgroups::beside_scope(&hierarchies, &scope).map_err(SetupError::Cgroup)?;
+        return Ok((Fork::Child, hierarchies, own));
     }
     let mut own = OwnCgroups::make(&hierarchies, &config.shim_cgroup).map_err(SetupError::Cgroup)?;
     let unified = own.unified.first().and_then(|cgroup| fs::File::open(cgroup).ok());

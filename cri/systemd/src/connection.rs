@@ -72,12 +72,19 @@ impl Systemd {
         Ok(systemd)
     }
 
-    /// Makes a scope of these processes in a slice, with the whole tree below it ours, and its limits ours to set.
+    /// Makes a scope of these processes in a slice, with the whole tree below it ours, and its limits ours to set. What
+    /// else it is to have from the beginning, it has before they are in it.
     ///
     /// # Errors
     /// systemd's.
-    pub fn start_scope(&mut self, unit: &str, slice: &str, pids: &[u32]) -> Result<(), Error> {
-        let properties = [
+    pub fn start_scope(
+        &mut self,
+        unit: &str,
+        slice: &str,
+        pids: &[u32],
+        others: &[Property],
+    ) -> Result<(), Error> {
+        let own = [
             ("Description", Value::Text("container of coracle".to_owned())),
             ("Slice", Value::Text(slice.to_owned())),
             ("PIDs", Value::Numbers(pids.to_vec())),
@@ -86,22 +93,17 @@ impl Systemd {
             // One whose processes the kernel killed for want of memory would be kept as failed.
             ("CollectMode", Value::Text("inactive-or-failed".to_owned())),
         ];
-        self.start(unit, &properties)
+        self.start(unit, &[&own[..], others].concat())
     }
 
-    /// Makes a slice with these limits, or gives them to it if it is there.
+    /// Makes a slice with these properties, or gives them to it if it is there.
     ///
     /// # Errors
     /// systemd's.
-    pub fn ensure_slice(&mut self, unit: &str, limits: &[Property]) -> Result<(), Error> {
-        let on = |name| (name, Value::Flag(true));
-        let mut properties: Vec<Property> =
-            ["CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting"].map(on).to_vec();
-        properties.extend(limits.iter().cloned());
-        let made =
-            self.start(unit, &[&properties[..], &[("DefaultDependencies", Value::Flag(false))]].concat());
+    pub fn ensure_slice(&mut self, unit: &str, properties: &[Property]) -> Result<(), Error> {
+        let made = self.start(unit, &[properties, &[("DefaultDependencies", Value::Flag(false))]].concat());
         match made {
-            Err(Error::Refused { name, .. }) if name == UNIT_EXISTS => self.set(unit, &properties),
+            Err(Error::Refused { name, .. }) if name == UNIT_EXISTS => self.set(unit, properties),
             made => made,
         }
     }

@@ -1,5 +1,7 @@
-//! A cgroup's limits as properties of its unit (systemd.resource-control(5)), from the files of v2. Pure, but for
-//! [`held`].
+//! A cgroup's limits as properties of its unit (systemd.resource-control(5)), from the files of v2, and by [`v1`] of v1.
+//! Pure, but for [`held`].
+
+pub mod v1;
 
 use std::path::Path;
 
@@ -38,6 +40,12 @@ pub struct Device {
     pub minor: Option<u32>,
     /// Letters of `rwm`.
     pub access: String,
+}
+
+/// That systemd counts what a unit of v2 uses.
+pub fn accounting() -> Vec<Property> {
+    let names = ["CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccounting"];
+    names.map(|name| (name, Value::Flag(true))).to_vec()
 }
 
 /// That these devices may be used and no others; that all may be without a list. Drivers are known to systemd by

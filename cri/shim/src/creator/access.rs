@@ -109,6 +109,14 @@ impl Rule {
     fn is_whole(&self) -> bool {
         (self.kind, self.major, self.minor, self.access) == (Kind::Any, None, None, Access::ALL)
     }
+
+    /// Whether some use of some device is named by both.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        let meets = |one: Option<u32>, other: Option<u32>| one.is_none() || other.is_none() || one == other;
+        let kinds = self.kind == Kind::Any || other.kind == Kind::Any || self.kind == other.kind;
+        let numbers = meets(self.major, other.major) && meets(self.minor, other.minor);
+        kinds && numbers && self.access.bits() & other.access.bits() != 0
+    }
 }
 
 /// As v1's files take it.

@@ -12,7 +12,7 @@ use nix::sched::{CloneFlags, setns};
 use super::Plan;
 use super::first::{self, First, Root};
 use super::limits::{Cgroups, LimitError};
-use super::unit::{Unit, UnitError};
+use super::unit::Unit;
 use crate::console;
 use crate::exec::limit;
 use crate::kernel::{self, Fork};
@@ -23,7 +23,7 @@ pub(super) enum LaunchError {
     #[error(transparent)]
     Limit(#[from] LimitError),
     #[error("tell of the container's limits")]
-    Unit(#[from] UnitError),
+    Unit(#[from] coracle_systemd::Error),
     #[error("set the out-of-memory score {score}")]
     OomScore { score: i32, source: io::Error },
     #[error("connect to the one who wants the terminal")]
@@ -46,7 +46,7 @@ pub(super) fn launch(
     plan: &Plan<'_>,
     spec: &Spec,
     (root, cgroup): (Root<'_>, &str),
-    unit: Option<&mut Unit>,
+    unit: Option<&mut Unit<'_>>,
     speaker: Speaker,
 ) -> Result<(), LaunchError> {
     let cgroups = Cgroups::make(plan.hierarchies, cgroup)?;
@@ -74,7 +74,7 @@ pub(super) fn launch(
         Fork::Child => first::run(&first),
         Fork::Parent(pid) => {
             let limited = late.map_or(Ok(()), super::limits::Late::write).map_err(LaunchError::from);
-            let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), |unit| unit.tell(spec))?));
+            let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), Unit::tell)?));
             if limited.is_err() {
                 // It has not been told to anybody, and waits in the cgroup that is removed.
                 let _ = kernel::kill(pid, libc::SIGKILL);

@@ -1,63 +1,94 @@
 //! A container's cgroup where systemd makes it: a scope, which it puts this process into.
 
-use std::path::PathBuf;
-
-use coracle_systemd::property::{self, Device};
+use coracle_systemd::property::{self, Device, Property, v1};
 use coracle_systemd::{Scope, Systemd};
 use libcontainer::oci_spec::runtime::Spec;
 
 use super::access::{self, Kind, Rule};
-use crate::cgroup::Hierarchy;
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum UnitError {
-    #[error("{0}, a cgroup of systemd's, needs cgroup v2 alone")]
-    Version(String),
-    #[error(transparent)]
-    Systemd(#[from] coracle_systemd::Error),
-}
+use crate::cgroup::{self, Hierarchy};
 
 /// The scope, and the connection over which systemd is told of its limits.
-pub(super) struct Unit {
+pub(super) struct Unit<'a> {
     systemd: Systemd,
     name: String,
-    cgroup: PathBuf,
+    path: String,
+    hierarchies: &'a [Hierarchy],
 }
 
 // === impl Unit ===
 
-impl Unit {
-    /// Makes the scope, with this process in it: a scope ends with its last process, and begins with its first.
-    pub(super) fn start(scope: &Scope, hierarchies: &[Hierarchy]) -> Result<Self, UnitError> {
-        let [hierarchy] = hierarchies else { return Err(UnitError::Version(scope.unit())) };
+impl<'a> Unit<'a> {
+    /// Makes the scope, with this process in it: a scope ends with its last process, and begins with its first. Its
+    /// devices systemd is told at once: on v1 it forbids all before it allows some, and who is in it would notice.
+    pub(super) fn start(
+        scope: &Scope,
+        hierarchies: &'a [Hierarchy],
+        spec: &Spec,
+    ) -> Result<Self, coracle_systemd::Error> {
         let mut systemd = Systemd::connect()?;
         let name = scope.unit();
-        systemd.start_scope(&name, &scope.slice, &[std::process::id()])?;
-        Ok(Self { systemd, name, cgroup: hierarchy.at(&scope.path()) })
+        let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
+        let properties = begin(&access::rules(resources), cgroup::is_v1(hierarchies));
+        systemd.start_scope(&name, &scope.slice, &[std::process::id()], &properties)?;
+        Ok(Self { systemd, name, path: scope.path(), hierarchies })
     }
 
     /// Tells systemd what the limits are, which it would else undo when it reads its units again.
-    pub(super) fn tell(&mut self, spec: &Spec) -> Result<(), UnitError> {
-        let mut limits = property::held(&self.cgroup);
-        let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
-        let drivers = std::fs::read_to_string("/proc/devices").unwrap_or_default();
-        limits.extend(property::devices(devices(&access::rules(resources)).as_deref(), &drivers));
-        Ok(self.systemd.set(&self.name, &limits)?)
+    pub(super) fn tell(&mut self) -> Result<(), coracle_systemd::Error> {
+        let limits = if cgroup::is_v1(self.hierarchies) {
+            v1::limits(|controller, file| self.read(controller, file))
+        } else {
+            let unified = self.hierarchies.iter().find(|hierarchy| hierarchy.is_unified());
+            unified.map(|unified| property::held(&unified.at(&self.path))).unwrap_or_default()
+        };
+        self.systemd.set(&self.name, &limits)
+    }
+
+    fn read(&self, controller: &str, file: &str) -> Option<String> {
+        let hierarchy = self.hierarchies.iter().find(|hierarchy| hierarchy.has(controller))?;
+        std::fs::read_to_string(hierarchy.at(&self.path).join(file)).ok()
     }
 }
 
-/// What systemd is to know of the rules. It has no word for an exception, and so is told nothing of rules with one:
+/// What the scope has from the beginning.
+fn begin(rules: &[Rule], v1: bool) -> Vec<Property> {
+    if v1 {
+        return [v1::accounting(), v1::devices(&certain(rules))].concat();
+    }
+    let drivers = std::fs::read_to_string("/proc/devices").unwrap_or_default();
+    property::devices(devices(rules).as_deref(), &drivers)
+}
+
+/// What systemd is to know of the rules on v2. It has no word for an exception, and so is told nothing of rules with one:
 /// the cgroup's program knows them.
 fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     let (rest, rules) = access::split(rules);
-    let told = |rule: &Rule| Device {
-        block: rule.kind == Kind::Block,
-        major: rule.major,
-        minor: rule.minor,
-        access: rule.access.to_string(),
-    };
     let plain = |rule: &Rule| rule.allow && rule.kind != Kind::Any;
-    (!rest && rules.iter().all(plain)).then(|| rules.iter().map(told).collect())
+    (!rest && rules.iter().all(plain)).then(|| rules.iter().flat_map(told).collect())
+}
+
+/// What it is to know on v1, where its word is the kernel's: what the rules allow without any exception. We write the
+/// rest, which lasts until systemd reads its units again.
+fn certain(rules: &[Rule]) -> Vec<Device> {
+    if access::allow_everything(rules) {
+        let all = |block| Device { block, major: None, minor: None, access: access::Access::ALL.to_string() };
+        return vec![all(false), all(true)];
+    }
+    let (_, rules) = access::split(rules);
+    let is_certain = |(at, rule): &(usize, &Rule)| {
+        rule.allow && !rules.iter().skip(*at).any(|later| !later.allow && later.overlaps(rule))
+    };
+    rules.iter().enumerate().filter(is_certain).flat_map(|(_, rule)| told(rule)).collect()
+}
+
+/// Which is two devices where the rule is for both kinds.
+fn told(rule: &Rule) -> Vec<Device> {
+    let of = |block| Device { block, major: rule.major, minor: rule.minor, access: rule.access.to_string() };
+    match rule.kind {
+        Kind::Block => vec![of(true)],
+        Kind::Character => vec![of(false)],
+        Kind::Any => vec![of(false), of(true)],
+    }
 }
 
 #[cfg(test)]
@@ -75,5 +106,21 @@ mod tests {
         assert_eq!(found.len(), 13);
         assert_eq!(devices(&of(json!([{ "allow": true, "access": "rwm" }]))), None);
         assert_eq!(devices(&of(json!([none, disk, { "allow": false, "type": "b", "access": "w" }]))), None);
+    }
+
+    #[test]
+    fn on_v1_systemd_is_never_told_of_a_device_that_a_rule_denies() {
+        let none = json!({ "allow": false, "access": "rwm" });
+        let all = json!({ "allow": true, "access": "rwm" });
+        let disks = json!({ "allow": true, "type": "b", "major": 8, "access": "rw" });
+        let read_only = json!({ "allow": false, "type": "b", "major": 8, "minor": 1, "access": "w" });
+        let block = |rules| certain(&of(rules)).into_iter().filter(|device| device.block).collect::<Vec<_>>();
+        let make = Device { block: true, major: None, minor: None, access: "m".into() };
+        let eight = Device { major: Some(8), access: "rw".into(), ..make.clone() };
+        assert_eq!(block(json!([none, disks])), [eight.clone(), make.clone()]);
+        assert_eq!(block(json!([none, disks, read_only])), std::slice::from_ref(&make));
+        assert_eq!(block(json!([none, read_only, disks])), [eight, make.clone()]);
+        assert_eq!(block(json!([all, read_only])), std::slice::from_ref(&make));
+        assert_eq!(block(json!([all])), [Device { access: "rwm".into(), ..make }]);
     }
 }

@@ -16,6 +16,7 @@ use crate::creator;
 use crate::fault::Fault;
 use crate::kernel::{self, Fork};
 use crate::log;
+use crate::oom::OomEvents;
 use crate::overlay;
 use crate::report::{Report, Speaker, Word, note};
 use crate::stdio::Stdio;
@@ -71,6 +72,7 @@ impl Shim {
             cgroup: String::new(),
             shares_pids: false,
             pod_oom_kills: 0,
+            oom_events: None,
             target: create.rootfs.as_ref().map(|overlay| PathBuf::from(&overlay.target)),
             report: Some(report),
             console,
@@ -145,6 +147,15 @@ impl Shim {
                 note(&format!("the terminal of {} did not come: {error}", container.id));
             }
         }
+        container.oom_events =
+            OomEvents::listen(&self.pod.hierarchies, &container.cgroup).and_then(|events| {
+                let id = &container.id;
+                events
+                    .map_err(|error| {
+                        note(&format!("the kernel will not tell of a want of memory of {id}: {error}"))
+                    })
+                    .ok()
+            });
         container.pid = pid;
         container.phase = Phase::Created;
         container.created_at = nanos();

@@ -155,11 +155,15 @@ impl Shim {
     }
 }
 
-/// Whether the kernel killed for want of memory in the container. A scope of systemd's may be gone by now; the pod's
-/// count has it still, and tells of a first process that was killed after the container was made.
+/// Whether the kernel killed for want of memory in the container. A scope of systemd's may be gone by now: on v2 the
+/// pod's count has it still, and tells of a first process that was killed after the container was made; on v1 there were
+/// events.
 fn was_short_of_memory(hierarchies: &[Hierarchy], container: &Container, exit: Exit) -> bool {
-    match cgroup::oom_kills(hierarchies, &container.cgroup) {
-        Some(kills) => kills > 0,
+    if let Some(kills) = cgroup::oom_kills(hierarchies, &container.cgroup) {
+        return kills > 0;
+    }
+    match &container.oom_events {
+        Some(events) => exit.code == 128 + libc::SIGKILL && events.happened(),
         None => {
             let pod = cgroup::oom_kills(hierarchies, cgroup::parent(&container.cgroup));
             exit.signal == libc::SIGKILL && pod.is_some_and(|kills| kills > container.pod_oom_kills)

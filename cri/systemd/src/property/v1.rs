@@ -1,0 +1,159 @@
+//! What systemd manages of cgroup v1, beside v2 or alone, and what it calls the limits there. Pure.
+
+use super::{Device, Property, Value, number, quota};
+
+/// The controllers in whose hierarchies systemd makes and removes cgroups (`CGROUP_MASK_V1` in its
+/// src/basic/cgroup-util.h). It knows no others.
+const MANAGED: [&str; 6] = ["blkio", "cpu", "cpuacct", "devices", "memory", "pids"];
+
+/// The kernel's word for no limit is the greatest number of whole pages.
+const UNLIMITED: u64 = 1 << 62;
+
+/// What systemd takes as the weight of a unit.
+const BLOCK_WEIGHTS: std::ops::RangeInclusive<u64> = 10..=1000;
+
+/// Whether systemd makes and removes the cgroups of a hierarchy, by its controllers or its name, comma-separated. None
+/// are those of v2: beside v1 systemd finds by it who is in a unit.
+pub fn manages(controllers: &str) -> bool {
+    let is_its_own = |name: &str| MANAGED.contains(&name) || name == "name=systemd";
+    controllers.is_empty() || controllers.split(',').any(is_its_own)
+}
+
+/// That systemd counts what a unit uses. Without that it takes a unit's processes out of the hierarchy of a controller
+/// as soon as neither a limit nor a sibling needs it.
+pub fn accounting() -> Vec<Property> {
+    let names = ["CPUAccounting", "MemoryAccounting", "BlockIOAccounting", "TasksAccounting"];
+    names.map(|name| (name, Value::Flag(true))).to_vec()
+}
+
+/// That these devices may be used and no others. On v1 what systemd writes is what the kernel goes by, so it is told of
+/// no more than it can say: "every driver's third device" it cannot. Drivers go by their numbers, some have no name.
+///
+/// There always is a list, also one of all devices: without one systemd has no use for the hierarchy, and takes the
+/// unit's cgroup away there.
+pub fn devices(allowed: &[Device]) -> Vec<Property> {
+    let list = allowed.iter().filter_map(|device| {
+        let kind = if device.block { "block" } else { "char" };
+        let name = match (device.major, device.minor) {
+            (None, None) => format!("{kind}-*"),
+            (Some(major), None) => format!("{kind}-{major}"),
+            (Some(major), Some(minor)) => format!("/dev/{kind}/{major}:{minor}"),
+            (None, Some(_)) => return None,
+        };
+        Some((name, device.access.clone()))
+    });
+    let list = Value::Pairs(list.collect());
+    vec![("DevicePolicy", Value::Text("strict".to_owned())), ("DeviceAllow", list)]
+}
+
+/// The limits of a cgroup, by what `read` finds in a file of a controller. Of what systemd does not manage nothing is
+/// told, since it will not undo it.
+pub fn limits(read: impl Fn(&'static str, &'static str) -> Option<String>) -> Vec<Property> {
+    let read_number = |controller, file| number(read(controller, file)?.trim());
+    let one = |name, value: Option<u64>| value.map(|value| (name, Value::Number(value)));
+    let memory = read_number("memory", "memory.limit_in_bytes");
+    let memory = memory.map(|bytes| if bytes < UNLIMITED { bytes } else { u64::MAX });
+    // The one of the scheduler BFQ, or that of CFQ before Linux 5.0.
+    let block = ["blkio.bfq.weight", "blkio.weight"].into_iter();
+    let block = block.filter_map(|file| read_number("blkio", file)).find(|one| BLOCK_WEIGHTS.contains(one));
+    let mut found: Vec<Property> = Vec::new();
+    found.extend(one("CPUShares", read_number("cpu", "cpu.shares")));
+    found.extend(bandwidth(read("cpu", "cpu.cfs_quota_us"), read("cpu", "cpu.cfs_period_us")));
+    found.extend(one("MemoryLimit", memory));
+    found.extend(one("BlockIOWeight", block));
+    found.extend(one("TasksMax", read_number("pids", "pids.max")));
+    found
+}
+
+/// v1 has in two files, and with a negative number for none, what v2 has in one.
+fn bandwidth(microseconds: Option<String>, period: Option<String>) -> Vec<Property> {
+    let (Some(microseconds), Some(period)) = (microseconds, period) else { return Vec::new() };
+    let microseconds = microseconds.trim();
+    let microseconds = if microseconds.starts_with('-') { "max" } else { microseconds };
+    quota(&format!("{microseconds} {}", period.trim())).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(files: &[(&str, &str)]) -> Vec<(&'static str, u64)> {
+        let read = |_: &str, file: &str| {
+            files.iter().find(|(name, _)| *name == file).map(|(_, text)| (*text).to_owned())
+        };
+        let number = |(name, value)| match value {
+            Value::Number(number) => (name, number),
+            other => panic!("{other:?}"),
+        };
+        limits(read).into_iter().map(number).collect()
+    }
+
+    #[test]
+    fn limits_have_the_names_that_systemd_gave_them_for_v1() {
+        let found = told(&[
+            ("cpu.shares", "512\n"),
+            ("cpu.cfs_quota_us", "20500\n"),
+            ("cpu.cfs_period_us", "100000\n"),
+            ("memory.limit_in_bytes", "67108864\n"),
+            ("blkio.bfq.weight", "200\n"),
+            ("pids.max", "7\n"),
+        ]);
+        let expected = [
+            ("CPUShares", 512),
+            ("CPUQuotaPeriodUSec", 100_000),
+            ("CPUQuotaPerSecUSec", 210_000),
+            ("MemoryLimit", 67_108_864),
+            ("BlockIOWeight", 200),
+            ("TasksMax", 7),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn no_limit_is_told_as_none_and_an_absent_file_not_at_all() {
+        let found = told(&[
+            ("cpu.cfs_quota_us", "-1\n"),
+            ("cpu.cfs_period_us", "100000\n"),
+            ("memory.limit_in_bytes", "9223372036854771712\n"),
+            ("pids.max", "max\n"),
+        ]);
+        let expected = [
+            ("CPUQuotaPeriodUSec", 100_000),
+            ("CPUQuotaPerSecUSec", u64::MAX),
+            ("MemoryLimit", u64::MAX),
+            ("TasksMax", u64::MAX),
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_weight_that_systemd_would_refuse_does_not_cost_the_other_limits() {
+        assert_eq!(told(&[("blkio.bfq.weight", "1\n"), ("pids.max", "7\n")]), [("TasksMax", 7)]);
+        assert_eq!(told(&[("blkio.weight", "500\n")]), [("BlockIOWeight", 500)]);
+    }
+
+    #[test]
+    fn systemd_is_told_of_devices_by_number_and_never_that_all_are_allowed() {
+        let device = |block, major, minor| Device { block, major, minor, access: "rw".into() };
+        let all = [
+            device(false, None, None),
+            device(true, Some(9), None),
+            device(false, Some(1), Some(3)),
+            device(true, None, Some(3)),
+        ];
+        let list = ["char-*", "block-9", "/dev/char/1:3"].map(|name| (name.to_owned(), "rw".to_owned()));
+        let strict = ("DevicePolicy", Value::Text("strict".into()));
+        assert_eq!(devices(&all), [strict.clone(), ("DeviceAllow", Value::Pairs(list.into()))]);
+        assert_eq!(devices(&[]), [strict, ("DeviceAllow", Value::Pairs(vec![]))]);
+    }
+
+    #[test]
+    fn what_systemd_does_not_know_is_left_to_us() {
+        for its_own in ["", "name=systemd", "cpu,cpuacct", "memory", "devices", "blkio", "pids"] {
+            assert!(manages(its_own), "{its_own}");
+        }
+        for ours in ["cpuset", "freezer", "hugetlb", "net_cls,net_prio", "perf_event", "rdma", "name=other"] {
+            assert!(!manages(ours), "{ours}");
+        }
+    }
+}
