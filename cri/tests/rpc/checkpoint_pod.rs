@@ -194,6 +194,12 @@ async fn in_root(machine: &Machine, id: &str, name: &str) -> PathBuf {
     Path::new("/proc").join(machine.pid(id).await.to_string()).join("root").join(name)
 }
 
+/// With what the file had by its other name.
+fn has_its_link(link: &Path) {
+    assert_eq!(std::os::unix::fs::MetadataExt::nlink(&link.metadata().expect("the link")), 2);
+    assert_eq!(xattr::get(link, "security.capability").expect("get").as_deref(), Some(CAPABILITY.as_slice()));
+}
+
 /// The caller goes away in the middle.
 async fn is_cancelled_without_a_trace(machine: &Machine, pod: &str, ids: &[String], output: &Path) {
     let call = checkpoint(machine, pod, ids, output);
@@ -285,12 +291,7 @@ async fn goes_on_from_there(machine: &mut Machine, output: &Path, later: u32) {
         said.starts_with("mine\nsame\nrestoredrestored") && complained.contains("/bin/true"),
         "{said} {complained}"
     );
-    let link = in_root(machine, &ids[0], "link").await;
-    assert_eq!(std::os::unix::fs::MetadataExt::nlink(&link.metadata().expect("the link")), 2);
-    assert_eq!(
-        xattr::get(&link, "security.capability").expect("get").as_deref(),
-        Some(CAPABILITY.as_slice())
-    );
+    has_its_link(&in_root(machine, &ids[0], "link").await);
     let page = machine.exec(&ids[0], &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/passwd"], 0).await;
     assert!(String::from_utf8_lossy(&page.expect("exec").stdout).starts_with("root:"), "the server listens");
     let address = machine.sandbox(&pod).await.network.expect("network").ip;
