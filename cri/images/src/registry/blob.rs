@@ -28,6 +28,9 @@ const FAILURES_MAX: u32 = 5;
 /// What counts as progress.
 const PROGRESS: u64 = 64 << 10;
 
+/// How much of a blob that cannot be used is read for its digest alone: who sends it also says how long it is.
+const DOUBTED_MAX: u64 = 8 << 30;
+
 /// Who may have a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Host {
@@ -151,7 +154,8 @@ impl<'a> Blob<'a> {
         if self.kept {
             return Err(self.damaged(why));
         }
-        if self.hosts.len() > 1 || self.left.is_some() {
+        let others = self.hosts.len() > 1 || self.left.is_some();
+        if others && self.size - self.offset <= DOUBTED_MAX {
             while self.next().await?.is_some() {}
         }
         Ok(())
