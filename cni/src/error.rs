@@ -233,6 +233,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The namespace of a sandbox is that of the plugin.
+    #[error("{} is the plugin's own network namespace and no sandbox's", path.display())]
+    OwnNamespace {
+        /// Its path.
+        path: PathBuf,
+    },
     /// A netlink socket could not be opened or used.
     #[error("cannot {action} over netlink")]
     Socket {
@@ -303,6 +309,7 @@ impl Error {
             | Self::Undeclared { .. }
             | Self::RangeTooSmall { .. }
             | Self::Configuration { .. } => 7,
+            Self::OwnNamespace { .. } => 8,
             Self::RangeFull { .. } => 11,
             Self::NotReady { .. } => 50,
             Self::CutOff { .. } => 51,

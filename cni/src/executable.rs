@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::firewall::Firewall;
 use crate::host::Host;
 use crate::invoke::{self, Executables};
+use crate::netns;
 use crate::plugin::{self, Kind};
 use crate::spec::request::{Request, from_value};
 use crate::spec::result::Answer;
@@ -75,8 +76,15 @@ async fn serve(
     if command == Command::Version {
         return Ok(Some(invoke::supported()));
     }
-    let request = request(command, environment, input)?;
+    let mut request = request(command, environment, input)?;
     let version = request.version()?;
+    let is_checked = kind != Kind::HostLocal && !may_be_own(environment);
+    if is_checked && let Some(path) = request.netns.take_if(|path| netns::is_own(path)) {
+        // The sandbox is gone, and its path is another's now. What is the machine's own stays as it is.
+        if command != Command::Del {
+            return Err(Error::OwnNamespace { path });
+        }
+    }
     let executables = Executables { path: request.path.clone(), timeout: TIMEOUT, lead: false };
     let places = request.conf.get("coracle").cloned().map(|places| from_value::<Places>(places, "coracle"));
     let places = places.transpose()?.unwrap_or_default();
@@ -86,6 +94,12 @@ async fn serve(
         .await
         .map_err(|error| if command == Command::Status { error.of_status() } else { error })?;
     Ok(answer.map(|answer| answer.to_value(version)))
+}
+
+/// Whether the caller means what looks wrong: to work on the namespace that the plugin itself runs in.
+fn may_be_own(environment: &dyn Fn(&str) -> String) -> bool {
+    let said = environment("CNI_NETNS_OVERRIDE");
+    said == "1" || said.eq_ignore_ascii_case("true")
 }
 
 fn command(environment: &dyn Fn(&str) -> String) -> Result<Command, Error> {
@@ -196,5 +210,59 @@ mod tests {
             assert_eq!(error.code(), code, "{command}: {error}");
             assert!(error.to_string().contains("no address is free in 10.0.0.0/30"), "{error}");
         }
+    }
+
+    /// A command for `eth0` at that namespace, on a thread whose own namespace has an `eth0` and a loopback that is up;
+    /// its error, and what is there then.
+    fn beside_own(kind: Kind, command: &str, netns: &str, more: &'static str) -> (Option<Error>, String) {
+        let [command, netns] = [command, netns].map(str::to_owned);
+        let thread = std::thread::spawn(move || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("these tests need root");
+            let ip = |what: &str| {
+                let output = std::process::Command::new("ip").args(what.split(' ')).output().unwrap();
+                String::from_utf8(output.stdout).unwrap()
+            };
+            ip("link add eth0 type veth peer name far");
+            ip("link set lo up");
+            let dir = tempfile::tempdir().unwrap();
+            let conf = json!({"cniVersion": "1.1.0", "name": "n", "type": kind.name(),
+                "coracle": {"stateDir": dir.path()}});
+            let pairs = [
+                ("CNI_COMMAND", command.as_str()),
+                ("CNI_CONTAINERID", "c"),
+                ("CNI_IFNAME", "eth0"),
+                ("CNI_NETNS", netns.as_str()),
+                ("CNI_NETNS_OVERRIDE", more),
+            ];
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let done = runtime.block_on(serve(kind, &told(&pairs), conf.to_string().as_bytes()));
+            (done.err(), ip("-br link"))
+        });
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn what_is_the_machines_own_is_no_sandboxs() {
+        let own = "/proc/thread-self/ns/net";
+        for kind in [Kind::Loopback, Kind::Bridge] {
+            let (error, links) = beside_own(kind, "DEL", own, "");
+            assert!(error.is_none() && links.contains("eth0") && links.contains(",UP"), "{error:?} {links}");
+            for command in ["ADD", "CHECK"] {
+                let (error, _) = beside_own(kind, command, own, "");
+                assert_eq!(error.map(|error| error.code()), Some(8), "{command}");
+            }
+        }
+        let (error, links) = beside_own(Kind::Bridge, "DEL", own, "1");
+        assert!(error.is_none() && !links.contains("eth0"), "who means it: {error:?} {links}");
+    }
+
+    #[test]
+    fn what_is_no_namespace_is_gone() {
+        for kind in [Kind::Loopback, Kind::Bridge, Kind::Tuning] {
+            let (error, _) = beside_own(kind, "DEL", "/etc/hostname", "");
+            assert!(error.is_none(), "{error:?}");
+        }
+        let (error, _) = beside_own(Kind::Loopback, "ADD", "/etc/hostname", "");
+        assert_eq!(error.map(|error| error.code()), Some(3));
     }
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
 
 use nix::sched::{CloneFlags, setns};
+use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
 use crate::error::Error;
 
@@ -16,8 +17,16 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
+    /// What is no namespace is as good as none: a file that one was mounted on outlives it.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let file = File::open(path).map_err(|source| Error::Namespace { path: path.to_owned(), source })?;
+        let open = || -> io::Result<File> {
+            let file = File::open(path)?;
+            match fstatfs(&file)?.filesystem_type() {
+                NSFS_MAGIC => Ok(file),
+                _ => Err(io::Error::other("it is no namespace")),
+            }
+        };
+        let file = open().map_err(|source| Error::Namespace { path: path.to_owned(), source })?;
         Ok(Self { file, path: path.to_owned() })
     }
 
@@ -60,6 +69,13 @@ impl Netns {
         };
         visited.await.map_err(|source| Error::Namespace { path: self.path.clone(), source })
     }
+}
+
+/// Whether the path leads to the namespace that this thread is in.
+pub(crate) fn is_own(path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let at = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    at(path).is_some_and(|there| at("/proc/thread-self/ns/net".as_ref()) == Some(there))
 }
 
 /// What the path leads to: a number that no other namespace has while this one lives.
