@@ -1,6 +1,8 @@
 //! `coracle down`: the opposite of `up` and of `agent`.
 
+use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
@@ -9,8 +11,10 @@ use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
 use coracle_systemd::property::v1;
 use coracle_systemd::{Systemd, unit};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rustix::process::{PidfdFlags, pidfd_open};
 use tonic::Request;
 
 use super::node::{self, Parts};
@@ -19,6 +23,9 @@ use crate::settings::{ControlPlaneSettings, NodeSettings, Places, Settings};
 
 /// What the cgroups of a node begin with, below its root.
 const OURS: [&str; 2] = ["kubepods", "coracle"];
+
+/// How long is waited between two looks at what ends.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Flags of `coracle down`.
 #[derive(Args)]
@@ -54,10 +61,15 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         }
         Err(error) => note("runtime", Err(error)),
     }
+    let cgroups = remove_left_cgroups(&node.cgroup_root, node.cgroup_driver).await;
+    if let Err(error) = cgroups {
+        note("cgroups", Err(error));
+        // Something runs in them, and nobody would know of it without its records.
+        anyhow::bail!("not everything could be removed, and pods stay on record: {}", failures.join("; "));
+    }
     for dir in [&node.dirs.state, &node.dirs.run] {
         note("volumes", unmount_below(dir));
     }
-    note("cgroups", remove_cgroups(&node.cgroup_root, node.cgroup_driver));
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
     if arguments.purge {
@@ -69,15 +81,20 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends the process that holds the run directory and waits for its end.
+/// Ends the process that holds the run directory and waits for its end. It lets go of the directory before: what it
+/// still does, it does with the image store and the pods in its hands.
 async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let Some(pid) = Lock::holder(run_dir) else { return Ok(()) };
+    let process = rustix::process::Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+    // Gone meanwhile is what we want.
+    let Some(Ok(process)) = process else { return Ok(()) };
     kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot stop process {pid}"))?;
     for _ in 0..1200 {
-        if Lock::holder(run_dir).is_none() {
+        let ended = poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
+        if ended? > 0 {
             return Ok(());
         }
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        tokio::time::sleep(PAUSE).await;
     }
     anyhow::bail!("process {pid} did not stop within a minute")
 }
@@ -110,6 +127,21 @@ async fn remove_pods(parts: &Parts, log_dir: &Path) -> anyhow::Result<()> {
         first = first.and(removed?);
     }
     first
+}
+
+/// Whoever was killed leaves its cgroup a moment later.
+async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
+    let is_busy = |error: &anyhow::Error| {
+        let kind = error.root_cause().downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        kind == Some(std::io::ErrorKind::ResourceBusy)
+    };
+    for _ in 0..100 {
+        match remove_cgroups(root, driver) {
+            Err(error) if is_busy(&error) => tokio::time::sleep(PAUSE).await,
+            removed => return removed,
+        }
+    }
+    remove_cgroups(root, driver)
 }
 
 /// Removes our cgroups from every hierarchy, and the root below which they were if it was made for us.
@@ -199,4 +231,45 @@ fn remove_dir(dir: &Path) -> anyhow::Result<()> {
 
 fn is_empty(dir: &Path) -> bool {
     std::fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_let_go_of_the_node_is_awaited_until_it_has_ended() {
+        let dir = tempfile::tempdir().expect("directory");
+        // As a process does that drops its lock at its end, and still has something to finish.
+        let script = "exec 9>>coracle.lock; flock -x 9; echo $$ >coracle.lock; \
+                      trap 'exec 9>&-; sleep 1; exit 0' TERM; echo; while :; do sleep 0.05; done";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).current_dir(dir.path());
+        let mut holder = command.stdout(Stdio::piped()).spawn().expect("sh");
+        let mut ready = [0];
+        holder.stdout.take().expect("output").read_exact(&mut ready).expect("it has the lock");
+        stop_holder(dir.path()).await.expect("stopped");
+        let ended = holder.try_wait().expect("wait");
+        drop(holder.kill());
+        assert!(ended.is_some(), "it still runs");
+        stop_holder(dir.path()).await.expect("nobody is there");
+    }
+
+    #[test]
+    fn hierarchies_are_told_apart_by_who_removes_cgroups_there() {
+        let line = |options: &str| format!("30 29 0:27 / /sys/fs/cgroup/x rw,nosuid shared:9 - {options}");
+        let is_systemds = |options: &str| hierarchy(&line(options)).map(|(_, is_systemds)| is_systemds);
+        assert_eq!(is_systemds("cgroup2 cgroup2 rw,nsdelegate"), Some(true));
+        assert_eq!(is_systemds("cgroup cgroup rw,cpu,cpuacct"), Some(true));
+        assert_eq!(is_systemds("cgroup cgroup rw,xattr,name=systemd"), Some(true));
+        assert_eq!(is_systemds("cgroup cgroup rw,cpuset"), Some(false));
+        assert_eq!(is_systemds("tmpfs tmpfs rw"), None);
+        assert_eq!(
+            hierarchy(&line("cgroup cgroup rw,cpuset")).map(|(at, _)| at),
+            Some(Path::new("/sys/fs/cgroup/x"))
+        );
+    }
 }
