@@ -21,10 +21,14 @@ pub(crate) fn is_ours(node: &Node) -> bool {
     info.is_some_and(|info| info.kubelet_version.contains("+coracle."))
 }
 
+/// With less memory free, in KiB, the node is under memory pressure: the kubelet's default.
+pub(super) const MEMORY_FLOOR_KIB: u64 = 100 * 1024;
+
 pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let meminfo = read("/proc/meminfo")?;
     let capacity = capacity(config, &meminfo)?;
-    let allocatable = allocatable(&capacity, &config.reserved)?;
+    let held_back = held_back(&capacity, config.disk_free_percent);
+    let allocatable = allocatable(&capacity, &config.reserved, &held_back)?;
     let ips = if config.ips.is_empty() { address::find() } else { config.ips.clone() };
     Ok(NodeFacts { name: config.name.clone(), ips, capacity, allocatable, info: info(config, &meminfo) })
 }
@@ -83,10 +87,22 @@ fn binary(kib: u64) -> String {
     }
 }
 
-/// Capacity without what is reserved; huge pages are taken from the memory that others may have.
+/// What is to stay free: with less of it the node is under pressure and takes no pods, so they cannot have it. The
+/// kubelet takes the thresholds of its hard evictions off in the same way.
+fn held_back(capacity: &BTreeMap<String, Quantity>, disk_free_percent: u8) -> [(&'static str, i64); 2] {
+    let disk = capacity.get("ephemeral-storage").and_then(|size| scaled(&size.0, 1)).unwrap_or(0);
+    [
+        ("memory", i64::try_from(MEMORY_FLOOR_KIB * 1024).unwrap_or(i64::MAX)),
+        // In whole kibibytes, which is what capacity is told in.
+        ("ephemeral-storage", (disk / 1024 * i64::from(disk_free_percent) + 99) / 100 * 1024),
+    ]
+}
+
+/// Capacity without what is reserved and what is held back; huge pages are taken from the memory that others may have.
 fn allocatable(
     capacity: &BTreeMap<String, Quantity>,
     reserved: &BTreeMap<String, String>,
+    held_back: &[(&'static str, i64)],
 ) -> Result<BTreeMap<String, Quantity>, NodeError> {
     let mut left = capacity.clone();
     let huge: i64 = capacity
@@ -95,6 +111,7 @@ fn allocatable(
         .filter_map(|(_, q)| scaled(&q.0, 1))
         .sum();
     let mut taken: Vec<(&str, i64)> = vec![("memory", huge)];
+    taken.extend(held_back);
     for (name, value) in reserved {
         let scale = if name == "cpu" { 1000 } else { 1 };
         let amount = scaled(value, scale)
@@ -174,10 +191,26 @@ mod tests {
             ("pods".to_owned(), quantity("110")),
         ]);
         let reserved = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        let allocatable = |capacity: &_, reserved: &_| allocatable(capacity, reserved, &[]);
         let left = allocatable(&capacity, &reserved("cpu", "100m")).expect("allocatable");
         assert_eq!((&*left["cpu"].0, &*left["memory"].0, &*left["pods"].0), ("1900m", "1024Ki", "110"));
         assert_eq!(allocatable(&capacity, &reserved("memory", "1Gi")).expect("none left")["memory"].0, "0");
         assert!(matches!(allocatable(&capacity, &reserved("cpu", "much")), Err(NodeError::Reserved { .. })));
+    }
+
+    #[test]
+    fn what_the_node_keeps_free_is_not_for_pods() {
+        let capacity =
+            [("cpu", "2"), ("memory", "1048576Ki"), ("ephemeral-storage", "1001Ki"), ("pods", "110")]
+                .map(|(name, value)| (name.to_owned(), Quantity(value.to_owned())));
+        let capacity = BTreeMap::from(capacity);
+        let left = |percent| {
+            let left = allocatable(&capacity, &BTreeMap::new(), &held_back(&capacity, percent))
+                .expect("allocatable");
+            left.into_values().map(|quantity| quantity.0).collect::<Vec<_>>()
+        };
+        assert_eq!(left(10), ["2", "900Ki", "946176Ki", "110"]);
+        assert_eq!(left(0), ["2", "1001Ki", "946176Ki", "110"]);
     }
 
     #[test]

@@ -177,5 +177,5 @@ fn pressure(state_dir: &std::path::Path, disk_free_percent: u8) -> Pressure {
         read("/proc/loadavg").split(' ').nth(3).and_then(|f| f.split_once('/')?.1.parse::<u64>().ok());
     let most = read("/proc/sys/kernel/pid_max").trim().parse::<u64>().ok();
     let pids = threads.zip(most).is_some_and(|(threads, most)| threads * 20 > most * 19);
-    Pressure { memory: available > 0 && available < 100 * 1024, disk, pids }
+    Pressure { memory: available > 0 && available < facts::MEMORY_FLOOR_KIB, disk, pids }
 }
