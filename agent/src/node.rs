@@ -14,6 +14,7 @@ mod facts;
 mod images;
 mod lease;
 mod network;
+mod news;
 mod plan;
 mod register;
 
@@ -31,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cgroup::quantity::{milli, units};
 use crate::overlay::{OverlayAgent, State, one_of_each};
+use crate::pod::Recorder;
 
 /// What can be set about the node itself.
 #[derive(Clone, Debug)]
@@ -108,6 +110,7 @@ pub struct NodeAgent {
     config: NodeConfig,
     facts: Arc<NodeFacts>,
     client: kube::Client,
+    recorder: Recorder,
     network: Network,
     node: watch::Sender<Option<Arc<Node>>>,
     /// The images that are here; none before they were asked for.
@@ -155,7 +158,11 @@ impl NodeAgent {
     ///
     /// # Errors
     /// When the kernel does not say, or a setting is no quantity.
-    pub fn new(config: NodeConfig, client: kube::Client, network: Network) -> Result<NodeAgent, NodeError> {
+    pub(crate) fn new(
+        config: NodeConfig,
+        (client, recorder): (kube::Client, Recorder),
+        network: Network,
+    ) -> Result<NodeAgent, NodeError> {
         let facts = Arc::new(facts::find(&config)?);
         let overlay = config.overlay.clone().map(Overlay::open).transpose().map_err(NodeError::Overlay)?;
         Ok(NodeAgent {
@@ -163,6 +170,7 @@ impl NodeAgent {
             config,
             facts,
             client,
+            recorder,
             network,
             node: watch::channel(None).0,
             images: watch::channel(None).0,

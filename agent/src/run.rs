@@ -121,14 +121,15 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     network: coracle_cni::Network,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let mut agent = NodeAgent::new(node_config(&config, &*runtime).await?, client.clone(), network)
-        .map_err(Error::Node)?;
+    let (recorder, events) = pod::events(client.clone(), &config.node_name);
+    let recording = (client.clone(), recorder.clone());
+    let mut agent =
+        NodeAgent::new(node_config(&config, &*runtime).await?, recording, network).map_err(Error::Node)?;
     agent.be_alone().await.map_err(Error::Node)?;
     let facts = agent.facts();
     let node_object = agent.node();
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let identity = config.identity.clone();
-    let (recorder, events) = pod::events(client.clone(), &config.node_name);
     let shared: Arc<dyn Runtime> = Arc::<R>::clone(&runtime);
     let pods = Pods::default();
     let images = (Arc::clone(&shared), runtime.image_news());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use ipnetwork::IpNetwork;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
@@ -16,7 +16,8 @@ use nix::sys::statvfs::statvfs;
 
 use super::network::word;
 use super::plan::{self, Pressure, Situation};
-use super::{NodeAgent, chain, facts};
+use super::{NodeAgent, chain, facts, news};
+use crate::pod::Level;
 use crate::source::record;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -37,6 +38,8 @@ pub(super) async fn keep(agent: &NodeAgent) {
         tokio::time::sleep(retry).await;
         retry = (retry * 2).min(LAST_RETRY);
     }
+    // Not before, for what cannot be sent is lost.
+    agent.recorder.node(Level::Normal, "Starting", "Starting kubelet.");
     let changes = watch_object(api.clone(), &agent.config.name).default_backoff();
     let mut changes = std::pin::pin!(changes);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
@@ -84,6 +87,7 @@ async fn appear(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
         made => made?,
     };
     tracing::info!(node = name, "registered");
+    record_status(agent, &NodeStatus::default(), &node);
     seen(agent, api, node).await
 }
 
@@ -93,8 +97,22 @@ async fn seen(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result<(), kube
     if !cidrs.is_empty() {
         set_cidrs(agent, cidrs).await;
     }
-    agent.node.send_replace(Some(Arc::new(node)));
+    let is_cordoned = |node: &Node| node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+    let now = is_cordoned(&node);
+    let before = agent.node.send_replace(Some(Arc::new(node)));
+    let was = before.is_some_and(|node| is_cordoned(&node));
+    if let Some((level, reason, message)) = news::of_cordon(&agent.config.name, was, now) {
+        agent.recorder.node(level, reason, message);
+    }
     tell(agent, api).await
+}
+
+/// Records what became of the node's status by a write of ours.
+fn record_status(agent: &NodeAgent, held: &NodeStatus, written: &Node) {
+    let Some(now) = &written.status else { return };
+    for (level, reason, message) in news::of_status(&agent.config.name, held, now) {
+        agent.recorder.node(level, reason, message);
+    }
 }
 
 /// Writes the status, if it says something new.
@@ -110,8 +128,9 @@ async fn tell(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::Error> {
         return Ok(());
     };
     match api.patch_status(&agent.config.name, &PatchParams::default(), &Patch::Strategic(&patch)).await {
-        Ok(node) => {
-            agent.node.send_replace(Some(Arc::new(node)));
+        Ok(written) => {
+            record_status(agent, node.status.as_ref().unwrap_or(&NodeStatus::default()), &written);
+            agent.node.send_replace(Some(Arc::new(written)));
             Ok(())
         }
         // Deleted by somebody: the watch says so too, and has it made again.

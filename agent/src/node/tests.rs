@@ -161,7 +161,12 @@ fn agent(api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
 }
 
 fn agent_at(ips: Vec<IpAddr>, api: &Api, network: Network, dir: &std::path::Path) -> NodeAgent {
-    NodeAgent::new(config(ips, dir), api.client(), network).expect("facts")
+    NodeAgent::new(config(ips, dir), recording(api), network).expect("facts")
+}
+
+/// With a recorder whose events are never sent: they are no writes that are counted.
+fn recording(api: &Api) -> (kube::Client, Recorder) {
+    (api.client(), crate::pod::events(api.client(), "n1").0)
 }
 
 fn config(ips: Vec<IpAddr>, dir: &std::path::Path) -> NodeConfig {
@@ -273,7 +278,7 @@ fn a_node_is_ready_when_the_plugins_of_its_network_say_so() {
         let ips: Vec<IpAddr> = vec!["192.0.2.1".parse().expect("address")];
         // A question a second.
         let config = NodeConfig { lease_seconds: 4, ..self::config(ips.clone(), dir.path()) };
-        let agent = NodeAgent::new(config, api.client(), network.clone()).expect("facts");
+        let agent = NodeAgent::new(config, recording(&api), network.clone()).expect("facts");
         let running = tokio::spawn(agent.run(shutdown.clone()));
         let said = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
                     message:plugin theirs: no uplink (code 50)";
@@ -296,7 +301,7 @@ fn a_node_is_ready_when_the_plugins_of_its_network_say_so() {
         };
         let (before, shutdown) = (asked(), CancellationToken::new());
         let config = NodeConfig { lease_seconds: 40_000, ..self::config(ips, dir.path()) };
-        let agent = NodeAgent::new(config, api.client(), network.clone()).expect("facts");
+        let agent = NodeAgent::new(config, recording(&api), network.clone()).expect("facts");
         let running = tokio::spawn(agent.run(shutdown.clone()));
         api.until("the first question", || asked() > before).await;
         api.until_ready("True").await;

@@ -11,13 +11,14 @@ use tokio::time::Instant;
 use super::plan;
 use super::turns::Turns;
 use super::zone::{self, Zone};
+use crate::cache::Change;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Node, Object, Pod};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
-use coracle_events::Kind;
+use coracle_events::{Kind, Note, Recorder};
 
 const COMPONENT: &str = "node-controller";
 /// A node that says that it is not ready may mean the moment in which it gets its network: it is not given up before.
@@ -59,8 +60,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Has the queue told of nodes that change and of heartbeats of those that were lost.
 pub(crate) fn listen(context: &Context) {
-    let lifecycle = context.lifecycle.clone();
+    let (lifecycle, recorder) = (context.lifecycle.clone(), context.recorder.clone());
     context.caches.nodes.on_change(move |change| {
+        note_membership(&recorder, change);
         match change.new {
             Some(node) => lifecycle.heard_status(node),
             None => drop(change.old.map(|node| lock(&lifecycle.beats).remove(node.name()))),
@@ -78,6 +80,23 @@ pub(crate) fn listen(context: &Context) {
         if lifecycle.heard_lease(&key.name, renewed) && nodes.get(&key).is_some_and(|node| node.is_lost()) {
             lifecycle.queue.add(key);
         }
+    });
+}
+
+/// Records that a node came or went.
+fn note_membership(recorder: &Recorder, change: &Change<'_, Node>) {
+    let (node, reason, what) = match (change.old, change.new) {
+        (None, Some(node)) => (node, "RegisteredNode", ["Registered", "in"]),
+        (Some(node), None) => (node, "RemovingNode", ["Removing", "from"]),
+        _ => return,
+    };
+    let (name, [verb, place]) = (node.name(), what);
+    recorder.record(Note {
+        about: node.reference(),
+        component: COMPONENT.into(),
+        kind: Kind::Normal,
+        reason,
+        message: format!("Node {name} event: {verb} Node {name} {place} Controller"),
     });
 }
 

@@ -1,0 +1,103 @@
+//! What a change of the node's status is in a word, for people: the events that a kubelet records of its node. Pure.
+
+use k8s_openapi::api::core::v1::NodeStatus;
+
+use crate::pod::Level;
+
+/// Conditions in the order in which they are told: what it is called when one is true, and when it is false.
+const TOLD: [(&str, &str, &str); 4] = [
+    ("MemoryPressure", "NodeHasInsufficientMemory", "NodeHasSufficientMemory"),
+    ("DiskPressure", "NodeHasDiskPressure", "NodeHasNoDiskPressure"),
+    ("PIDPressure", "NodeHasInsufficientPID", "NodeHasSufficientPID"),
+    ("Ready", "NodeReady", "NodeNotReady"),
+];
+
+/// One event about the node.
+pub(super) type News = (Level, &'static str, String);
+
+/// What there is to tell once `held` has become `now` in the API.
+pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<News> {
+    let condition = |of: &NodeStatus, type_: &str| {
+        let mut all = of.conditions.iter().flatten();
+        all.find(|one| one.type_ == type_).map(|one| one.status.clone())
+    };
+    let boot = |of: &NodeStatus| of.node_info.as_ref().map(|info| info.boot_id.clone()).unwrap_or_default();
+    let mut news = Vec::new();
+    if !boot(held).is_empty() && boot(held) != boot(now) {
+        let message = format!("Node {name} has been rebooted, boot id: {}", boot(now));
+        news.push((Level::Warning, "Rebooted", message));
+    }
+    for (type_, yes, no) in TOLD {
+        let (before, after) = (condition(held, type_), condition(now, type_));
+        if before == after {
+            continue;
+        }
+        match after.as_deref() {
+            Some("True") => news.push(status_is(name, yes)),
+            // That a new node is not ready yet is no news.
+            Some("False") if type_ != "Ready" || before.is_some() => news.push(status_is(name, no)),
+            _ => {}
+        }
+    }
+    news
+}
+
+/// What there is to tell when pods may not be put on the node any more, or again.
+pub(super) fn of_cordon(name: &str, held: bool, now: bool) -> Option<News> {
+    (held != now).then(|| status_is(name, if now { "NodeNotSchedulable" } else { "NodeSchedulable" }))
+}
+
+fn status_is(name: &str, reason: &'static str) -> News {
+    (Level::Normal, reason, format!("Node {name} status is now: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn status(ready: &str, memory: &str, boot: &str) -> NodeStatus {
+        let info = json!({"bootID": boot, "architecture": "", "containerRuntimeVersion": "", "kernelVersion": "",
+            "kubeProxyVersion": "", "kubeletVersion": "", "machineID": "", "operatingSystem": "", "osImage": "",
+            "systemUUID": ""});
+        let conditions =
+            json!([{"type": "MemoryPressure", "status": memory}, {"type": "Ready", "status": ready}]);
+        serde_json::from_value(json!({"conditions": conditions, "nodeInfo": info})).expect("a status")
+    }
+
+    fn reasons(held: &NodeStatus, now: &NodeStatus) -> Vec<&'static str> {
+        of_status("n", held, now).into_iter().map(|(_, reason, _)| reason).collect()
+    }
+
+    #[test]
+    fn what_a_new_node_has_is_told_and_that_it_waits_for_its_network_is_not() {
+        let new = NodeStatus::default();
+        assert_eq!(reasons(&new, &status("False", "False", "b")), ["NodeHasSufficientMemory"]);
+        assert_eq!(reasons(&new, &status("True", "False", "b")), ["NodeHasSufficientMemory", "NodeReady"]);
+    }
+
+    #[test]
+    fn each_transition_is_told_once() {
+        let well = status("True", "False", "b");
+        assert_eq!(reasons(&well, &well), [""; 0]);
+        assert_eq!(reasons(&well, &status("False", "False", "b")), ["NodeNotReady"]);
+        assert_eq!(reasons(&well, &status("True", "True", "b")), ["NodeHasInsufficientMemory"]);
+        let unknown = status("Unknown", "Unknown", "b");
+        assert_eq!(reasons(&well, &unknown), [""; 0], "that is not ours to say");
+        assert_eq!(reasons(&unknown, &well), ["NodeHasSufficientMemory", "NodeReady"]);
+    }
+
+    #[test]
+    fn a_boot_is_a_warning_and_a_cordon_is_told_when_it_begins_and_ends() {
+        let news = of_status("n", &status("True", "False", "a"), &status("True", "False", "b"));
+        let message = "Node n has been rebooted, boot id: b".to_owned();
+        assert_eq!(news, [(Level::Warning, "Rebooted", message)]);
+        let reason = |held, now| of_cordon("n", held, now).map(|(_, reason, _)| reason);
+        assert_eq!(
+            [reason(false, true), reason(true, false)],
+            [Some("NodeNotSchedulable"), Some("NodeSchedulable")]
+        );
+        assert_eq!(reason(true, true), None);
+    }
+}
