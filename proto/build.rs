@@ -1,9 +1,49 @@
 //! Compiles the .proto files with protox, so that no protoc has to be installed.
 
+/// What configurations of pods and containers are made of: shown as JSON where somebody asks for all.
+const SHOWN: [&str; 31] = [
+    "Capability",
+    "CDIDevice",
+    "ContainerConfig",
+    "ContainerMetadata",
+    "Device",
+    "DNSConfig",
+    "HugepageLimit",
+    "IDMapping",
+    "ImageSpec",
+    "Int64Value",
+    "KeyValue",
+    "LinuxContainerConfig",
+    "LinuxContainerResources",
+    "LinuxContainerSecurityContext",
+    "LinuxPodSandboxConfig",
+    "LinuxSandboxSecurityContext",
+    "Mount",
+    "NamespaceOption",
+    "PodSandboxConfig",
+    "PodSandboxMetadata",
+    "PortMapping",
+    "SecurityProfile",
+    "SELinuxOption",
+    "UserNamespace",
+    "WindowsContainerConfig",
+    "WindowsContainerResources",
+    "WindowsContainerSecurityContext",
+    "WindowsCpuGroupAffinity",
+    "WindowsNamespaceOption",
+    "WindowsPodSandboxConfig",
+    "WindowsSandboxSecurityContext",
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = protox::compile(["proto/cri.proto", "proto/shim.proto", "proto/node.proto"], ["proto"])?;
-    tonic_prost_build::configure().compile_fds(files)?;
+    let text = "#[serde(serialize_with = \"crate::as_text\")]";
+    let cri = tonic_prost_build::configure().field_attribute(".runtime.v1.KeyValue.value", text);
+    let shown = SHOWN.iter().fold(cri, |cri, message| {
+        cri.type_attribute(format!(".runtime.v1.{message}"), "#[derive(serde::Serialize)]")
+    });
+    shown.compile_fds(files)?;
     // NRI goes over ttrpc: messages alone. Maps are in order, so that what is sent can be compared.
     let nri = protox::compile(["proto/nri.proto", "proto/ttrpc.proto"], ["proto"])?;
     let messages = tonic_prost_build::configure().build_client(false).build_server(false);

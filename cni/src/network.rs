@@ -27,6 +27,7 @@ use crate::leaving::Leaving;
 use crate::link::inside;
 use crate::netns::{self, Netns};
 use crate::ports::PortMapping;
+use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
 use collecting::{Collecting, Recording};
@@ -305,6 +306,12 @@ impl Network {
             drop(state);
             recording = Some(inner.collecting.recording().await);
         }
+    }
+
+    /// What the plugins answered when a sandbox was given the network, as the newest version of CNI tells it. None of one
+    /// that has none.
+    pub fn answer(&self, id: &str) -> Option<serde_json::Value> {
+        Some(self.inner.cache.get(id)?.result?.to_value(Version::NEWEST))
     }
 
     /// Asks every plugin whether all is as it was made (CNI CHECK). A sandbox never added is no error.

@@ -29,6 +29,7 @@ mod sandbox_update;
 mod stats_list;
 pub(crate) mod status;
 mod stream_open;
+mod verbose;
 
 use std::sync::Arc;
 

@@ -92,6 +92,34 @@ fn limits_change_and_figures_come(cri: &Cri, pod: &str, id: &str) {
 }
 
 #[test]
+fn inspection_tells_what_scripts_read_of_other_runtimes() {
+    on_a_runtime(|machine, cri| {
+        let (pod, id) = start(cri, configs(machine), BUSYBOX, "shell");
+        let told = cri.json(&["inspectp", &pod]);
+        let info = &told["info"];
+        assert_eq!(info["config"]["metadata"]["name"], "web");
+        assert_eq!(info["config"]["labels"]["app"], "web");
+        let address = &info["cniResult"]["Interfaces"]["eth0"]["IPConfigs"][0]["IP"];
+        assert_eq!((address, address.is_string()), (&told["status"]["network"]["ip"], true));
+        assert_eq!(info["netNamespaceClosed"], false);
+        let info = cri.json(&["inspect", &id])["info"].clone();
+        assert_eq!(info["config"]["linux"]["resources"]["memory_limit_in_bytes"], 67_108_864);
+        let sets = info["runtimeSpec"]["process"]["capabilities"].as_object().unwrap().clone();
+        assert!(sets["bounding"].as_array().unwrap().len() > 1);
+        for (name, set) in sets {
+            assert!(
+                set.as_array().unwrap().is_sorted_by_key(|one| one.as_str().map(str::to_owned)),
+                "{name}: {set}"
+            );
+        }
+        cri.crictl(&["stopp", &pod]);
+        let info = cri.json(&["inspectp", &pod])["info"].clone();
+        assert_eq!((&info["netNamespaceClosed"], info["cniResult"].is_null()), (&true.into(), true));
+        cri.crictl(&["rmp", "-f", &pod]);
+    });
+}
+
+#[test]
 fn a_pod_lives_and_ends() {
     on_a_runtime(|machine, cri| {
         assert!(cri.crictl(&["version"]).contains("RuntimeName:  coracle"));

@@ -1,5 +1,5 @@
 //! The wire: CRI v1, the shim's protocol and NRI, generated from the .proto files. Nothing here is
-//! written by hand.
+//! written by hand, but how bytes that are text are shown.
 #![allow(missing_docs, unreachable_pub, reason = "generated; the .proto files carry the meaning")]
 #![allow(clippy::all, clippy::struct_excessive_bools, clippy::too_many_lines, clippy::too_many_arguments)]
 
@@ -26,4 +26,9 @@ pub mod nri {
 /// The messages of a ttrpc frame.
 pub mod ttrpc {
     tonic::include_proto!("ttrpc");
+}
+
+/// What need not be UTF-8 on the wire, as text for people.
+fn as_text<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&String::from_utf8_lossy(bytes))
 }

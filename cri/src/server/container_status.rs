@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::list_stream::batches;
 use super::status::Streamed;
+use super::verbose::{message, order_capabilities};
 use crate::container::Container;
 use crate::container::resources::limits;
 use crate::error::Error;
@@ -41,6 +42,7 @@ impl Runtime {
         {
             shown.extend(now.into_iter().filter(|(_, value)| !value.is_null()));
         }
+        order_capabilities(&mut spec);
         // Of one that ended it may be another process' by now.
         let pid = if matches!(container.phase(), ContainerPhase::Exited(_)) { 0 } else { container.pid() };
         json!({
@@ -48,6 +50,7 @@ impl Runtime {
             "pid": pid,
             "cgroup": container.record.cgroup,
             "bundle": bundle,
+            "config": message(&container.record.config),
             "runtimeSpec": spec,
         })
     }

@@ -9,9 +9,12 @@ use serde_json::{Value, json};
 use super::list_stream::batches;
 use super::sandbox_run::now;
 use super::status::Streamed;
+use super::verbose::{cni_result, message};
 use crate::error::Error;
 use crate::nri::about::namespaces_of;
 use crate::runtime::Runtime;
+use crate::sandbox::attachment::INTERFACE;
+use crate::sandbox::namespaces::own_network;
 use crate::sandbox::{Sandbox, filter};
 
 impl Runtime {
@@ -24,23 +27,7 @@ impl Runtime {
         let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
         let mut info = HashMap::new();
         if request.verbose {
-            let live = sandbox.live();
-            let size = sandbox.size();
-            let namespaces =
-                live.as_ref().map(|live| namespaces_of(&sandbox.record, live)).unwrap_or_default();
-            let namespaces: Vec<Value> =
-                namespaces.iter().map(|one| json!({"type": one.r#type, "path": one.path})).collect();
-            let text = json!({
-                "resources": size.resources.as_ref().map(limits),
-                "overhead": size.overhead.as_ref().map(limits),
-                "pid": live.as_ref().map(|live| live.shim.pid()),
-                "initPid": live.as_ref().map(|live| live.init_pid),
-                // Where other runtimes show them, and debuggers' scripts look for them.
-                "runtimeSpec": {"linux": {"namespaces": namespaces}},
-                "directory": self.inner.records.sandbox_dir(&sandbox.id),
-                "cgroupParent": sandbox.config().linux.as_ref().map(|linux| &linux.cgroup_parent),
-            });
-            info.insert("info".to_owned(), text.to_string());
+            info.insert("info".to_owned(), self.sandbox_info(&sandbox).to_string());
         }
         Ok(cri::PodSandboxStatusResponse {
             status: Some(sandbox.status()),
@@ -52,6 +39,29 @@ impl Runtime {
                 .map(|container| container.status())
                 .collect(),
             timestamp: now(),
+        })
+    }
+
+    fn sandbox_info(&self, sandbox: &Sandbox) -> Value {
+        let (live, size, config) = (sandbox.live(), sandbox.size(), sandbox.config());
+        let namespaces = live.as_ref().map(|live| namespaces_of(&sandbox.record, live)).unwrap_or_default();
+        let namespaces: Vec<Value> =
+            namespaces.iter().map(|one| json!({"type": one.r#type, "path": one.path})).collect();
+        // Of one that ended, somebody else may have the addresses by now.
+        let answer = live.as_ref().and_then(|_| self.inner.network.answer(&sandbox.id));
+        let limits = |limits: &cri::LinuxContainerResources| json!({"linux": message(limits)});
+        json!({
+            "resources": size.resources.as_ref().map(limits),
+            "overhead": size.overhead.as_ref().map(limits),
+            "pid": live.as_ref().map(|live| live.shim.pid()),
+            "initPid": live.as_ref().map(|live| live.init_pid),
+            "netNamespaceClosed": live.is_none() && own_network(config),
+            "config": message(config),
+            // Where other runtimes show them, and debuggers' scripts look for them.
+            "runtimeSpec": {"linux": {"namespaces": namespaces}},
+            "cniResult": answer.map(|answer| cni_result(&answer, INTERFACE)),
+            "directory": self.inner.records.sandbox_dir(&sandbox.id),
+            "cgroupParent": config.linux.as_ref().map(|linux| &linux.cgroup_parent),
         })
     }
 
@@ -78,17 +88,4 @@ impl Runtime {
         sandboxes.sort_by_key(|row| std::cmp::Reverse(row.record.created_at));
         sandboxes
     }
-}
-
-fn limits(resources: &cri::LinuxContainerResources) -> Value {
-    json!({
-        "cpuPeriod": resources.cpu_period,
-        "cpuQuota": resources.cpu_quota,
-        "cpuShares": resources.cpu_shares,
-        "memoryLimitInBytes": resources.memory_limit_in_bytes,
-        "memorySwapLimitInBytes": resources.memory_swap_limit_in_bytes,
-        "cpusetCpus": resources.cpuset_cpus,
-        "cpusetMems": resources.cpuset_mems,
-        "unified": resources.unified,
-    })
 }

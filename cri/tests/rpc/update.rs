@@ -184,7 +184,7 @@ pub(crate) async fn a_pods_size_is_remembered(machine: &mut Machine) {
     let info =
         machine.runtime.pod_sandbox_status(Request::new(request)).await.expect("status").into_inner().info;
     let info: serde_json::Value = serde_json::from_str(&info["info"]).expect("info");
-    let of = |name: &str| info[name]["memoryLimitInBytes"].as_i64();
+    let of = |name: &str| info[name]["linux"]["memory_limit_in_bytes"].as_i64();
     assert_eq!([of("overhead"), of("resources")], [Some(MIB), Some(3 * MIB)]);
     machine.remove_pod(&pod).await;
 }
