@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use coracle_integration::{Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
 
 /// A process that ends with the test.
 struct Role(Child);
@@ -160,5 +160,51 @@ fn every_role_has_help_and_the_machine_is_checked_by_name() {
         let report = said(&output);
         assert!(report.contains("ok       overlayfs\n"), "{report}");
         assert!(report.contains("ok       bridge, veth and nftables"), "{report}");
+    });
+}
+
+#[test]
+fn down_of_what_is_not_there_says_so_and_makes_nothing() {
+    on_a_machine(|machine| {
+        let (state, run) = (machine.path("state"), machine.path("run"));
+        let places = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
+        let output = coracle(&[&["down"][..], &places].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(said(&output).contains("nothing to remove"), "{}", said(&output));
+        assert!(!state.exists() && !run.exists());
+    });
+}
+
+#[test]
+fn a_nodes_events_and_what_it_holds_back_are_described() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cluster = Cluster::up(machine, &mirrors);
+        let wanted = [
+            "Starting",
+            "NodeHasSufficientMemory",
+            "NodeHasNoDiskPressure",
+            "NodeHasSufficientPID",
+            "NodeReady",
+            "RegisteredNode",
+        ];
+        eventually("the node's events", 60, || {
+            let text = cluster.kubectl(&["describe", "node", "node-1"]);
+            let events = text.split_once("\nEvents:")?.1.to_owned();
+            wanted.iter().all(|reason| events.contains(reason)).then_some(())
+        });
+        cluster.kubectl(&["cordon", "node-1"]);
+        eventually("that it was cordoned", 60, || {
+            cluster.kubectl(&["describe", "node", "node-1"]).contains("NodeNotSchedulable").then_some(())
+        });
+        let node = cluster.get(&["node", "node-1"]);
+        let kib = |list: &str, name: &str| {
+            let text = node["status"][list][name].as_str().unwrap();
+            text.strip_suffix("Ki").unwrap().parse::<u64>().unwrap()
+        };
+        let (all, free) = (kib("capacity", "memory"), kib("allocatable", "memory"));
+        assert!(all - free >= 100 * 1024, "{all} {free}");
+        let (all, free) = (kib("capacity", "ephemeral-storage"), kib("allocatable", "ephemeral-storage"));
+        assert_eq!(all - free, all.div_ceil(100), "the one percent that is set");
     });
 }

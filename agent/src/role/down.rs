@@ -1,5 +1,6 @@
 //! `coracle down`: the opposite of `up` and of `agent`.
 
+use std::io::Write;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tonic::Request;
 
 use super::node::{self, Parts};
 use crate::lock::Lock;
-use crate::settings::{ControlPlaneSettings, NodeSettings, Places, Settings};
+use crate::settings::{ControlPlaneSettings, Dirs, NodeSettings, Places, Settings};
 
 /// What the cgroups of a node begin with, below its root.
 const OURS: [&str; 2] = ["kubepods", "coracle"];
@@ -45,6 +46,16 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     super::require_root()?;
     let settings = Settings::load(arguments.places, arguments.node, ControlPlaneSettings::default())?;
     let node = settings.node()?;
+    let was_there = node.dirs.state.exists();
+    if !was_there && is_nothing_there(&node.dirs)? {
+        writeln!(
+            std::io::stdout(),
+            "nothing to remove: there is no {} and no {}",
+            node.dirs.state.display(),
+            node.dirs.run.display()
+        )?;
+        return Ok(());
+    }
     stop_holder(&node.dirs.run).await?;
     let lock = Lock::take(&node.dirs.run)?;
     let mut failures = Vec::new();
@@ -72,13 +83,25 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
-    if arguments.purge {
+    if arguments.purge || !was_there {
+        // What was not there before was made only to look for pods.
         note("directories", remove_dir(&node.dirs.state));
     }
     drop(lock);
     note("directories", remove_dir(&node.dirs.run));
     anyhow::ensure!(failures.is_empty(), "not everything could be removed: {}", failures.join("; "));
     Ok(())
+}
+
+/// Without a state directory there is no node, but what runs may have outlived it. A node that is up has another one.
+fn is_nothing_there(dirs: &Dirs) -> anyhow::Result<bool> {
+    if let Some(pid) = Lock::holder(&dirs.run) {
+        let (state, run) = (dirs.state.display(), dirs.run.display());
+        anyhow::bail!(
+            "there is no {state}, and process {pid} has {run}: name its state directory with --state-dir"
+        );
+    }
+    Ok(!dirs.run.exists())
 }
 
 /// Ends the process that holds the run directory and waits for its end. It lets go of the directory before: what it
