@@ -77,6 +77,66 @@ fn exec_has_a_terminal_when_asked() {
 }
 
 #[test]
+fn debug_adds_a_container_that_sees_the_targets_processes() {
+    with_pods(|machine, cluster| {
+        let image = ["--image=busybox", "--image-pull-policy=IfNotPresent"];
+        let look = [&["debug", "web"][..], &image, &["--target=c", "-c", "look", "--", "ps"]].concat();
+        cluster.kubectl(&look);
+        let processes = eventually("what the added container sees", 60, || {
+            let output = cluster.try_kubectl(&["logs", "web", "-c", "look"]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            text.contains("nginx").then_some(text)
+        });
+        assert!(processes.lines().any(|line| line.contains("ps")), "{processes}");
+        let ended = eventually("its end", 60, || {
+            let pod = &cluster.get(&["pod", "web"]);
+            let status = pod["status"]["ephemeralContainerStatuses"][0].clone();
+            status["state"]["terminated"].is_object().then_some((status, pod["status"].clone()))
+        });
+        assert_eq!(
+            (&ended.0["name"], &ended.0["state"]["terminated"]["exitCode"]),
+            (&"look".into(), &0.into())
+        );
+        assert_eq!(ended.1["containerStatuses"][0]["restartCount"], 0);
+
+        // A person's shell: `script` gives kubectl a terminal. What is typed waits for the shell.
+        let command =
+            format!("{} debug -it web {} --target=c", Machine::kubectl("1.37").display(), image.join(" "));
+        let mut child = Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .env("KUBECONFIG", machine.path("state/admin.kubeconfig"))
+            .env("HOME", machine.path(""))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        writeln!(input, "test -t 0 && cat /proc/1/comm && exit 5").unwrap();
+        let mut said = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        drop(input);
+        child.wait().unwrap();
+        assert!(said.lines().any(|line| line.trim() == "nginx"), "{said}");
+        let codes = eventually("both ends", 60, || {
+            let pod = cluster.get(&["pod", "web"]);
+            let all = pod["status"]["ephemeralContainerStatuses"].as_array()?.clone();
+            let codes = all.iter().map(|one| one["state"]["terminated"]["exitCode"].as_i64());
+            codes.collect::<Option<Vec<_>>>().filter(|codes| codes.len() == 2)
+        });
+        assert_eq!(codes, [0, 5]);
+
+        let missing =
+            [&["debug", "cat"][..], &image, &["--target=nobody", "-c", "late", "--", "true"]].concat();
+        cluster.kubectl(&missing);
+        eventually("why it waits", 60, || {
+            let pod = cluster.get(&["pod", "cat"]);
+            let waiting = &pod["status"]["ephemeralContainerStatuses"][0]["state"]["waiting"];
+            waiting["message"].as_str()?.contains("unable to find target container").then_some(())
+        });
+    });
+}
+
+#[test]
 fn attach_reaches_the_first_process() {
     with_pods(|machine, _| {
         let mut child = Command::new(Machine::kubectl("1.37"))

@@ -117,9 +117,14 @@ impl Recorder {
     ) {
         let spec = pod.spec.as_ref();
         let inits = spec.and_then(|s| s.init_containers.as_deref()).unwrap_or_default();
-        let field_path = container.map(|name| match inits.iter().any(|c| c.name == name) {
-            true => format!("spec.initContainers{{{name}}}"),
-            false => format!("spec.containers{{{name}}}"),
+        let added = spec.and_then(|s| s.ephemeral_containers.as_deref()).unwrap_or_default();
+        let field_path = container.map(|name| {
+            let list = match () {
+                () if inits.iter().any(|c| c.name == name) => "initContainers",
+                () if added.iter().any(|c| c.name == name) => "ephemeralContainers",
+                () => "containers",
+            };
+            format!("spec.{list}{{{name}}}")
         });
         let meta = &pod.metadata;
         let about = ObjectReference {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use coracle_proto::cri;
+use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::jiff::Timestamp;
 
 use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, files};
@@ -124,6 +125,11 @@ fn container_seen(sandbox: &str, status: cri::ContainerStatus) -> ContainerSeen 
     };
     let metadata = status.metadata.unwrap_or_default();
     let image = status.image.unwrap_or_default();
+    let user = status.user.and_then(|user| user.linux).map(|user| LinuxContainerUser {
+        uid: user.uid,
+        gid: user.gid,
+        supplemental_groups: (!user.supplemental_groups.is_empty()).then_some(user.supplemental_groups),
+    });
     let asked = Some(image.user_specified_image).filter(|asked| !asked.is_empty());
     ContainerSeen {
         id: status.id,
@@ -133,6 +139,7 @@ fn container_seen(sandbox: &str, status: cri::ContainerStatus) -> ContainerSeen 
         image: asked.clone().unwrap_or(image.image),
         asked,
         image_id: if status.image_ref.is_empty() { status.image_id } else { status.image_ref },
+        user,
         run,
     }
 }

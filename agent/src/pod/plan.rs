@@ -183,8 +183,23 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
             }
         }
     }
+    for added in shape.ephemerals() {
+        if !was_there(facts, &added.name) {
+            start(facts, &added, plan, &mut starts);
+        }
+    }
     if !starts.is_empty() {
         plan.actions.push(Action::Start(starts));
+    }
+}
+
+/// Whether a container that was added to debug the pod has had its one start: seen here, or by somebody before a boot.
+fn was_there(facts: &Facts<'_>, name: &str) -> bool {
+    let told =
+        facts.wish.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
+    match facts.seen.latest(name) {
+        Some(latest) => latest.run != ContainerRun::Created,
+        None => told.into_iter().flatten().any(|one| one.name == name && one.container_id.is_some()),
     }
 }
 
@@ -340,7 +355,7 @@ fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let old = |c: &&ContainerSeen| {
         let Some(latest) = facts.seen.latest(&c.name) else { return false };
         let previous = facts.seen.ended_before(&c.name, latest.attempt).map(|p| p.id.as_str());
-        let known = shape.container(&c.name).is_some();
+        let known = shape.any(&c.name).is_some();
         !known || (c.id != latest.id && previous != Some(c.id.as_str()))
     };
     let ids: Vec<String> = facts

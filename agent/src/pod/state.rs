@@ -11,10 +11,11 @@
 //! The position is never stored: every pass derives it from `Seen`, so a restarted agent is where the old one
 //! was.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, LinuxContainerUser, Pod, PodSpec};
 use k8s_openapi::jiff::Timestamp;
 
 use super::backoff::Backoff;
@@ -78,6 +79,8 @@ pub(crate) struct ContainerSeen {
     pub(crate) asked: Option<String>,
     pub(crate) image: String,
     pub(crate) image_id: String,
+    /// As whom its first process was started, where the runtime tells.
+    pub(crate) user: Option<LinuxContainerUser>,
     pub(crate) run: ContainerRun,
 }
 
@@ -266,9 +269,60 @@ impl<'a> Shape<'a> {
         }
     }
 
+    /// Containers that were added to debug the pod, as what they run as.
+    pub(crate) fn ephemerals(&self) -> Vec<Container> {
+        self.spec.ephemeral_containers.iter().flatten().map(as_container).collect()
+    }
+
+    /// Whose processes such a container wants to see.
+    pub(crate) fn target(&self, name: &str) -> Option<&'a str> {
+        let mut all = self.spec.ephemeral_containers.iter().flatten();
+        let target = all.find(|c| c.name == name)?.target_container_name.as_deref();
+        target.filter(|target| !target.is_empty())
+    }
+
+    /// The container of a name, of whatever sort.
+    pub(crate) fn any(&self, name: &str) -> Option<Cow<'a, Container>> {
+        let added = || self.spec.ephemeral_containers.iter().flatten().find(|c| c.name == name);
+        self.container(name).map(Cow::Borrowed).or_else(|| Some(Cow::Owned(as_container(added()?))))
+    }
+
     /// The container of a name, init or main.
     pub(crate) fn container(&self, name: &str) -> Option<&'a Container> {
         self.inits().iter().chain(self.mains()).find(|c| c.name == name)
+    }
+}
+
+/// One that was added has all fields of the others, though few may be set.
+fn as_container(added: &EphemeralContainer) -> Container {
+    let added = added.clone();
+    Container {
+        name: added.name,
+        args: added.args,
+        command: added.command,
+        env: added.env,
+        env_from: added.env_from,
+        image: added.image,
+        image_pull_policy: added.image_pull_policy,
+        security_context: added.security_context,
+        stdin: added.stdin,
+        stdin_once: added.stdin_once,
+        termination_message_path: added.termination_message_path,
+        termination_message_policy: added.termination_message_policy,
+        tty: added.tty,
+        volume_devices: added.volume_devices,
+        volume_mounts: added.volume_mounts,
+        working_dir: added.working_dir,
+        // The API refuses them.
+        lifecycle: None,
+        liveness_probe: None,
+        ports: None,
+        readiness_probe: None,
+        resize_policy: None,
+        resources: None,
+        restart_policy: None,
+        restart_policy_rules: None,
+        startup_probe: None,
     }
 }
 

@@ -36,6 +36,7 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let initialized = phase::initialized(&shape, facts);
     let inits = container::statuses(shape.inits(), facts);
     let mains = container::statuses(shape.mains(), facts);
+    let added = container::added(&shape.ephemerals(), facts);
     // A pod that was refused at the door has no containers to tell of.
     let refused =
         facts.memory.verdict.is_some() && *facts.seen == Seen::default() && facts.last.is_none_or(untold);
@@ -59,9 +60,7 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
         observed_generation: pod.metadata.generation,
         init_container_statuses: some(inits),
         container_statuses: some(mains),
-        ephemeral_container_statuses: some(container::not_run(
-            spec.ephemeral_containers.as_deref().unwrap_or_default(),
-        )),
+        ephemeral_container_statuses: some(if refused { Vec::new() } else { added }),
         conditions: None,
         ..api
     };

@@ -28,12 +28,11 @@ type PodField = (&'static str, Then, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Then, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Then, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 17] = [
+const POD_FIELDS: [PodField; 16] = [
     ("spec.os.name=windows", Then::Refuse, |s| s.os.as_ref().is_some_and(|os| os.name != "linux")),
     ("spec.resourceClaims", Then::Refuse, |s| some(&s.resource_claims)),
     ("spec.runtimeClassName", Then::Refuse, |s| s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())),
     ("spec.schedulingGates", Then::Refuse, |s| some(&s.scheduling_gates)),
-    ("spec.ephemeralContainers", Then::Tell, |s| some(&s.ephemeral_containers)),
     ("spec.evictionResponders", Then::Tell, |s| some(&s.eviction_responders)),
     ("spec.overhead", Then::Tell, |s| s.overhead.as_ref().is_some_and(|o| !o.is_empty())),
     ("spec.resources", Then::Tell, |s| s.resources.is_some()),
@@ -304,7 +303,6 @@ mod tests {
                 ),
                 "spec.topologySpreadConstraints",
             ),
-            (of_pod("ephemeralContainers", json!([{"name": "d"}])), "spec.ephemeralContainers"),
             (
                 of_container("securityContext", json!({"seLinuxOptions": {"level": "s0"}})),
                 "securityContext.seLinuxOptions",

@@ -40,12 +40,12 @@ impl Job {
         let pulls = starts.iter().map(|start| self.image(&shape, &start.name));
         let images = futures::future::join_all(pulls).await;
         for (start, image) in starts.into_iter().zip(images) {
-            let Some(container) = shape.container(&start.name) else { continue };
+            let Some(container) = shape.any(&start.name) else { continue };
             if self.interrupt.is_cancelled() {
                 break;
             }
             let started = match image {
-                Ok(Some(image)) => self.start(&shape, container, &start, image).await,
+                Ok(Some(image)) => self.start(&shape, &container, &start, image).await,
                 Ok(None) => break,
                 Err(not) => Err(not),
             };
@@ -66,8 +66,8 @@ impl Job {
         if let Some(present) = self.images.get(name) {
             return Ok(Some(present.clone()));
         }
-        let Some(container) = shape.container(name) else { return Ok(None) };
-        let ensured = pull::ensure(&self.node, &self.pod, container, None);
+        let Some(container) = shape.any(name) else { return Ok(None) };
+        let ensured = pull::ensure(&self.node, &self.pod, &container, None);
         match self.interrupt.run_until_cancelled(ensured).await {
             None => Ok(None),
             Some(Ok(present)) => Ok(Some(present)),
@@ -146,9 +146,14 @@ impl Job {
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
         let users = self.node.user_ids.of(&self.uid);
-        let security =
+        let mut security =
             security::container(shape.spec, container, &image.user, &self.node.seccomp_dir(), users)
                 .map_err(NotStarted::config)?;
+        if let Some(target) = shape.target(&container.name) {
+            let options = security.namespace_options.get_or_insert_default();
+            options.pid = cri::NamespaceMode::Target.into();
+            options.target_id = self.target(target)?;
+        }
         let runtime = OfRuntime {
             images: self.image_volumes(container).await?,
             recursive_read_only: self.recursive_read_only(container).await?,
@@ -170,6 +175,13 @@ impl Job {
             security,
         };
         Ok(container_config::config(&self.pod, container, parts))
+    }
+
+    /// The container that runs by the name of a target.
+    fn target(&self, name: &str) -> Result<String, NotStarted> {
+        let seen = self.seen.current(name).filter(|seen| seen.running());
+        let missing = || NotStarted::config(format!("unable to find target container {name:?}"));
+        seen.map(|seen| seen.id.clone()).ok_or_else(missing)
     }
 
     /// Brings the images here that are volumes of this container: their ids, by volume.

@@ -40,6 +40,7 @@ fn container(name: &str, attempt: u32, run: ContainerRun) -> ContainerSeen {
         asked: Some("i".into()),
         image: "i".into(),
         image_id: "sha".into(),
+        user: None,
         run,
     }
 }
@@ -103,6 +104,26 @@ fn init_containers_run_one_by_one_before_the_others() {
     assert_eq!(started(&decide(&wish, &failed, &memory, 0)), [("i", 1)]);
     let done = seen(vec![container("i", 0, exited(0, 0)), container("j", 0, exited(0, 0))]);
     assert_eq!(started(&decide(&wish, &done, &memory, 0)), [("a", 0)]);
+}
+
+#[test]
+fn a_container_to_debug_with_is_started_once_whatever_the_others_do() {
+    let mut spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
+    spec["ephemeralContainers"] = json!([{"name": "look", "image": "busybox"}]);
+    let (wish, memory) = (pod(spec), ready_memory());
+    let busy = container("i", 0, running());
+    assert_eq!(started(&decide(&wish, &seen(vec![busy.clone()]), &memory, 0)), [("look", 0)]);
+    for (run, again) in [(ContainerRun::Created, true), (running(), false), (exited(1, 0), false)] {
+        let seen = seen(vec![busy.clone(), container("look", 0, run.clone())]);
+        assert_eq!(!started(&decide(&wish, &seen, &memory, 99)).is_empty(), again, "{run:?}");
+    }
+    // A boot: the runtime has nothing of before.
+    let mut told = (**wish.pod()).clone();
+    let status = json!({"ephemeralContainerStatuses": [{"name": "look", "containerID": "coracle://l",
+        "image": "busybox", "imageID": "", "ready": false, "restartCount": 0}]});
+    told.status = Some(serde_json::from_value(status).unwrap());
+    let wish = Wish::Run(std::sync::Arc::new(told));
+    assert_eq!(started(&decide(&wish, &seen(vec![]), &memory, 0)), [("i", 0)]);
 }
 
 #[test]

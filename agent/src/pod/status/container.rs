@@ -2,13 +2,12 @@
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, EphemeralContainer,
+    ContainerStatus, ContainerUser, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Facts;
-use crate::pod::admit::unsupported::UNSUPPORTED;
 use crate::pod::state::{ContainerRun, ContainerSeen, Exit, is_sidecar};
 
 /// Before the name of a container's runtime, as `containerID` has it.
@@ -18,24 +17,18 @@ pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<Conta
     containers.iter().map(|container| one(container, facts)).collect()
 }
 
-/// What was added to a running pod to debug it, and is not run: said there, or `kubectl debug` waits for ever.
-pub(super) fn not_run(ephemeral: &[EphemeralContainer]) -> Vec<ContainerStatus> {
-    let one = |container: &EphemeralContainer| ContainerStatus {
-        name: container.name.clone(),
-        image: container.image.clone().unwrap_or_default(),
-        state: Some(ContainerState {
-            terminated: Some(ContainerStateTerminated {
-                exit_code: 128,
-                reason: Some(UNSUPPORTED.to_owned()),
-                message: Some("this node does not run ephemeral containers".to_owned()),
-                ..ContainerStateTerminated::default()
-            }),
-            ..ContainerState::default()
-        }),
-        last_state: Some(ContainerState::default()),
-        ..ContainerStatus::default()
-    };
-    ephemeral.iter().map(one).collect()
+/// Those that were added to debug the pod: nobody waits for them to be ready, and they are not started again.
+pub(super) fn added(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
+    let mut all = statuses(containers, facts);
+    for status in &mut all {
+        (status.ready, status.started) = (false, None);
+        let end = status.last_state.take_if(|last| last.terminated.is_some());
+        if let Some(end) = end.filter(|_| facts.seen.latest(&status.name).is_none()) {
+            status.state = Some(end);
+        }
+        status.last_state = Some(ContainerState::default());
+    }
+    all
 }
 
 fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
@@ -80,8 +73,10 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         last_state: Some(last_state),
         started: Some(started),
         ready,
-        resources: seen.running().then(|| container.resources.clone()).flatten(),
+        resources: container.resources.clone(),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
+        user: seen.user.clone().map(|linux| ContainerUser { linux: Some(linux) }),
+        volume_mounts: volume_mounts(container),
         ..ContainerStatus::default()
     }
 }
@@ -98,7 +93,8 @@ pub(super) fn started(container: &Container, seen: &ContainerSeen, facts: &Facts
 fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     let known = facts.last.or(facts.pod.status.as_ref());
     let old = known.and_then(|status| {
-        let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
+        let all = status.container_statuses.iter().chain(&status.init_container_statuses);
+        let all = all.chain(&status.ephemeral_container_statuses).flatten();
         all.into_iter().find(|s| s.name == container.name)
     });
     // The runtime forgot a container that is known to have run (a reboot, or the pod's end).
@@ -118,8 +114,29 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         last_state: Some(ContainerState::default()),
         started: Some(false),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
+        volume_mounts: volume_mounts(container),
         ..ContainerStatus::default()
     }
+}
+
+/// How each volume is mounted. Whether what is mounted below one is read-only too is told of those that are.
+fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
+    let one = |mount: &VolumeMount| {
+        let is_read_only = mount.read_only == Some(true);
+        // A container whose mounts cannot be had so is not started, and what may be had is.
+        let mode = match mount.recursive_read_only.as_deref() {
+            None | Some("Disabled") => "Disabled",
+            Some(_) => "Enabled",
+        };
+        VolumeMountStatus {
+            name: mount.name.clone(),
+            mount_path: mount.mount_path.clone(),
+            read_only: is_read_only.then_some(true),
+            recursive_read_only: is_read_only.then(|| mode.to_owned()),
+            ..VolumeMountStatus::default()
+        }
+    };
+    container.volume_mounts.as_ref().map(|mounts| mounts.iter().map(one).collect())
 }
 
 fn lost(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {

@@ -22,6 +22,7 @@ fn container(name: &str, attempt: u32, run: ContainerRun) -> ContainerSeen {
         asked: None,
         image: "nginx".into(),
         image_id: "sha256:1".into(),
+        user: None,
         run,
     }
 }
@@ -99,14 +100,24 @@ fn a_running_pod_is_ready_and_says_where_it_is() {
 }
 
 #[test]
-fn a_container_to_debug_with_is_said_not_to_run() {
+fn nobody_waits_for_a_container_to_debug_with_and_it_is_not_awaited_when_it_is_lost() {
     let mut spec = one();
-    spec["ephemeralContainers"] = json!([{"name": "debugger", "image": "busybox"}]);
-    let status = Case::new(spec, seen(vec![container("a", 0, running())])).status(5);
+    spec["ephemeralContainers"] = json!([{"name": "look", "image": "busybox"}]);
+    let told = |status: PodStatus| status.ephemeral_container_statuses.unwrap()[0].clone();
+    let mut case = Case::new(spec, seen(vec![container("a", 0, running())]));
+    let status = case.status(5);
     assert_eq!(condition(&status, "Ready").status, "True");
-    let told = &status.ephemeral_container_statuses.unwrap()[0];
-    let ended = told.state.as_ref().unwrap().terminated.as_ref().unwrap();
-    assert_eq!((told.name.as_str(), ended.reason.as_deref()), ("debugger", Some("UnsupportedField")));
+    assert_eq!(waiting_reason(told(status).state.as_ref()).as_deref(), Some("ContainerCreating"));
+    case.seen.containers.push(container("look", 0, running()));
+    let status = case.status(6);
+    let looks = told(status.clone());
+    assert!(looks.state.as_ref().is_some_and(|state| state.running.is_some()));
+    assert_eq!((looks.ready, looks.started), (false, None));
+    // A boot: the runtime has nothing of before.
+    case.seen.containers.pop();
+    case.last = Some(status);
+    let ended = told(case.status(7)).state.unwrap().terminated.unwrap();
+    assert_eq!(ended.reason.as_deref(), Some("ContainerStatusUnknown"));
 }
 
 #[test]
@@ -209,4 +220,32 @@ fn readiness_gates_hold_a_pod_back_and_conditions_of_others_stay() {
     let status = case.status(5);
     assert_eq!(condition(&status, "Ready").status, "True");
     assert_eq!(condition(&status, "x.io/up"), &foreign);
+}
+
+#[test]
+fn a_container_tells_as_whom_it_runs_what_it_is_given_and_how_volumes_are_mounted() {
+    let mut spec = one();
+    spec["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2"}});
+    spec["containers"][0]["volumeMounts"] = json!([
+        {"name": "rw", "mountPath": "/rw"},
+        {"name": "ro", "mountPath": "/ro", "readOnly": true},
+        {"name": "deep", "mountPath": "/deep", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+    ]);
+    let mut ended = container("a", 0, exited(0));
+    ended.user = Some(k8s_openapi::api::core::v1::LinuxContainerUser {
+        uid: 1000,
+        gid: 0,
+        supplemental_groups: Some(vec![0, 5]),
+    });
+    let status = Case::new(spec, seen(vec![ended])).status(5);
+    let told = json!(status.container_statuses.unwrap()[0]);
+    assert_eq!(told["user"], json!({"linux": {"uid": 1000, "gid": 0, "supplementalGroups": [0, 5]}}));
+    assert_eq!(told["resources"]["limits"]["cpu"], "2", "also of one that does not run");
+    assert_eq!(told["allocatedResources"], json!({"cpu": "1"}));
+    let mounts = json!([
+        {"name": "rw", "mountPath": "/rw"},
+        {"name": "ro", "mountPath": "/ro", "readOnly": true, "recursiveReadOnly": "Disabled"},
+        {"name": "deep", "mountPath": "/deep", "readOnly": true, "recursiveReadOnly": "Enabled"},
+    ]);
+    assert_eq!(told["volumeMounts"], mounts);
 }

@@ -53,7 +53,7 @@ impl Worker {
         self.memory.retries.clear(container);
         let wish = self.wishes.borrow().clone();
         let spec = wish.pod().spec.as_ref();
-        let image = spec.and_then(|s| Shape::of(s).container(container)).and_then(|c| c.image.clone());
+        let image = spec.and_then(|s| Shape::of(s).any(container)).and_then(|c| c.image.clone());
         self.memory.pulls.clear(&image.unwrap_or_default());
         if let Some(crashed) = crashed {
             self.memory.crashes.fail(container, crashed, now);
@@ -92,8 +92,7 @@ impl Worker {
                 }
                 "ImagePullBackOff" => {
                     let spec = wish.pod().spec.as_ref();
-                    let image =
-                        spec.and_then(|s| Shape::of(s).container(container)).and_then(|c| c.image.as_deref());
+                    let image = spec.and_then(|s| Shape::of(s).any(container)).and_then(|c| c.image.clone());
                     let message = format!("Back-off pulling image \"{}\"", image.unwrap_or_default());
                     recorder.container(wish.pod(), container, (Level::Normal, "BackOff"), message);
                     let failed = (Level::Warning, "Failed");
