@@ -55,6 +55,9 @@ pub enum Error {
         /// What it wrote last, with what separates it from the rest.
         last_words: String,
     },
+    /// A client that is attached to a container cannot be kept up to date.
+    #[error("what the container writes is read too slowly: this client is cut off, the container writes on")]
+    Outrun,
     /// The image store refused.
     #[error("image {reference:?}")]
     Image {
@@ -123,6 +126,28 @@ pub enum Error {
         /// Why.
         #[source]
         source: serde_json::Error,
+    },
+    /// What a later version of this program left cannot be read. Whatever it is of is left as it is.
+    #[error(
+        "{} is of a later version of this program ({version}; {known} is the last that is known here): its pods run on, \
+         for that version to start again", path.display()
+    )]
+    Later {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// A pod's shim lives and cannot be understood. Nothing was done to it.
+    #[error("the shim of pod sandbox {id:?} lives, and cannot be worked with: the pod runs on")]
+    Foreign {
+        /// The sandbox.
+        id: String,
+        /// Why.
+        #[source]
+        source: shim_client::Error,
     },
     /// The gRPC server ended.
     #[error("serve CRI")]

@@ -40,6 +40,8 @@ mod fixture;
 mod images;
 #[path = "rpc/lists.rs"]
 mod lists;
+#[path = "rpc/load.rs"]
+mod load;
 #[path = "rpc/spdy.rs"]
 mod spdy;
 #[path = "rpc/streams.rs"]
@@ -101,6 +103,11 @@ fn main() -> ExitCode {
         streams::a_client_that_says_nothing_is_not_waited_for,
         images::removals_pulls_and_creations_at_once_agree,
         images::a_failed_pull_says_what_the_kubelet_shows,
+        load::a_hundred_commands_at_once_have_each_its_own,
+        load::a_hundred_forwards_at_once_have_each_its_own,
+        load::a_client_that_reads_late_reads_all,
+        load::a_client_that_never_reads_keeps_no_container_waiting,
+        load::a_container_that_never_stops_writing_needs_no_runtime,
     );
     run_what_is_broken(&mut session);
     session.end()

@@ -189,6 +189,9 @@ fn code(error: &Error) -> Code {
         | Error::Checkpoint { .. }
         | Error::File { .. }
         | Error::Format { .. }
+        | Error::Later { .. }
+        | Error::Outrun
+        | Error::Foreign { .. }
         | Error::Serve(_)
         | Error::Kernel { .. } => Code::Unknown,
     }

@@ -12,6 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::Descriptor;
@@ -20,11 +21,14 @@ use crate::container::Container;
 use crate::error::Error;
 use crate::runtime::Runtime;
 use crate::server::{Exec, exit_code};
-use crate::shim_client::{AttachTo, Attached, ExecStdio};
+use crate::shim_client::{AttachTo, Attached, ExecStdio, Shim};
 
 const READ_SIZE: usize = 32 << 10;
-/// How long outputs may stay open after the command ended, by processes that it left behind.
+/// How long outputs may stay open after the command ended, by processes that it left behind. What the command itself
+/// wrote is in its pipes by then, and delivered however long the client takes to read it.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+/// The most that a pipe has room for (that of one who is attached: the shim's).
+const PIPE_ROOM: usize = 1 << 20;
 /// As much of what a client says is kept until its command begins.
 const EARLY: usize = 16;
 
@@ -122,14 +126,15 @@ async fn exec_status(
     drop(started.terminal);
     let target = Target { runtime, container_id: &container.id, terminal, stdin_once: false };
     let exited = async { exit.await.ok().map(|exit| exit.code) };
-    let result = pump(&target, streams, (early, client), exited).await;
+    // Its pipes are its own: nobody cuts them.
+    let result = pump(&target, streams, (early, client), exited, async { false }).await;
     match result {
-        None => {
+        End::ClientGone | End::Outrun => {
             runtime.forget_exec(&container, &id);
             Ok(None)
         }
-        Some(None) => Err(runtime.lost(&container)),
-        Some(code) => Ok(code),
+        End::Command(None) => Err(runtime.lost(&container)),
+        End::Command(code) => Ok(code),
     }
 }
 
@@ -164,27 +169,52 @@ async fn attach_ended(
         terminal: None,
         stdin_once: container.record.config.stdin_once,
     };
-    let ended = pump(&target, streams, (Vec::new(), client), async {
+    let exited = async {
         container.wait_exited().await;
         Some(0)
-    });
-    Ok(ended.await.is_some())
+    };
+    let outrun = is_outrun(&shim, &container.id, to);
+    match pump(&target, streams, (Vec::new(), client), exited, outrun).await {
+        End::ClientGone => Ok(false),
+        End::Command(_) => Ok(true),
+        End::Outrun => Err(Error::Outrun),
+    }
 }
 
-/// Carries bytes both ways until the command ended and its output is delivered. None when the client
-/// went away before.
+/// Whether a container whose outputs have ended for a client has them still: then the shim has cut that client off, for
+/// whom no container waits. It gives others their ends of those that are open.
+async fn is_outrun(shim: &Shim, container_id: &str, to: AttachTo) -> bool {
+    let again = shim.attach(container_id, AttachTo { stdin: false, ..to }).await;
+    // One that is about to end is not attached to any more.
+    again.is_ok_and(|open| open.terminal.is_some() || open.stdout.is_some() || open.stderr.is_some())
+}
+
+/// Why a command's client is served no more.
+enum End {
+    /// It went away.
+    ClientGone,
+    /// The command ended, and its output is delivered.
+    Command(Option<i32>),
+    /// It read too slowly.
+    Outrun,
+}
+
+/// Carries bytes both ways until the command ended and its output is delivered, or the client went away before. Where
+/// outputs end first, it is asked whether the client was `outrun`.
 async fn pump(
     target: &Target<'_>,
     streams: Streams,
     (early, client): (Vec<Input>, Client),
     exit: impl Future<Output = Option<i32>>,
-) -> Option<Option<i32>> {
+    outrun: impl Future<Output = bool>,
+) -> End {
     let Client { input, output } = client;
     let gone = feed(target, (early, input), streams.stdin);
+    let drained = CancellationToken::new();
     let outputs = async {
         tokio::join!(
-            copy(streams.stdout, &output, Output::Stdout),
-            copy(streams.stderr, &output, Output::Stderr)
+            copy(streams.stdout, &output, Output::Stdout, &drained),
+            copy(streams.stderr, &output, Output::Stderr, &drained)
         )
     };
     let mut outputs = std::pin::pin!(outputs);
@@ -192,16 +222,25 @@ async fn pump(
     let command = async {
         tokio::select! {
             // Neither loses anything: both futures live on outside of the select.
-            _ = &mut outputs => exit.await,
+            _ = &mut outputs => {
+                if outrun.await {
+                    return End::Outrun;
+                }
+                End::Command(exit.await)
+            }
             code = &mut exit => {
-                let _left_open = timeout(DRAIN_TIME, outputs).await;
-                code
+                if timeout(DRAIN_TIME, &mut outputs).await.is_err() {
+                    // Held open, or not read yet.
+                    drained.cancel();
+                    outputs.await;
+                }
+                End::Command(code)
             }
         }
     };
     tokio::select! {
-        () = gone => None,
-        code = command => Some(code),
+        () = gone => End::ClientGone,
+        end = command => end,
     }
 }
 
@@ -327,13 +366,28 @@ impl Target<'_> {
     }
 }
 
-async fn copy(from: Option<Reader>, to: &mpsc::Sender<Output>, wrap: impl Fn(Bytes) -> Output) {
+/// Carries an output to the client, until its end. Once it is `drained`, no more is waited for, and nothing delivered
+/// but what its pipe may have held then.
+async fn copy(
+    from: Option<Reader>,
+    to: &mpsc::Sender<Output>,
+    wrap: impl Fn(Bytes) -> Output,
+    drained: &CancellationToken,
+) {
     let Some(mut from) = from else { return };
     let mut buffer = BytesMut::new();
-    loop {
+    let mut left = PIPE_ROOM;
+    while left > 0 {
         buffer.reserve(READ_SIZE);
-        match from.read_buf(&mut buffer).await {
+        let read = tokio::select! {
+            biased;
+            // Reading loses nothing when it is not done.
+            read = from.read_buf(&mut buffer) => read,
+            () = drained.cancelled() => return,
+        };
+        match read {
             Ok(0) | Err(_) => return,
+            Ok(count) if drained.is_cancelled() => left = left.saturating_sub(count),
             Ok(_) => {}
         }
         if to.send(wrap(buffer.split().freeze())).await.is_err() {
@@ -434,6 +488,53 @@ pub(super) fn resize(text: &[u8]) -> Option<Input> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// One who goes on writing to what the command has left open.
+    struct Endless;
+
+    impl AsyncRead for Endless {
+        fn poll_read(
+            self: std::pin::Pin<&mut Self>,
+            _cx: &mut std::task::Context<'_>,
+            buf: &mut tokio::io::ReadBuf<'_>,
+        ) -> std::task::Poll<std::io::Result<()>> {
+            buf.put_slice(&[b'x'; 1024]);
+            std::task::Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_written_after_the_end_is_not_delivered_for_ever() {
+        let (sender, mut receiver) = mpsc::channel(1);
+        let drained = CancellationToken::new();
+        drained.cancel();
+        let heard = async {
+            let mut heard = 0;
+            while let Some(Output::Stdout(bytes)) = receiver.recv().await {
+                heard += bytes.len();
+                // A client that takes its time.
+                tokio::time::sleep(DRAIN_TIME).await;
+            }
+            heard
+        };
+        let endless: Reader = Box::new(Endless);
+        let copied = async {
+            copy(Some(endless), &sender, Output::Stdout, &drained).await;
+            drop(sender);
+        };
+        let (heard, ()) = tokio::join!(heard, copied);
+        assert!((PIPE_ROOM..PIPE_ROOM + READ_SIZE).contains(&heard), "{heard}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_holds_an_output_open_and_is_silent_is_not_waited_for() {
+        let (ours, _open) = tokio::io::duplex(8);
+        let (sender, _receiver) = mpsc::channel(1);
+        let drained = CancellationToken::new();
+        drained.cancel();
+        let silent: Reader = Box::new(ours);
+        copy(Some(silent), &sender, Output::Stdout, &drained).await;
+    }
 
     #[test]
     fn an_exit_code_is_a_cause_of_the_status() {

@@ -53,8 +53,8 @@ pub(super) async fn command(socket: Socket, run: impl AsyncFnOnce(Client)) {
     let receiving = tokio::spawn(receive(source, input_sender));
     let sending = tokio::spawn(send(sink, output_receiver));
     run(Client { input, output }).await;
-    // The status is on its way: the client closes when it has it.
-    let _sent = timeout(LINGER, sending).await;
+    // However long the client takes to read. It closes when it has the status.
+    let _sent = sending.await;
     let stop = receiving.abort_handle();
     if timeout(LINGER, receiving).await.is_err() {
         stop.abort();

@@ -56,8 +56,26 @@ impl Spdy {
     }
 
     /// Writes to a stream, as its last word or not.
-    pub(crate) async fn write(&mut self, id: u32, bytes: &'static [u8], fin: bool) {
-        self.say(&Frame::Data { id, fin, bytes: Bytes::from_static(bytes) }).await;
+    pub(crate) async fn write(&mut self, id: u32, bytes: &[u8], fin: bool) {
+        self.say(&Frame::Data { id, fin, bytes: Bytes::copy_from_slice(bytes) }).await;
+    }
+
+    /// As much of what comes on a stream, or what comes until its end.
+    pub(crate) async fn read(&mut self, wanted: u32, length: usize) -> Vec<u8> {
+        let mut read = Vec::new();
+        while read.len() < length {
+            match self.hear().await {
+                Some(Frame::Data { id, fin, bytes }) if id == wanted => {
+                    read.extend_from_slice(&bytes);
+                    if fin {
+                        break;
+                    }
+                }
+                Some(_) => {}
+                None => break,
+            }
+        }
+        read
     }
 
     /// What comes on a stream until its end, or that of the connection.
