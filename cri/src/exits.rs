@@ -45,7 +45,7 @@ impl Heard {
     /// The number up to which all are done.
     fn done(&mut self, sequence: u64) -> u64 {
         self.open.remove(&sequence);
-        self.open.first().map_or(self.last, |open| open - 1)
+        self.open.first().map_or(self.last, |open| open.saturating_sub(1))
     }
 }
 
@@ -81,9 +81,12 @@ impl Runtime {
     /// The end of a container that is being started, or whose limits change, is recorded after that, by a task of its
     /// own: those of all others are not to wait for it. A container ends once, and after its execs.
     async fn shim_event(&self, (sandbox, shim): (&Sandbox, &Shim), event: Event, heard: &Arc<Mutex<Heard>>) {
-        let exit = event.exited.unwrap_or_default();
         locked(heard).begin(event.sequence);
         let mut recorded = Ok(());
+        let Some(exit) = event.exited else {
+            // Of a later version: news of something else than an end.
+            return handled(shim, event.sequence, heard, recorded).await;
+        };
         if !event.exec_id.is_empty() {
             sandbox.exec_exited(&event.exec_id, exit);
         } else if let Some(container) = self.inner.containers.get(&event.container_id) {

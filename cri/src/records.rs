@@ -1,7 +1,11 @@
 //! Durable records, one small JSON file an object, under the state directory (a tmpfs on a node, gone
 //! with the boot as what it describes is). Written to a temporary name and renamed, so that a reader
-//! sees the old or the new one. Fields are only ever added.
+//! sees the old or the new one. Fields are only ever added, which no version minds. Whoever has to change what is there
+//! writes a greater version: a runtime that is older than that does not start, since what it cannot read it would take
+//! for half-made. `recorded` beside this crate's sources holds some of each version, for all later ones to read.
 
+#[cfg(test)]
+mod recorded;
 mod removed;
 
 use std::collections::BTreeMap;
@@ -166,6 +170,12 @@ pub(crate) struct Records {
     told: PathBuf,
 }
 
+/// What every version's records say of themselves.
+#[derive(Debug, Deserialize)]
+struct Head {
+    version: u32,
+}
+
 /// All records of one kind, as found.
 #[derive(Debug)]
 pub(crate) struct Found<T> {
@@ -266,10 +276,14 @@ impl Records {
         remove(&self.layer_dir(id))
     }
 
+    /// # Errors
+    /// [`Error::Later`] when one is of a later version.
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
         load(&self.sandboxes)
     }
 
+    /// # Errors
+    /// [`Error::Later`] when one is of a later version.
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
         load(&self.containers)
     }
@@ -371,6 +385,9 @@ fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
     for id in names(dir)? {
         let path = dir.join(&id).join(FILE);
         let record = std::fs::read(&path).map_err(Error::file("read", &path)).and_then(|bytes| {
+            if let Some(version) = later(&bytes) {
+                return Err(Error::Later { path: path.clone(), version, known: VERSION });
+            }
             serde_json::from_slice(&bytes).map_err(|source| Error::Format {
                 doing: "decode",
                 path: path.clone(),
@@ -379,6 +396,7 @@ fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
         });
         match record {
             Ok(record) => found.readable.push(record),
+            Err(error @ Error::Later { .. }) => return Err(error),
             Err(error) => {
                 warn!(id, error = error.chain(), "set a record aside that cannot be read");
                 found.lost.push(id);
@@ -386,6 +404,12 @@ fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
         }
     }
     Ok(found)
+}
+
+/// The version of a record that a later version of this program wrote.
+fn later(record: &[u8]) -> Option<u32> {
+    let head: Head = serde_json::from_slice(record).ok()?;
+    Some(head.version).filter(|version| *version > VERSION)
 }
 
 /// A protobuf message inside a record: base64 of its wire form, which old and new versions read alike.

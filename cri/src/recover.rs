@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use coracle_cni::Attachment;
 use coracle_proto::shim::State;
-use futures::future::join_all;
+use futures::future::{join_all, try_join_all};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -22,10 +22,10 @@ use crate::checkpoint;
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
 use crate::exits::exit_record;
-use crate::records::{ContainerPhase, ContainerRecord, SandboxPhase, SandboxRecord, Transition};
+use crate::records::{self, ContainerPhase, ContainerRecord, SandboxPhase, SandboxRecord, Transition};
 use crate::runtime::Runtime;
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
-use crate::shim_client::{self, Shim};
+use crate::shim_client::{self, ErrorKind, Shim};
 
 /// A sandbox's record, and what became of its shim.
 type Reached = (SandboxRecord, Found);
@@ -65,24 +65,26 @@ impl Found {
 
 impl Runtime {
     pub(crate) async fn recover(&self) -> Result<(), Error> {
-        let found = self.inner.records.sandboxes()?;
+        // What cannot be understood ends the start here, before anything is done: its pod runs on.
+        let (found, containers) = (self.inner.records.sandboxes()?, self.inner.records.containers()?);
+        let lost = try_join_all(found.lost.iter().map(|id| self.find_shim(id))).await?;
+        let reached = try_join_all(found.readable.iter().map(|record| self.reach(record))).await?;
         let removed = self.inner.records.removed()?;
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
         self.skip_numbers(transitions.map(|transition| transition.number));
         self.skip_numbers(removed.iter().map(|removed| removed.number));
-        for id in &found.lost {
-            self.undo_sandbox(id, self.find_shim(id).await).await;
+        for (id, lost) in found.lost.iter().zip(lost) {
+            self.undo_sandbox(id, lost).await;
         }
-        let reached = join_all(found.readable.into_iter().map(|record| self.reach(record))).await;
         let mut sandboxes = Vec::new();
-        for (record, found) in reached {
+        for (record, found) in found.readable.into_iter().zip(reached) {
             if record.phase == SandboxPhase::Creating {
                 self.undo_sandbox(&record.id, found).await;
             } else {
                 sandboxes.push((record, found));
             }
         }
-        let missed = self.recover_containers(&sandboxes).await?;
+        let missed = self.recover_containers(containers, &sandboxes).await?;
         let last = self.number_missed(missed);
         self.reconcile_network(&sandboxes).await;
         coracle_fault::point("recover.network");
@@ -138,28 +140,33 @@ impl Runtime {
     }
 
     /// Looks for the shim of a sandbox that should have one, or may.
-    async fn reach(&self, record: SandboxRecord) -> Reached {
-        let found = match record.phase {
-            SandboxPhase::NotReady => Found::Gone,
+    async fn reach(&self, record: &SandboxRecord) -> Result<Found, Error> {
+        match record.phase {
+            SandboxPhase::NotReady => Ok(Found::Gone),
             SandboxPhase::Creating | SandboxPhase::Ready => self.find_shim(&record.id).await,
-        };
-        (record, found)
+        }
     }
 
-    async fn find_shim(&self, id: &str) -> Found {
+    /// A shim that is there is ended by nobody who merely cannot talk to it: it may be of a later version, or we may be
+    /// short of something. One that nobody can ever talk to again is.
+    async fn find_shim(&self, id: &str) -> Result<Found, Error> {
         let dir = self.inner.records.sandbox_dir(id);
         let times = self.inner.config.shim_times;
         match Shim::reach(&dir, times).await {
-            Ok(shim_client::Reached::Answers(shim, state)) => Found::Answers(shim, state),
+            Ok(shim_client::Reached::Answers(shim, state)) => Ok(Found::Answers(shim, state)),
             Ok(shim_client::Reached::Silent(shim)) => {
                 warn!(sandbox = id, "a sandbox's shim does not answer");
-                Found::Silent(shim)
+                Ok(Found::Silent(shim))
             }
-            Err(error) => {
+            // Or it says that it is about to end.
+            Err(error)
+                if matches!(error.kind, ErrorKind::Gone | ErrorKind::Silent | ErrorKind::WrongState) =>
+            {
                 warn!(sandbox = id, %error, "a sandbox's shim is gone");
                 Shim::end_stray(&dir, times).await;
-                Found::Gone
+                Ok(Found::Gone)
             }
+            Err(source) => Err(Error::Foreign { id: id.to_owned(), source }),
         }
     }
 
@@ -208,10 +215,13 @@ impl Runtime {
         turn.last()
     }
 
-    async fn recover_containers(&self, sandboxes: &[Reached]) -> Result<Vec<Missed>, Error> {
+    async fn recover_containers(
+        &self,
+        found: records::Found<ContainerRecord>,
+        sandboxes: &[Reached],
+    ) -> Result<Vec<Missed>, Error> {
         let shims: HashMap<&str, &Found> =
             sandboxes.iter().map(|(record, found)| (record.id.as_str(), found)).collect();
-        let found = self.inner.records.containers()?;
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
         self.skip_numbers(transitions.map(|transition| transition.number));
         let mut known = HashSet::new();

@@ -114,8 +114,9 @@ impl Runtime {
     /// made, and gives the network back what nobody owns any more.
     ///
     /// # Errors
-    /// When a directory cannot be made, the kernel's cgroups cannot be found, or not be made as configured. A
-    /// record that cannot be read is set aside with a warning, never an error.
+    /// When a directory cannot be made, the kernel's cgroups cannot be found, or not be made as configured. When a record
+    /// is of a later version of this program, or a shim lives that cannot be worked with: then nothing is done to any pod.
+    /// A record that cannot be read otherwise is set aside with a warning, never an error.
     pub async fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
         let cgroups = Cgroups::open()?;
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)

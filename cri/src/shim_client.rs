@@ -121,7 +121,9 @@ impl Shim {
     /// The same, for one that may be silent and is not given up for that.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`] when there is no shim, [`ErrorKind::Silent`] when it does not even take a connection.
+    /// [`ErrorKind::Gone`] when there is no shim, [`ErrorKind::Silent`] when it does not even take a connection. All
+    /// others say nothing of the shim, which may be well: [`ErrorKind::Unsupported`] is the word of one of a later version
+    /// that does not serve ours any more.
     pub async fn reach(dir: &Path, times: Times) -> Result<Reached, Error> {
         let socket = process::read_config(dir).await?.socket;
         Self::over(dir, Path::new(&socket), None, times).await
@@ -153,7 +155,12 @@ impl Shim {
         let inner = Inner { dir: dir.to_owned(), link, process, events: Mutex::new(Some(receiver)) };
         let shim = Self { inner: Arc::new(inner), times };
         match timeout(times.answer, shim.hello()).await {
-            Ok(state) => Ok(Reached::Answers(shim, state?)),
+            Ok(Ok(state)) => Ok(Reached::Answers(shim, state)),
+            // It lives, and ended the connection: somebody else may have come meanwhile. It can be reached again.
+            Ok(Err(error)) if error.kind == ErrorKind::Gone && !shim.inner.process.is_dying().await => {
+                Ok(Reached::Silent(shim))
+            }
+            Ok(Err(error)) => Err(error),
             Err(_late) => Ok(Reached::Silent(shim)),
         }
     }

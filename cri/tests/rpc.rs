@@ -38,6 +38,8 @@ mod figures;
 mod fixture;
 #[path = "rpc/images.rs"]
 mod images;
+#[path = "rpc/later.rs"]
+mod later;
 #[path = "rpc/lists.rs"]
 mod lists;
 #[path = "rpc/load.rs"]
@@ -108,6 +110,10 @@ fn main() -> ExitCode {
         load::a_client_that_reads_late_reads_all,
         load::a_client_that_never_reads_keeps_no_container_waiting,
         load::a_container_that_never_stops_writing_needs_no_runtime,
+        later::records_of_a_later_version_are_left_to_it,
+        later::a_shim_that_refuses_this_version_is_left_alone,
+        later::what_a_later_shim_says_beside_is_passed_over,
+        later::a_pod_outlives_its_executable,
     );
     run_what_is_broken(&mut session);
     session.end()

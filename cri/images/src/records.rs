@@ -48,7 +48,14 @@ pub(crate) struct RecordError {
     pub(crate) source: io::Error,
 }
 
-/// Reads all records. One that cannot be read is set aside under another name, and said so.
+/// What every version's records say of themselves.
+#[derive(Deserialize)]
+struct Head {
+    version: u32,
+}
+
+/// Reads all records. One that cannot be read is set aside under another name, and said so; but one of a later version is
+/// an error.
 pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     let error = |verb| move |source| RecordError { verb, path: directory.to_owned(), source };
     let mut records = Vec::new();
@@ -63,6 +70,12 @@ pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
                 continue;
             }
             _ => continue,
+        }
+        if let Some(version) = later(&path) {
+            // To set it aside would be to remove layers that run.
+            let why =
+                format!("it is of a later version of this program ({version}; {VERSION} is known here)");
+            return Err(RecordError { verb: "understand", path, source: io::Error::other(why) });
         }
         match read(&path) {
             Ok(record) => records.push(record),
@@ -146,6 +159,12 @@ fn path(directory: &Path, id: &Digest) -> PathBuf {
     directory.join(format!("{}.json", id.hex()))
 }
 
+/// The version of a record that a later version of this program wrote.
+fn later(path: &Path) -> Option<u32> {
+    let head: Head = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    Some(head.version).filter(|version| *version > VERSION)
+}
+
 fn read(path: &Path) -> Result<Record, String> {
     let text = std::fs::read(path).map_err(|e| e.to_string())?;
     let mut record: Record = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
@@ -209,5 +228,38 @@ mod tests {
         remove(directory.path(), &good.id).unwrap();
         remove(directory.path(), &good.id).unwrap();
         assert_eq!(load(directory.path()).unwrap(), []);
+    }
+
+    /// As it was written by an earlier version: never changed, since images are on the disk for years.
+    const RECORDED: &str = r#"{"version":1,"id":"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+        "tags":["a.b/c:d"],"digests":["a.b/c@sha256:00"],"layers":["sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"],
+        "size":7,"config":"{}","removed":true,"generation":3,"pulled":1700000000}"#;
+
+    #[test]
+    fn a_record_of_an_earlier_version_is_read_and_one_of_a_later_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.json");
+        std::fs::write(&path, RECORDED).unwrap();
+        let read = load(directory.path()).unwrap().remove(0);
+        let expected = Record {
+            digests: vec!["a.b/c@sha256:00".into()],
+            layers: vec![Digest::of(b"{}")],
+            removed: true,
+            used: read.used,
+            ..record("{}")
+        };
+        assert_eq!(read, expected);
+        let recorded: serde_json::Value = serde_json::from_str(RECORDED).unwrap();
+        let today = serde_json::to_value(&read).unwrap();
+        for (field, value) in recorded.as_object().unwrap() {
+            assert_eq!(today.get(field), Some(value), "{field} is written in another way");
+        }
+        // What a later version adds, and what it changes.
+        std::fs::write(&path, RECORDED.replacen('{', r#"{"new":[1],"#, 1)).unwrap();
+        assert_eq!(load(directory.path()).unwrap().len(), 1);
+        std::fs::write(&path, r#"{"version":2,"id":{"sha256":"00"}}"#).unwrap();
+        let refused = load(directory.path()).unwrap_err();
+        assert!(refused.source.to_string().contains("of a later version"), "{refused}");
+        assert!(path.exists());
     }
 }

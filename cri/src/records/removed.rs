@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::{ContainerRecord, FILE, Records, SandboxRecord, remove, write_at};
+use super::{ContainerRecord, FILE, Records, SandboxRecord, later, remove, write_at};
 use crate::error::{Error, chain};
 
 /// What was removed.
@@ -77,6 +77,8 @@ impl Records {
         for file in entries.flatten().map(|entry| entry.path()) {
             match read(&file) {
                 Some((number, at, subject)) => found.push(Removed { number, at, subject, file }),
+                // It is for the version to tell that can read it.
+                None if std::fs::read(&file).is_ok_and(|record| later(&record).is_some()) => {}
                 None => forget(&file),
             }
         }
@@ -107,6 +109,9 @@ fn read(file: &Path) -> Option<(u64, i64, Subject)> {
 
 fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
     let bytes = std::fs::read(file).ok()?;
+    if later(&bytes).is_some() {
+        return None;
+    }
     let decoded = serde_json::from_slice(&bytes);
     decoded.inspect_err(|error| warn!(error = chain(error), "the record of what is gone cannot be read")).ok()
 }

@@ -126,7 +126,8 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
             }
         };
         match packet.body {
-            Some(packet::Body::Reply(shim::Reply { result: Some(result) })) => {
+            Some(packet::Body::Reply(shim::Reply { result })) => {
+                let result = result.unwrap_or_else(of_a_later_version);
                 if let Some(sender) = shared.forget(packet.id) {
                     // The caller may have given up meanwhile.
                     let _ = sender.send((result, fds));
@@ -140,6 +141,12 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
     }
     shared.end();
     let _ = closed.send(false);
+}
+
+/// In place of an answer that is not known here: whoever asked is not to wait for another.
+fn of_a_later_version() -> reply::Result {
+    let message = "the shim's answer is of a later version".to_owned();
+    reply::Result::Error(shim::Error { kind: shim::error::Kind::Unsupported.into(), message })
 }
 
 /// Whatever packets come: one that waits for an answer has it, or learns that none will come.

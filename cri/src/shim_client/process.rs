@@ -1,6 +1,7 @@
 //! The shim as a process: started, watched by a pidfd, reaped when it is our child.
 #![allow(unsafe_code, reason = "pidfd_send_signal and waitid on a pidfd have no safe wrapper here")]
 
+use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
@@ -34,7 +35,9 @@ impl Process {
     /// Watches a process. Reaps it when it dies, if it is a child of ours.
     pub(super) fn open(pid: i32) -> Result<Self, Error> {
         let failed = |error: &std::io::Error| {
-            Error::new(ErrorKind::Gone, format!("open the shim's pid {pid}: {error}"))
+            let is_gone = error.raw_os_error() == Some(libc::ESRCH);
+            let kind = if is_gone { ErrorKind::Gone } else { ErrorKind::Internal };
+            Error::new(kind, format!("open the shim's pid {pid}: {error}"))
         };
         let pidfd = pidfd::open(pid).map_err(|error| failed(&error))?;
         let watched = pidfd.try_clone().and_then(pidfd::watch);
@@ -202,11 +205,13 @@ fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 
 pub(super) async fn read_config(dir: &Path) -> Result<SandboxConfig, Error> {
     let path: PathBuf = dir.join(CONFIG);
-    let gone = |error: &dyn std::error::Error| {
-        Error::new(ErrorKind::Gone, format!("read {}: {error}", path.display()))
-    };
-    let bytes = tokio::fs::read(&path).await.map_err(|error| gone(&error))?;
-    SandboxConfig::decode(bytes.as_slice()).map_err(|error| gone(&error))
+    let failed =
+        |kind, error: &dyn std::error::Error| Error::new(kind, format!("read {}: {error}", path.display()));
+    let bytes = tokio::fs::read(&path).await.map_err(|error| match error.kind() {
+        NotFound | NotADirectory => failed(ErrorKind::Gone, &error),
+        _ => failed(ErrorKind::Internal, &error),
+    })?;
+    SandboxConfig::decode(bytes.as_slice()).map_err(|error| failed(ErrorKind::Gone, &error))
 }
 
 /// The processes that were started as the shim of a directory: the shim itself, and what it forked for the pod.

@@ -38,8 +38,9 @@ impl Socket {
     /// Connects, which the local kernel does at once, unless so many wait already to be accepted by a shim that is
     /// busy: then it is tried again for as long as the caller waits. Nobody tells when there is room.
     pub(super) async fn connect(path: &Path) -> Result<Self, Error> {
-        let gone = |doing: &str, errno: Errno| {
-            Error::new(ErrorKind::Gone, format!("{doing} the shim at {}: {errno}", path.display()))
+        let failed = |doing: &str, errno: Errno| {
+            let kind = if is_absence(errno) { ErrorKind::Gone } else { ErrorKind::Internal };
+            Error::new(kind, format!("{doing} the shim at {}: {errno}", path.display()))
         };
         let fd = socket(
             AddressFamily::Unix,
@@ -47,20 +48,20 @@ impl Socket {
             SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK,
             None,
         )
-        .map_err(|errno| gone("make a socket for", errno))?;
+        .map_err(|errno| failed("make a socket for", errno))?;
         // A long list of layers may pass the default, and what may be asked for. Refusal only keeps the default.
         let _ = setsockopt(&fd, sockopt::SndBufForce, &LARGEST)
             .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &LARGEST));
         // Through the directory's descriptor, since an address has room for 108 bytes only.
         let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
-        let dir = std::fs::File::open(parent).map_err(|error| gone("find", errno_of(&error)))?;
+        let dir = std::fs::File::open(parent).map_err(|error| failed("find", errno_of(&error)))?;
         let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);
-        let address = UnixAddr::new(&short).map_err(|errno| gone("name", errno))?;
+        let address = UnixAddr::new(&short).map_err(|errno| failed("name", errno))?;
         loop {
             match connect(fd.as_raw_fd(), &address) {
                 Ok(()) => break,
                 Err(Errno::EAGAIN) => tokio::time::sleep(AGAIN).await,
-                Err(errno) => return Err(gone("connect to", errno)),
+                Err(errno) => return Err(failed("connect to", errno)),
             }
         }
         // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
@@ -83,7 +84,7 @@ impl Socket {
     pub(super) fn peer_pid(&self) -> Result<i32, Error> {
         getsockopt(self.fd.get_ref(), sockopt::PeerCredentials)
             .map(|credentials| credentials.pid())
-            .map_err(|errno| Error::new(ErrorKind::Gone, format!("ask for the shim's pid: {errno}")))
+            .map_err(|errno| Error::new(ErrorKind::Internal, format!("ask for the shim's pid: {errno}")))
     }
 
     pub(super) async fn send(&self, packet: &[u8], fds: &[OwnedFd]) -> std::io::Result<()> {
@@ -103,6 +104,11 @@ impl Socket {
     pub(super) async fn receive(&self) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
         self.fd.async_io(Interest::READABLE, receive_now).await
     }
+}
+
+/// Whether nobody listens, or will again: the shim that did is gone. All else says nothing of it.
+fn is_absence(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED)
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

@@ -146,10 +146,18 @@ impl Machine {
 
     /// The same with other settings.
     pub(crate) async fn open_runtime_with(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
+        self.try_open_runtime_with(change).await.expect("runtime");
+    }
+
+    /// The same, for one that may not start.
+    pub(crate) async fn try_open_runtime_with(
+        &mut self,
+        change: impl FnOnce(&mut RuntimeConfig),
+    ) -> Result<(), coracle_cri::Error> {
         let mut config = config(self.dir.path(), &self.cgroup_root);
         change(&mut config);
-        let runtime = Runtime::open(config, self.images.clone(), self.network.clone()).await;
-        self.runtime = runtime.expect("runtime");
+        self.runtime = Runtime::open(config, self.images.clone(), self.network.clone()).await?;
+        Ok(())
     }
 
     /// The agent ends, and begins again after a while.

@@ -1,0 +1,270 @@
+//! The program as another version left it: what is newer than this one, and an executable that is not there any more.
+
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use coracle_proto::cri;
+use coracle_proto::shim::error::Kind;
+use coracle_proto::shim::{Error, Event, Packet, Reply, packet, reply};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, recv,
+    send, socket,
+};
+use prost::Message as _;
+
+use crate::fixture::{Machine, alive};
+
+/// However slow the machine is: long enough for what happens at all.
+const LONG: Duration = Duration::from_secs(120);
+
+/// What a field of a later version looks like: number 1000, a text.
+const UNKNOWN: [u8; 7] = [0xc2, 0x3e, 4, b'm', b'o', b'r', b'e'];
+
+async fn runs(machine: &Machine, id: &str) {
+    assert_eq!(machine.exec(id, &["true"], 60).await.expect("exec").exit_code, 0);
+}
+
+async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < LONG, "{what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A runtime that cannot read a record does not start, and does nothing to the pod.
+pub(crate) async fn records_of_a_later_version_are_left_to_it(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("later").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
+    for (kind, of) in [("sandboxes", &pod), ("containers", &id)] {
+        machine.close_runtime().await;
+        let path = machine.path("state").join(kind).join(of).join("record.json");
+        let ours = std::fs::read(&path).expect("record");
+        std::fs::write(&path, r#"{"version":2,"phase":{"asleep":{"since":7}}}"#).expect("write");
+        let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("it cannot be read");
+        assert!(refused.chain().contains("of a later version"), "{}", refused.chain());
+        assert!(alive(shim) && alive(pid), "the pod runs on");
+        std::fs::write(&path, ours).expect("write");
+        machine.open_runtime().await;
+        runs(machine, &id).await;
+    }
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
+}
+
+/// Who answers in a shim's place.
+#[derive(Clone, Copy)]
+enum Later {
+    /// One that does not serve so early a version any more.
+    Refuses,
+    /// One that says more than is known, of a container in a state that nobody knows, and tells more.
+    SaysMore,
+}
+
+/// Takes the place of a shim's socket until it is dropped.
+struct Place {
+    path: PathBuf,
+    aside: PathBuf,
+}
+
+impl Place {
+    /// Serves the connections that come, each in a thread of its own.
+    fn take(dir: &Path, later: Later) -> Self {
+        let place = Self { path: dir.join("shim.sock"), aside: dir.join("shim.aside") };
+        std::fs::rename(&place.path, &place.aside).expect("aside");
+        let listener = seqpacket();
+        let at = std::fs::File::open(dir).expect("directory");
+        bind(listener.as_raw_fd(), &short(&at, "shim.sock")).expect("bind");
+        listen(&listener, Backlog::new(8).expect("backlog")).expect("listen");
+        std::thread::spawn(move || {
+            while let Ok(raw) = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+                let at = at.try_clone().expect("directory");
+                std::thread::spawn(move || serve(&adopt(raw), &at, later));
+            }
+        });
+        place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        std::fs::rename(&self.aside, &self.path).expect("back");
+    }
+}
+
+#[allow(unsafe_code, reason = "takes the descriptor that the kernel hands over")]
+fn adopt(raw: i32) -> OwnedFd {
+    // SAFETY: it was just made for us, and nobody else knows it.
+    unsafe { OwnedFd::from_raw_fd(raw) }
+}
+
+fn seqpacket() -> OwnedFd {
+    socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("socket")
+}
+
+fn short(dir: &std::fs::File, name: &str) -> UnixAddr {
+    UnixAddr::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()).as_str()).expect("address")
+}
+
+/// The next packet; none at the end.
+fn hear(from: &OwnedFd) -> Option<Vec<u8>> {
+    let mut packet = vec![0; 1 << 20];
+    let length = recv(from.as_raw_fd(), &mut packet, MsgFlags::empty()).unwrap_or_default();
+    packet.truncate(length);
+    (length > 0).then_some(packet)
+}
+
+fn say(to: &OwnedFd, packet: &[u8]) {
+    let _gone = send(to.as_raw_fd(), packet, MsgFlags::MSG_NOSIGNAL);
+}
+
+fn serve(runtime: &OwnedFd, dir: &std::fs::File, later: Later) {
+    match later {
+        Later::Refuses => {
+            while let Some(asked) = hear(runtime) {
+                let id = Packet::decode(asked.as_slice()).expect("a packet").id;
+                let message = "this shim serves protocol 2 and later ones".to_owned();
+                let result = reply::Result::Error(Error { kind: Kind::Unsupported.into(), message });
+                let body = packet::Body::Reply(Reply { result: Some(result) });
+                say(runtime, &Packet { id, body: Some(body) }.encode_to_vec());
+            }
+        }
+        Later::SaysMore => {
+            let shim = seqpacket();
+            connect(shim.as_raw_fd(), &short(dir, "shim.aside")).expect("the shim");
+            relay(runtime, &shim);
+        }
+    }
+}
+
+/// Carries packets without descriptors, and adds to what the shim says.
+fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
+    use std::os::fd::AsFd as _;
+    loop {
+        let mut ends = [runtime, shim].map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
+        poll(&mut ends, PollTimeout::NONE).expect("poll");
+        let ready = ends.map(|end| end.any().unwrap_or_default());
+        if ready[0] {
+            let Some(asked) = hear(runtime) else { return };
+            say(shim, &asked);
+        }
+        if ready[1] {
+            let Some(said) = hear(shim) else { return };
+            let mut packet = Packet::decode(said.as_slice()).expect("a packet");
+            let is_greeting = greeting(&mut packet);
+            say(runtime, &[&packet.encode_to_vec()[..], &UNKNOWN].concat());
+            if is_greeting {
+                // News that is no end, an answer to nobody of a kind that nobody knows, and no body at all.
+                let news = Event { sequence: 1, container_id: first(&packet), ..Event::default() };
+                let news = Packet { id: 0, body: Some(packet::Body::Event(news)) };
+                let answer = Packet { id: 77, body: Some(packet::Body::Reply(Reply { result: None })) };
+                for more in [news, answer, Packet { id: 78, body: None }] {
+                    say(runtime, &[&more.encode_to_vec()[..], &UNKNOWN].concat());
+                }
+            }
+        }
+    }
+}
+
+/// Makes the state of a shim, if it is that, one of a later version.
+fn greeting(packet: &mut Packet) -> bool {
+    let Some(packet::Body::Reply(Reply { result: Some(reply::Result::State(state)) })) = &mut packet.body
+    else {
+        return false;
+    };
+    state.protocol = 2;
+    state.containers.iter_mut().for_each(|container| container.phase = 9);
+    true
+}
+
+fn first(packet: &Packet) -> String {
+    match &packet.body {
+        Some(packet::Body::Reply(Reply { result: Some(reply::Result::State(state)) })) => {
+            state.containers[0].container_id.clone()
+        }
+        _ => String::new(),
+    }
+}
+
+/// Its word is passed on, and nothing is done to the pod.
+pub(crate) async fn a_shim_that_refuses_this_version_is_left_alone(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("refuses").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
+    machine.close_runtime().await;
+    let place = Place::take(&machine.path("state/sandboxes").join(&pod), Later::Refuses);
+    let refused = machine.try_open_runtime_with(|_| {}).await.expect_err("it is refused");
+    let words = refused.chain();
+    assert!(words.contains(&pod) && words.contains("serves protocol 2"), "{words}");
+    assert!(alive(shim) && alive(pid), "the pod runs on");
+    drop(place);
+    machine.open_runtime().await;
+    runs(machine, &id).await;
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
+}
+
+/// What an earlier version finds after the way back from an upgrade.
+pub(crate) async fn what_a_later_shim_says_beside_is_passed_over(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let pod = machine.pod("says-more").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let pid = machine.pid(&id).await;
+    machine.close_runtime().await;
+    let place = Place::take(&machine.path("state/sandboxes").join(&pod), Later::SaysMore);
+    machine.open_runtime().await;
+    // A call later all that was said has been heard.
+    let reopen = cri::ReopenContainerLogRequest { container_id: id.clone() };
+    let reopen = tonic::Request::new(reopen);
+    use coracle_proto::cri::runtime_service_server::RuntimeService as _;
+    machine.runtime.reopen_container_log(reopen).await.expect("it is served");
+    let status = machine.status(&id).await;
+    assert_eq!(status.state, i32::from(cri::ContainerState::ContainerRunning), "{status:?}");
+    assert_eq!(machine.sandbox(&pod).await.state, i32::from(cri::PodSandboxState::SandboxReady));
+    machine.close_runtime().await;
+    drop(place);
+    machine.open_runtime().await;
+    assert!(alive(pid));
+    runs(machine, &id).await;
+    machine.remove_pod(&pod).await;
+    assert_eq!(machine.traces().await, before);
+}
+
+/// An upgrade replaces the executable while shims run that were started from it.
+pub(crate) async fn a_pod_outlives_its_executable(machine: &mut Machine) {
+    let before = machine.traces().await;
+    let program = machine.path("program");
+    std::fs::copy(std::env::current_exe().expect("our own path"), &program).expect("copy");
+    machine.close_runtime().await;
+    machine.open_runtime_with(|config| config.shim_binary.clone_from(&program)).await;
+    let shares = |config: &mut cri::PodSandboxConfig| {
+        let linux = config.linux.get_or_insert_default();
+        let options =
+            linux.security_context.get_or_insert_default().namespace_options.get_or_insert_default();
+        options.pid = cri::NamespaceMode::Pod.into();
+    };
+    let pod = machine.try_pod("outlives", shares).await.expect("sandbox");
+    let first = machine.run(&pod, "first", &["sleep", "1000"]).await;
+    std::fs::remove_file(&program).expect("remove");
+    runs(machine, &first).await;
+    // Something else is in its place.
+    std::fs::write(&program, "#!/bin/sh\nexit 1\n").expect("write");
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("executable");
+    machine.restart(Duration::ZERO).await;
+    runs(machine, &first).await;
+    let second = machine.run(&pod, "second", &["sh", "-c", "echo here; exec sleep 1000"]).await;
+    runs(machine, &second).await;
+    let log = machine.status(&second).await.log_path;
+    until("it writes", async || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("here"))).await;
+    machine.stop(&first, 0).await;
+    machine.remove(&first).await;
+    machine.remove_pod(&pod).await;
+    std::fs::remove_file(&program).expect("remove");
+    assert_eq!(machine.traces().await, before);
+}
