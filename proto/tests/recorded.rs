@@ -54,9 +54,11 @@ fn text(text: &str) -> String {
     text.to_owned()
 }
 
-fn requests() -> Vec<(&'static str, request::Call)> {
-    use request::Call;
-    let id = || text("the-container");
+fn id() -> String {
+    text("the-container")
+}
+
+fn create() -> CreateContainer {
     let overlay = Overlay {
         lower: vec![text("/layers/2"), text("/layers/1")],
         upper: text("/upper"),
@@ -66,7 +68,7 @@ fn requests() -> Vec<(&'static str, request::Call)> {
     };
     let image =
         ImageVolume { source: text("image:1"), lower: vec![text("/layers/3")], sub_path: text("etc") };
-    let create = CreateContainer {
+    CreateContainer {
         container_id: id(),
         bundle: text("/bundle"),
         rootfs: Some(overlay),
@@ -78,8 +80,11 @@ fn requests() -> Vec<(&'static str, request::Call)> {
         log_max_files: 5,
         images: vec![image],
         seccomp_program: vec![6, 0, 0, 0, 0, 0, 255, 127],
-    };
-    let exec = Exec {
+    }
+}
+
+fn exec() -> Exec {
+    Exec {
         container_id: id(),
         exec_id: text("the-exec"),
         process: br#"{"args":["true"]}"#.to_vec(),
@@ -89,36 +94,39 @@ fn requests() -> Vec<(&'static str, request::Call)> {
         has_stderr: true,
         adopts_orphans: true,
         process_in_file: true,
-    };
-    let restore = RestoreContainer {
+    }
+}
+
+fn restore() -> RestoreContainer {
+    RestoreContainer {
         container_id: id(),
         program: text("/usr/sbin/criu"),
         images: text("/images"),
         work: text("/criu"),
         external: vec![text("/data")],
         streams: vec![Stream { pipe: text("pipe:[7]"), standard: 2 }],
-    };
+    }
+}
+
+fn requests() -> Vec<(&'static str, request::Call)> {
+    use request::Call;
+    let signal = Signal { container_id: id(), exec_id: text("the-exec"), signal: 15, all: true };
+    let attach = Attach { container_id: id(), stdin: true, stdout: true, stderr: true };
     vec![
         ("request-hello", Call::Hello(Hello { protocol: 1 })),
-        ("request-create", Call::Create(create)),
+        ("request-create", Call::Create(create())),
         ("request-start", Call::Start(StartContainer { container_id: id() })),
-        (
-            "request-signal",
-            Call::Signal(Signal { container_id: id(), exec_id: text("the-exec"), signal: 15, all: true }),
-        ),
-        ("request-exec", Call::Exec(exec)),
+        ("request-signal", Call::Signal(signal)),
+        ("request-exec", Call::Exec(exec())),
         ("request-resize", Call::Resize(Resize { container_id: id(), width: 80, height: 24 })),
-        (
-            "request-attach",
-            Call::Attach(Attach { container_id: id(), stdin: true, stdout: true, stderr: true }),
-        ),
+        ("request-attach", Call::Attach(attach)),
         ("request-close-stdin", Call::CloseStdin(CloseStdin { container_id: id() })),
         ("request-reopen-log", Call::ReopenLog(ReopenLog { container_id: id() })),
         ("request-delete", Call::Delete(DeleteContainer { container_id: id() })),
         ("request-connect", Call::Connect(Connect { port: 8080 })),
         ("request-acknowledge", Call::Acknowledge(Acknowledge { sequence: 300 })),
         ("request-shutdown", Call::Shutdown(Shutdown {})),
-        ("request-restore", Call::Restore(restore)),
+        ("request-restore", Call::Restore(restore())),
     ]
 }
 

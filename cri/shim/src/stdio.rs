@@ -114,6 +114,11 @@ impl Stdio {
         &self.terminals
     }
 
+    /// How many descriptors it has for who is attached.
+    pub(crate) fn attached(&self) -> usize {
+        self.readers.len() + self.terminals.len()
+    }
+
     /// Whether a terminal has input to take that it did not take yet.
     pub(crate) fn has_typed(&self) -> bool {
         self.terminals.iter().any(|terminal| !terminal.typed.is_empty())

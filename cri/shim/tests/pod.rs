@@ -74,6 +74,8 @@ const TESTS: &[Test] = tests![
     attach::stdin_goes_to_the_container_and_ends_with_its_only_writer,
     attach::a_terminal_is_attached_both_ways,
     attach::a_port_of_the_pod_is_reached_from_outside,
+    attach::those_who_are_attached_leave_room_for_the_pod,
+    attach::connections_that_nobody_accepts_leave_room_for_the_pod,
     recovery::exits_wait_for_the_next_agent_and_are_repeated_until_acknowledged,
     recovery::a_client_killed_in_the_middle_leaves_the_pod_running,
     recovery::a_terminated_shim_ends_its_pod_at_once,

@@ -12,6 +12,9 @@ use nix::sys::socket::{
 use super::{Answer, Shim, Ticket};
 use crate::fault::Fault;
 
+/// Connections that are being made at most. One to a server that accepts none may take minutes, and holds a descriptor.
+const MOST: usize = 256;
+
 /// A connection that is being made.
 pub(super) struct Connecting {
     ticket: Ticket,
@@ -32,6 +35,11 @@ impl Shim {
         let Some(port) = u16::try_from(port).ok().filter(|port| *port > 0) else {
             return Some(Err(Fault::new(Kind::Invalid, format!("there is no port {port}"))));
         };
+        if self.connects.len() >= MOST {
+            let message =
+                format!("connect to port {port} of the pod: {MOST} connections are being made already");
+            return Some(Err(Fault::new(Kind::Internal, message)));
+        }
         self.try_connect(ticket, port, None)
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use serde_json::json;
 
-use crate::fixture::Pod;
+use crate::fixture::{Pod, until};
 use crate::shim_client::{AttachTo, ErrorKind};
 
 const OUTPUTS: AttachTo = AttachTo { stdin: false, stdout: true, stderr: true };
@@ -102,6 +102,59 @@ pub(crate) async fn a_port_of_the_pod_is_reached_from_outside(pod: Pod) {
     stream.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"ping\n");
     drop(stream);
+    pod.end().await;
+}
+
+/// Whatever is asked for, the shim has descriptors left for the pod.
+pub(crate) async fn those_who_are_attached_leave_room_for_the_pod(mut pod: Pod) {
+    pod.run("c", "sleep 1000").await;
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", pod.shim.pid())).unwrap().count();
+    let before = descriptors();
+    let mut attached = Vec::new();
+    let error = loop {
+        match pod.shim.attach("c", OUTPUTS).await {
+            Ok(one) => attached.push(one),
+            Err(error) => break error,
+        }
+        assert!(attached.len() < 1000, "there is no limit");
+    };
+    assert!(error.message.contains("so many are attached"), "{error}");
+    assert!(descriptors() <= before + 2 * attached.len());
+    pod.run("d", "exit 3").await;
+    assert_eq!(pod.exit("d", "").await.code, 3);
+    pod.shim.delete("d").await.unwrap();
+    drop(attached);
+    let shim = pod.shim.pid();
+    until(|| std::fs::read_dir(format!("/proc/{shim}/fd")).unwrap().count() <= before).await;
+    pod.shim.attach("c", OUTPUTS).await.unwrap();
+    pod.end().await;
+}
+
+pub(crate) async fn connections_that_nobody_accepts_leave_room_for_the_pod(mut pod: Pod) {
+    bring_up_loopback(pod.shim.pid());
+    // It listens, stands still, and its queue is soon full.
+    let script = "nc -ll -p 8080 -e cat & while ! grep -q :1F90 /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done; \
+        kill -STOP $!; echo ready; wait";
+    pod.run("c", script).await;
+    pod.until_logged("c", "ready").await;
+    let mut connecting = tokio::task::JoinSet::new();
+    for _ in 0..400 {
+        let shim = pod.shim.clone();
+        connecting.spawn(async move { shim.connect_port(8080).await });
+    }
+    let mut made = Vec::new();
+    let error = loop {
+        match connecting.join_next().await.unwrap().unwrap() {
+            Ok(one) => made.push(one),
+            Err(error) => break error,
+        }
+    };
+    assert!(error.message.contains("are being made already"), "{error}");
+    let held = std::fs::read_dir(format!("/proc/{}/fd", pod.shim.pid())).unwrap().count();
+    assert!(held < 300, "{held}");
+    pod.run("d", "exit 3").await;
+    assert_eq!(pod.exit("d", "").await.code, 3);
+    drop(connecting);
     pod.end().await;
 }
 
