@@ -1,6 +1,6 @@
 //! What a change of the node's status is in a word, for people: the events that a kubelet records of its node. Pure.
 
-use k8s_openapi::api::core::v1::NodeStatus;
+use k8s_openapi::api::core::v1::{Node, NodeStatus};
 
 use crate::pod::Level;
 
@@ -42,9 +42,12 @@ pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<
     news
 }
 
-/// What there is to tell when pods may not be put on the node any more, or again.
-pub(super) fn of_cordon(name: &str, held: bool, now: bool) -> Option<News> {
-    (held != now).then(|| status_is(name, if now { "NodeNotSchedulable" } else { "NodeSchedulable" }))
+/// What there is to tell when whether pods may be put on the node has changed.
+pub(super) fn of_cordon(name: &str, held: Option<&Node>, now: &Node) -> Option<News> {
+    let is_cordoned = |node: &Node| node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
+    let cordoned = is_cordoned(now);
+    let reason = if cordoned { "NodeNotSchedulable" } else { "NodeSchedulable" };
+    (held.is_some_and(is_cordoned) != cordoned).then(|| status_is(name, reason))
 }
 
 fn status_is(name: &str, reason: &'static str) -> News {
@@ -93,11 +96,14 @@ mod tests {
         let news = of_status("n", &status("True", "False", "a"), &status("True", "False", "b"));
         let message = "Node n has been rebooted, boot id: b".to_owned();
         assert_eq!(news, [(Level::Warning, "Rebooted", message)]);
-        let reason = |held, now| of_cordon("n", held, now).map(|(_, reason, _)| reason);
-        assert_eq!(
-            [reason(false, true), reason(true, false)],
-            [Some("NodeNotSchedulable"), Some("NodeSchedulable")]
-        );
-        assert_eq!(reason(true, true), None);
+        let node = |cordoned: bool| -> Node {
+            serde_json::from_value(json!({"spec": {"unschedulable": cordoned}, "metadata": {}}))
+                .expect("a node")
+        };
+        let reason = |held: Option<&Node>, now| of_cordon("n", held, &node(now)).map(|(_, reason, _)| reason);
+        assert_eq!(reason(Some(&node(false)), true), Some("NodeNotSchedulable"));
+        assert_eq!(reason(Some(&node(true)), false), Some("NodeSchedulable"));
+        assert_eq!((reason(None, true), reason(None, false)), (Some("NodeNotSchedulable"), None));
+        assert_eq!(reason(Some(&node(true)), true), None);
     }
 }

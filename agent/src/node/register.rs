@@ -97,11 +97,9 @@ async fn seen(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result<(), kube
     if !cidrs.is_empty() {
         set_cidrs(agent, cidrs).await;
     }
-    let is_cordoned = |node: &Node| node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
-    let now = is_cordoned(&node);
-    let before = agent.node.send_replace(Some(Arc::new(node)));
-    let was = before.is_some_and(|node| is_cordoned(&node));
-    if let Some((level, reason, message)) = news::of_cordon(&agent.config.name, was, now) {
+    let node = Arc::new(node);
+    let before = agent.node.send_replace(Some(Arc::clone(&node)));
+    if let Some((level, reason, message)) = news::of_cordon(&agent.config.name, before.as_deref(), &node) {
         agent.recorder.node(level, reason, message);
     }
     tell(agent, api).await

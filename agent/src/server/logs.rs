@@ -67,9 +67,6 @@ async fn find(
     let started = all.into_iter().filter(|c| c.state != i32::from(cri::ContainerState::ContainerCreated));
     let chosen = started.into_iter().nth(usize::from(options.previous));
     let Some(chosen) = chosen else {
-        if let Some(why) = never_ran(pod, name) {
-            return Err(format!("container \"{name}\" in pod \"{pod_name}\" was not started: {why}"));
-        }
         return Err(match (options.previous, waiting(pod, name).as_deref()) {
             (true, _) => format!("previous terminated container \"{name}\" in pod \"{pod_name}\" not found"),
             (false, Some("ErrImagePull")) => format!(
@@ -88,13 +85,6 @@ async fn find(
     let status =
         backend.runtime.container_status(request).await.map_err(|status| status.message().to_owned())?;
     status.status.ok_or_else(|| format!("container \"{name}\" in pod \"{pod_name}\" has no status"))
-}
-
-/// Why a container ended that the runtime never had.
-fn never_ran(pod: &Pod, name: &str) -> Option<String> {
-    let mut all = pod.status.as_ref()?.ephemeral_container_statuses.iter().flatten();
-    let ended = all.find(|status| status.name == name)?.state.as_ref()?.terminated.as_ref()?;
-    if ended.container_id.is_some() { None } else { ended.message.clone() }
 }
 
 fn waiting(pod: &Pod, name: &str) -> Option<String> {
