@@ -80,8 +80,9 @@ async fn serve(
     let version = request.version()?;
     let is_checked = kind != Kind::HostLocal && !may_be_own(environment);
     if is_checked && let Some(path) = request.netns.take_if(|path| netns::is_own(path)) {
-        // The sandbox is gone, and its path is another's now. What is the machine's own stays as it is.
-        if command != Command::Del {
+        // The sandbox is gone, and its path is another's now. What is the machine's own stays as it is. What is of no
+        // sandbox may be told any.
+        if matches!(command, Command::Add | Command::Check) {
             return Err(Error::OwnNamespace { path });
         }
     }
@@ -247,6 +248,8 @@ mod tests {
         for kind in [Kind::Loopback, Kind::Bridge] {
             let (error, links) = beside_own(kind, "DEL", own, "");
             assert!(error.is_none() && links.contains("eth0") && links.contains(",UP"), "{error:?} {links}");
+            let (error, _) = beside_own(kind, "STATUS", own, "");
+            assert!(error.is_none(), "{error:?}");
             for command in ["ADD", "CHECK"] {
                 let (error, _) = beside_own(kind, command, own, "");
                 assert_eq!(error.map(|error| error.code()), Some(8), "{command}");
