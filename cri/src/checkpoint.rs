@@ -194,6 +194,9 @@ fn make(subject: &Subject, connections: Connections) -> Result<RestoreRecord, Ch
     let images = workshop.join("checkpoint");
     fs::create_dir_all(&images).map_err(file("make", &images))?;
     let external = criu::dump(subject, &workshop, &images, connections)?;
+    // CRIU has said so to the kernel and does not wait: what is still on its way would write to files that are copied.
+    let freeze = |source| CheckpointError::Freeze { id: subject.record.id.clone(), source };
+    subject.freezer.freeze().map_err(freeze)?;
     coracle_fault::point("checkpoint.dumped");
     write(&workshop.join("config.dump"), &config_dump(subject))?;
     let spec = subject.bundle.join("config.json");

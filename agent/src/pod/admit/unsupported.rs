@@ -129,6 +129,20 @@ pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
     Err(refuse(UNSUPPORTED, message))
 }
 
+/// What keeps a container from being started that is added to a pod which runs: the pod goes on without it.
+pub(crate) fn check_added(container: &Container) -> Result<(), String> {
+    let refused: Vec<_> = fields_of(container, Then::Refuse).collect();
+    match refused.as_slice() {
+        [] => Ok(()),
+        fields => Err(format!("this node does not support {}", fields.join(", "))),
+    }
+}
+
+/// The fields that such a container uses and runs without; for its event.
+pub(crate) fn ignored_by(container: &Container) -> Vec<String> {
+    fields_of(container, Then::Tell).collect()
+}
+
 /// The fields that a pod uses and runs without; for its event.
 pub(crate) fn ignored(pod: &Pod) -> Vec<String> {
     used(pod, Then::Tell)
@@ -150,15 +164,17 @@ fn used(pod: &Pod, then: Then) -> Vec<String> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let of_pod = POD_FIELDS.iter().filter(|(_, t, used)| *t == then && used(spec)).map(|f| f.0.to_owned());
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let of_containers = containers.flat_map(|container| {
-        let fields = CONTAINER_FIELDS.iter().filter(move |(_, t, used)| *t == then && used(container));
-        fields.map(|(name, ..)| format!("containers[{}].{name}", container.name))
-    });
+    let of_containers = containers.flat_map(|container| fields_of(container, then));
     let of_volumes = spec.volumes.iter().flatten().flat_map(|volume| {
         let fields = VOLUME_FIELDS.iter().filter(move |(_, t, used)| *t == then && used(volume));
         fields.map(|(name, ..)| format!("volumes[{}].{name}", volume.name))
     });
     of_pod.chain(of_volumes).chain(of_containers).collect()
+}
+
+fn fields_of(container: &Container, then: Then) -> impl Iterator<Item = String> {
+    let fields = CONTAINER_FIELDS.iter().filter(move |(_, t, used)| *t == then && used(container));
+    fields.map(|(name, ..)| format!("containers[{}].{name}", container.name))
 }
 
 /// Where the kernel has none, a default profile is none, and a profile by name is refused by the runtime.
@@ -281,6 +297,17 @@ mod tests {
             assert!(matches!(refused.as_slice(), [one] if one.ends_with(name)), "{name}: {refused:?}");
             assert_eq!(told, Vec::<String>::new(), "{name}");
         }
+    }
+
+    #[test]
+    fn what_is_added_to_a_pod_is_judged_as_its_own_containers_are() {
+        let added = |fields: Value| serde_json::from_value::<Container>(fields).unwrap();
+        let windows = added(json!({"name": "d", "securityContext": {"windowsOptions": {}}}));
+        assert!(check_added(&windows).unwrap_err().ends_with("containers[d].securityContext.windowsOptions"));
+        let bare = added(json!({"name": "d"}));
+        assert_eq!((check_added(&bare), ignored_by(&bare)), (Ok(()), Vec::new()));
+        let resized = json!({"name": "d", "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]});
+        assert_eq!(ignored_by(&added(resized)), ["containers[d].resizePolicy"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Container;
 use super::mounts::OfRuntime;
 use super::{ApplyError, Failed, Job, Report};
 use crate::cgroup::container_resources;
+use crate::pod::admit::unsupported;
 use crate::pod::config::{container as container_config, files, hostname};
 use crate::pod::env::{Addresses, Sources, environment, needs};
 use crate::pod::events::Level;
@@ -143,6 +144,9 @@ impl Job {
         attempt: u32,
         image: Present,
     ) -> Result<cri::ContainerConfig, NotStarted> {
+        if shape.container(&container.name).is_none() {
+            self.judge_added(container)?;
+        }
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
         let users = self.node.user_ids.of(&self.uid);
@@ -175,6 +179,18 @@ impl Job {
             security,
         };
         Ok(container_config::config(&self.pod, container, parts))
+    }
+
+    /// What was added to a pod that runs is not judged with it.
+    fn judge_added(&self, container: &Container) -> Result<(), NotStarted> {
+        unsupported::check_added(container).map_err(NotStarted::config)?;
+        let ignored = unsupported::ignored_by(container);
+        if !ignored.is_empty() {
+            let message = format!("This node ignores {}", ignored.join(", "));
+            let why = (Level::Warning, unsupported::UNSUPPORTED);
+            self.node.recorder.container(&self.pod, &container.name, why, message);
+        }
+        Ok(())
     }
 
     /// The container that runs by the name of a target.
