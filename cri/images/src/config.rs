@@ -79,7 +79,8 @@ impl ImagesConfig {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { layer_bytes: 64 << 30, layer_entries: 4_000_000, ratio: 250, ratio_from: 1 << 30 }
+        // Disks for virtual machines are images too, and mostly zeros.
+        Limits { layer_bytes: 64 << 30, layer_entries: 4_000_000, ratio: 250, ratio_from: 16 << 30 }
     }
 }
 
