@@ -126,7 +126,7 @@ impl ControlPlaneConfig {
             service_cidr: IpNetwork::V4(network(10, 43)),
             token_file: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
-            node_monitor_grace: Duration::from_secs(40),
+            node_monitor_grace: Duration::from_secs(50),
         }
     }
 }

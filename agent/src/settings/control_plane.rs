@@ -45,7 +45,7 @@ pub(crate) struct ControlPlaneSettings {
     /// Seconds for which the certificates are valid that nodes ask for [default: 31536000]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     cluster_signing_seconds: Option<u32>,
-    /// Seconds after which a node that is not heard of is Unknown, and its pods are moved [default: 40]
+    /// Seconds after which a node that is not heard of is Unknown, and its pods are moved [default: 50]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     node_monitor_grace_seconds: Option<u32>,
 }
@@ -97,7 +97,7 @@ impl ControlPlaneSettings {
             tls_sans: self.tls_san,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds.unwrap_or(365 * 24 * 3600)),
-            node_monitor_grace: seconds(self.node_monitor_grace_seconds.unwrap_or(40)),
+            node_monitor_grace: seconds(self.node_monitor_grace_seconds.unwrap_or(50)),
         })
     }
 }

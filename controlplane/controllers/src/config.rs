@@ -56,7 +56,7 @@ impl Default for ControllersConfig {
             own_node: None,
             reserved_ranges: Vec::new(),
             signer: None,
-            node_monitor_grace: Duration::from_secs(40),
+            node_monitor_grace: Duration::from_secs(50),
             node_startup_grace: Duration::from_secs(60),
             eviction_interval: Duration::from_secs(10),
             unhealthy_percent: 55,
