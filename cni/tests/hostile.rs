@@ -164,9 +164,20 @@ fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
     [&mac_of(BRIDGE)[..], &from, &[8, 0], &header, &udp].concat()
 }
 
+/// A process that another test starts meanwhile has our sockets too, also one that we let go of, until it is another
+/// program.
+fn bound(at: &str) -> UdpSocket {
+    let mut socket = None;
+    eventually("the address is free", || {
+        socket = UdpSocket::bind(at).ok();
+        socket.is_some()
+    });
+    socket.unwrap()
+}
+
 /// What is sent by the pod is taken by the node in order: when this is there, so is all before it.
 fn until_taken(pod: &Pod) {
-    let socket = UdpSocket::bind("10.99.0.1:7000").unwrap();
+    let socket = bound("10.99.0.1:7000");
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let frame = datagram(pod.mac(), [10, 99, 0, 1], 7000);
     eventually("the pod's datagrams come", || {
@@ -246,7 +257,7 @@ fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
                     secret.recv(&mut [0; 64]).is_ok()
                 });
             }
-            let echo = pod.within(|| UdpSocket::bind("0.0.0.0:80").unwrap());
+            let echo = pod.within(|| bound("0.0.0.0:80"));
             let asking = UdpSocket::bind("127.0.0.1:0").unwrap();
             asking.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
             if has_port {
