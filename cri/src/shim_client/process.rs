@@ -35,8 +35,7 @@ impl Process {
     /// Watches a process. Reaps it when it dies, if it is a child of ours.
     pub(super) fn open(pid: i32) -> Result<Self, Error> {
         let failed = |error: &std::io::Error| {
-            let is_gone = error.raw_os_error() == Some(libc::ESRCH);
-            let kind = if is_gone { ErrorKind::Gone } else { ErrorKind::Internal };
+            let kind = if error.kind() == NotFound { ErrorKind::Gone } else { ErrorKind::Internal };
             Error::new(kind, format!("open the shim's pid {pid}: {error}"))
         };
         let pidfd = pidfd::open(pid).map_err(|error| failed(&error))?;
@@ -233,6 +232,12 @@ fn is_shim_of(line: &[u8], dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    /// It may end between our connection and this look at it: nobody is to take that for a shim that he cannot talk to.
+    #[test]
+    fn a_process_that_has_ended_is_gone() {
+        assert_eq!(super::Process::open(i32::MAX).unwrap_err().kind, super::ErrorKind::Gone);
+    }
+
     #[test]
     fn a_shim_is_known_by_its_command_line() {
         let is_ours = |line: &str| super::is_shim_of(line.as_bytes(), "/run/coracle/s/1".as_ref());
