@@ -1,0 +1,1 @@
+//! Access control: verbs, Pod Security levels, credentials, kubelet port.

@@ -1,0 +1,1 @@
+//! API clients that try to exhaust memory, descriptors, time or the log.

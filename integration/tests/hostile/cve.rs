@@ -1,0 +1,1 @@
+//! Published vulnerabilities of runc, containerd, CRI-O, the kubelet and kube-apiserver, tried on this node.

@@ -1,0 +1,1 @@
+//! Pods that attack the node's own ports, sockets and probes.

@@ -1,0 +1,1 @@
+//! A full or read-only disk below the store.
