@@ -151,14 +151,24 @@ impl Machine {
     /// # Panics
     /// When it cannot be made.
     pub fn push_image(&self, name: &str, megabytes: usize) {
-        let (root, layout) = (self.path(&format!("{name}.root")), self.path(&format!("{name}.oci")));
+        let root = self.path(&format!("{name}.root"));
         fs::create_dir_all(&root).unwrap();
         let words = format!("{name}\n").repeat((megabytes << 20) / (name.len() + 1));
         fs::write(root.join(name), words).unwrap();
+        self.push_root(name, &root, &[]);
+    }
+
+    /// Puts an image into the registry that runs on loopback: `busybox` with the files below `root`, and flags of
+    /// `scripts/oci-layout` for its configuration.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    pub fn push_root(&self, name: &str, root: &Path, flags: &[&str]) {
+        let layout = self.path(&format!("{name}.oci"));
         let [pack, base] =
             ["scripts/oci-layout", "target/images/busybox"].map(|path| repository().join(path));
-        let [pack, base, root, out] = [&pack, &base, &root, &layout].map(|path| path.to_str().unwrap());
-        run(pack, &[root, out, "--base", base]);
+        let [pack, base, root, out] = [&pack, &base, root, &layout].map(|path| path.to_str().unwrap());
+        run(pack, &[&[root, out, "--base", base], flags].concat());
         let (from, to) =
             (format!("oci:{out}:latest"), format!("docker://127.0.0.1:5005/library/{name}:latest"));
         run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, &to]);

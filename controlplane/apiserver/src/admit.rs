@@ -4,6 +4,7 @@ mod bootstrap_token;
 mod certificate;
 mod default_tolerations;
 mod escalation;
+mod mountable_secrets;
 mod namespace_lifecycle;
 mod node_restriction;
 mod node_taints;
@@ -78,6 +79,7 @@ impl Admission {
             chain: vec![
                 Box::new(namespace_lifecycle::NamespaceLifecycle),
                 Box::new(service_account::ServiceAccount),
+                Box::new(mountable_secrets::MountableSecrets),
                 Box::new(priority::Priority),
                 Box::new(default_tolerations::DefaultTolerations),
                 Box::new(node_taints::NodeTaints),

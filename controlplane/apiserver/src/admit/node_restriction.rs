@@ -110,6 +110,11 @@ fn pod(state: &State, node: &str, attributes: &Attributes<'_>, object: &Value) -
             let labels = |object: &Value| object["metadata"]["labels"].clone();
             ensure(labels(old) == labels(object), || {
                 format!("node \"{node}\" cannot update labels through pod status")
+            })?;
+            // CVE-2025-4563: a claim that the pod's status names would be the node's to read.
+            let claims = ["resourceClaimStatuses", "extendedResourceClaimStatus"];
+            ensure(claims.iter().all(|claim| old["status"][claim] == object["status"][claim]), || {
+                format!("node \"{node}\" cannot update resource claim statuses")
             })
         }
         (Operation::Update, ..) => Err(format!("node \"{node}\" can only update the status of pods")),
@@ -139,6 +144,10 @@ fn mirror_pod(state: &State, node: &str, pod: &Value) -> Checked {
     uses("a service account", account.as_str().is_some_and(|name| !name.is_empty()))?;
     uses("secrets", !crate::authz::node::secrets_of(pod).is_empty())?;
     uses("configmaps", !crate::authz::node::config_maps_of(pod).is_empty())?;
+    uses(
+        "resourceclaims",
+        pod["spec"]["resourceClaims"].as_array().is_some_and(|claims| !claims.is_empty()),
+    )?;
     let volumes = || pod["spec"]["volumes"].as_array().into_iter().flatten();
     uses("persistentvolumeclaims", volumes().any(|volume| volume["persistentVolumeClaim"].is_object()))
 }

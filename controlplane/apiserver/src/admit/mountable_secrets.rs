@@ -1,0 +1,157 @@
+//! Secrets that a pod may use: a service account with the annotation `kubernetes.io/enforce-mountable-secrets`
+//! limits its pods to the secrets and pull secrets that it lists.
+//!
+//! The rule is that of upstream's ServiceAccount admission plugin (`limitSecretReferences`), with ephemeral
+//! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177).
+
+use coracle_kinds::kind::by_resource;
+use serde_json::Value;
+
+use super::{Admit, Attributes, Operation};
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+};
+
+const ENFORCE: &str = "kubernetes.io/enforce-mountable-secrets";
+/// The values that Go's `strconv.ParseBool` reads as true.
+const TRUE: [&str; 6] = ["1", "t", "T", "true", "TRUE", "True"];
+/// The container lists of a pod, with the words of upstream's messages.
+const CONTAINERS: [(&str, &str); 3] = [
+    ("initContainers", "init container"),
+    ("containers", "container"),
+    ("ephemeralContainers", "ephemeral container"),
+];
+
+pub(super) struct MountableSecrets;
+
+impl Admit for MountableSecrets {
+    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        let is_pod = attributes.kind.group.is_empty() && attributes.kind.kind == "Pod";
+        let adds_containers = attributes.subresource == "ephemeralcontainers";
+        if !is_pod || !(attributes.is(Operation::Create, "Pod") || adds_containers) {
+            return Ok(());
+        }
+        if object["metadata"]["annotations"]["kubernetes.io/config.mirror"].is_string() {
+            return Ok(());
+        }
+        let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return Ok(()) };
+        let name = object["spec"]["serviceAccountName"].as_str().unwrap_or("default");
+        let Some(account) = state.cache.get(kind, attributes.namespace, name) else { return Ok(()) };
+        violation(&object["spec"], name, &account.value())
+            .map_or(Ok(()), |why| Err(ApiError::forbidden_object(attributes.kind, attributes.name, why)))
+    }
+}
+
+/// The first reference of the pod that its account does not allow, in upstream's words.
+fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String> {
+    let enforced = account["metadata"]["annotations"][ENFORCE].as_str().unwrap_or_default();
+    if !TRUE.contains(&enforced) {
+        return None;
+    }
+    let lists = |field: &str, name: &Value| items(&account[field]).any(|item| item["name"] == *name);
+    let refused = |what: String| {
+        format!("{what} is not allowed because service account {account_name} does not reference that secret")
+    };
+    volumes(spec)
+        .chain(environments(spec))
+        .find(|(name, _)| !lists("secrets", name))
+        .map(|(name, what)| refused(format!("{what} secret.secretName={name}")))
+        .or_else(|| {
+            let pulls = items(&spec["imagePullSecrets"]).enumerate();
+            pulls
+                .map(|(at, pull)| (at, &pull["name"]))
+                .find(|(_, name)| !lists("imagePullSecrets", name))
+                .map(|(at, name)| {
+                    format!(
+                        "imagePullSecrets[{at}].name={name} is not allowed because service account \
+                         {account_name} does not reference that imagePullSecret"
+                    )
+                })
+        })
+}
+
+/// The secrets of volumes, with the words before each in a message.
+fn volumes(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
+    items(&spec["volumes"]).flat_map(|volume| {
+        let projected = items(&volume["projected"]["sources"]).map(|source| &source["secret"]["name"]);
+        std::iter::once(&volume["secret"]["secretName"])
+            .chain(projected)
+            .filter(|name| name.is_string())
+            .map(|name| (name, "volume with".to_owned()))
+    })
+}
+
+/// The secrets of environment variables of all containers, with the words before each in a message.
+fn environments(spec: &Value) -> impl Iterator<Item = (&Value, String)> {
+    CONTAINERS.into_iter().flat_map(|(field, word)| {
+        items(&spec[field]).flat_map(move |container| {
+            let name = container["name"].as_str().unwrap_or_default();
+            let single = items(&container["env"]).map(move |env| {
+                let variable = env["name"].as_str().unwrap_or_default();
+                let words = format!("{word} {name} with envVar {variable} referencing");
+                (&env["valueFrom"]["secretKeyRef"]["name"], words)
+            });
+            let all = items(&container["envFrom"]).map(move |from| {
+                (&from["secretRef"]["name"], format!("{word} {name} with envFrom referencing"))
+            });
+            single.chain(all).filter(|(name, _)| name.is_string())
+        })
+    })
+}
+
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn account(enforced: &str) -> Value {
+        json!({"metadata": {"annotations": {ENFORCE: enforced}}, "secrets": [{"name": "mine"}],
+            "imagePullSecrets": [{"name": "pull"}]})
+    }
+
+    #[test]
+    fn every_reference_to_a_foreign_secret_is_found() {
+        let env =
+            json!({"name": "c", "env": [{"name": "V", "valueFrom": {"secretKeyRef": {"name": "other"}}}]});
+        let env_from = json!({"name": "c", "envFrom": [{"secretRef": {"name": "other"}}]});
+        for (spec, words) in [
+            (
+                json!({"volumes": [{"secret": {"secretName": "other"}}]}),
+                "volume with secret.secretName=\"other\"",
+            ),
+            (
+                json!({"volumes": [{"projected": {"sources": [{"secret": {"name": "other"}}]}}]}),
+                "volume with",
+            ),
+            (
+                json!({"containers": [env]}),
+                "container c with envVar V referencing secret.secretName=\"other\"",
+            ),
+            (json!({"initContainers": [env_from]}), "init container c with envFrom referencing"),
+            (json!({"ephemeralContainers": [env_from]}), "ephemeral container c with envFrom"),
+            (
+                json!({"imagePullSecrets": [{"name": "pull"}, {"name": "other"}]}),
+                "imagePullSecrets[1].name=\"other\"",
+            ),
+        ] {
+            let found = violation(&spec, "a", &account("true")).unwrap();
+            assert!(found.starts_with(words), "{found}");
+        }
+    }
+
+    #[test]
+    fn listed_secrets_and_accounts_without_the_annotation_pass() {
+        let spec =
+            json!({"volumes": [{"secret": {"secretName": "mine"}}], "imagePullSecrets": [{"name": "pull"}]});
+        assert_eq!(violation(&spec, "a", &account("true")), None);
+        let foreign = json!({"volumes": [{"secret": {"secretName": "other"}}]});
+        assert_eq!(violation(&foreign, "a", &account("false")), None);
+        assert_eq!(violation(&foreign, "a", &json!({})), None);
+    }
+}

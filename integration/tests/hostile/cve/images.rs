@@ -1,0 +1,92 @@
+//! Vulnerabilities that an image triggers: its configuration, or links where the runtime mounts something.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use coracle_integration::eventually;
+use serde_json::json;
+
+use super::{on_a_cluster, refused, run_pod, sh, sleeper};
+
+/// CVE-2019-11245: the user of an image counted at a container's first start only.
+#[test]
+fn cve_2019_11245_the_user_of_an_image_counts_at_every_start() {
+    on_a_cluster(|machine, cluster| {
+        let root = machine.path("root");
+        fs::create_dir(&root).unwrap();
+        machine.push_root("user", &root, &["--user", "1234"]);
+        let command = json!({"image": "user", "command": ["sh", "-c", "id -u; exit 1"]});
+        cluster.apply(&sleeper("p", &json!({}), &command));
+        eventually("a second start", 60, || {
+            (cluster.get(&["pod", "p"])["status"]["containerStatuses"][0]["restartCount"].as_u64() > Some(0))
+                .then_some(())
+        });
+        for which in ["--previous=true", "--previous=false"] {
+            assert_eq!(cluster.kubectl(&["logs", "p", which]).trim(), "1234");
+        }
+    });
+}
+
+/// CVE-2024-40635: a user id above 32 bits ran as root.
+#[test]
+fn cve_2024_40635_a_user_id_that_overflows_is_refused() {
+    on_a_cluster(|machine, cluster| {
+        for (name, user) in [("wide", "4294967296"), ("minus", "-1")] {
+            let root = machine.path(&format!("root-{name}"));
+            fs::create_dir(&root).unwrap();
+            machine.push_root(name, &root, &["--user", user]);
+            let why = refused(cluster, name, &sleeper(name, &json!({}), &json!({"image": name})));
+            assert!(why.contains("user") || why.contains("User"), "{user}: {why}");
+        }
+        let strict = json!({"image": "wide", "securityContext": {"runAsNonRoot": true}});
+        refused(cluster, "strict", &sleeper("strict", &json!({}), &strict));
+    });
+}
+
+/// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642: an image's link at /proc or /sys left what is
+/// mounted there, and what is masked in it, elsewhere.
+#[test]
+fn cve_2023_27561_a_link_at_proc_or_sys_is_refused() {
+    on_a_cluster(|machine, cluster| {
+        for name in ["proc", "sys"] {
+            let root = machine.path(&format!("root-{name}"));
+            fs::create_dir_all(root.join("evil")).unwrap();
+            symlink("/evil", root.join(name)).unwrap();
+            machine.push_root(name, &root, &[]);
+            let why = refused(cluster, name, &sleeper(name, &json!({}), &json!({"image": name})));
+            assert!(why.contains(&format!("/{name}")), "{why}");
+        }
+    });
+}
+
+/// CVE-2021-30465, CVE-2024-45310, CVE-2024-5154: links of an image at mount points led to the host.
+#[test]
+fn cve_2024_45310_links_at_mount_points_stay_inside() {
+    on_a_cluster(|machine, cluster| {
+        let host = machine.path("host");
+        fs::create_dir(&host).unwrap();
+        let root = machine.path("root");
+        fs::create_dir_all(root.join("etc")).unwrap();
+        let outside = host.to_str().unwrap();
+        let climb = format!("../../../../../../../../..{outside}");
+        for (place, target) in [
+            ("etc/hosts", format!("{climb}/hosts")),
+            ("etc/resolv.conf", format!("{outside}/resolv.conf")),
+            ("etc/mtab", format!("{climb}/mtab")),
+            ("data", climb.clone()),
+            ("message", format!("{outside}/message")),
+        ] {
+            symlink(target, root.join(place)).unwrap();
+        }
+        machine.push_root("links", &root, &[]);
+        let container = json!({"image": "links", "terminationMessagePath": "/message",
+            "volumeMounts": [{"name": "v", "mountPath": "/data/deeper"}]});
+        run_pod(
+            cluster,
+            "p",
+            &sleeper("p", &json!({"volumes": [{"name": "v", "emptyDir": {}}]}), &container),
+        );
+        assert_eq!(sh(cluster, "p", "touch /data/deeper/file && ls /data/deeper").trim(), "file");
+        assert_eq!(fs::read_dir(&host).unwrap().count(), 0, "something was made on the host");
+    });
+}

@@ -1,0 +1,90 @@
+//! Vulnerabilities of a node's network.
+
+use std::fs;
+
+use serde_json::json;
+
+use super::{on_a_cluster, run_pod, sh, sleeper};
+
+/// The values of one setting of all interfaces of this test's network namespace.
+fn settings(family: &str, name: &str) -> Vec<(String, String)> {
+    let directory = format!("/proc/thread-self/net/../../../sys/net/{family}/conf");
+    let directory =
+        if fs::exists(&directory).unwrap() { directory } else { format!("/proc/sys/net/{family}/conf") };
+    let interfaces = fs::read_dir(directory).unwrap().flatten();
+    let read = interfaces.filter_map(|entry| {
+        let value = fs::read_to_string(entry.path().join(name)).ok()?;
+        Some((entry.file_name().into_string().unwrap(), value.trim().to_owned()))
+    });
+    read.collect()
+}
+
+/// CVE-2020-8558: neighbours reached what listens on the node's loopback address.
+#[test]
+fn cve_2020_8558_a_pod_reaches_no_loopback_address_of_the_node() {
+    on_a_cluster(|_, cluster| {
+        // A host port on 127.0.0.1 opens the bridge for packets of 127.0.0.0/8.
+        let container = json!({"ports": [{"containerPort": 80, "hostPort": 8085}], "securityContext": {"privileged": true}});
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &container));
+        assert!(std::net::TcpStream::connect("127.0.0.1:5005").is_ok(), "no registry listens on the node");
+        let gateway = sh(cluster, "p", "ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'");
+        let gateway = gateway.trim();
+        let attack = format!(
+            "for name in all eth0; do echo 1 >/proc/sys/net/ipv4/conf/$name/route_localnet; done
+             ip addr del 127.0.0.1/8 dev lo
+             ip route add 127.0.0.1/32 via {gateway} && ip route get 127.0.0.1
+             wget -T 3 -q -O - http://127.0.0.1:5005/v2/ && echo reached"
+        );
+        let output = sh(cluster, "p", &attack);
+        assert!(
+            output.contains(&format!("127.0.0.1 via {gateway}")),
+            "the packets did not leave the pod: {output}"
+        );
+        assert!(!output.contains("reached"), "{output}");
+    });
+}
+
+/// CVE-2020-10749: a pod announced itself to the host as an IPv6 router.
+#[test]
+fn cve_2020_10749_the_bridge_hears_no_router() {
+    on_a_cluster(|_, cluster| {
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({})));
+        let hears = settings("ipv6", "accept_ra").into_iter().filter(|(name, value)| {
+            (name.starts_with("coracle") || name.starts_with("veth")) && value != "0"
+        });
+        assert_eq!(hears.collect::<Vec<_>>(), []);
+    });
+}
+
+/// CVE-2020-15257: containers in the host's network reached the shim by its abstract socket.
+#[test]
+fn cve_2020_15257_no_socket_of_the_node_is_abstract() {
+    on_a_cluster(|_, cluster| {
+        run_pod(cluster, "p", &sleeper("p", &json!({"hostNetwork": true}), &json!({})));
+        let sockets = sh(cluster, "p", "cat /proc/net/unix");
+        let abstract_ones = sockets.lines().filter(|line| line.contains(" @"));
+        assert_eq!(abstract_ones.collect::<Vec<_>>(), Vec::<&str>::new());
+    });
+}
+
+/// CVE-2025-0426, CVE-2019-11248: ports of the kubelet that ask for no credentials.
+#[test]
+fn cve_2025_0426_the_kubelet_port_answers_no_stranger() {
+    on_a_cluster(|_, _| {
+        let listening = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
+        assert!(!listening.contains(&format!(":{:04X} ", 10255)), "a read-only port is open");
+        for path in ["checkpoint/default/p/c", "pods", "debug/pprof/profile", "metrics", "run/default/p/c"] {
+            let url = format!("https://127.0.0.1:10250/{path}");
+            for method in ["GET", "POST"] {
+                let code = ["-ks", "-o", "/dev/null", "-w", "%{http_code}", "-X", method, &url];
+                let output = std::process::Command::new("curl").args(code).output().unwrap();
+                let code = String::from_utf8(output.stdout).unwrap();
+                assert!(["401", "403", "404", "405"].contains(&code.as_str()), "{method} {path}: {code}");
+                assert!(
+                    path.starts_with("debug") || code.starts_with("40") && code != "404",
+                    "{method} {path}: {code}"
+                );
+            }
+        }
+    });
+}

@@ -1,0 +1,259 @@
+//! Vulnerabilities of runtimes and of the kubelet that a container or a pod's specification triggers.
+
+use std::fs;
+
+use coracle_integration::{Cluster, Cri, Kubectl, eventually, on_a_machine};
+use serde_json::json;
+
+use super::{denied, on_a_cluster, refused, run_pod, sh, sleeper};
+
+/// CVE-2022-24769, CVE-2022-27652, CVE-2022-29162: containers and execs had inheritable capabilities.
+#[test]
+fn cve_2022_24769_no_process_has_inheritable_capabilities() {
+    on_a_cluster(|_, cluster| {
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({"securityContext": {"runAsUser": 1000}})));
+        let none = "CapInh:\t0000000000000000";
+        assert!(sh(cluster, "p", "grep CapInh /proc/1/status").contains(none));
+        let own = sh(cluster, "p", "grep -E 'CapInh|CapPrm|CapEff|CapAmb' /proc/self/status");
+        assert_eq!(own.matches("\t0000000000000000").count(), 4, "{own}");
+    });
+}
+
+/// CVE-2022-0811: a value of a sysctl set a second one, of the host.
+#[test]
+fn cve_2022_0811_a_sysctl_value_sets_no_other_sysctl() {
+    on_a_cluster(|_, cluster| {
+        let pattern = || fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+        let before = pattern();
+        let value = "1+kernel.core_pattern=|/evil #";
+        let context = json!({"sysctls": [{"name": "kernel.shm_rmid_forced", "value": value}]});
+        cluster.apply(&sleeper("p", &json!({"securityContext": context}), &json!({})));
+        eventually("the sandbox to be refused", 60, || {
+            let events = cluster.get(&["events"]).to_string();
+            (events.contains("FailedCreatePodSandBox") || events.contains("kernel.shm_rmid_forced"))
+                .then_some(())
+        });
+        assert_ne!(cluster.get(&["pod", "p"])["status"]["phase"], "Running");
+        assert_eq!(pattern(), before);
+    });
+}
+
+/// CVE-2022-4318: a line end in the variable HOME added an account to /etc/passwd.
+#[test]
+fn cve_2022_4318_an_environment_variable_adds_no_account() {
+    on_a_cluster(|_, cluster| {
+        let env = json!({"env": [{"name": "HOME", "value": "/\nintruder::0:0::/:/bin/sh"}],
+            "securityContext": {"runAsUser": 4321}});
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &env));
+        let accounts = sh(cluster, "p", "cat /etc/passwd");
+        assert!(accounts.contains("root:") && !accounts.contains("intruder"), "{accounts}");
+    });
+}
+
+/// CVE-2022-31030, CVE-2022-1708: the output of an exec probe filled the runtime's memory.
+#[test]
+fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
+    on_a_cluster(|_, cluster| {
+        let probe = json!({"livenessProbe": {"exec": {"command": ["sh", "-c", "head -c 300000000 /dev/zero"]},
+            "timeoutSeconds": 30, "periodSeconds": 1}});
+        let peak = |cluster: &Cluster| {
+            let status = fs::read_to_string(format!("/proc/{}/status", cluster.pid())).unwrap();
+            let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap().to_owned();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        };
+        let before = peak(cluster);
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &probe));
+        // The probe succeeds, or fails for its output: both are the end of one.
+        std::thread::sleep(std::time::Duration::from_secs(5));
+        let grown = peak(cluster).saturating_sub(before);
+        assert!(grown < 100_000, "grown by {grown} kB");
+    });
+}
+
+/// CVE-2022-23471, CVE-2025-64329: clients of exec and attach that went away left tasks and descriptors.
+#[test]
+fn cve_2022_23471_clients_that_leave_cost_nothing() {
+    on_a_cluster(|_, cluster| {
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({"stdin": true, "tty": true})));
+        let descriptors = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+        let pid = cluster.pid();
+        let clients = |kubectl: &Kubectl| {
+            let attach = ["attach", "p", "-i", "-t"];
+            let exec = ["exec", "p", "-i", "-t", "--", "sleep", "1000"];
+            let mut started: Vec<_> =
+                (0..10).flat_map(|_| [kubectl.start(&attach), kubectl.start(&exec)]).collect();
+            std::thread::sleep(std::time::Duration::from_secs(2));
+            for client in &mut started {
+                client.kill().unwrap();
+                client.wait().unwrap();
+            }
+        };
+        clients(cluster);
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        let before = descriptors(pid);
+        clients(cluster);
+        clients(cluster);
+        eventually("the descriptors of the clients to be closed", 30, || {
+            (descriptors(pid) <= before + 4).then_some(())
+        });
+    });
+}
+
+/// CVE-2023-2431: an empty profile of the type Localhost ran the container without seccomp.
+#[test]
+fn cve_2023_2431_an_empty_localhost_profile_is_refused() {
+    on_a_cluster(|_, cluster| {
+        let with = |profile: serde_json::Value| {
+            sleeper("p", &json!({"securityContext": {"seccompProfile": profile}}), &json!({}))
+        };
+        let errors = denied(cluster, &[], &with(json!({"type": "Localhost"})));
+        assert!(errors.contains("localhostProfile"), "{errors}");
+        // The API takes an empty path, as upstream's does: the node refuses it.
+        let why = refused(cluster, "p", &with(json!({"type": "Localhost", "localhostProfile": ""})));
+        assert!(why.contains("rofile"), "{why}");
+        let climbing =
+            json!({"seccompProfile": {"type": "Localhost", "localhostProfile": "../../etc/passwd"}});
+        let errors = denied(cluster, &[], &sleeper("p", &json!({"securityContext": climbing}), &json!({})));
+        assert!(errors.contains("localhostProfile"), "{errors}");
+    });
+}
+
+/// CVE-2024-10220, CVE-2025-1767: a gitRepo volume ran hooks on the host.
+#[test]
+fn cve_2024_10220_git_volumes_are_refused() {
+    on_a_cluster(|_, cluster| {
+        let volume = json!({"name": "v", "gitRepo": {"repository": "/", "directory": ".git/hooks"}});
+        cluster.apply(&sleeper("p", &json!({"volumes": [volume]}), &json!({})));
+        eventually("the volume to be refused", 60, || {
+            let pod = cluster.get(&["pod", "p"]);
+            assert_ne!(pod["status"]["phase"], "Running");
+            let told = pod["status"].to_string() + &cluster.get(&["events"]).to_string();
+            told.contains("gitRepo").then_some(())
+        });
+    });
+}
+
+/// CVE-2025-0750: the path of a container's log led out of the pod's log directory.
+#[test]
+fn cve_2025_0750_a_log_path_does_not_leave_its_directory() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cri = Cri::runtime(machine, &mirrors);
+        let image = "docker.io/library/busybox:latest";
+        cri.crictl(&["pull", image]);
+        let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+        let pod = json!({"metadata": {"name": "p", "namespace": "default", "uid": "1"},
+            "log_directory": path("logs/pod"), "linux": {}});
+        fs::write(path("pod.json"), pod.to_string()).unwrap();
+        let sandbox = cri.crictl(&["runp", &path("pod.json")]);
+        for log in ["../escaped.log", "a/../../escaped.log", &path("escaped.log")] {
+            let container = json!({"metadata": {"name": "c"}, "image": {"image": image}, "log_path": log,
+                "command": ["sh", "-c", "echo line; sleep 1000"], "linux": {}});
+            fs::write(path("c.json"), container.to_string()).unwrap();
+            let output = cri.try_crictl(&["create", &sandbox, &path("c.json"), &path("pod.json")]);
+            if output.status.success() {
+                let id = String::from_utf8(output.stdout).unwrap();
+                let _ = cri.try_crictl(&["start", id.trim()]);
+                let _ = cri.try_crictl(&["rm", "-f", id.trim()]);
+            }
+            assert!(
+                !machine.path("logs/escaped.log").exists() && !machine.path("escaped.log").exists(),
+                "{log}"
+            );
+        }
+        cri.down();
+    });
+}
+
+/// CVE-2019-14891: the process that writes a container's log was killed with the container for want of memory.
+#[test]
+fn cve_2019_14891_want_of_memory_ends_the_container_alone() {
+    on_a_cluster(|_, cluster| {
+        let greedy = json!({"command": ["sh", "-c", "echo begin; exec tail /dev/zero"],
+            "resources": {"limits": {"memory": "24Mi"}}});
+        cluster.apply(&sleeper("p", &json!({}), &greedy));
+        eventually("a second start after the kill", 60, || {
+            let status = cluster.get(&["pod", "p"])["status"]["containerStatuses"][0].clone();
+            let killed = status.to_string().contains("OOMKilled");
+            (killed && status["restartCount"].as_u64() > Some(0)).then_some(())
+        });
+        assert!(cluster.kubectl(&["logs", "p", "--previous"]).contains("begin"));
+    });
+}
+
+/// CVE-2025-47291: containers of pods with a user namespace were outside of their cgroup's limits.
+#[test]
+fn cve_2025_47291_limits_hold_in_a_user_namespace() {
+    on_a_cluster(|_, cluster| {
+        let greedy = json!({"command": ["tail", "/dev/zero"], "resources": {"limits": {"memory": "24Mi"}}});
+        let pod = json!({"hostUsers": false, "restartPolicy": "Never"});
+        cluster.apply(&sleeper("p", &pod, &greedy));
+        eventually("the kill for want of memory", 60, || {
+            let pod = cluster.get(&["pod", "p"]);
+            (pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled")
+                .then_some(())
+        });
+    });
+}
+
+/// GHSA-7ww5-4wqc-m92c (CVE-2020-8694), GHSA-jq35-85cj-fj4p, CVE-2022-0492: files of the kernel that tell or change
+/// what is the host's.
+#[test]
+fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
+    on_a_cluster(|_, cluster| {
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({})));
+        for masked in [
+            "/proc/kcore",
+            "/proc/keys",
+            "/proc/latency_stats",
+            "/proc/timer_list",
+            "/proc/sched_debug",
+            "/proc/asound",
+            "/proc/acpi",
+            "/proc/scsi",
+            "/proc/interrupts",
+            "/sys/firmware",
+            "/sys/devices/virtual/powercap",
+        ] {
+            let content = sh(
+                cluster,
+                "p",
+                &format!("if [ -d {masked} ]; then ls {masked}; else head -c 64 {masked}; fi"),
+            );
+            assert!(content.is_empty() || content.contains("No such file"), "{masked}: {content}");
+        }
+        for written in [
+            "/proc/sys/kernel/core_pattern",
+            "/proc/sysrq-trigger",
+            "/proc/irq/default_smp_affinity",
+            "/sys/kernel/uevent_helper",
+            "/sys/fs/cgroup/memory/release_agent",
+        ] {
+            let output = sh(cluster, "p", &format!("echo x >{written} && echo written"));
+            assert!(!output.contains("written\n"), "{written}: {output}");
+        }
+        let mounted = sh(cluster, "p", "mkdir /m && mount -t cgroup -o memory cgroup /m && echo mounted");
+        assert!(!mounted.contains("mounted\n"), "{mounted}");
+    });
+}
+
+/// CVE-2021-21334: containers of one image saw each other's environment.
+#[test]
+fn cve_2021_21334_containers_have_their_own_environment() {
+    on_a_cluster(|_, cluster| {
+        for (name, value) in [("a", "of-a"), ("b", "of-b")] {
+            let env = json!({"env": [{"name": "SECRET_OF", "value": value}, {"name": name, "value": "x"}]});
+            cluster.apply(&sleeper(name, &json!({}), &env));
+        }
+        for (name, other) in [("a", "of-b"), ("b", "of-a")] {
+            eventually("the pod to run", 60, || {
+                (cluster.get(&["pod", name])["status"]["phase"] == "Running").then_some(())
+            });
+            let environment = sh(cluster, name, "env");
+            assert!(
+                environment.contains(&format!("{name}=x")) && !environment.contains(other),
+                "{environment}"
+            );
+        }
+    });
+}
