@@ -57,7 +57,9 @@ class Cluster:
         self.cgroup = "/" + os.path.basename(self.dir)
         path = lambda name: os.path.join(self.dir, name)
         self.places = ["--state-dir", path("state"), "--run-dir", path("run")]
-        self.flags = ["--pod-log-dir", path("logs"), "--cgroup-root", self.cgroup, "--node-name", "bench", "--max-pods", "1000"]
+        # A /24 has too few addresses for the thousand.
+        self.flags = ["--pod-log-dir", path("logs"), "--cgroup-root", self.cgroup, "--node-name", "bench", "--max-pods", "1010"]
+        self.range = ["--node-cidr-mask-size-ipv4", "22"]
         self.environment = dict(os.environ, KUBECONFIG=path("state/admin.kubeconfig"), HOME=self.dir)
         self.process = None
 
@@ -65,7 +67,7 @@ class Cluster:
         """Seconds from the command to the node's being Ready, as the first answer that says so shows it."""
         log = open(os.path.join(self.dir, "log"), "a")
         begin = time.monotonic()
-        self.process = subprocess.Popen([CORACLE, "up", *self.places, *self.flags], stdout=log, stderr=log)
+        self.process = subprocess.Popen([CORACLE, "up", *self.places, *self.flags, *self.range], stdout=log, stderr=log)
         wait("the node", 60, self.ready)
         return time.monotonic() - begin
 
@@ -89,9 +91,22 @@ class Cluster:
         self.kubectl("wait", f"deployment/{name}", f"--for=jsonpath={{.status.readyReplicas}}={replicas}", "--timeout=120s")
         return time.monotonic() - begin
 
+    def scale(self, name, replicas):
+        """Seconds from the command to the deployment's status saying that all are available."""
+        begin = time.monotonic()
+        self.kubectl("scale", f"deployment/{name}", f"--replicas={replicas}")
+        self.kubectl("wait", f"deployment/{name}", f"--for=jsonpath={{.status.readyReplicas}}={replicas}", "--timeout=600s")
+        return time.monotonic() - begin
+
+    def cpu(self):
+        """Seconds of processor time that coracle itself has used."""
+        stat = open(f"/proc/{self.process.pid}/stat").read().rsplit(")", 1)[1].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
     def delete(self, name):
         self.kubectl("delete", "deployment", name)
-        wait("the pods' end", 180, lambda: not self.pods())
+        # Names alone, and not all the time: the answer for a thousand pods is work, too.
+        wait("the pods' end", 600, lambda: not self.kubectl("get", "pods", "-o", "name") or time.sleep(0.2))
 
     def stop(self):
         if self.process:
@@ -181,6 +196,32 @@ def whole():
                     cluster.process.wait()
                     row("kill -9 with 100 pods, coracle up → node Ready", ms(cluster.start()))
                 cluster.delete(f"d{rounds - 1}")
+    finally:
+        cluster.down()
+
+
+def thousand(most):
+    """Pods by the hundred on one node, in a cluster of their own: time and processor time must not grow with the number."""
+    cluster = Cluster()
+    try:
+        cluster.start()
+        layout = os.path.join(ROOT, "target/images/nginx")
+        sh(CORACLE, "image", *cluster.places, "import", layout, "--name", "docker.io/library/nginx:1.22")
+        cluster.kubectl("create", "deployment", "many", "--image=nginx:1.22", "--replicas=0")
+        took, used = [], []
+        for replicas in range(100, most + 1, 100):
+            before = cluster.cpu()
+            took.append(cluster.scale("many", replicas))
+            used.append(cluster.cpu() - before)
+        each = lambda samples: " ".join(f"{sample:.1f}" for sample in samples)
+        row(f"{most} pods, by the hundred → Ready", f"{sum(took):.1f} s: {each(took)}")
+        row(f"{most} pods, processor time for each hundred", f"{sum(used):.1f} s: {each(used)}")
+        memory(cluster, f"{most} pods")
+        before, begin = cluster.cpu(), time.monotonic()
+        cluster.delete("many")
+        row(f"{most} pods deleted", f"{time.monotonic() - begin:.1f} s, {cluster.cpu() - before:.1f} s of processor time")
+        time.sleep(20)
+        memory(cluster, f"20 s after {most} pods were deleted")
     finally:
         cluster.down()
 
@@ -283,6 +324,8 @@ def main():
     row("binary", f"{size / 1e6:.1f} MB, static")
     joins()
     whole()
+    thousand(200 if QUICK else 1000)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -151,10 +151,9 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Weighs the burstable class by what its pods request; to be called when the set of pods changes.
-    pub fn update_qos<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) -> Result<(), CgroupError> {
-        let burstable = pods.into_iter().filter(|pod| qos_class(pod) == QosClass::Burstable);
-        let millis = burstable.map(|pod| resources::pod_requests(pod).cpu_millis).sum();
+    /// Weighs the burstable class by what its pods request, in thousandths of a core; to be called when the set of
+    /// pods changes.
+    pub fn update_qos(&self, millis: i64) -> Result<(), CgroupError> {
         let mut last = self.shared.burstable.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if *last == Some(millis) {
             return Ok(());

@@ -255,7 +255,7 @@ impl Network {
             self.take_back(&earlier).await?;
         }
         let Today { list, state, recording } = self.today().await?;
-        let mut entry = Entry::new((*list).clone(), parameters(at), netns::id(&at.netns));
+        let mut entry = Entry::new(Arc::clone(&list), parameters(at), netns::id(&at.netns));
         let claiming = if asked::claims(&entry.at) { Some(inner.claiming.lock().await) } else { None };
         self.may_ask(&entry.list, &entry.at)?;
         // On record before the first plugin acts: a crash at any later instruction leaves what `del` and

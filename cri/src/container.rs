@@ -33,7 +33,10 @@ use tokio::sync::watch;
 
 use crate::lock::locked;
 use crate::records::{ContainerPhase, ContainerRecord, ExitRecord, Transition};
+use crate::sandbox::POD_UID;
+use crate::sandbox::filter::Subject;
 use crate::stats::Meter;
+use crate::table::Row;
 
 /// A container that is in the table.
 #[derive(Debug)]
@@ -179,6 +182,12 @@ impl Container {
         }
     }
 
+    /// What list filters look at.
+    pub(crate) fn subject(&self) -> Subject<'_> {
+        let (state, labels) = (self.cri_state().into(), &self.record.config.labels);
+        Subject { id: &self.id, sandbox_id: &self.record.sandbox_id, state, labels }
+    }
+
     pub(crate) fn item(&self) -> cri::Container {
         let config = &self.record.config;
         cri::Container {
@@ -232,6 +241,16 @@ impl Container {
             }),
             stop_signal: signal::to_cri(self.record.stop_signal).into(),
         }
+    }
+}
+
+impl Row for Container {
+    fn sandbox_id(&self) -> &str {
+        &self.record.sandbox_id
+    }
+
+    fn pod_uid(&self) -> Option<&str> {
+        self.record.config.labels.get(POD_UID).map(String::as_str)
     }
 }
 

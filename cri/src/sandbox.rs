@@ -28,6 +28,10 @@ use crate::lock::locked;
 use crate::records::{SandboxPhase, SandboxRecord, Transition};
 use crate::shim_client::Shim;
 use crate::stats::Meter;
+use crate::table::Row;
+
+/// The label by which a kubelet finds what is a pod's.
+pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
 
 /// A sandbox that was made completely.
 #[derive(Debug)]
@@ -231,6 +235,12 @@ impl Sandbox {
         }
     }
 
+    /// What list filters look at.
+    pub(crate) fn subject(&self) -> filter::Subject<'_> {
+        let (state, labels) = (self.cri_state().into(), &self.config().labels);
+        filter::Subject { id: &self.id, sandbox_id: "", state, labels }
+    }
+
     pub(crate) fn item(&self) -> cri::PodSandbox {
         let config = self.config();
         cri::PodSandbox {
@@ -265,6 +275,16 @@ impl Sandbox {
             annotations: config.annotations.clone(),
             runtime_handler: self.record.runtime_handler.clone(),
         }
+    }
+}
+
+impl Row for Sandbox {
+    fn sandbox_id(&self) -> &str {
+        &self.id
+    }
+
+    fn pod_uid(&self) -> Option<&str> {
+        self.config().labels.get(POD_UID).map(String::as_str)
     }
 }
 

@@ -1,25 +1,44 @@
-//! Objects by id, found by their whole id or by a prefix that only one of them has.
+//! Objects by id, found by their whole id, by a prefix that only one of them has, or by the pod that they are of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use crate::lock::locked;
 
+/// What a table finds its objects by beside their ids. None of it changes during an object's life.
+pub(crate) trait Row {
+    /// The sandbox that a container is of; of a sandbox its own id.
+    fn sandbox_id(&self) -> &str;
+    /// The kubelet's label with the pod's uid, if there is one.
+    fn pod_uid(&self) -> Option<&str>;
+}
+
 /// A table of live objects. Reading it never waits for work on an object.
 #[derive(Debug)]
 pub(crate) struct Table<T> {
-    rows: Mutex<BTreeMap<String, Arc<T>>>,
+    rows: Mutex<Rows<T>>,
 }
+
+#[derive(Debug)]
+struct Rows<T> {
+    by_id: BTreeMap<String, Arc<T>>,
+    by_sandbox: Index,
+    by_pod: Index,
+}
+
+/// Ids by what their objects have in common.
+type Index = HashMap<String, BTreeSet<String>>;
 
 // === impl Table ===
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self { rows: Mutex::default() }
+        let rows = Rows { by_id: BTreeMap::new(), by_sandbox: Index::new(), by_pod: Index::new() };
+        Self { rows: Mutex::new(rows) }
     }
 }
 
-impl<T> Table<T> {
+impl<T: Row> Table<T> {
     /// The object with this id, or the only one whose id starts with it.
     pub(crate) fn get(&self, id: &str) -> Option<Arc<T>> {
         self.find(id).map(|(_, row)| row)
@@ -32,7 +51,7 @@ impl<T> Table<T> {
     }
 
     fn find(&self, id: &str) -> Option<(String, Arc<T>)> {
-        let rows = locked(&self.rows);
+        let rows = &locked(&self.rows).by_id;
         if let Some(row) = rows.get(id) {
             return Some((id.to_owned(), Arc::clone(row)));
         }
@@ -47,7 +66,13 @@ impl<T> Table<T> {
     }
 
     pub(crate) fn insert(&self, id: &str, row: Arc<T>) {
-        locked(&self.rows).insert(id.to_owned(), row);
+        let mut rows = locked(&self.rows);
+        rows.remove(id);
+        rows.by_sandbox.entry(row.sandbox_id().to_owned()).or_default().insert(id.to_owned());
+        if let Some(uid) = row.pod_uid() {
+            rows.by_pod.entry(uid.to_owned()).or_default().insert(id.to_owned());
+        }
+        rows.by_id.insert(id.to_owned(), row);
     }
 
     pub(crate) fn remove(&self, id: &str) -> Option<Arc<T>> {
@@ -56,7 +81,46 @@ impl<T> Table<T> {
 
     /// All objects, by id.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
-        locked(&self.rows).values().cloned().collect()
+        locked(&self.rows).by_id.values().cloned().collect()
+    }
+
+    /// The objects of one sandbox, by id. Costs as much as that sandbox has.
+    pub(crate) fn of_sandbox(&self, id: &str) -> Vec<Arc<T>> {
+        let rows = locked(&self.rows);
+        rows.named_by(&rows.by_sandbox, id)
+    }
+
+    /// The objects with this label of a pod's uid, by id. Costs as much as that pod has.
+    pub(crate) fn of_pod(&self, uid: &str) -> Vec<Arc<T>> {
+        let rows = locked(&self.rows);
+        rows.named_by(&rows.by_pod, uid)
+    }
+}
+
+// === impl Rows ===
+
+impl<T: Row> Rows<T> {
+    fn remove(&mut self, id: &str) -> Option<Arc<T>> {
+        let row = self.by_id.remove(id)?;
+        forget(&mut self.by_sandbox, row.sandbox_id(), id);
+        if let Some(uid) = row.pod_uid() {
+            forget(&mut self.by_pod, uid, id);
+        }
+        Some(row)
+    }
+
+    fn named_by(&self, index: &Index, key: &str) -> Vec<Arc<T>> {
+        let ids = index.get(key).into_iter().flatten();
+        ids.filter_map(|id| self.by_id.get(id).cloned()).collect()
+    }
+}
+
+fn forget(index: &mut Index, key: &str, id: &str) {
+    if let Some(ids) = index.get_mut(key) {
+        ids.remove(id);
+        if ids.is_empty() {
+            index.remove(key);
+        }
     }
 }
 
@@ -64,16 +128,44 @@ impl<T> Table<T> {
 mod tests {
     use super::*;
 
+    #[derive(Debug, PartialEq)]
+    struct Named(&'static str, Option<&'static str>);
+
+    impl Row for Named {
+        fn sandbox_id(&self) -> &str {
+            self.0
+        }
+
+        fn pod_uid(&self) -> Option<&str> {
+            self.1
+        }
+    }
+
     #[test]
     fn a_prefix_finds_only_what_it_names_alone() {
         let table = Table::default();
-        table.insert("abc1", Arc::new(1));
-        table.insert("abd2", Arc::new(2));
-        assert_eq!(table.get("abc1").as_deref(), Some(&1));
-        assert_eq!(table.get("abc").as_deref(), Some(&1));
-        assert_eq!(table.get("ab"), None);
-        assert_eq!(table.get(""), None);
-        assert_eq!(table.get("x"), None);
+        table.insert("abc1", Arc::new(Named("1", None)));
+        table.insert("abd2", Arc::new(Named("2", None)));
+        let found = |id: &str| table.get(id).map(|row| row.0);
+        assert_eq!(found("abc1"), Some("1"));
+        assert_eq!(found("abc"), Some("1"));
+        assert_eq!([found("ab"), found(""), found("x")], [None, None, None]);
         assert_eq!([table.whole_id("abc"), table.whole_id("ab")], ["abc1", "ab"]);
+    }
+
+    #[test]
+    fn rows_are_found_by_sandbox_and_pod_until_they_go() {
+        let table = Table::default();
+        table.insert("c1", Arc::new(Named("s1", Some("u1"))));
+        table.insert("c2", Arc::new(Named("s1", Some("u2"))));
+        table.insert("c2", Arc::new(Named("s1", Some("u1"))));
+        table.insert("c3", Arc::new(Named("s2", None)));
+        assert_eq!(table.of_sandbox("s1").len(), 2);
+        assert_eq!([table.of_pod("u1").len(), table.of_pod("u2").len(), table.of_pod("").len()], [2, 0, 0]);
+        for id in ["c1", "c2", "c3", "absent"] {
+            table.remove(id);
+        }
+        let rows = locked(&table.rows);
+        assert!(rows.by_id.is_empty() && rows.by_sandbox.is_empty() && rows.by_pod.is_empty());
     }
 }

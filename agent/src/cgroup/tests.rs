@@ -71,7 +71,7 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
     assert_eq!(scratch.read(&parent, "cpu/cpu.cfs_quota_us", "cpu.max").split(' ').next(), Some("20000"));
     assert_eq!(scratch.read(&parent, "pids/pids.max", "pids.max"), "100");
 
-    scratch.cgroups.update_qos([&pod]).expect("weigh");
+    scratch.cgroups.update_qos(resources::pod_requests(&pod).cpu_millis).expect("weigh");
     let class = format!("{}/kubepods/burstable", scratch.root);
     let expected = if scratch.cgroups.is_v2() {
         limits::writes(&limits::of_pod(&pod), true)[0].value.clone()

@@ -9,17 +9,27 @@ pub(crate) mod unsupported;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::state::Verdict;
+use crate::cgroup::resources::Amount;
+pub(crate) use ports::{HostPort, host_ports};
 
 /// What the decision depends on.
 pub(crate) struct Facts<'a> {
     pub(crate) pod: &'a Pod,
-    /// The pods that hold resources of this node.
-    pub(crate) others: &'a [std::sync::Arc<Pod>],
+    /// What other pods hold of this node.
+    pub(crate) taken: Taken,
     /// This node as the API has it, once known.
     pub(crate) node: Option<&'a Node>,
     pub(crate) max_pods: usize,
     /// What pods may use: cores in thousandths, bytes of memory.
     pub(crate) allocatable: (i64, i64),
+}
+
+/// What pods hold of a node.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Taken {
+    pub(crate) places: usize,
+    pub(crate) requested: Amount,
+    pub(crate) ports: Vec<HostPort>,
 }
 
 /// Admits the pod, or says with which verdict it ends.

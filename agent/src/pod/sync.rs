@@ -2,9 +2,10 @@
 //! changed.
 
 mod orphan;
+mod pods;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_proto::cri;
@@ -19,36 +20,8 @@ use super::config::POD_UID;
 use super::events::Level;
 use super::state::{Verdict, Wish};
 use super::worker;
-use crate::server::PodView;
 use crate::source::PodChange;
-
-/// The pods of this node as they are wanted, for whoever answers questions about them. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Pods {
-    by_uid: Arc<RwLock<HashMap<String, Arc<Pod>>>>,
-}
-
-impl Pods {
-    /// All of them, in no particular order.
-    pub(crate) fn all(&self) -> Vec<Arc<Pod>> {
-        self.by_uid.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
-    }
-
-    fn put(&self, uid: &str, pod: &Arc<Pod>) {
-        let mut pods = self.by_uid.write().unwrap_or_else(PoisonError::into_inner);
-        pods.insert(uid.to_owned(), Arc::clone(pod));
-    }
-
-    fn take(&self, uid: &str) {
-        self.by_uid.write().unwrap_or_else(PoisonError::into_inner).remove(uid);
-    }
-}
-
-impl PodView for Pods {
-    fn pods(&self) -> Vec<Arc<Pod>> {
-        self.all()
-    }
-}
+pub(crate) use pods::Pods;
 
 /// What pod sync reads.
 pub(crate) struct Inputs {
@@ -176,25 +149,23 @@ impl Sync {
         if from_api {
             self.node.remembered.keep(pod);
         }
-        let verdict = self.admit(&uid, pod, &self.inputs.pods.all());
+        let verdict = self.admit(&uid, pod);
         self.inputs.pods.put(&uid, pod);
         self.weigh();
         self.start(uid, Wish::Run(Arc::clone(pod)), verdict);
     }
 
     /// A pod that ran here before, or that is over or ending, is not judged again.
-    fn admit(&self, uid: &str, pod: &Pod, others: &[Arc<Pod>]) -> Option<Verdict> {
+    fn admit(&self, uid: &str, pod: &Pod) -> Option<Verdict> {
         let status = pod.status.as_ref();
         let accepted = self.adopted.contains(uid) || status.is_some_and(|s| s.start_time.is_some());
         if accepted || pod.metadata.deletion_timestamp.is_some() || over(pod) {
             return None;
         }
-        let others: Vec<Arc<Pod>> =
-            others.iter().filter(|o| !over(o) && o.metadata.uid.as_deref() != Some(uid)).cloned().collect();
         let node_object = self.inputs.node_object.borrow().clone();
         let facts = admit::Facts {
             pod,
-            others: &others,
+            taken: self.inputs.pods.taken_beside(uid),
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
@@ -237,7 +208,7 @@ impl Sync {
         match self.handles.get(uid) {
             Some(handle) => drop(handle.wish.send_replace(Wish::Gone(Arc::clone(pod)))),
             None => {
-                self.inputs.pods.take(uid);
+                self.node.values.forget(&self.inputs.pods.take(uid));
                 self.node.remembered.forget(uid);
             }
         }
@@ -261,6 +232,9 @@ impl Sync {
                 self.start(uid, Wish::Gone(pod), None);
             }
         }
+        // Copies that were left behind by an agent that was killed.
+        let pods = self.inputs.pods.all();
+        self.node.values.retain(pods.iter().map(|pod| &**pod));
         self.node.image_gc.pods_are_known();
     }
 
@@ -277,8 +251,7 @@ impl Sync {
 
     /// The burstable class weighs what its pods request.
     fn weigh(&self) {
-        let pods = self.inputs.pods.all();
-        if let Err(error) = self.node.cgroups.update_qos(pods.iter().map(|pod| &**pod)) {
+        if let Err(error) = self.node.cgroups.update_qos(self.inputs.pods.burstable_millis()) {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot weigh the pods' cgroups");
         }
     }
@@ -286,10 +259,8 @@ impl Sync {
     fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
         match ended {
             Ok(uid) => {
-                self.inputs.pods.take(&uid);
+                self.node.values.forget(&self.inputs.pods.take(&uid));
                 self.weigh();
-                let left = self.inputs.pods.all();
-                self.node.values.retain(left.iter().map(|pod| &**pod));
                 let wish = self.handles.remove(&uid).map(|handle| handle.wish.borrow().clone());
                 if matches!(wish, Some(Wish::Run(_))) {
                     self.finished.insert(uid);

@@ -137,15 +137,17 @@ impl Values {
         }
     }
 
+    /// Forgets these copies; the absent are forgotten.
+    pub(crate) fn forget(&self, records: &[String]) {
+        // A pod may name anything, but no object has a slash in its name.
+        let named = records.iter().filter(|name| !name.contains('/'));
+        named.for_each(|name| record::remove(&self.dir.join(name)));
+    }
+
     /// Forgets the copies that none of these pods refers to.
     pub(crate) fn retain<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) {
         let mut names = HashSet::from(["Service_default_kubernetes.json".to_owned()]);
-        for pod in pods {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            names.insert(format!("Services_{namespace}.json"));
-            let named = references(pod).into_iter();
-            names.extend(named.map(|(kind, name)| format!("{kind}_{namespace}_{name}.json")));
-        }
+        names.extend(pods.into_iter().flat_map(records_of));
         for path in record::list(&self.dir) {
             let known = path.file_name().and_then(|n| n.to_str()).is_some_and(|n| names.contains(n));
             if !known {
@@ -153,6 +155,13 @@ impl Values {
             }
         }
     }
+}
+
+/// The file names of the copies that a pod refers to.
+pub(crate) fn records_of(pod: &Pod) -> Vec<String> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let named = references(pod).into_iter().map(|(kind, name)| format!("{kind}_{namespace}_{name}.json"));
+    std::iter::once(format!("Services_{namespace}.json")).chain(named).collect()
 }
 
 /// The config maps and secrets that a pod names anywhere.

@@ -25,7 +25,8 @@ use crate::spec::result::Answer;
 /// One attachment, with the list that made it: that is not always the list of today.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    pub(crate) list: List,
+    /// Shared: most attachments of a node are made by one list.
+    pub(crate) list: Arc<List>,
     pub(crate) at: Parameters,
     /// Which namespace it is, however its path is reused.
     pub(crate) netns_id: Option<u64>,
@@ -74,12 +75,19 @@ impl Cache {
         let boot = fs::read_to_string(path).map_err(failed("read", path))?.trim().to_owned();
         let [volatile, lasting] = [state_dir, root_dir].map(|dir| dir.join("results"));
         fs::create_dir_all(&volatile).map_err(failed("create", &volatile))?;
-        let mut known = BTreeMap::new();
+        let mut known: BTreeMap<String, Entry> = BTreeMap::new();
+        let mut lists: Vec<Arc<List>> = Vec::new();
         for dir in [&volatile, &lasting].into_iter().filter(|dir| dir.is_dir()) {
             for entry in fs::read_dir(dir).map_err(failed("read", dir))? {
                 let path = entry.map_err(failed("read", dir))?.path();
                 match read(&path, &boot) {
-                    Some(entry) => drop(known.insert(entry.at.container_id.clone(), entry)),
+                    Some(mut entry) => {
+                        match lists.iter().find(|list| **list == entry.list) {
+                            Some(list) => entry.list = Arc::clone(list),
+                            None => lists.push(Arc::clone(&entry.list)),
+                        }
+                        known.insert(entry.at.container_id.clone(), entry);
+                    }
                     None => set_aside(&path)?,
                 }
             }
@@ -163,7 +171,7 @@ impl Cache {
 
 impl Entry {
     /// Of an attachment that is to be made.
-    pub(crate) fn new(list: List, at: Parameters, netns_id: Option<u64>) -> Self {
+    pub(crate) fn new(list: Arc<List>, at: Parameters, netns_id: Option<u64>) -> Self {
         Self { list, at, netns_id, result: None, leaving: false }
     }
 
@@ -200,7 +208,7 @@ impl Entry {
         (file.kind == KIND).then_some(())?;
         // Records without a boot are of a version that kept none longer.
         let netns_id = file.netns_id.filter(|_| file.boot.is_none_or(|of| of == boot));
-        Some(Self { result, ..Self::new(List::parse(file.config).ok()?, at, netns_id) })
+        Some(Self { result, ..Self::new(List::parse(file.config).ok()?.into(), at, netns_id) })
     }
 }
 
@@ -271,7 +279,7 @@ mod tests {
             capabilities: Capabilities::from([("mac".to_owned(), json!("m"))]),
         };
         let result = Answer::parse(json!({"ips": [{"address": "10.0.0.2/8"}]}), Version::V1_0_0).unwrap();
-        Entry { result: Some(result), ..Entry::new(List::parse(list).unwrap(), at, Some(7)) }
+        Entry { result: Some(result), ..Entry::new(List::parse(list).unwrap().into(), at, Some(7)) }
     }
 
     fn open(dir: &Path) -> Cache {
@@ -282,7 +290,7 @@ mod tests {
     fn records_of_other_peoples_plugins_outlast_the_boot_but_the_namespace_does_not() {
         let dir = tempfile::tempdir().unwrap();
         let mut foreign = entry("b");
-        foreign.list.plugins[0].insert("type".to_owned(), json!("ptp"));
+        Arc::make_mut(&mut foreign.list).plugins[0].insert("type".to_owned(), json!("ptp"));
         for entry in [entry("a"), foreign] {
             open(dir.path()).put(entry).unwrap();
         }

@@ -1,9 +1,11 @@
 //! Addresses and routes of links.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures::{StreamExt, TryStreamExt};
 use ipnetwork::IpNetwork;
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteMetric, RouteScope};
 use rtnetlink::{AddressMessageBuilder, RouteMessageBuilder};
@@ -11,6 +13,7 @@ use rtnetlink::{AddressMessageBuilder, RouteMessageBuilder};
 use super::{Link, Links, failed, format_mac, is_errno};
 use crate::error::Error;
 use crate::netns::Netns;
+use crate::route_socket::RouteSocket;
 use crate::spec::result::{Answer, Route};
 
 /// An address of a link.
@@ -24,8 +27,12 @@ pub(crate) struct Present {
 impl Links {
     /// The link's addresses, without those of the link alone (fe80::/10).
     pub(crate) async fn addresses(&self, link: &Link) -> Result<Vec<Present>, Error> {
-        let request = self.handle.address().get().set_link_index_filter(link.index);
-        let all: Vec<_> = {
+        let all: Vec<_> = if self.is_here {
+            // Each pod has an address on the host's side, so the kernel must filter: rtnetlink does so by itself, after
+            // it has read them all.
+            of_link(link.index).map_err(failed("list addresses of", &link.name))?
+        } else {
+            let request = self.handle.address().get().set_link_index_filter(link.index);
             let _alone = self.listing.lock().await;
             request.execute().try_collect().await.map_err(failed("list addresses of", &link.name))?
         };
@@ -162,6 +169,28 @@ impl Links {
 /// How long addresses may stay tentative.
 const SETTLING: std::time::Duration = std::time::Duration::from_secs(10);
 
+/// The addresses of one link of the caller's namespace, filtered by the kernel.
+fn of_link(index: u32) -> io::Result<Vec<AddressMessage>> {
+    const TRIES: usize = 3;
+    let mut socket = RouteSocket::open()?;
+    let mut listed = Ok(Vec::new());
+    for _ in 0..TRIES {
+        let mut request = AddressMessage::default();
+        request.header.index = index;
+        let mut found = Vec::new();
+        let ended = socket.dump(RouteNetlinkMessage::GetAddress(request), |message| {
+            if let RouteNetlinkMessage::NewAddress(address) = message {
+                found.push(address);
+            }
+        });
+        listed = ended.map(|()| found);
+        if !listed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {
+            break;
+        }
+    }
+    listed
+}
+
 impl Present {
     fn of(message: AddressMessage) -> Option<Self> {
         let ip = message.attributes.iter().find_map(|a| match a {
@@ -250,4 +279,18 @@ pub(super) fn route_message(link: &Link, route: &Route) -> RouteMessage {
         message.attributes.push(RouteAttribute::Metrics(metrics));
     }
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_gives_the_addresses_of_the_asked_link_alone() {
+        const LOOPBACK: u32 = 1;
+        let listed = of_link(LOOPBACK).unwrap();
+        assert!(listed.iter().all(|address| address.header.index == LOOPBACK));
+        let absent = of_link(i32::MAX as u32);
+        assert!(absent.is_err() || absent.is_ok_and(|none| none.is_empty()));
+    }
 }

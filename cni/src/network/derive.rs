@@ -186,7 +186,7 @@ impl Network {
             match self.look(&live).await {
                 Ok(result) => {
                     warn!(sandbox = live.id, "the network's record is lost: made again from what is there");
-                    let mut entry = Entry::new((*list).clone(), parameters(&live), netns::id(&live.netns));
+                    let mut entry = Entry::new(Arc::clone(&list), parameters(&live), netns::id(&live.netns));
                     entry.result = Some(result);
                     first = first.and(self.inner.cache.put(entry));
                 }
@@ -273,13 +273,13 @@ fn valid(entries: &[Entry], state: &State) -> Vec<Valid> {
 
 /// The list of today, and those by which attachments were made.
 fn lists<'l>(entries: &'l [Entry], state: &'l State) -> Vec<&'l List> {
-    let mut lists: Vec<&List> = state.list.iter().map(Arc::as_ref).collect();
+    let mut lists: Vec<&Arc<List>> = state.list.iter().collect();
     for entry in entries {
-        if !lists.contains(&&entry.list) {
+        if !lists.iter().any(|known| Arc::ptr_eq(known, &entry.list) || **known == entry.list) {
             lists.push(&entry.list);
         }
     }
-    lists
+    lists.into_iter().map(Arc::as_ref).collect()
 }
 
 /// Makes the files of the addresses that an attachment of our own types has.

@@ -1,6 +1,7 @@
 //! Pods that live get the MTU that the default network has now.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use rtnetlink::LinkUnspec;
 use serde_json::{Value, json};
@@ -68,7 +69,7 @@ fn made_with(entry: &Entry, bridge: &str) -> Option<u32> {
 
 /// Has the record say so.
 fn note(entry: &mut Entry, mtu: u32) {
-    if let Some(plugin) = entry.list.plugins.first_mut() {
+    if let Some(plugin) = Arc::make_mut(&mut entry.list).plugins.first_mut() {
         plugin.insert("mtu".to_owned(), json!(mtu));
     }
     let interfaces = entry.result.iter_mut().flat_map(|result| &mut result.interfaces);

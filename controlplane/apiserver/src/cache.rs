@@ -6,6 +6,7 @@
 
 mod collection;
 mod object;
+mod references;
 
 use std::{
     collections::HashMap,
@@ -19,7 +20,10 @@ use tokio::sync::watch;
 use crate::authz::rbac::Policies;
 use crate::error::{ApiError, Result};
 pub(crate) use collection::{Collection, Event, Scope, Watcher};
+#[cfg(test)]
+pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};
+pub(crate) use references::{References, Referred};
 
 pub(crate) struct Cache {
     collections: HashMap<(&'static str, &'static str), Mutex<Collection>>,
@@ -33,18 +37,22 @@ impl Cache {
     pub(crate) async fn load(store: &dyn Store) -> std::result::Result<(Self, Watch), coracle_store::Error> {
         let page = store.list(Range::default()).await?;
         let watch = store.watch("", page.revision).await?;
-        let kinds = KINDS.iter().filter(|kind| kind.stored());
-        let collections = kinds
-            .map(|kind| ((kind.group, kind.plural), Mutex::new(Collection::new(kind, page.revision))))
-            .collect();
-        let (revision, policies) = (watch::Sender::new(page.revision), Policies::default());
-        let cache = Self { collections, revision, policies };
+        let cache = Self::new(page.revision);
         for entry in page.entries {
             if let Some(collection) = cache.by_key(&entry.key) {
                 lock(collection).load(entry);
             }
         }
         Ok((cache, watch))
+    }
+
+    /// An empty cache as of a revision.
+    pub(crate) fn new(revision: u64) -> Self {
+        let kinds = KINDS.iter().filter(|kind| kind.stored());
+        let collections = kinds
+            .map(|kind| ((kind.group, kind.plural), Mutex::new(Collection::new(kind, revision))))
+            .collect();
+        Self { collections, revision: watch::Sender::new(revision), policies: Policies::default() }
     }
 
     /// Applies commits for as long as the store lives.
@@ -54,7 +62,7 @@ impl Cache {
         }
     }
 
-    fn apply(&self, commit: &Commit) {
+    pub(crate) fn apply(&self, commit: &Commit) {
         if let Some(collection) = self.by_key(&commit.key) {
             lock(collection).apply(commit);
         }

@@ -39,8 +39,8 @@ pub(crate) struct Cache<K> {
 
 struct State<K> {
     objects: BTreeMap<Key, Arc<K>>,
-    /// Names by namespace and controller's uid (empty for orphans).
-    owned: HashMap<(String, String), BTreeSet<String>>,
+    /// Objects by namespace and controller's uid (empty for orphans), and by name below that.
+    owned: HashMap<(String, String), BTreeMap<String, Arc<K>>>,
     /// The highest version that the watch has brought.
     progress: u64,
     /// Objects that we removed and whose removal the watch has not brought yet.
@@ -123,12 +123,8 @@ impl<K: Object> Cache<K> {
     /// The objects of one namespace that this controller owns; an empty uid asks for those that none owns.
     pub(crate) fn owned_by(&self, namespace: &str, uid: &str) -> Vec<Arc<K>> {
         let state = self.lock();
-        let names = state.owned.get(&(namespace.to_owned(), uid.to_owned()));
-        names
-            .into_iter()
-            .flatten()
-            .filter_map(|name| state.objects.get(&Key::new(namespace, name)).cloned())
-            .collect()
+        let owned = state.owned.get(&(namespace.to_owned(), uid.to_owned()));
+        owned.into_iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
     /// Takes in the answer of a write.
@@ -241,7 +237,7 @@ impl<K: Object> State<K> {
         if let Some(old) = &old {
             self.unindex(old);
         }
-        self.owned.entry(index(&*object)).or_default().insert(object.name().to_owned());
+        self.owned.entry(index(&*object)).or_default().insert(object.name().to_owned(), object.clone());
         self.tell(&Change { old: old.as_ref(), new: Some(&object) });
         true
     }
@@ -255,9 +251,9 @@ impl<K: Object> State<K> {
 
     fn unindex(&mut self, object: &Arc<K>) {
         let place = index(&**object);
-        if let Some(names) = self.owned.get_mut(&place) {
-            names.remove(object.name());
-            if names.is_empty() {
+        if let Some(owned) = self.owned.get_mut(&place) {
+            owned.remove(object.name());
+            if owned.is_empty() {
                 self.owned.remove(&place);
             }
         }

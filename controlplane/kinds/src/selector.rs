@@ -1,10 +1,12 @@
 //! Label and field selectors.
 
+mod facets;
 pub(crate) mod fields;
 mod label;
 
 use serde_json::Value;
 
+pub use self::facets::Facets;
 pub use self::label::{LabelSelector, Requirement};
 use crate::Kind;
 
@@ -85,6 +87,11 @@ impl FieldSelector {
     /// Whether an object meets all requirements.
     pub fn matches(&self, object: &Value) -> bool {
         self.terms.iter().all(|term| ((term.field.value)(object) == term.value) == term.equal)
+    }
+
+    /// As [`FieldSelector::matches`], from the object's facets.
+    pub fn matches_facets(&self, facets: &Facets) -> bool {
+        self.terms.iter().all(|term| (facets.field(term.field.name) == term.value) == term.equal)
     }
 }
 

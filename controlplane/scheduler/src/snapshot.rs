@@ -1,5 +1,6 @@
 //! The nodes and what is asked of each, pods that are only assumed there included.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use k8s_openapi::api::core::v1::Taint;
@@ -36,6 +37,8 @@ pub(crate) struct NodeInfo {
     /// None: pods name this node, but it is not there.
     facts: Option<Facts>,
     pods: HashMap<String, Placed>,
+    /// How many of the pods each owner has.
+    owners: HashMap<String, usize>,
     pub(crate) requested: Resources,
     /// As requested, with defaults for those who ask for nothing.
     pub(crate) weighed: Resources,
@@ -78,12 +81,15 @@ impl NodeInfo {
 
     /// How many pods of this owner are here.
     pub(crate) fn of_owner(&self, owner: &str) -> usize {
-        self.pods.values().filter(|placed| placed.owner.as_deref() == Some(owner)).count()
+        self.owners.get(owner).copied().unwrap_or_default()
     }
 
     fn put(&mut self, uid: &str, placed: Placed) {
         self.requested.add(&placed.requests, 1);
         self.weighed.add(&weight_of(&placed.requests), 1);
+        if let Some(owner) = &placed.owner {
+            *self.owners.entry(owner.clone()).or_default() += 1;
+        }
         self.pods.insert(uid.to_owned(), placed);
     }
 
@@ -91,6 +97,14 @@ impl NodeInfo {
         if let Some(placed) = self.pods.remove(uid) {
             self.requested.add(&placed.requests, -1);
             self.weighed.add(&weight_of(&placed.requests), -1);
+            if let Some(owner) = placed.owner
+                && let Entry::Occupied(mut count) = self.owners.entry(owner)
+            {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
         }
     }
 }
@@ -174,9 +188,24 @@ mod tests {
         snapshot.place(&pod, "a");
         let requested = |snapshot: &Snapshot| snapshot.candidates().next().unwrap().info.requested.clone();
         assert_eq!((requested(&snapshot).cpu, requested(&snapshot).pods), (1000, 1));
+        let mut owned = fixture_owned(&pod, "o");
+        snapshot.place(&owned, "a");
+        owned.metadata.uid = Some("q".to_owned());
+        snapshot.place(&owned, "a");
+        assert_eq!(snapshot.candidates().next().unwrap().info.of_owner("o"), 2);
+        snapshot.remove("q");
+        assert_eq!(snapshot.candidates().next().unwrap().info.of_owner("o"), 1);
         assert!(snapshot.remove("p"));
         assert!(!snapshot.remove("p"));
         assert_eq!(requested(&snapshot), Resources::default());
+        assert!(snapshot.candidates().next().unwrap().info.owners.is_empty());
+    }
+
+    fn fixture_owned(pod: &Pod, owner: &str) -> Pod {
+        let mut pod = pod.clone();
+        let owner = json!([{"apiVersion": "v1", "kind": "X", "name": "x", "uid": owner, "controller": true}]);
+        pod.metadata.owner_references = serde_json::from_value(owner).unwrap();
+        pod
     }
 
     #[test]

@@ -14,22 +14,31 @@ pub(crate) fn named(id: &str, asked: &str) -> bool {
     asked.is_empty() || id == asked
 }
 
+/// What filters look at.
+pub(crate) struct Subject<'a> {
+    pub(crate) id: &'a str,
+    /// Of a container; empty for sandboxes.
+    pub(crate) sandbox_id: &'a str,
+    pub(crate) state: i32,
+    pub(crate) labels: &'a HashMap<String, String>,
+}
+
 /// Whether the filter lets a sandbox through.
-pub(crate) fn sandbox(item: &cri::PodSandbox, filter: Option<&cri::PodSandboxFilter>) -> bool {
+pub(crate) fn sandbox(item: &Subject<'_>, filter: Option<&cri::PodSandboxFilter>) -> bool {
     filter.is_none_or(|filter| {
-        named(&item.id, &filter.id)
+        named(item.id, &filter.id)
             && filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
-            && selected(&item.labels, &filter.label_selector)
+            && selected(item.labels, &filter.label_selector)
     })
 }
 
 /// Whether the filter lets a container through.
-pub(crate) fn container(item: &cri::Container, filter: Option<&cri::ContainerFilter>) -> bool {
+pub(crate) fn container(item: &Subject<'_>, filter: Option<&cri::ContainerFilter>) -> bool {
     filter.is_none_or(|filter| {
-        named(&item.id, &filter.id)
-            && named(&item.pod_sandbox_id, &filter.pod_sandbox_id)
+        named(item.id, &filter.id)
+            && named(item.sandbox_id, &filter.pod_sandbox_id)
             && filter.state.as_ref().is_none_or(|wanted| wanted.state == item.state)
-            && selected(&item.labels, &filter.label_selector)
+            && selected(item.labels, &filter.label_selector)
     })
 }
 
@@ -43,12 +52,11 @@ mod tests {
 
     #[test]
     fn all_parts_of_a_filter_must_match() {
-        let item = cri::Container {
-            id: "c0ffee".into(),
-            pod_sandbox_id: "beef".into(),
+        let item = Subject {
+            id: "c0ffee",
+            sandbox_id: "beef",
             state: cri::ContainerState::ContainerRunning.into(),
-            labels: labels(&[("a", "1"), ("b", "2")]),
-            ..Default::default()
+            labels: &labels(&[("a", "1"), ("b", "2")]),
         };
         let running = cri::ContainerStateValue { state: cri::ContainerState::ContainerRunning.into() };
         let exited = cri::ContainerStateValue { state: cri::ContainerState::ContainerExited.into() };

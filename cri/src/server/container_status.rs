@@ -14,7 +14,7 @@ use crate::container::resources::limits;
 use crate::error::Error;
 use crate::records::ContainerPhase;
 use crate::runtime::Runtime;
-use crate::sandbox::filter;
+use crate::sandbox::{POD_UID, filter};
 use crate::shim_client::Shim;
 
 impl Runtime {
@@ -76,8 +76,18 @@ impl Runtime {
             pod_sandbox_id: self.inner.sandboxes.whole_id(&filter.pod_sandbox_id),
             ..filter
         });
-        let mut containers = self.inner.containers.all();
-        containers.retain(|row| row.visible() && filter::container(&row.item(), filter.as_ref()));
+        let table = &self.inner.containers;
+        // A kubelet asks for one pod's, after each event of the pod.
+        let mut containers = match filter.as_ref() {
+            Some(filter) if !filter.id.is_empty() => table.get(&filter.id).into_iter().collect(),
+            Some(filter) if !filter.pod_sandbox_id.is_empty() => table.of_sandbox(&filter.pod_sandbox_id),
+            Some(filter) => match filter.label_selector.get(POD_UID) {
+                Some(uid) => table.of_pod(uid),
+                None => table.all(),
+            },
+            None => table.all(),
+        };
+        containers.retain(|row| row.visible() && filter::container(&row.subject(), filter.as_ref()));
         containers.sort_by_key(|row| std::cmp::Reverse(row.record.created_at));
         containers
     }
@@ -90,9 +100,7 @@ impl Runtime {
 
     /// All containers of a sandbox, those being created included.
     pub(crate) fn containers_of(&self, sandbox_id: &str) -> Vec<Arc<Container>> {
-        let mut all = self.inner.containers.all();
-        all.retain(|container| container.record.sandbox_id == sandbox_id);
-        all
+        self.inner.containers.of_sandbox(sandbox_id)
     }
 
     /// The shim that a container lives in.

@@ -15,7 +15,7 @@ use crate::nri::about::namespaces_of;
 use crate::runtime::Runtime;
 use crate::sandbox::attachment::INTERFACE;
 use crate::sandbox::namespaces::own_network;
-use crate::sandbox::{Sandbox, filter};
+use crate::sandbox::{POD_UID, Sandbox, filter};
 
 impl Runtime {
     /// The state of a sandbox and of its containers.
@@ -83,8 +83,17 @@ impl Runtime {
     fn sandboxes_that(&self, filter: Option<cri::PodSandboxFilter>) -> Vec<Arc<Sandbox>> {
         let filter = filter
             .map(|filter| cri::PodSandboxFilter { id: self.inner.sandboxes.whole_id(&filter.id), ..filter });
-        let mut sandboxes = self.inner.sandboxes.all();
-        sandboxes.retain(|row| filter::sandbox(&row.item(), filter.as_ref()));
+        let table = &self.inner.sandboxes;
+        // A kubelet asks for one pod's, after each event of the pod.
+        let mut sandboxes = match filter.as_ref() {
+            Some(filter) if !filter.id.is_empty() => table.get(&filter.id).into_iter().collect(),
+            Some(filter) => match filter.label_selector.get(POD_UID) {
+                Some(uid) => table.of_pod(uid),
+                None => table.all(),
+            },
+            None => table.all(),
+        };
+        sandboxes.retain(|row| filter::sandbox(&row.subject(), filter.as_ref()));
         sandboxes.sort_by_key(|row| std::cmp::Reverse(row.record.created_at));
         sandboxes
     }

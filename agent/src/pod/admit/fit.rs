@@ -6,16 +6,14 @@ use crate::pod::state::Verdict;
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     let (millis, memory) = facts.allocatable;
-    let used = facts.others.iter().map(|pod| pod_requests(pod));
-    let (used_millis, used_memory) =
-        used.fold((0, 0), |(cpu, memory), amount| (cpu + amount.cpu_millis, memory + amount.memory));
+    let used = facts.taken.requested;
     let wanted = pod_requests(facts.pod);
-    let places = i64::try_from(facts.others.len()).unwrap_or(i64::MAX);
+    let places = i64::try_from(facts.taken.places).unwrap_or(i64::MAX);
     let most = i64::try_from(facts.max_pods).unwrap_or(i64::MAX);
     for (name, requested, used, capacity) in [
         ("pods", 1, places, most),
-        ("cpu", wanted.cpu_millis, used_millis, millis),
-        ("memory", wanted.memory, used_memory, memory),
+        ("cpu", wanted.cpu_millis, used.cpu_millis, millis),
+        ("memory", wanted.memory, used.memory, memory),
     ] {
         if requested > 0 && used + requested > capacity {
             let message = format!(

@@ -6,9 +6,8 @@ use super::{Facts, refuse};
 use crate::pod::state::{Verdict, is_sidecar};
 
 pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
-    let clash = host_ports(facts.pod).any(|wanted| {
-        facts.others.iter().any(|other| host_ports(other).any(|taken| overlap(&wanted, &taken)))
-    });
+    let clash =
+        host_ports(facts.pod).any(|wanted| facts.taken.ports.iter().any(|taken| overlap(&wanted, taken)));
     if clash {
         let message = "Pod was rejected: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports";
         return Err(refuse("NodePorts", message));
@@ -16,13 +15,16 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     Ok(())
 }
 
-struct HostPort {
+/// A port of the node that a pod takes.
+#[derive(Clone, Debug)]
+pub(crate) struct HostPort {
     ip: String,
     port: i32,
     protocol: String,
 }
 
-fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort> {
+/// The host ports of a pod's containers and sidecars.
+pub(crate) fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort> {
     let spec = pod.spec.iter();
     let containers = spec.flat_map(|spec| {
         spec.init_containers.iter().flatten().filter(|c| is_sidecar(c)).chain(&spec.containers)

@@ -1,8 +1,7 @@
-use std::sync::Arc;
-
 use serde_json::json;
 
 use super::*;
+use crate::cgroup::resources::pod_requests;
 
 fn pod(spec: serde_json::Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).unwrap()
@@ -13,15 +12,16 @@ fn plain() -> serde_json::Value {
 }
 
 fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_json::Value) -> String {
-    let others: Vec<Arc<Pod>> = others.iter().map(|o| Arc::new(pod(o.clone()))).collect();
+    let mut taken = Taken { places: others.len(), ..Taken::default() };
+    for other in others.iter().map(|other| pod(other.clone())) {
+        let amount = pod_requests(&other);
+        taken.requested.cpu_millis += amount.cpu_millis;
+        taken.requested.memory += amount.memory;
+        taken.ports.extend(host_ports(&other));
+    }
     let node: Node = serde_json::from_value(node).unwrap();
-    let facts = Facts {
-        pod: &pod(wanted),
-        others: &others,
-        node: Some(&node),
-        max_pods: 2,
-        allocatable: (2000, 1 << 30),
-    };
+    let facts =
+        Facts { pod: &pod(wanted), taken, node: Some(&node), max_pods: 2, allocatable: (2000, 1 << 30) };
     admit(&facts).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 

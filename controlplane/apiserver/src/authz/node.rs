@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Question;
 use crate::{
-    cache::{Cache, prefix_of},
+    cache::{Object, Referred},
     request::ResourceInfo,
 };
 
@@ -37,13 +37,19 @@ pub(super) fn allows(question: &Question<'_>) -> bool {
         ("storage.k8s.io", "csinodes", "") => {
             verb == "create" || (resource.name == node && OWN.contains(&verb))
         }
-        ("", "serviceaccounts", "") => verb == "get" && needed(question, resource, node, accounts_of),
-        ("", "serviceaccounts", "token") => verb == "create" && needed(question, resource, node, accounts_of),
+        ("", "serviceaccounts", "") => {
+            verb == "get" && needed(question, resource, node, Referred::ServiceAccount)
+        }
+        ("", "serviceaccounts", "token") => {
+            verb == "create" && needed(question, resource, node, Referred::ServiceAccount)
+        }
         ("certificates.k8s.io", "certificatesigningrequests", "") => READ.contains(&verb) || verb == "create",
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews", "") => verb == "create",
-        ("", "secrets", "") => READ.contains(&verb) && needed(question, resource, node, secrets_of),
-        ("", "configmaps", "") => READ.contains(&verb) && needed(question, resource, node, config_maps_of),
+        ("", "secrets", "") => READ.contains(&verb) && needed(question, resource, node, Referred::Secret),
+        ("", "configmaps", "") => {
+            READ.contains(&verb) && needed(question, resource, node, Referred::ConfigMap)
+        }
         _ => false,
     }
 }
@@ -57,19 +63,15 @@ fn own_pods(question: &Question<'_>, resource: &ResourceInfo, node: &str) -> boo
             value.map(|value| value.trim_start_matches('=')) == Some(node)
         });
     }
-    let pods = by_resource("", "v1", "pods");
-    let pod = pods.and_then(|kind| question.cache.get(kind, &resource.namespace, &resource.name));
-    // One that is not there is nobody's secret: its node must learn that it is gone.
-    pod.is_none_or(|pod| pod.value()["spec"]["nodeName"] == node)
+    let kind = by_resource("", "v1", "pods");
+    let pod = kind.and_then(|kind| question.cache.get(kind, &resource.namespace, &resource.name));
+    // The node of a deleted pod must learn that it is gone, and an absent pod has nothing to protect.
+    let bound = |pod: &Object| kind.is_some_and(|kind| pod.facets(kind).field("spec.nodeName") == node);
+    pod.is_none_or(|pod| bound(&pod))
 }
 
 /// Whether a pod on the node refers to the named object. Lists and watches must name one too.
-fn needed(
-    question: &Question<'_>,
-    resource: &ResourceInfo,
-    node: &str,
-    names: fn(&Value) -> Vec<&str>,
-) -> bool {
+fn needed(question: &Question<'_>, resource: &ResourceInfo, node: &str, kind: Referred) -> bool {
     let selected = question.info.query.get("fieldSelector");
     let wanted = if resource.name.is_empty() {
         selected.strip_prefix("metadata.name=").unwrap_or_default()
@@ -77,16 +79,10 @@ fn needed(
         &resource.name
     };
     let wanted = wanted.trim_start_matches('=');
+    let pods = by_resource("", "v1", "pods").and_then(|pods| question.cache.of(pods).ok());
     !wanted.is_empty()
         && !resource.namespace.is_empty()
-        && pods_on(question.cache, &resource.namespace, node).iter().any(|pod| names(pod).contains(&wanted))
-}
-
-fn pods_on(cache: &Cache, namespace: &str, node: &str) -> Vec<Value> {
-    let Some(kind) = by_resource("", "v1", "pods") else { return Vec::new() };
-    let Ok(pods) = cache.of(kind) else { return Vec::new() };
-    let prefix = prefix_of(kind, namespace);
-    pods.under(&prefix).map(|pod| pod.value()).filter(|pod| pod["spec"]["nodeName"] == node).collect()
+        && pods.is_some_and(|pods| pods.references().needed(node, kind, &resource.namespace, wanted))
 }
 
 fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
@@ -120,7 +116,7 @@ pub(crate) fn config_maps_of(pod: &Value) -> Vec<&str> {
     volumes.chain(environment(pod, "configMapRef", "configMapKeyRef")).filter_map(Value::as_str).collect()
 }
 
-fn accounts_of(pod: &Value) -> Vec<&str> {
+pub(crate) fn accounts_of(pod: &Value) -> Vec<&str> {
     pod["spec"]["serviceAccountName"].as_str().into_iter().collect()
 }
 
@@ -140,6 +136,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use coracle_store::Commit;
+
+    use crate::authn::User;
+    use crate::cache::{Cache, encode, key_of, parses};
+    use crate::request::RequestInfo;
+
+    /// Pods on the node `n`, each with a secret of its own.
+    fn cache_of(pods: u64) -> Cache {
+        let (cache, kind) = (Cache::new(0), by_resource("", "v1", "pods").unwrap());
+        for number in 0..pods {
+            let volumes =
+                json!([{"secret": {"secretName": format!("s{number}")}}, {"configMap": {"name": "c"}}]);
+            let pod = json!({"metadata": {"name": format!("p{number}"), "namespace": "ns"},
+                "spec": {"nodeName": "n", "serviceAccountName": "default", "volumes": volumes}});
+            let key = key_of(kind, "ns", &format!("p{number}")).into();
+            let value = Some(encode(kind, &pod));
+            cache.apply(&Commit { key, revision: number + 1, value, created: number + 1 });
+        }
+        cache
+    }
 
     #[test]
     fn a_pod_needs_what_it_names() {
@@ -156,5 +172,27 @@ mod tests {
         }});
         assert_eq!(secrets_of(&pod), ["a", "b", "d", "e", "g"]);
         assert_eq!(config_maps_of(&pod), ["kube-root-ca.crt", "c", "f"]);
+    }
+
+    #[test]
+    fn a_decision_parses_nothing_however_many_pods_there_are() {
+        let parsed = |pods: u64| {
+            let cache = cache_of(pods);
+            let user = User::new("system:node:n", &["system:nodes"]);
+            let before = parses::so_far();
+            for (path, expect) in [
+                ("/api/v1/namespaces/ns/secrets/s0", true),
+                ("/api/v1/namespaces/ns/secrets/absent", false),
+                ("/api/v1/namespaces/ns/configmaps/c", true),
+                ("/api/v1/namespaces/ns/serviceaccounts/default", true),
+            ] {
+                let uri = path.parse().unwrap();
+                let info = RequestInfo::parse(&http::Method::GET, &uri);
+                let question = Question { user: &user, verb: "get", info: &info, cache: &cache };
+                assert_eq!(allows(&question), expect, "{path}");
+            }
+            parses::so_far() - before
+        };
+        assert_eq!((parsed(10), parsed(1000)), (0, 0));
     }
 }

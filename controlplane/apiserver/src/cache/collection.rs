@@ -10,10 +10,9 @@ use coracle_kinds::{
     selector::{FieldSelector, LabelSelector},
 };
 use coracle_store::{Commit, Entry};
-use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::Object;
+use super::{Object, References};
 use crate::error::{ApiError, Result};
 
 /// A kind remembers so many changes, and not more than so many bytes of superseded objects.
@@ -69,13 +68,8 @@ pub(crate) struct Collection {
     /// Changes after this revision are in `changes`.
     forgotten: u64,
     watchers: Vec<Watcher>,
-}
-
-/// Both states of a changed object as trees, read at most once and only if a selector asks.
-#[derive(Default)]
-struct Trees {
-    old: Option<Value>,
-    new: Option<Value>,
+    /// What pods refer to; empty for other kinds.
+    references: References,
 }
 
 // === impl Scope ===
@@ -86,25 +80,21 @@ impl Scope {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    pub(crate) fn selects(&self, object: &Value) -> bool {
-        self.labels.matches_object(object) && self.fields.matches(object)
+    /// Whether labels and fields fit. The prefix is the caller's part.
+    pub(crate) fn selects(&self, kind: &Kind, object: &Object) -> bool {
+        self.is_plain() || {
+            let facets = object.facets(kind);
+            self.labels.matches_facets(facets) && self.fields.matches_facets(facets)
+        }
     }
 
     /// What a client with this scope has to hear of a change.
-    fn event(&self, change: &Change, trees: &mut Trees) -> Option<Event> {
+    fn event(&self, kind: &Kind, change: &Change) -> Option<Event> {
         if !change.new.key.starts_with(&self.prefix) {
             return None;
         }
-        let (was, is) = if self.is_plain() {
-            (change.old.is_some(), !change.deleted)
-        } else {
-            let was = change
-                .old
-                .as_ref()
-                .is_some_and(|old| self.selects(trees.old.get_or_insert_with(|| old.value())));
-            let is = !change.deleted && self.selects(trees.new.get_or_insert_with(|| change.new.value()));
-            (was, is)
-        };
+        let was = change.old.as_ref().is_some_and(|old| self.selects(kind, old));
+        let is = !change.deleted && self.selects(kind, &change.new);
         let new = change.new.clone();
         match (was, is) {
             (false, true) => Some(Event::Added(new)),
@@ -141,11 +131,15 @@ impl Collection {
             change_bytes: 0,
             forgotten: revision,
             watchers: Vec::new(),
+            references: References::default(),
         }
     }
 
     pub(super) fn load(&mut self, entry: Entry) {
         let object = Object::stamped(self.kind, entry.key.clone(), entry.modified, &entry.value);
+        if self.has_references() {
+            self.references.set(None, &object);
+        }
         self.objects.insert(entry.key, Arc::new(object));
     }
 
@@ -163,8 +157,14 @@ impl Collection {
             }
         };
         let change = Change { revision: commit.revision, old, new, deleted: commit.value.is_none() };
-        let mut trees = Trees::default();
-        self.watchers.retain_mut(|watcher| match watcher.scope.event(&change, &mut trees) {
+        if self.has_references() {
+            match change.deleted {
+                true => self.references.remove(&change.new.key),
+                false => self.references.set(change.old.as_deref(), &change.new),
+            }
+        }
+        let kind = self.kind;
+        self.watchers.retain_mut(|watcher| match watcher.scope.event(kind, &change) {
             Some(event) => watcher.tell(event, change.revision),
             None => !watcher.events.is_closed(),
         });
@@ -186,6 +186,15 @@ impl Collection {
         self.watchers.retain_mut(|watcher| {
             !watcher.bookmarks || watcher.told >= forgotten || watcher.tell(Event::Bookmark(newest), newest)
         });
+    }
+
+    fn has_references(&self) -> bool {
+        self.kind.group.is_empty() && self.kind.plural == "pods"
+    }
+
+    /// What the pods of each node refer to.
+    pub(crate) fn references(&self) -> &References {
+        &self.references
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<Arc<Object>> {
@@ -230,7 +239,7 @@ impl Collection {
         }
         watcher.told = revision;
         for change in self.changes.iter().filter(|change| change.revision > revision) {
-            if let Some(event) = watcher.scope.event(change, &mut Trees::default()) {
+            if let Some(event) = watcher.scope.event(self.kind, change) {
                 watcher.tell(event, change.revision);
             }
         }
@@ -241,7 +250,7 @@ impl Collection {
     /// Registers a watcher and returns what exists, as of `revision` or newer.
     pub(crate) fn watch_from_now(&mut self, mut watcher: Watcher, revision: u64) -> Vec<Arc<Object>> {
         let objects = self.under(&watcher.scope.prefix);
-        let initial = objects.filter(|o| watcher.scope.is_plain() || watcher.scope.selects(&o.value()));
+        let initial = objects.filter(|object| watcher.scope.selects(self.kind, object));
         let initial = initial.cloned().collect();
         watcher.told = revision;
         self.watchers.push(watcher);

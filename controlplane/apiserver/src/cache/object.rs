@@ -5,11 +5,11 @@
 //! that the revision can be set in at a fixed place, and so that an item of a list, which goes
 //! without apiVersion and kind, is a slice of the same bytes.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use coracle_kinds::Kind;
-use serde_json::{Map, Value};
+use coracle_kinds::{Kind, selector::Facets};
+use serde_json::{Map, Value, value::RawValue};
 
 /// An object as of one commit.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct Object {
     pub(crate) json: Bytes,
     /// Where `"metadata"` begins in it.
     metadata_at: usize,
+    /// What selectors read, parsed when the first one asks.
+    facets: OnceLock<Facets>,
 }
 
 impl Object {
@@ -35,7 +37,7 @@ impl Object {
             json.push(b',');
         }
         json.extend_from_slice(rest);
-        Self { key, revision, json: json.into(), metadata_at }
+        Self { key, revision, json: json.into(), metadata_at, facets: OnceLock::new() }
     }
 
     /// The same object as of a later commit, the one that removes it.
@@ -48,7 +50,34 @@ impl Object {
 
     /// The object as a tree.
     pub(crate) fn value(&self) -> Value {
+        #[cfg(test)]
+        parses::count();
         serde_json::from_slice(&self.json).unwrap_or_default()
+    }
+
+    /// The object's name: the last part of its key.
+    pub(crate) fn name(&self) -> &str {
+        self.key.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// Labels and selectable fields, parsed at most once.
+    pub(crate) fn facets(&self, kind: &Kind) -> &Facets {
+        self.facets.get_or_init(|| {
+            #[cfg(test)]
+            parses::count();
+            Facets::read(kind, &self.json)
+        })
+    }
+
+    /// The text of the spec; empty when there is none.
+    pub(crate) fn spec(&self) -> &str {
+        #[derive(serde::Deserialize)]
+        struct Specified<'a> {
+            #[serde(borrow, default)]
+            spec: Option<&'a RawValue>,
+        }
+        let found: Option<Specified<'_>> = serde_json::from_slice(&self.json).ok();
+        found.and_then(|found| found.spec).map_or("", RawValue::get)
     }
 
     /// The object without apiVersion and kind is `{` and this.
@@ -105,5 +134,21 @@ pub(crate) fn prefix_of(kind: &Kind, namespace: &str) -> String {
         format!("{}/{}/{namespace}/", kind.group, kind.plural)
     } else {
         format!("{}/{}/", kind.group, kind.plural)
+    }
+}
+
+/// Counts how often this thread parses objects, for tests of work that must not grow with their number.
+#[cfg(test)]
+pub(crate) mod parses {
+    use std::cell::Cell;
+
+    thread_local!(static COUNT: Cell<usize> = const { Cell::new(0) });
+
+    pub(super) fn count() {
+        COUNT.set(COUNT.get() + 1);
+    }
+
+    pub(crate) fn so_far() -> usize {
+        COUNT.get()
     }
 }

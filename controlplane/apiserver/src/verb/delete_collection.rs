@@ -7,7 +7,6 @@ use crate::{
     error::{ApiError, Result},
     reply::{self, Reply},
     verb::{delete, list},
-    write::text,
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
@@ -19,11 +18,10 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let objects: Vec<_> = call.state.cache.of(call.kind)?.under(&scope.prefix).cloned().collect();
     let mut touched = Vec::new();
     for object in objects {
-        let value = object.value();
-        if !scope.selects(&value) {
+        if !scope.selects(call.kind, &object) {
             continue;
         }
-        match delete::one(call, text(&value, "name"), &options).await {
+        match delete::one(call, object.name(), &options).await {
             Ok(_) => touched.push(object),
             // Somebody else deleted it in between.
             Err(error) if error.reason == "NotFound" => {}

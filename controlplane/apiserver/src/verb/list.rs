@@ -29,7 +29,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
     let mut meta = json!({"resourceVersion": revision.to_string()});
     let mut candidates = objects.into_iter();
     for object in candidates.by_ref() {
-        if !scope.is_plain() && !scope.selects(&object.value()) {
+        if !scope.selects(call.kind, &object) {
             continue;
         }
         if page.len() == limit {

@@ -52,7 +52,7 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     let mut plan = Plan::default();
     let mut active = Vec::new();
     for pod in pods {
-        let fits = selector.matches(&labels(&pod));
+        let fits = selector.matches(labels(&pod));
         match (controller_of(&pod.metadata).is_some(), fits) {
             (true, true) if is_active(&pod) => active.push(pod),
             (true, false) if !set.deleting() && !pod.deleting() => plan.release.push(pod),
@@ -86,8 +86,9 @@ pub(crate) fn is_active(pod: &Pod) -> bool {
     !pod.finished() && !pod.deleting()
 }
 
-fn labels(pod: &Pod) -> BTreeMap<String, String> {
-    pod.metadata.labels.clone().unwrap_or_default()
+fn labels(pod: &Pod) -> &BTreeMap<String, String> {
+    const NONE: &BTreeMap<String, String> = &BTreeMap::new();
+    pod.metadata.labels.as_ref().unwrap_or(NONE)
 }
 
 /// A change of the number of pods that failed.

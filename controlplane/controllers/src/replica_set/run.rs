@@ -57,13 +57,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if selector.selects_all() {
         return Ok(Next::Wait);
     }
-    let snapshot = Snapshot {
-        set: &set,
-        selector: &selector,
-        pods: pods(context, &set),
-        neighbours: neighbours(context, &set),
-        now: Timestamp::now(),
-    };
+    let pods = pods(context, &set);
+    // They decide which pods are deleted; most looks delete none.
+    let wanted = usize::try_from(plan::wanted(&set)).unwrap_or_default();
+    let neighbours = if pods.len() > wanted { neighbours(context, &set) } else { HashMap::new() };
+    let snapshot = Snapshot { set: &set, selector: &selector, pods, neighbours, now: Timestamp::now() };
     let plan = plan::plan(snapshot);
     release(context, &set, &plan.release).await?;
     adopt(context, &set, &plan.adopt).await?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::SelectorError;
+use super::{Facets, SelectorError};
 
 /// One requirement on labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,18 +85,22 @@ impl LabelSelector {
 
     /// Whether a `labels` map (or null) meets all requirements.
     pub fn matches(&self, labels: &Value) -> bool {
-        self.requirements.iter().all(|requirement| {
-            let value = |key: &str| labels.get(key).and_then(Value::as_str);
-            match requirement {
-                Requirement::In(key, values) => {
-                    value(key).is_some_and(|value| values.iter().any(|v| v == value))
-                }
-                Requirement::NotIn(key, values) => {
-                    value(key).is_none_or(|value| values.iter().all(|v| v != value))
-                }
-                Requirement::Exists(key) => value(key).is_some(),
-                Requirement::Absent(key) => value(key).is_none(),
+        self.matches_by(|key| labels.get(key).and_then(Value::as_str))
+    }
+
+    /// Whether the labels among an object's facets meet all requirements.
+    pub fn matches_facets(&self, facets: &Facets) -> bool {
+        self.matches_by(|key| facets.label(key))
+    }
+
+    fn matches_by<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
+        self.requirements.iter().all(|requirement| match requirement {
+            Requirement::In(key, values) => value(key).is_some_and(|value| values.iter().any(|v| v == value)),
+            Requirement::NotIn(key, values) => {
+                value(key).is_none_or(|value| values.iter().all(|v| v != value))
             }
+            Requirement::Exists(key) => value(key).is_some(),
+            Requirement::Absent(key) => value(key).is_none(),
         })
     }
 

@@ -1,0 +1,206 @@
+//! The desired pods of this node, with sums over them that each change updates: no change costs more the more pods
+//! there are.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::over;
+use crate::cgroup::resources::{Amount, pod_requests};
+use crate::cgroup::{QosClass, qos_class};
+use crate::pod::admit::{HostPort, Taken, host_ports};
+use crate::server::PodView;
+use crate::source::values;
+
+/// The desired pods of this node. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pods {
+    state: Arc<RwLock<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    by_uid: HashMap<String, Entry>,
+    /// Pods that are not over, and what they request.
+    places: usize,
+    requested: Amount,
+    burstable_millis: i64,
+    /// Host ports by the uid of the pod that has them; most pods have none.
+    ports: HashMap<String, Vec<HostPort>>,
+    /// How many pods refer to each record of a config map or secret.
+    records: HashMap<String, usize>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    pod: Arc<Pod>,
+    share: Share,
+}
+
+/// A pod's part of the sums.
+#[derive(Clone, Debug, Default)]
+struct Share {
+    /// None when the pod is over.
+    requested: Option<Amount>,
+    burstable_millis: i64,
+    records: Vec<String>,
+}
+
+// === impl Pods ===
+
+impl Pods {
+    /// All of them, in no particular order.
+    pub(crate) fn all(&self) -> Vec<Arc<Pod>> {
+        self.read().by_uid.values().map(|entry| Arc::clone(&entry.pod)).collect()
+    }
+
+    /// What the pods that are not over take of the node, without the pod of this uid.
+    pub(super) fn taken_beside(&self, uid: &str) -> Taken {
+        let state = self.read();
+        let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);
+        let amount = own.unwrap_or_default();
+        let others = state.ports.iter().filter(|(other, _)| *other != uid);
+        Taken {
+            places: state.places - usize::from(own.is_some()),
+            requested: Amount {
+                cpu_millis: state.requested.cpu_millis - amount.cpu_millis,
+                memory: state.requested.memory - amount.memory,
+            },
+            ports: others.flat_map(|(_, ports)| ports).cloned().collect(),
+        }
+    }
+
+    /// What the burstable pods request of the processor, in thousandths of a core.
+    pub(super) fn burstable_millis(&self) -> i64 {
+        self.read().burstable_millis
+    }
+
+    pub(super) fn put(&self, uid: &str, pod: &Arc<Pod>) {
+        let share = Share::of(pod);
+        let ports: Vec<HostPort> = if over(pod) { Vec::new() } else { host_ports(pod).collect() };
+        let mut state = self.write();
+        state.add(&share);
+        let entry = Entry { pod: Arc::clone(pod), share };
+        if let Some(old) = state.by_uid.insert(uid.to_owned(), entry) {
+            state.subtract(&old.share);
+        }
+        if ports.is_empty() {
+            state.ports.remove(uid);
+        } else {
+            state.ports.insert(uid.to_owned(), ports);
+        }
+    }
+
+    /// Forgets a pod. Returns the records that no other pod refers to.
+    pub(super) fn take(&self, uid: &str) -> Vec<String> {
+        let mut state = self.write();
+        state.ports.remove(uid);
+        state.by_uid.remove(uid).map(|old| state.subtract(&old.share)).unwrap_or_default()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PodView for Pods {
+    fn pods(&self) -> Vec<Arc<Pod>> {
+        self.all()
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn add(&mut self, share: &Share) {
+        self.places += usize::from(share.requested.is_some());
+        let amount = share.requested.unwrap_or_default();
+        self.requested.cpu_millis += amount.cpu_millis;
+        self.requested.memory += amount.memory;
+        self.burstable_millis += share.burstable_millis;
+        for name in &share.records {
+            match self.records.get_mut(name) {
+                Some(count) => *count += 1,
+                None => drop(self.records.insert(name.clone(), 1)),
+            }
+        }
+    }
+
+    /// Returns the records that nothing refers to any more.
+    fn subtract(&mut self, share: &Share) -> Vec<String> {
+        self.places -= usize::from(share.requested.is_some());
+        let amount = share.requested.unwrap_or_default();
+        self.requested.cpu_millis -= amount.cpu_millis;
+        self.requested.memory -= amount.memory;
+        self.burstable_millis -= share.burstable_millis;
+        let mut unused = Vec::new();
+        for name in &share.records {
+            let Some(count) = self.records.get_mut(name) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                self.records.remove(name);
+                unused.push(name.clone());
+            }
+        }
+        unused
+    }
+}
+
+// === impl Share ===
+
+impl Share {
+    fn of(pod: &Pod) -> Self {
+        let requested = pod_requests(pod);
+        let is_burstable = qos_class(pod) == QosClass::Burstable;
+        Self {
+            requested: (!over(pod)).then_some(requested),
+            burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
+            records: values::records_of(pod),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(uid: &str, cpu: &str, port: i32, secret: &str, phase: &str) -> Arc<Pod> {
+        let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}},
+            "ports": [{"containerPort": 80, "hostPort": port}]});
+        let pod = json!({"metadata": {"uid": uid, "name": uid, "namespace": "n"}, "status": {"phase": phase},
+            "spec": {"containers": [container], "volumes": [{"name": "v", "secret": {"secretName": secret}}]}});
+        Arc::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn sums(pods: &Pods) -> (usize, i64, usize, i64) {
+        let taken = pods.taken_beside("");
+        (taken.places, taken.requested.cpu_millis, taken.ports.len(), pods.burstable_millis())
+    }
+
+    #[test]
+    fn sums_follow_each_change_and_end_at_nothing() {
+        let pods = Pods::default();
+        pods.put("a", &pod("a", "1", 80, "s", "Pending"));
+        pods.put("b", &pod("b", "2", 0, "s", "Pending"));
+        assert_eq!(sums(&pods), (2, 3000, 1, 3000));
+        let beside = pods.taken_beside("a");
+        assert_eq!((beside.places, beside.requested.cpu_millis, beside.ports.len()), (1, 2000, 0));
+        pods.put("a", &pod("a", "1", 80, "s", "Running"));
+        assert_eq!(sums(&pods), (2, 3000, 1, 3000));
+        pods.put("a", &pod("a", "1", 80, "s", "Failed"));
+        assert_eq!(sums(&pods), (1, 2000, 0, 3000));
+        assert_eq!(pods.take("a"), Vec::<String>::new());
+        let unused = pods.take("b");
+        assert!(unused.contains(&"Secret_n_s.json".to_owned()), "{unused:?}");
+        assert_eq!(pods.take("b"), Vec::<String>::new());
+        assert_eq!(sums(&pods), (0, 0, 0, 0));
+        assert!(pods.read().records.is_empty() && pods.all().is_empty());
+    }
+}

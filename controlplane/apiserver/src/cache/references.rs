@@ -1,0 +1,161 @@
+//! The index from nodes to what their pods refer to: secrets, config maps, service accounts.
+//!
+//! The cache of pods keeps it up to date with each change, so that the node authorizer answers without looking at
+//! pods. It counts references, since several pods of a node may name one object.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+
+use super::Object;
+use crate::authz::node::{accounts_of, config_maps_of, secrets_of};
+
+/// Kinds of objects that a pod's node may read for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Referred {
+    Secret,
+    ConfigMap,
+    ServiceAccount,
+}
+
+/// What the pods of each node refer to.
+#[derive(Debug, Default)]
+pub(crate) struct References {
+    /// By the pod's key.
+    pods: HashMap<Arc<str>, Bound>,
+    /// By node: how many of its pods name each object.
+    nodes: HashMap<Arc<str>, HashMap<Arc<Reference>, usize>>,
+}
+
+/// A pod that is bound to a node.
+#[derive(Debug)]
+struct Bound {
+    node: Arc<str>,
+    names: Vec<Arc<Reference>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Reference {
+    kind: Referred,
+    namespace: Box<str>,
+    name: Box<str>,
+}
+
+// === impl References ===
+
+impl References {
+    /// Whether a pod on the node names this object.
+    pub(crate) fn needed(&self, node: &str, kind: Referred, namespace: &str, name: &str) -> bool {
+        let wanted = Reference { kind, namespace: namespace.into(), name: name.into() };
+        self.nodes.get(node).is_some_and(|names| names.contains_key(&wanted))
+    }
+
+    /// Takes in a pod's new state. Only a changed spec is parsed: most commits of a pod change its status.
+    pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
+        let spec = pod.spec();
+        if old.is_some_and(|old| old.spec() == spec) {
+            return;
+        }
+        self.remove(&pod.key);
+        let spec: Value = serde_json::from_str(spec).unwrap_or_default();
+        let node = spec["nodeName"].as_str().unwrap_or_default();
+        if node.is_empty() {
+            return;
+        }
+        let node = self.nodes.get_key_value(node).map_or_else(|| node.into(), |(known, _)| known.clone());
+        // Keys of pods are `/pods/namespace/name`.
+        let namespace: Box<str> = pod.key.split('/').nth(2).unwrap_or_default().into();
+        let pod_tree = json!({"spec": spec});
+        let mut names = Vec::new();
+        for (kind, found) in [
+            (Referred::Secret, secrets_of(&pod_tree)),
+            (Referred::ConfigMap, config_maps_of(&pod_tree)),
+            (Referred::ServiceAccount, accounts_of(&pod_tree)),
+        ] {
+            let named = found.into_iter().map(|name| name.into());
+            names.extend(named.map(|name| Reference { kind, namespace: namespace.clone(), name }));
+        }
+        let counts = self.nodes.entry(node.clone()).or_default();
+        let names = names.into_iter().map(|name| count(counts, name)).collect();
+        self.pods.insert(pod.key.clone(), Bound { node, names });
+    }
+
+    /// Takes in that a pod is gone.
+    pub(super) fn remove(&mut self, key: &str) {
+        let Some(Bound { node, names }) = self.pods.remove(key) else { return };
+        let Some(counts) = self.nodes.get_mut(&node) else { return };
+        for name in names {
+            if let Entry::Occupied(mut entry) = counts.entry(name) {
+                *entry.get_mut() -= 1;
+                if *entry.get() == 0 {
+                    entry.remove();
+                }
+            }
+        }
+        if counts.is_empty() {
+            self.nodes.remove(&node);
+        }
+    }
+}
+
+/// Counts a name once more; equal names are stored once.
+fn count(counts: &mut HashMap<Arc<Reference>, usize>, name: Reference) -> Arc<Reference> {
+    let name = counts.get_key_value(&name).map_or_else(|| Arc::new(name.clone()), |(known, _)| known.clone());
+    *counts.entry(name.clone()).or_default() += 1;
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+
+    use super::*;
+    use crate::cache::encode;
+
+    fn pod(name: &str, revision: u64, node: &str, secret: &str, phase: &str) -> Object {
+        let kind = by_kind("v1", "Pod").unwrap();
+        let stored = encode(
+            kind,
+            &json!({"metadata": {"name": name, "namespace": "ns"},
+                "spec": {"nodeName": node, "volumes": [{"secret": {"secretName": secret}}], "serviceAccountName": "default"},
+                "status": {"phase": phase}}),
+        );
+        Object::stamped(kind, format!("/pods/ns/{name}").into(), revision, &stored)
+    }
+
+    #[test]
+    fn a_node_needs_what_its_pods_name_as_long_as_one_does() {
+        let mut references = References::default();
+        let needs =
+            |references: &References, name: &str| references.needed("n", Referred::Secret, "ns", name);
+        let (unbound, a, b) =
+            (pod("a", 1, "", "s", ""), pod("a", 2, "n", "s", ""), pod("b", 3, "n", "s", ""));
+        references.set(None, &unbound);
+        assert!(!needs(&references, "s"));
+        references.set(Some(&unbound), &a);
+        references.set(None, &b);
+        assert!(needs(&references, "s"));
+        assert!(references.needed("n", Referred::ServiceAccount, "ns", "default"));
+        for (node, kind, namespace, name) in [
+            ("m", Referred::Secret, "ns", "s"),
+            ("n", Referred::ConfigMap, "ns", "s"),
+            ("n", Referred::Secret, "other", "s"),
+            ("n", Referred::Secret, "ns", "t"),
+        ] {
+            assert!(!references.needed(node, kind, namespace, name), "{node} {namespace}/{name}");
+        }
+        references.remove(&a.key);
+        assert!(needs(&references, "s"));
+        let changed = pod("b", 4, "n", "t", "");
+        references.set(Some(&b), &changed);
+        assert!(!needs(&references, "s") && needs(&references, "t"));
+        let running = pod("b", 5, "n", "t", "Running");
+        references.set(Some(&changed), &running);
+        assert!(needs(&references, "t"));
+        references.remove(&running.key);
+        assert!(references.pods.is_empty() && references.nodes.is_empty());
+    }
+}

@@ -1,0 +1,110 @@
+//! The parts of an encoded object that selectors read, parsed once and kept beside it.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, value::RawValue};
+
+use super::fields;
+use crate::Kind;
+
+/// Labels and selectable fields of one object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facets {
+    labels: Box<[(Box<str>, Box<str>)]>,
+    /// By the name of the field; empty values are left out.
+    fields: Box<[(&'static str, Box<str>)]>,
+}
+
+// === impl Facets ===
+
+impl Facets {
+    /// Reads the facets of an encoded object. The rest of the object is skipped, not parsed into a tree.
+    pub fn read(kind: &Kind, json: &[u8]) -> Facets {
+        let selectable = fields::COMMON.iter().chain(kind.fields);
+        let mut paths: Vec<Vec<&str>> =
+            selectable.clone().map(|field| field.name.split('.').collect()).collect();
+        paths.push(vec!["metadata", "labels"]);
+        let paths: Vec<&[&str]> = paths.iter().map(Vec::as_slice).collect();
+        let text = std::str::from_utf8(json).unwrap_or_default();
+        let object = part(text, &paths);
+        let labels = object["metadata"]["labels"].as_object().into_iter().flatten();
+        let labels = labels.filter_map(|(key, value)| Some((key.as_str().into(), value.as_str()?.into())));
+        let fields = selectable.map(|field| (field.name, (field.value)(&object).into_boxed_str()));
+        Facets { labels: labels.collect(), fields: fields.filter(|(_, value)| !value.is_empty()).collect() }
+    }
+
+    /// The value of a label.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.labels.iter().find(|(name, _)| **name == *key).map(|(_, value)| &**value)
+    }
+
+    /// The value of a selectable field as text; empty when the object does not have it.
+    pub fn field(&self, name: &str) -> &str {
+        self.fields.iter().find(|(known, _)| *known == name).map_or("", |(_, value)| value)
+    }
+}
+
+/// The fields of an encoded object that the paths lead to; null when the text is not an object.
+fn part(text: &str, paths: &[&[&str]]) -> Value {
+    let Ok(members) = serde_json::from_str::<BTreeMap<String, &RawValue>>(text) else { return Value::Null };
+    let mut found = Map::new();
+    for (name, raw) in members {
+        let below: Vec<&[&str]> = paths
+            .iter()
+            .filter_map(|path| path.split_first().filter(|(first, _)| **first == name).map(|(_, rest)| rest))
+            .collect();
+        if below.is_empty() {
+            continue;
+        }
+        let whole = below.iter().any(|rest| rest.is_empty());
+        let value =
+            if whole { serde_json::from_str(raw.get()).unwrap_or_default() } else { part(raw.get(), &below) };
+        found.insert(name, value);
+    }
+    Value::Object(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::kind::KINDS;
+    use crate::selector::{FieldSelector, LabelSelector};
+
+    #[test]
+    fn facets_select_as_the_whole_object_does() {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "a", "namespace": "b", "labels": {"app": "web", "x": ""}, "annotations": {"a\"b": "c"}},
+            "spec": {"nodeName": "n", "hostNetwork": true, "containers": [{"name": "c", "type": "no"}], "type": "t"},
+            "status": {"phase": "Running", "podIP": null, "replicas": 3},
+            "source": {"component": "s"}, "type": "Warning", "reason": "r",
+            "involvedObject": {"kind": "Pod", "resourceVersion": 7},
+        });
+        let text = object.to_string();
+        for kind in KINDS.iter() {
+            let facets = Facets::read(kind, text.as_bytes());
+            for field in fields::COMMON.iter().chain(kind.fields) {
+                assert_eq!(facets.field(field.name), (field.value)(&object), "{} {}", kind.kind, field.name);
+            }
+        }
+        let facets = Facets::read(crate::kind::by_kind("v1", "Pod").unwrap(), text.as_bytes());
+        for selector in ["app=web", "app!=web", "!app", "x=", "y", "app in (a,web),x"] {
+            let selector = LabelSelector::parse(selector).unwrap();
+            assert_eq!(selector.matches_facets(&facets), selector.matches_object(&object), "{selector}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_object_has_no_facets_and_absent_flags_are_false() {
+        let pod = crate::kind::by_kind("v1", "Pod").unwrap();
+        for text in ["", "null", "[1]", "{\"spec\":7}", "{\"metadata\":{\"labels\":[]}}"] {
+            let facets = Facets::read(pod, text.as_bytes());
+            assert_eq!(facets.label("a"), None);
+            assert_eq!(facets.field("spec.hostNetwork"), "false", "for {text}");
+            let unset = FieldSelector::parse(pod, "spec.nodeName=,metadata.name=").unwrap();
+            assert!(unset.matches_facets(&facets));
+        }
+    }
+}
