@@ -16,13 +16,15 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     Ok(())
 }
 
-struct HostPort {
-    ip: String,
-    port: i32,
-    protocol: String,
+/// A port of the node that a pod asks for.
+pub(super) struct HostPort {
+    /// Empty for every address.
+    pub(super) ip: String,
+    pub(super) port: i32,
+    pub(super) protocol: String,
 }
 
-fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort> {
+pub(super) fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort> {
     let spec = pod.spec.iter();
     let containers = spec.flat_map(|spec| {
         spec.init_containers.iter().flatten().filter(|c| is_sidecar(c)).chain(&spec.containers)
