@@ -9,6 +9,7 @@ mod backoff;
 mod config;
 mod env;
 mod events;
+mod foreign_text;
 mod hook;
 mod observe;
 mod plan;

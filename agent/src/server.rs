@@ -6,7 +6,7 @@
 //! request is checked, exchanged for a token, and handed over whole ([`Streams`]).
 
 mod authorize;
-mod logs;
+pub(crate) mod logs;
 mod route;
 mod stats;
 mod streams;

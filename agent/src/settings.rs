@@ -4,6 +4,7 @@ mod cgroup;
 mod cni;
 mod control_plane;
 mod image_gc;
+mod log_line;
 mod nri;
 mod overlay;
 mod ranges;
@@ -253,7 +254,7 @@ impl LogSettings {
     pub(crate) fn start(&self) -> anyhow::Result<()> {
         let filter = tracing_subscriber::EnvFilter::try_new(directives(&self.log_level))
             .with_context(|| format!("--log-level {} is not a level or filter", self.log_level))?;
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| log_line::LogLine);
         match self.log_format {
             LogFormat::Text => log.with_target(false).with_ansi(std::io::stderr().is_terminal()).init(),
             LogFormat::Json => log.json().init(),

@@ -26,6 +26,7 @@ mod host_local;
 mod invoke;
 mod leaving;
 mod link;
+mod listeners;
 mod loopback;
 mod netns;
 mod network;
@@ -42,6 +43,7 @@ mod watch;
 
 pub use error::Error;
 pub use executable::main as plugin_main;
+pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, Network, NetworkConfig};
 pub use overlay::{
     AddressNews, Applied, Backend, End, Local, LocalAddress, Mac, Offload, Overlay, OverlayConfig,

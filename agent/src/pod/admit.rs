@@ -1,9 +1,12 @@
-//! Whether this node takes a pod: one check a file, the first that refuses decides. Pure.
+//! Whether this node takes a pod: one check a file, the first that refuses decides. Pure, but for [`in_use`], which
+//! asks the kernel.
 
 mod fit;
+pub(crate) mod in_use;
 mod place;
 mod ports;
 mod sysctls;
+mod system;
 pub(crate) mod unsupported;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -34,6 +37,7 @@ pub(crate) struct Taken {
 
 /// Admits the pod, or says with which verdict it ends.
 pub(crate) fn admit(facts: &Facts<'_>) -> Result<(), Verdict> {
+    system::check(facts.pod)?;
     unsupported::check(facts.pod)?;
     sysctls::check(facts)?;
     fit::check(facts)?;

@@ -1,6 +1,8 @@
 //! Events about pods and the node to the API, as core/v1: equal ones are counted up in one object, and an object that
 //! causes too many is quieted. Recording never waits.
 
+mod correlate;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -12,9 +14,11 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-/// Events of one object that may come at once, and the seconds after which one more may.
-const BURST: f64 = 25.0;
-const REFILL_SECONDS: f64 = 300.0;
+use super::foreign_text::printable;
+use correlate::Correlator;
+
+/// Largest message of an event in bytes, as events.k8s.io/v1 has it.
+pub(crate) const MESSAGE_MAX: usize = 1024;
 /// How many different events are remembered for counting up.
 const REMEMBERED: usize = 1024;
 const QUEUE: usize = 512;
@@ -39,7 +43,7 @@ pub(crate) struct Sender {
     receiver: mpsc::Receiver<Record>,
     node: Arc<str>,
     sent: HashMap<Key, Sent>,
-    quota: HashMap<String, Quota>,
+    correlator: Correlator,
 }
 
 #[derive(Clone, Debug)]
@@ -65,18 +69,13 @@ struct Sent {
     last: Timestamp,
 }
 
-#[derive(Clone, Copy)]
-struct Quota {
-    left: f64,
-    at: Timestamp,
-}
-
 /// A recorder and what has to run for its events to be sent.
 pub(crate) fn channel(client: Client, node: &str) -> (Recorder, Sender) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let node: Arc<str> = node.into();
     let recorder = Recorder { sender, node: Arc::clone(&node) };
-    (recorder, Sender { client, receiver, node, sent: HashMap::new(), quota: HashMap::new() })
+    let correlator = Correlator::default();
+    (recorder, Sender { client, receiver, node, sent: HashMap::new(), correlator })
 }
 
 impl Recorder {
@@ -140,6 +139,7 @@ impl Recorder {
     }
 
     fn send(&self, about: ObjectReference, (level, reason): (Level, &'static str), message: String) {
+        let message = printable(&message, MESSAGE_MAX);
         tracing::debug!(node = &*self.node, about = about.name, reason, message, "event");
         let record = Record { about, level, reason, message, at: Timestamp::now() };
         // A full queue means that the API server is away; events are not worth more than the pods.
@@ -151,29 +151,29 @@ impl Sender {
     /// Sends until every recorder is gone.
     pub(crate) async fn run(mut self) {
         while let Some(record) = self.receiver.recv().await {
-            if let Err(error) = self.send(&record).await {
+            if let Err(error) = self.send(record).await {
                 tracing::debug!(error = &error as &dyn std::error::Error, "event not taken");
             }
         }
     }
 
-    async fn send(&mut self, record: &Record) -> Result<(), kube::Error> {
+    async fn send(&mut self, mut record: Record) -> Result<(), kube::Error> {
+        let Some(key) = self.correlator.admit(&mut record) else { return Ok(()) };
         let namespace = record.about.namespace.as_deref().unwrap_or("default");
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        let key = record.key();
-        if !self.allowed(&key.uid, record.at) {
-            return Ok(());
-        }
         if let Some(sent) = self.sent.get_mut(&key) {
             sent.count += 1;
             sent.last = record.at;
-            let patch = json!({"count": sent.count, "lastTimestamp": Time(record.at)});
+            let mut patch = json!({"count": sent.count, "lastTimestamp": Time(record.at)});
+            if key.message != record.message {
+                patch["message"] = printable(&record.message, MESSAGE_MAX).into();
+            }
             match api.patch(&sent.name, &PatchParams::default(), &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
                 other => return other.map(|_| ()),
             }
         }
-        let event = event(record, &self.node);
+        let event = event(&record, &self.node);
         let name = event.metadata.name.clone().unwrap_or_default();
         api.create(&PostParams::default(), &event).await?;
         self.forget_oldest();
@@ -189,26 +189,6 @@ impl Sender {
         times.sort();
         let middle = times[times.len() / 2];
         self.sent.retain(|_, sent| sent.last > middle);
-        let live: std::collections::HashSet<&str> = self.sent.keys().map(|k| k.uid.as_str()).collect();
-        self.quota.retain(|uid, _| live.contains(uid.as_str()));
-    }
-
-    fn allowed(&mut self, uid: &str, now: Timestamp) -> bool {
-        let quota = self.quota.entry(uid.to_owned()).or_insert(Quota { left: BURST, at: now });
-        quota.take(now)
-    }
-}
-
-impl Quota {
-    fn take(&mut self, now: Timestamp) -> bool {
-        let passed = now.duration_since(self.at).as_secs_f64().max(0.0);
-        self.left = (self.left + passed / REFILL_SECONDS).min(BURST);
-        self.at = now;
-        let allowed = self.left >= 1.0;
-        if allowed {
-            self.left -= 1.0;
-        }
-        allowed
     }
 }
 
@@ -234,7 +214,7 @@ fn event(record: &Record, node: &str) -> Event {
         },
         involved_object: record.about.clone(),
         reason: Some(record.reason.to_owned()),
-        message: Some(record.message.chars().take(1024).collect()),
+        message: Some(printable(&record.message, MESSAGE_MAX)),
         type_: Some(match record.level {
             Level::Normal => "Normal".to_owned(),
             Level::Warning => "Warning".to_owned(),
@@ -246,19 +226,5 @@ fn event(record: &Record, node: &str) -> Event {
         reporting_component: Some("kubelet".to_owned()),
         reporting_instance: Some(node.to_owned()),
         ..Event::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_noisy_object_is_quieted_and_heard_again_later() {
-        let start = Timestamp::from_second(0).unwrap();
-        let mut quota = Quota { left: BURST, at: start };
-        assert_eq!((0..40).filter(|_| quota.take(start)).count(), 25);
-        assert!(!quota.take(Timestamp::from_second(299).unwrap()));
-        assert!(quota.take(Timestamp::from_second(301).unwrap()));
     }
 }

@@ -1,8 +1,12 @@
 //! Liveness, readiness and startup probes: one task per running container that has any. A result that changes
 //! something goes to the pod's worker; nothing else wakes it.
 
+mod grpc;
 pub(crate) mod http;
+pub(crate) mod outcome;
+mod schedule;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +17,13 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::Node;
-use super::events::Level;
+use super::events::{Level, MESSAGE_MAX};
 use super::state::Probed;
+use outcome::Outcome;
+use schedule::{Attempt, Schedule};
+
+/// What probes name themselves by, as the kubelet's do.
+const USER_AGENT: &str = "kube-probe/1.37";
 
 /// What a probe found that the worker must know.
 #[derive(Debug)]
@@ -88,7 +97,7 @@ impl Watched {
     /// Probes until dropped, or until the container is condemned.
     pub(crate) async fn run(self) {
         if let Some(probe) = self.container.startup_probe.as_ref().filter(|_| !self.before.started)
-            && !self.until_decided(Kind::Startup, probe).await
+            && !self.until_decided(probe).await
         {
             return;
         }
@@ -116,95 +125,141 @@ impl Watched {
         self.tell(Finding::Unhealthy { id: self.id.clone(), why, grace });
     }
 
-    async fn until_decided(&self, kind: Kind, probe: &Probe) -> bool {
-        let mut streak = Streak::default();
-        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
-        loop {
-            let good = self.probe(kind, probe).await;
-            match streak.count(good, probe) {
-                Some(true) => return true,
-                Some(false) => {
-                    self.condemn(probe, "failed startup probe");
-                    return false;
-                }
-                None => tokio::time::sleep(period(probe)).await,
-            }
+    async fn until_decided(&self, probe: &Probe) -> bool {
+        let schedule = Schedule::eager(period(probe));
+        let decided = self.keep(Kind::Startup, probe, schedule, ControlFlow::Break).await;
+        if !decided {
+            self.condemn(probe, "failed startup probe");
         }
+        decided
     }
 
     async fn until_unhealthy(&self, probe: &Probe) {
-        let mut streak = Streak::default();
-        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
-        loop {
-            let good = self.probe(Kind::Liveness, probe).await;
-            if streak.count(good, probe) == Some(false) {
-                self.condemn(probe, "failed liveness probe");
-                return;
-            }
-            tokio::time::sleep(period(probe)).await;
-        }
+        let schedule = Schedule::regular(period(probe));
+        let decide = |good| if good { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        self.keep(Kind::Liveness, probe, schedule, decide).await;
+        self.condemn(probe, "failed liveness probe");
     }
 
     async fn keep_readiness(&self, probe: &Probe) {
-        let (mut streak, mut ready) = (Streak::default(), self.before.ready);
-        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
-        loop {
-            let good = self.probe(Kind::Readiness, probe).await;
-            if let Some(now) = streak.count(good, probe).filter(|now| *now != ready) {
+        let mut ready = self.before.ready;
+        let period = period(probe);
+        let schedule = if ready { Schedule::regular(period) } else { Schedule::eager(period) };
+        self.keep::<()>(Kind::Readiness, probe, schedule, |now| {
+            if now != ready {
                 ready = now;
                 self.tell(Finding::Ready { id: self.id.clone(), ready });
             }
-            tokio::time::sleep(period(probe)).await;
+            ControlFlow::Continue(())
+        })
+        .await;
+    }
+
+    /// Probes on schedule and gives each result that reaches its threshold to `decide`, until that ends it.
+    async fn keep<T>(
+        &self,
+        kind: Kind,
+        probe: &Probe,
+        mut schedule: Schedule,
+        mut decide: impl FnMut(bool) -> ControlFlow<T>,
+    ) -> T {
+        let (mut streak, mut attempt) = (Streak::default(), Attempt::Regular);
+        tokio::time::sleep(seconds(probe.initial_delay_seconds, 0)).await;
+        loop {
+            let outcome = self.probe(probe).await;
+            let Some(good) = outcome.passed() else {
+                self.record(kind, outcome);
+                tokio::time::sleep(schedule.retry()).await;
+                continue;
+            };
+            if good || attempt == Attempt::Regular {
+                self.record(kind, outcome);
+                if let Some(reached) = streak.count(good, probe)
+                    && let ControlFlow::Break(end) = decide(reached)
+                {
+                    return end;
+                }
+            }
+            let pause;
+            (pause, attempt) = schedule.next(good);
+            tokio::time::sleep(pause).await;
         }
     }
 
-    async fn probe(&self, kind: Kind, probe: &Probe) -> bool {
+    /// One attempt within the probe's time limit.
+    async fn probe(&self, probe: &Probe) -> Outcome {
         let limit = seconds(probe.timeout_seconds, 1);
         // Probes sleep nearly always: what one needs while it asks is only there then.
         let asking = Box::pin(self.once(probe, limit));
-        let result = match tokio::time::timeout(limit, asking).await {
-            Ok(result) => result,
-            Err(_elapsed) => Err(format!("it did not answer within {limit:?}")),
-        };
-        let Err(why) = result else { return true };
+        let late = |_elapsed| Outcome::Failure(format!("it did not answer within {limit:?}"));
+        tokio::time::timeout(limit, asking).await.unwrap_or_else(late)
+    }
+
+    /// Reports an outcome by an event, where it is worth one.
+    fn record(&self, kind: Kind, outcome: Outcome) {
         let name = match kind {
             Kind::Startup => "Startup",
             Kind::Readiness => "Readiness",
             Kind::Liveness => "Liveness",
         };
-        let event = (Level::Warning, "Unhealthy");
-        let message = format!("{name} probe failed: {why}");
-        self.node.recorder.container(&self.pod, &self.container.name, event, message);
-        false
+        let (reason, message) = match outcome {
+            Outcome::Success => return,
+            Outcome::Warning(what) => ("ProbeWarning", format!("{name} probe warning: {what}")),
+            Outcome::Failure(why) => ("Unhealthy", format!("{name} probe failed: {why}")),
+            Outcome::Unknown(why) => {
+                ("Unhealthy", format!("{name} probe errored and resulted in unknown state: {why}"))
+            }
+        };
+        self.node.recorder.container(&self.pod, &self.container.name, (Level::Warning, reason), message);
     }
 
-    async fn once(&self, probe: &Probe, limit: Duration) -> Result<(), String> {
+    async fn once(&self, probe: &Probe, limit: Duration) -> Outcome {
         if let Some(exec) = &probe.exec {
             return self.exec(exec.command.clone().unwrap_or_default(), limit).await;
         }
         if let Some(get) = &probe.http_get {
-            let request = http::Request::new(get, &self.container, &self.ip).map_err(|e| e.to_string())?;
-            let answer = http::get(&request).await.map_err(|e| e.to_string())?;
-            return answer.success().map_err(|e| e.to_string());
+            let answer = match http::Request::new(get, &self.container, &self.ip) {
+                Ok(request) => http::get(request).await,
+                Err(error) => Err(error),
+            };
+            return answer.map_or_else(|error| Outcome::of(&error, error.to_string()), |a| a.outcome());
         }
         if let Some(socket) = &probe.tcp_socket {
-            let port = port(&socket.port, &self.container).ok_or("its port has no number")?;
+            let Some(port) = port(&socket.port, &self.container) else {
+                return Outcome::Failure("its port has no number".to_owned());
+            };
             let host = socket.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&self.ip);
-            return TcpStream::connect((host, port)).await.map(drop).map_err(|e| e.to_string());
+            let connected = TcpStream::connect((host, port)).await;
+            return connected.map_or_else(|e| Outcome::of(&e, e.to_string()), |_stream| Outcome::Success);
         }
-        Err("this kind of probe is not supported by this node".to_owned())
+        if let Some(grpc) = &probe.grpc {
+            let Ok(port) = u16::try_from(grpc.port) else {
+                return Outcome::Failure("its port has no number".to_owned());
+            };
+            return grpc::check((&self.ip, port), grpc.service.as_deref().unwrap_or_default()).await;
+        }
+        Outcome::Failure("the probe names no handler".to_owned())
     }
 
-    async fn exec(&self, cmd: Vec<String>, limit: Duration) -> Result<(), String> {
+    /// A command that is late has failed. One that the runtime could not run has no result, as upstream.
+    async fn exec(&self, cmd: Vec<String>, limit: Duration) -> Outcome {
         let timeout = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
         let request = cri::ExecSyncRequest { container_id: self.id.clone(), cmd, timeout };
-        let answer = self.node.runtime.exec_sync(request).await;
-        let answer = answer.map_err(|status| status.message().to_owned())?;
+        let answer = match self.node.runtime.exec_sync(request).await {
+            Ok(answer) => answer,
+            Err(status) if status.code() == tonic::Code::DeadlineExceeded => {
+                return Outcome::Failure(status.message().to_owned());
+            }
+            Err(status) => return Outcome::Unknown(status.message().to_owned()),
+        };
         if answer.exit_code == 0 {
-            return Ok(());
+            return Outcome::Success;
         }
-        let output = [answer.stdout, answer.stderr].concat();
-        Err(String::from_utf8_lossy(&output).chars().take(1024).collect())
+        let mut output = answer.stdout;
+        output.extend(answer.stderr);
+        // Events have no room for more.
+        output.truncate(MESSAGE_MAX);
+        Outcome::Failure(String::from_utf8_lossy(&output).into_owned())
     }
 }
 

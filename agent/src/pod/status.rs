@@ -34,9 +34,10 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     let shape = Shape::of(spec);
     let api = pod.status.clone().unwrap_or_default();
     let initialized = phase::initialized(&shape, facts);
-    let inits = container::statuses(shape.inits(), facts);
-    let mains = container::statuses(shape.mains(), facts);
-    let added = container::added(&shape.ephemerals(), facts);
+    let mut inits = container::statuses(shape.inits(), facts);
+    let mut mains = container::statuses(shape.mains(), facts);
+    let mut added = container::added(&shape.ephemerals(), facts);
+    container::limit_ends([&mut inits, &mut mains, &mut added].into_iter());
     // A pod that was refused at the door has no containers to tell of.
     let refused =
         facts.memory.verdict.is_some() && *facts.seen == Seen::default() && facts.last.is_none_or(untold);

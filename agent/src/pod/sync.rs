@@ -170,7 +170,8 @@ impl Sync {
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
         };
-        match admit::admit(&facts) {
+        let admitted = admit::admit(&facts).and_then(|()| admit::in_use::check(pod, &self.node.config));
+        match admitted {
             Ok(()) => {
                 let ignored = unsupported::ignored(pod);
                 if !ignored.is_empty() {

@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{Backend, Body, text};
+pub(crate) use line::Line;
 use options::Options;
 
 /// Chunks that may wait for a slow reader.

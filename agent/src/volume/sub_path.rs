@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
-use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 
 use super::{VolumeContext, mounts};
 
@@ -94,7 +94,7 @@ fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
     }
     // The volume's own path is the node's, and the way to it may well lead over a link.
     let base = open(root, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).map_err(failed)?;
-    let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o777);
+    let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o7777);
     let relative: PathBuf = if parts.is_empty() { PathBuf::from(".") } else { parts.iter().collect() };
     match beneath(&base, &relative) {
         Err(Errno::ENOENT) => make_beneath(&base, &parts, mode).map_err(failed),
@@ -134,15 +134,24 @@ fn make_beneath(base: &OwnedFd, parts: &[&std::ffi::OsStr], mode: Mode) -> nix::
         match beneath(base, &walked) {
             Err(Errno::ENOENT) => {
                 match mkdirat(&at, *part, mode) {
-                    Err(Errno::EEXIST) | Ok(()) => {}
+                    // The umask has taken bits away.
+                    Ok(()) => at = with_mode(&at, part, mode)?,
+                    Err(Errno::EEXIST) => at = beneath(base, &walked)?,
                     Err(errno) => return Err(errno),
                 }
-                at = beneath(base, &walked)?;
             }
             found => at = found?,
         }
     }
     Ok(at)
+}
+
+/// A new directory with all bits of its mode. A container may have put a link in its place: it is not followed.
+fn with_mode(parent: &OwnedFd, name: &std::ffi::OsStr, mode: Mode) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let made = openat(parent, name, flags, Mode::empty())?;
+    fchmod(&made, mode)?;
+    Ok(made)
 }
 
 #[cfg(test)]
@@ -170,6 +179,28 @@ mod tests {
         assert_eq!(target(&open_beneath(&dir, "new/deep").expect("made")), dir.join("new/deep"));
         assert!(dir.join("new/deep").is_dir());
         assert_eq!(target(&open_beneath(&dir, "./").expect("itself")), dir);
+        fs::remove_dir_all(dir).expect("clean up");
+    }
+
+    #[test]
+    fn what_is_made_has_the_volumes_mode_whatever_the_umask_is() {
+        let dir = volume("mode");
+        for mode in [0o777, 0o2770, 0o1777, 0o700] {
+            nix::sys::stat::fchmodat(
+                nix::fcntl::AT_FDCWD,
+                &dir,
+                Mode::from_bits_truncate(mode),
+                nix::sys::stat::FchmodatFlags::FollowSymlink,
+            )
+            .expect("chmod");
+            let path = format!("of-{mode:o}/deep");
+            open_beneath(&dir, &path).expect("made");
+            for made in [dir.join(&path), dir.join(&path).parent().expect("parent").to_owned()] {
+                use std::os::unix::fs::MetadataExt;
+                let found = fs::metadata(&made).expect("made").mode() & 0o7777;
+                assert_eq!(found, mode, "{found:o} for {mode:o}");
+            }
+        }
         fs::remove_dir_all(dir).expect("clean up");
     }
 

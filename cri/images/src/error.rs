@@ -136,7 +136,10 @@ impl Error {
     }
 }
 
-/// Joins an error and its sources with colons.
+/// Longest report in bytes: registries and images choose parts of the text.
+const REPORT_MAX: usize = 4096;
+
+/// Joins an error and its sources with colons. One line without control characters, cut when it is too long.
 pub(crate) fn report(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
@@ -145,7 +148,29 @@ pub(crate) fn report(error: &dyn std::error::Error) -> String {
         line.push_str(&cause.to_string());
         source = cause.source();
     }
-    line
+    line.truncate(line.floor_char_boundary(REPORT_MAX));
+    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Where a document is not as it should be. The words of the parser would quote the document, which may come from where
+/// only this machine can ask.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} at line {line} column {column}")]
+pub(crate) struct Malformed {
+    what: &'static str,
+    line: usize,
+    column: usize,
+}
+
+impl From<serde_json::Error> for Malformed {
+    fn from(error: serde_json::Error) -> Malformed {
+        let what = match error.classify() {
+            serde_json::error::Category::Data => "a value of the wrong kind",
+            serde_json::error::Category::Eof => "the end of the text",
+            serde_json::error::Category::Io | serde_json::error::Category::Syntax => "no JSON",
+        };
+        Malformed { what, line: error.line(), column: error.column() }
+    }
 }
 
 // === impl Cause ===

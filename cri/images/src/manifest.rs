@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::config::Platform;
 use crate::digest::Digest;
+use crate::error::Malformed;
 
 mod platform;
 mod search;
@@ -81,7 +82,7 @@ pub(crate) struct ParsedConfig {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManifestError {
     #[error("the manifest is damaged")]
-    Damaged(#[source] serde_json::Error),
+    Damaged(#[source] Malformed),
     #[error("the manifest is both an image and an index")]
     Ambiguous,
     #[error("the manifest is of schema 1, which is obsolete and not served")]
@@ -91,7 +92,7 @@ pub(crate) enum ManifestError {
     #[error("no image for {wanted} (there is: {available})")]
     Platform { wanted: String, available: String },
     #[error("the image configuration is damaged")]
-    Config(#[source] serde_json::Error),
+    Config(#[source] Malformed),
     #[error("the manifest has {layers} layers, its configuration names {diff_ids}")]
     Count { layers: usize, diff_ids: usize },
     #[error("the image has {0} layers, more than overlayfs takes")]
@@ -123,11 +124,11 @@ struct Version {
 /// Parses a manifest or an index. Goes by what the document has, not by the type that it came with, but refuses one
 /// that could be read as either: two readers must never see two images behind one digest.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ManifestError> {
-    let version: Version = serde_json::from_slice(bytes).map_err(ManifestError::Damaged)?;
+    let version: Version = serde_json::from_slice(bytes).map_err(|e| ManifestError::Damaged(e.into()))?;
     if version.schema_version == 1 {
         return Err(ManifestError::Schema1);
     }
-    let raw: Raw = serde_json::from_slice(bytes).map_err(ManifestError::Damaged)?;
+    let raw: Raw = serde_json::from_slice(bytes).map_err(|e| ManifestError::Damaged(e.into()))?;
     match (raw.config, raw.manifests) {
         (Some(_), Some(_)) => Err(ManifestError::Ambiguous),
         (None, Some(_)) if raw.layers.is_some() => Err(ManifestError::Ambiguous),
@@ -150,7 +151,8 @@ pub(crate) fn parse_config(
     layers: usize,
     (wanted, chosen): (&Platform, Chosen),
 ) -> Result<ParsedConfig, ManifestError> {
-    let mut value: serde_json::Value = serde_json::from_slice(bytes).map_err(ManifestError::Config)?;
+    let mut value: serde_json::Value =
+        serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?;
     strip_nulls(&mut value);
     let field = platform_of(&value);
     if !platform::may_be(wanted, &field, chosen) {
@@ -164,13 +166,15 @@ pub(crate) fn parse_config(
         return Err(ManifestError::Count { layers, diff_ids: diff_ids.len() });
     }
     complete(&mut value, wanted);
-    let config = serde_json::from_value(value).map_err(ManifestError::Config)?;
+    let config = serde_json::from_value(value).map_err(|e| ManifestError::Config(e.into()))?;
     Ok(ParsedConfig { config: Arc::new(config), diff_ids })
 }
 
 /// For which platform a configuration says that its image is.
 fn config_platform(bytes: &[u8]) -> Result<PlatformField, ManifestError> {
-    serde_json::from_slice(bytes).map(|value| platform_of(&value)).map_err(ManifestError::Config)
+    serde_json::from_slice(bytes)
+        .map(|value| platform_of(&value))
+        .map_err(|e| ManifestError::Config(e.into()))
 }
 
 fn platform_of(config: &serde_json::Value) -> PlatformField {
@@ -180,22 +184,23 @@ fn platform_of(config: &serde_json::Value) -> PlatformField {
 
 /// The layers of a configuration, lowest first.
 pub(crate) fn diff_ids(bytes: &[u8]) -> Result<Vec<Digest>, ManifestError> {
-    diff_ids_of(&serde_json::from_slice(bytes).map_err(ManifestError::Config)?)
+    diff_ids_of(&serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?)
 }
 
 fn diff_ids_of(config: &serde_json::Value) -> Result<Vec<Digest>, ManifestError> {
     match config.pointer("/rootfs/diff_ids") {
         Some(serde_json::Value::Null) | None => Ok(Vec::new()),
-        Some(list) => serde_json::from_value(list.clone()).map_err(ManifestError::Config),
+        Some(list) => serde_json::from_value(list.clone()).map_err(|e| ManifestError::Config(e.into())),
     }
 }
 
 /// Parses a configuration that was found good before.
 pub(crate) fn read_config(bytes: &[u8]) -> Result<Arc<ImageConfiguration>, ManifestError> {
-    let mut value: serde_json::Value = serde_json::from_slice(bytes).map_err(ManifestError::Config)?;
+    let mut value: serde_json::Value =
+        serde_json::from_slice(bytes).map_err(|e| ManifestError::Config(e.into()))?;
     strip_nulls(&mut value);
     complete(&mut value, &Platform::host());
-    serde_json::from_value(value).map(Arc::new).map_err(ManifestError::Config)
+    serde_json::from_value(value).map(Arc::new).map_err(|e| ManifestError::Config(e.into()))
 }
 
 fn check(config: &Descriptor, layers: &[Descriptor]) -> Result<(), ManifestError> {

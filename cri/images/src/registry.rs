@@ -16,6 +16,7 @@ use crate::reference::{Reference, Target};
 mod blob;
 mod challenge;
 mod client_certificate;
+mod detail;
 mod endpoint;
 mod foreign;
 mod hosts;
@@ -26,9 +27,6 @@ mod token;
 
 pub(crate) use blob::Blob;
 use endpoint::{Ask, Endpoint};
-
-/// Most of an answer's text that goes into an error.
-const DETAIL_MAX: usize = 300;
 
 /// The places that have a repository's content.
 pub(crate) struct Registry {
@@ -98,11 +96,7 @@ pub(crate) enum RegistryError {
     #[error("{realm} is no token service that can be used")]
     Realm { realm: String },
     #[error("cannot understand the token from {realm}")]
-    Token {
-        realm: String,
-        #[source]
-        source: serde_json::Error,
-    },
+    Token { realm: String },
     #[error("{url} is larger than {max} bytes")]
     TooLarge { url: String, max: u64 },
     #[error("{url} has the digest {actual}, not {expected}")]
@@ -380,34 +374,27 @@ impl RegistryError {
         }
     }
 
-    /// An answer that says no, with what it says why.
+    /// An answer that says no, with the reason that the registry itself gives.
     async fn status(url: String, response: reqwest::Response) -> RegistryError {
-        let status = response.status();
-        let retry_after = retry::asked(response.headers(), jiff::Timestamp::now());
-        let bytes = body(response, 64 << 10, &url).await.unwrap_or_default();
-        let detail = detail(&bytes);
-        let detail = if detail.is_empty() { detail } else { format!(" ({detail})") };
-        RegistryError::Status { url, status, detail, retry_after }
+        let is_own = detail::is_of(&response, &url);
+        let (status, retry_after) = head(&response);
+        let bytes = match is_own {
+            true => body(response, 64 << 10, &url).await.unwrap_or_default(),
+            false => Bytes::new(),
+        };
+        RegistryError::Status { url, status, detail: detail::of(&bytes), retry_after }
+    }
+
+    /// An answer that says no, of one whose words are not passed on.
+    fn refused(url: String, response: &reqwest::Response) -> RegistryError {
+        let (status, retry_after) = head(response);
+        RegistryError::Status { url, status, detail: String::new(), retry_after }
     }
 }
 
-/// The messages of a registry's error document, or the beginning of whatever text it is.
-fn detail(bytes: &[u8]) -> String {
-    let document: Option<serde_json::Value> = serde_json::from_slice(bytes).ok();
-    let errors = document.as_ref().and_then(|d| d.get("errors")).and_then(|e| e.as_array());
-    let text = match errors {
-        Some(errors) => {
-            let word = |e: &serde_json::Value, key: &str| {
-                e.get(key).and_then(|v| v.as_str()).unwrap_or_default().to_owned()
-            };
-            let lines: Vec<String> =
-                errors.iter().map(|e| format!("{}: {}", word(e, "code"), word(e, "message"))).collect();
-            lines.join("; ")
-        }
-        None => String::from_utf8_lossy(bytes).into_owned(),
-    };
-    let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().filter(|c| !c.is_control()).take(DETAIL_MAX).collect()
+/// The status of an answer, and how long it asks to be left alone.
+fn head(response: &reqwest::Response) -> (StatusCode, Option<Duration>) {
+    (response.status(), retry::asked(response.headers(), jiff::Timestamp::now()))
 }
 
 /// Any text as registry settings.
@@ -431,19 +418,4 @@ pub(crate) fn fuzz_challenge(text: &str) {
 #[cfg(test)]
 pub(crate) fn plain_tls() -> rustls::ClientConfig {
     tls::config(&hosts::TlsFiles::default(), false).unwrap()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::detail;
-
-    #[test]
-    fn the_reason_of_a_registry_is_kept_short_and_clean() {
-        let document =
-            br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown","detail":{}}]}"#;
-        assert_eq!(detail(document), "MANIFEST_UNKNOWN: manifest unknown");
-        assert_eq!(detail(b"<html>\n \x07Bad gateway"), "<html> Bad gateway");
-        assert_eq!(detail(&b"x".repeat(5000)).len(), 300);
-        assert_eq!(detail(b""), "");
-    }
 }

@@ -1,1 +1,224 @@
-//! Pods that attack the node's own ports, sockets and probes.
+//! Pods that attack the node's own ports, sockets and probes, and what peers of the node can make it report.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use serde_json::{Value, json};
+
+fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(machine, &mut cluster);
+    });
+}
+
+fn create(cluster: &Cluster, name: &str, spec: Value) {
+    let mut spec = spec;
+    spec["terminationGracePeriodSeconds"] = 0.into();
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+    cluster.apply(&pod.to_string());
+}
+
+/// The pod's status once a look at it gives something.
+fn until<T>(cluster: &Cluster, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
+    eventually(&format!("{name}: {what}"), 60, || look(&cluster.get(&["pod", name])["status"]))
+}
+
+fn ready(status: &Value) -> Option<()> {
+    let conditions = status["conditions"].as_array()?;
+    conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True").then_some(())
+}
+
+fn shell(script: &str) -> Value {
+    json!({"name": "c", "image": "busybox", "command": ["sh", "-c", script]})
+}
+
+#[test]
+fn a_host_port_does_not_take_a_port_that_the_node_uses() {
+    with_cluster(|_, cluster| {
+        let sshd = TcpListener::bind("0.0.0.0:2222").unwrap();
+        let local = UdpSocket::bind("127.0.0.1:5353").unwrap();
+        let with_port = |port: Value| {
+            let mut container = shell("sleep 1000");
+            container["ports"] = json!([port]);
+            json!({"containers": [container]})
+        };
+        let port = |number: u16| with_port(json!({"containerPort": 80, "hostPort": number}));
+        for (name, spec, message) in [
+            (
+                "kubelet",
+                port(10250),
+                "hostPort 10250/TCP is in use on this node by the kubelet API".to_owned(),
+            ),
+            (
+                "api",
+                port(6443),
+                format!("hostPort 6443/TCP is in use on this node by coracle (process {})", cluster.pid()),
+            ),
+            ("sshd", port(2222), format!("(process {})", std::process::id())),
+            (
+                "dns",
+                with_port(json!({"containerPort": 53, "hostPort": 5353, "protocol": "UDP"})),
+                format!("(process {})", std::process::id()),
+            ),
+        ] {
+            create(cluster, name, spec);
+            until(cluster, name, "refused", |s| (s["phase"] == "Failed").then_some(()));
+            let status = cluster.get(&["pod", name])["status"].clone();
+            assert_eq!(status["reason"], "NodePorts", "{status}");
+            assert!(status["message"].as_str().unwrap().contains(&message), "{message:?} is not in {status}");
+        }
+        // Of another protocol or another address it is free.
+        let udp = with_port(json!({"containerPort": 80, "hostPort": 2222, "protocol": "UDP"}));
+        let other = with_port(
+            json!({"containerPort": 53, "hostPort": 5353, "protocol": "UDP", "hostIP": "198.51.100.10"}),
+        );
+        for (name, spec) in [("udp", udp), ("other", other)] {
+            create(cluster, name, spec);
+            until(cluster, name, "ready", ready);
+        }
+        let mut client = TcpStream::connect("198.51.100.10:2222").unwrap();
+        client.write_all(b"hello").unwrap();
+        let mut text = [0; 5];
+        sshd.accept().unwrap().0.read_exact(&mut text).unwrap();
+        assert_eq!(&text, b"hello", "the node's own process answers");
+        drop(local);
+    });
+}
+
+/// The soft limit of open files of a process.
+fn limit_files(pid: u32, soft: &str) {
+    let limit = format!("--nofile={soft}:");
+    assert!(Command::new("prlimit").args(["--pid", &pid.to_string(), &limit]).status().unwrap().success());
+}
+
+#[test]
+fn a_probe_that_the_node_cannot_make_does_not_restart_the_pod() {
+    with_cluster(|_, cluster| {
+        let mut container = shell("exec httpd -f -p 80 -h /etc");
+        container["livenessProbe"] =
+            json!({"tcpSocket": {"port": 80}, "periodSeconds": 1, "failureThreshold": 1});
+        container["readinessProbe"] =
+            json!({"httpGet": {"port": 80, "path": "/passwd"}, "periodSeconds": 1, "failureThreshold": 1});
+        create(cluster, "probed", json!({"containers": [container]}));
+        until(cluster, "probed", "ready", ready);
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", cluster.pid())).unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        let soft = line.split_whitespace().nth(3).unwrap().to_owned();
+        limit_files(cluster.pid(), "16");
+        sleep(Duration::from_secs(6));
+        limit_files(cluster.pid(), &soft);
+        sleep(Duration::from_secs(3));
+        let status = cluster.get(&["pod", "probed"])["status"].clone();
+        assert_eq!(status["containerStatuses"][0]["restartCount"], 0, "{status}");
+        assert_eq!(ready(&status), Some(()), "{status}");
+    });
+}
+
+/// An HTTP server with one answer, on loopback; its address.
+fn serve(answer: impl Fn() -> String + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut head = [0; 4096];
+            let _ = stream.read(&mut head);
+            let _ = stream.write_all(answer().as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn the_words_of_a_token_service_reach_no_event_and_no_status() {
+    with_cluster(|_, cluster| {
+        let body = "AKIA-SECRET\x1b[2J";
+        let service = serve(move || {
+            format!(
+                "HTTP/1.1 403 Forbidden\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                body.len()
+            )
+        });
+        let realm = format!("http://{service}/latest/meta-data/iam?key=QUERY-SECRET");
+        let registry = serve(move || {
+            format!(
+                "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Bearer realm=\"{realm}\"\r\nContent-Length: 0\r\n\
+                 Connection: close\r\n\r\n"
+            )
+        });
+        let container = json!({"name": "c", "image": format!("{registry}/app:1")});
+        create(cluster, "p", json!({"containers": [container]}));
+        let waits = |s: &Value| {
+            let waiting = &s["containerStatuses"][0]["state"]["waiting"];
+            waiting["message"].as_str().filter(|m| m.contains("403")).map(str::to_owned)
+        };
+        let message = until(cluster, "p", "cannot be pulled", waits);
+        assert!(!message.contains("SECRET"), "{message}");
+        let events = cluster.kubectl(&["get", "events", "-o", "json"]);
+        assert!(events.contains("403 Forbidden") && !events.contains("SECRET"), "{events}");
+        assert!(!cluster.log().contains("SECRET"));
+    });
+}
+
+#[test]
+fn what_pods_report_and_get_is_what_the_kubelet_gives_them() {
+    with_cluster(|_, cluster| {
+        let mut end = shell("printf DONE; exit 1");
+        end["terminationMessagePolicy"] = "FallbackToLogsOnError".into();
+        create(cluster, "end", json!({"restartPolicy": "Never", "containers": [end]}));
+        create(
+            cluster,
+            "os",
+            json!({"os": {"name": "windows"}, "nodeName": "node-1", "containers": [shell("true")]}),
+        );
+        let mut part = shell("echo mine > /data/file && sleep 1000");
+        part["volumeMounts"] = json!([{"name": "v", "mountPath": "/data", "subPath": "a/b"}]);
+        part["securityContext"] = json!({"runAsUser": 1000});
+        create(cluster, "part", json!({"containers": [part], "volumes": [{"name": "v", "emptyDir": {}}]}));
+        let mut hook = shell("sleep 1000");
+        hook["lifecycle"] =
+            json!({"postStart": {"exec": {"command": ["sh", "-c", "echo HOOK-SECRET; exit 3"]}}});
+        create(cluster, "hook", json!({"containers": [hook]}));
+        let message = |s: &Value| {
+            s["containerStatuses"][0]["state"]["terminated"]["message"].as_str().map(str::to_owned)
+        };
+        assert_eq!(until(cluster, "end", "ended", message), "DONE", "as it was written, without a line end");
+        until(cluster, "os", "refused", |s| (s["reason"] == "PodOSNotSupported").then_some(()));
+        until(cluster, "part", "written to its part", ready);
+        eventually("the hook's failure", 30, || {
+            cluster.kubectl(&["get", "events"]).contains("PostStartHook failed").then_some(())
+        });
+        let all = cluster.kubectl(&["get", "events,pods", "-o", "json"]);
+        let told = all.matches("HOOK-SECRET").count();
+        // The pod's own specification, in its object and in the annotation of kubectl.
+        let own = cluster.kubectl(&["get", "pod", "hook", "-o", "jsonpath={.spec}{.metadata}"]);
+        assert_eq!(told, own.matches("HOOK-SECRET").count(), "{all}");
+    });
+}
+
+#[test]
+fn a_server_that_listens_soon_is_ready_soon() {
+    with_cluster(|_, cluster| {
+        let container = |first: &str| {
+            let mut container = shell(&format!("{first}; exec httpd -f -p 80 -h /etc"));
+            container["readinessProbe"] = json!({"httpGet": {"port": 80, "path": "/passwd"}, "periodSeconds": 20, "failureThreshold": 1});
+            json!({"containers": [container]})
+        };
+        create(cluster, "warm", container("true"));
+        until(cluster, "warm", "ready", ready);
+        let began = Instant::now();
+        create(cluster, "slow", container("sleep 1"));
+        until(cluster, "slow", "ready", ready);
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(12), "{took:?} with a server that listens after a second");
+        let events =
+            cluster.get(&["events", "--field-selector", "involvedObject.name=slow,reason=Unhealthy"]);
+        let count: i64 = events["items"].as_array().unwrap().iter().filter_map(|e| e["count"].as_i64()).sum();
+        assert!(count <= 1, "extra attempts are no events: {events}");
+    });
+}

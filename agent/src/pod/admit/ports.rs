@@ -15,12 +15,13 @@ pub(super) fn check(facts: &Facts<'_>) -> Result<(), Verdict> {
     Ok(())
 }
 
-/// A port of the node that a pod takes.
+/// A port of the node that a pod asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct HostPort {
-    ip: String,
-    port: i32,
-    protocol: String,
+    /// Empty for every address.
+    pub(super) ip: String,
+    pub(super) port: i32,
+    pub(super) protocol: String,
 }
 
 /// The host ports of a pod's containers and sidecars.

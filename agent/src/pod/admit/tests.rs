@@ -64,12 +64,9 @@ fn what_is_not_supported_is_refused_by_name_or_told() {
     let mut claims = plain();
     claims["resourceClaims"] = json!([{"name": "r"}]);
     assert_eq!(decide(claims, &[], json!({})), "UnsupportedField");
-    let grpc = json!({"containers": [{"name": "c", "livenessProbe": {"grpc": {"port": 1}}}]});
-    let verdict = unsupported::check(&pod(grpc)).unwrap_err();
-    assert_eq!(
-        verdict.message,
-        "Pod was rejected: this node does not support containers[c].livenessProbe.grpc"
-    );
+    let device = json!({"containers": [{"name": "c", "volumeDevices": [{"devicePath": "/d", "name": "v"}]}]});
+    let verdict = unsupported::check(&pod(device)).unwrap_err();
+    assert_eq!(verdict.message, "Pod was rejected: this node does not support containers[c].volumeDevices");
     let mut overhead = plain();
     overhead["overhead"] = json!({"cpu": "1"});
     assert_eq!(unsupported::ignored(&pod(overhead)), ["spec.overhead"]);
@@ -92,4 +89,18 @@ fn a_sysctl_must_be_safe_and_of_the_pod_itself() {
     assert_eq!(decide(with("net.ipv4.tcp_syncookies", true), &[], json!({})), "SysctlForbidden");
     assert_eq!(decide(with("kernel.core_pattern", false), &[], json!({})), "SysctlForbidden");
     assert_eq!(decide(with("kernel/core_pattern", false), &[], json!({})), "SysctlForbidden");
+}
+
+#[test]
+fn a_pod_for_another_system_is_refused_by_that() {
+    let with = |os: &str| {
+        let mut spec = plain();
+        spec["os"] = json!({"name": os});
+        spec
+    };
+    assert_eq!(decide(with("linux"), &[], json!({})), "admitted");
+    assert_eq!(decide(with("windows"), &[], json!({})), "PodOSNotSupported");
+    let mut both = with("windows");
+    both["resourceClaims"] = json!([{"name": "r"}]);
+    assert_eq!(decide(both, &[], json!({})), "PodOSNotSupported", "before fields that other systems have");
 }

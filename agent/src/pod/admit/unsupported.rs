@@ -28,8 +28,7 @@ type PodField = (&'static str, Then, fn(&PodSpec) -> bool);
 type VolumeField = (&'static str, Then, fn(&Volume) -> bool);
 type ContainerField = (&'static str, Then, fn(&Container) -> bool);
 
-const POD_FIELDS: [PodField; 16] = [
-    ("spec.os.name=windows", Then::Refuse, |s| s.os.as_ref().is_some_and(|os| os.name != "linux")),
+const POD_FIELDS: [PodField; 15] = [
     ("spec.resourceClaims", Then::Refuse, |s| some(&s.resource_claims)),
     ("spec.runtimeClassName", Then::Refuse, |s| s.runtime_class_name.as_ref().is_some_and(|n| !n.is_empty())),
     ("spec.schedulingGates", Then::Refuse, |s| some(&s.scheduling_gates)),
@@ -78,7 +77,7 @@ const VOLUME_FIELDS: [VolumeField; 3] = [
     ("items.user", Then::Refuse, item_users),
 ];
 
-const CONTAINER_FIELDS: [ContainerField; 18] = [
+const CONTAINER_FIELDS: [ContainerField; 15] = [
     ("volumeDevices", Then::Refuse, |c| some(&c.volume_devices)),
     ("resources.claims", Then::Refuse, |c| c.resources.as_ref().is_some_and(|r| some(&r.claims))),
     ("restartPolicyRules", Then::Refuse, |c| some(&c.restart_policy_rules)),
@@ -98,9 +97,6 @@ const CONTAINER_FIELDS: [ContainerField; 18] = [
     ("env.valueFrom.fileKeyRef", Then::Refuse, |c| {
         c.env.iter().flatten().filter_map(|e| e.value_from.as_ref()).any(|v| v.file_key_ref.is_some())
     }),
-    ("livenessProbe.grpc", Then::Refuse, |c| grpc(c.liveness_probe.as_ref())),
-    ("readinessProbe.grpc", Then::Refuse, |c| grpc(c.readiness_probe.as_ref())),
-    ("startupProbe.grpc", Then::Refuse, |c| grpc(c.startup_probe.as_ref())),
     ("livenessProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.liveness_probe.as_ref())),
     ("readinessProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.readiness_probe.as_ref())),
     ("startupProbe.httpGet.protocol", Then::Refuse, |c| http_protocol(c.startup_probe.as_ref())),
@@ -226,10 +222,6 @@ fn http_protocol(probe: Option<&Probe>) -> bool {
     protocol.is_some_and(|p| p != "HTTP/1.1")
 }
 
-fn grpc(probe: Option<&Probe>) -> bool {
-    probe.is_some_and(|p| p.grpc.is_some())
-}
-
 fn bad_seccomp(profile: Option<&SeccompProfile>) -> bool {
     let Some(profile) = profile else { return false };
     match profile.type_.as_str() {
@@ -288,7 +280,6 @@ mod tests {
             (of_container("volumeDevices", json!([{"devicePath": "/d", "name": "v"}])), "volumeDevices"),
             (of_container("livenessProbe", get.clone()), "livenessProbe.httpGet.protocol"),
             (of_container("readinessProbe", get.clone()), "readinessProbe.httpGet.protocol"),
-            (of_container("startupProbe", json!({"grpc": {"port": 1}})), "startupProbe.grpc"),
             (of_container("lifecycle", json!({"preStop": get})), "lifecycle.httpGet.protocol"),
             (of_volume("configMap", json!({"name": "m", "defaultUser": 1})), "defaultUser"),
             (of_volume("secret", json!({"items": key(1)})), "items.user"),

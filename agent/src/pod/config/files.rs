@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::HostAlias;
 
+use crate::server::logs::Line;
+
 /// The most that is read of a termination message, and of a log in its stead.
 const MESSAGE_BYTES: u64 = 4096;
 const LOG_BYTES: u64 = 2048;
@@ -77,7 +79,7 @@ pub(crate) fn message(path: &Path) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The end of a container's log, without what the log format adds.
+/// The end of a container's log, without what the log format adds. As in the log, a part of a line has no line end.
 pub(crate) fn log_tail(path: &Path) -> String {
     let Ok(mut file) = fs::File::open(path) else { return String::new() };
     // Each line carries a time stamp and a stream name, so read more than is wanted.
@@ -88,22 +90,20 @@ pub(crate) fn log_tail(path: &Path) -> String {
     if file.seek(SeekFrom::Start(skipped)).is_err() || file.take(window).read_to_end(&mut bytes).is_err() {
         return String::new();
     }
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<&str> =
-        text.lines().skip(usize::from(skipped > 0)).filter_map(|line| line.splitn(4, ' ').nth(3)).collect();
-    let mut tail = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+    let start = if skipped > 0 {
+        bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1)
+    } else {
+        0
+    };
+    let lines: Vec<Line<'_>> = bytes[start..].split(|byte| *byte == b'\n').filter_map(Line::parse).collect();
+    let mut tail = Vec::new();
+    for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
+        tail.extend_from_slice(line.text);
+        tail.extend_from_slice(if line.is_partial { b"" } else { b"\n" });
+    }
     let most = usize::try_from(LOG_BYTES).unwrap_or(usize::MAX);
-    if tail.len() > most {
-        let mut cut = tail.len() - most;
-        while !tail.is_char_boundary(cut) {
-            cut += 1;
-        }
-        tail.drain(..cut);
-    }
-    if !tail.is_empty() {
-        tail.push('\n');
-    }
-    tail
+    tail.drain(..tail.len().saturating_sub(most));
+    String::from_utf8_lossy(&tail).into_owned()
 }
 
 #[cfg(test)]
@@ -124,6 +124,9 @@ mod tests {
         fs::write(&path, "2026-01-01T00:00:00Z stdout F one two\n2026-01-01T00:00:00Z stderr F three\n")
             .unwrap();
         assert_eq!(log_tail(&path), "one two\nthree\n");
+        let parts = "2026-01-01T00:00:00Z stdout P on\n2026-01-01T00:00:00Z stdout F e\n";
+        fs::write(&path, format!("{parts}torn\n2026-01-01T00:00:00Z stdout P DONE\n")).unwrap();
+        assert_eq!(log_tail(&path), "one\nDONE", "a line without its end has none here either");
         fs::remove_file(path).unwrap();
     }
 }

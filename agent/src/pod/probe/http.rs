@@ -1,4 +1,5 @@
-//! One HTTP GET to a pod, as probes and hooks make it: any certificate is taken, and a redirect is a success.
+//! One HTTP GET to a pod, as probes and hooks make it: any certificate is taken, and redirects are followed within
+//! the host that was asked.
 
 use std::sync::Arc;
 
@@ -11,12 +12,18 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use url::Url;
+
+use super::USER_AGENT;
+use super::outcome::Outcome;
 
 /// The most that is read of an answer.
 const BODY_BYTES: usize = 10 * 1024;
+/// Maximum requests of one probe, redirects included.
+const REQUESTS_MAX: usize = 10;
 
 /// Where to ask for what.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     tls: bool,
     host: String,
@@ -29,6 +36,9 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) struct Answer {
     status: http::StatusCode,
+    location: Option<String>,
+    /// The other host that a redirect names; it is not asked.
+    elsewhere: Option<String>,
 }
 
 /// Why there is no good answer.
@@ -46,6 +56,10 @@ pub(crate) enum HttpError {
     Tls(#[from] rustls::Error),
     #[error("HTTP probe failed with statuscode: {0}")]
     Status(u16),
+    #[error("its redirect is not a URL that can be followed")]
+    Location,
+    #[error("stopped after {REQUESTS_MAX} redirects")]
+    Redirects,
 }
 
 impl Request {
@@ -66,16 +80,50 @@ impl Request {
         })
     }
 
-    fn build(&self) -> Result<http::Request<Empty<Bytes>>, http::Error> {
-        let authority = match self.host.contains(':') {
+    fn authority(&self) -> String {
+        match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
             false => format!("{}:{}", self.host, self.port),
-        };
+        }
+    }
+
+    /// Where a redirect leads.
+    fn target(&self, location: &str) -> Result<Url, HttpError> {
+        let scheme = if self.tls { "https" } else { "http" };
+        let base = Url::parse(&format!("{scheme}://{}{}", self.authority(), self.path));
+        let target = base.and_then(|base| base.join(location)).map_err(|_invalid| HttpError::Location)?;
+        match target.scheme() {
+            "http" | "https" => Ok(target),
+            _ => Err(HttpError::Location),
+        }
+    }
+
+    /// The request to the target of a redirect; none when that is another host.
+    fn redirected(&self, location: &str) -> Result<Option<Request>, HttpError> {
+        let target = self.target(location)?;
+        let own = self.target("/")?;
+        if target.host_str() != own.host_str() {
+            return Ok(None);
+        }
+        let path = &target[url::Position::BeforePath..url::Position::AfterQuery];
+        // A name in the Host header stands for the host that was asked; an absolute redirect names another.
+        let absolute = Url::parse(location).is_ok();
+        let mut headers = self.headers.clone();
+        headers.retain(|(name, _)| !(absolute && name.eq_ignore_ascii_case("host")));
+        Ok(Some(Request {
+            tls: target.scheme() == "https",
+            host: self.host.clone(),
+            port: target.port_or_known_default().ok_or(HttpError::Location)?,
+            path: path.to_owned(),
+            headers,
+        }))
+    }
+
+    fn build(&self) -> Result<http::Request<Empty<Bytes>>, http::Error> {
+        let authority = self.authority();
         let mut request = http::Request::get(&self.path);
         let has = |name: &str| self.headers.iter().any(|(n, _)| n.eq_ignore_ascii_case(name));
-        for (name, default) in
-            [("Host", authority.as_str()), ("User-Agent", "kube-probe/1.37"), ("Accept", "*/*")]
-        {
+        for (name, default) in [("Host", authority.as_str()), ("User-Agent", USER_AGENT), ("Accept", "*/*")] {
             if !has(name) {
                 request = request.header(name, default);
             }
@@ -95,10 +143,43 @@ impl Answer {
             code => Err(HttpError::Status(code)),
         }
     }
+
+    /// What a probe makes of it. Nothing of the body: the spec's author chooses the host that is asked.
+    pub(super) fn outcome(&self) -> Outcome {
+        match (self.success(), self.status.as_u16(), &self.elsewhere) {
+            (Err(error), ..) => Outcome::Failure(error.to_string()),
+            (Ok(()), 300.., Some(host)) => {
+                Outcome::Warning(format!("Probe terminated redirects: {host} is another host"))
+            }
+            (Ok(()), 300.., None) => Outcome::Warning("Probe terminated redirects".to_owned()),
+            (Ok(()), ..) => Outcome::Success,
+        }
+    }
+
+    /// The target, if it is a redirect that has one.
+    fn redirect(&self) -> Option<&str> {
+        let redirects = matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308);
+        self.location.as_deref().filter(|_| redirects)
+    }
 }
 
-/// Asks once.
-pub(crate) async fn get(request: &Request) -> Result<Answer, HttpError> {
+/// Asks, and follows redirects within the host.
+pub(crate) async fn get(mut request: Request) -> Result<Answer, HttpError> {
+    for _ in 0..REQUESTS_MAX {
+        let mut answer = once(&request).await?;
+        let Some(location) = answer.redirect() else { return Ok(answer) };
+        match request.redirected(location)? {
+            Some(next) => request = next,
+            None => {
+                answer.elsewhere = request.target(location)?.host_str().map(str::to_owned);
+                return Ok(answer);
+            }
+        }
+    }
+    Err(HttpError::Redirects)
+}
+
+async fn once(request: &Request) -> Result<Answer, HttpError> {
     let connect_error =
         |source| HttpError::Connect { host: request.host.clone(), port: request.port, source };
     let stream = TcpStream::connect((request.host.as_str(), request.port)).await.map_err(connect_error)?;
@@ -126,9 +207,11 @@ async fn exchange(
     let exchange = async {
         let response = sender.send_request(request.build()?).await?;
         let status = response.status();
+        let location = response.headers().get(http::header::LOCATION).and_then(|l| l.to_str().ok());
+        let location = location.map(str::to_owned);
         // Read to the end, so that the server does not see its answer thrown back; how much does not matter.
         let _ = Limited::new(response.into_body(), BODY_BYTES).collect().await;
-        Ok(Answer { status })
+        Ok(Answer { status, location, elsewhere: None })
     };
     tokio::pin!(exchange);
     tokio::pin!(connection);
@@ -180,5 +263,73 @@ impl ServerCertVerifier for AnyCertificate {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// A server that gives each path's answer; its port.
+    async fn serve(answers: &'static [(&'static str, &'static str)]) -> u16 {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut head = [0; 1024];
+                let read = stream.read(&mut head).await.unwrap();
+                let head = String::from_utf8_lossy(&head[..read]).into_owned();
+                let path = head.split(' ').nth(1).unwrap();
+                let known = answers.iter().find(|(known, _)| *known == path);
+                let answer = known.map_or("404 Not Found\r\n", |known| known.1);
+                let answer = format!("HTTP/1.1 {answer}Content-Length: 0\r\n\r\n");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        port
+    }
+
+    async fn outcome(port: u16, path: &str) -> Outcome {
+        let get = serde_json::json!({"path": path, "port": port});
+        let request = Request::new(&serde_json::from_value(get).unwrap(), &Container::default(), "127.0.0.1");
+        super::get(request.unwrap()).await.map_or_else(|e| Outcome::of(&e, e.to_string()), |a| a.outcome())
+    }
+
+    #[tokio::test]
+    async fn redirects_are_followed_within_the_host() {
+        let port = serve(&[
+            ("/ok", "200 OK\r\n"),
+            ("/to-ok", "302 Found\r\nLocation: /ok\r\n"),
+            ("/to-bad", "301 Moved\r\nLocation: bad\r\n"),
+            ("/away", "302 Found\r\nLocation: http://198.51.100.1/\r\n"),
+            ("/loop", "307 Temporary\r\nLocation: /loop\r\n"),
+            ("/file", "302 Found\r\nLocation: file:///etc/passwd\r\n"),
+            ("/choice", "300 Multiple Choices\r\n"),
+        ])
+        .await;
+        assert_eq!(outcome(port, "/to-ok").await, Outcome::Success);
+        let failed = Outcome::Failure("HTTP probe failed with statuscode: 404".to_owned());
+        assert_eq!(outcome(port, "/to-bad").await, failed);
+        let away = "Probe terminated redirects: 198.51.100.1 is another host";
+        assert_eq!(outcome(port, "/away").await, Outcome::Warning(away.to_owned()));
+        assert_eq!(outcome(port, "/loop").await, Outcome::Failure("stopped after 10 redirects".to_owned()));
+        assert_eq!(outcome(port, "/file").await.passed(), Some(false));
+        assert_eq!(outcome(port, "/choice").await.passed(), Some(true));
+    }
+
+    #[test]
+    fn an_absolute_redirect_within_the_host_may_change_port_and_scheme() {
+        let get = serde_json::json!({"path": "/a?b=c", "port": 80,
+            "httpHeaders": [{"name": "Host", "value": "n"}, {"name": "X", "value": "y"}]});
+        let get = serde_json::from_value(get).unwrap();
+        let request = Request::new(&get, &Container::default(), "2001:db8::1").unwrap();
+        let next = request.redirected("https://[2001:db8::1]:8443/x?y=z#w").unwrap().unwrap();
+        assert_eq!((next.tls, next.port, next.path.as_str()), (true, 8443, "/x?y=z"));
+        assert_eq!(next.headers, [("X".to_owned(), "y".to_owned())]);
+        let next = request.redirected("d").unwrap().unwrap();
+        assert_eq!((next.tls, next.port, next.path.as_str()), (false, 80, "/d"));
+        assert_eq!(next.headers.len(), 2, "a relative one keeps the name that was asked for");
     }
 }

@@ -8,10 +8,26 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Facts;
+use crate::pod::foreign_text::printable;
 use crate::pod::state::{ContainerRun, ContainerSeen, Exit, is_sidecar};
 
 /// Before the name of a container's runtime, as `containerID` has it.
 const SCHEME: &str = "coracle://";
+
+/// Largest message of a container that waits, in bytes.
+const WAITING_MAX: usize = 2048;
+/// Bytes for the messages of all ended containers of a pod, each with an equal share, as upstream.
+const ENDS_MAX: usize = 12 * 1024;
+
+/// Shortens the messages of ended containers to their share.
+pub(super) fn limit_ends<'a>(lists: impl Iterator<Item = &'a mut Vec<ContainerStatus>>) {
+    let mut all: Vec<&mut ContainerStatus> = lists.flatten().collect();
+    let share = ENDS_MAX / all.len().max(1);
+    for state in all.iter_mut().flat_map(|s| s.state.iter_mut().chain(&mut s.last_state)) {
+        let Some(message) = state.terminated.as_mut().and_then(|end| end.message.as_mut()) else { continue };
+        message.truncate(message.floor_char_boundary(share));
+    }
+}
 
 pub(super) fn statuses(containers: &[Container], facts: &Facts<'_>) -> Vec<ContainerStatus> {
     containers.iter().map(|container| one(container, facts)).collect()
@@ -52,7 +68,7 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         }
         ContainerRun::Exited(exit) => (terminated(seen, exit), before(facts, seen)),
         ContainerRun::Created => {
-            let reason = waiting.map_or("ContainerCreating".to_owned(), |w| w.reason.clone());
+            let reason = waiting.map_or(not_yet(facts).to_owned(), |w| w.reason.clone());
             (wait(reason, waiting.map(|w| w.message.clone()).unwrap_or_default()), before(facts, seen))
         }
         ContainerRun::Unknown => (unknown_end(seen), before(facts, seen)),
@@ -101,11 +117,9 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
         return ContainerStatus { ready: false, started: Some(false), ..lost(old.clone(), facts) };
     }
-    let inits = facts.pod.spec.as_ref().and_then(|s| s.init_containers.as_ref());
-    let reason = if inits.is_none_or(Vec::is_empty) { "ContainerCreating" } else { "PodInitializing" };
     let state = match facts.memory.waiting.get(&container.name) {
         Some(w) => wait(w.reason.clone(), w.message.clone()),
-        None => wait(reason.to_owned(), String::new()),
+        None => wait(not_yet(facts).to_owned(), String::new()),
     };
     ContainerStatus {
         name: container.name.clone(),
@@ -117,6 +131,12 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         volume_mounts: volume_mounts(container),
         ..ContainerStatus::default()
     }
+}
+
+/// The reason of a container that does not run yet and has no trouble.
+fn not_yet(facts: &Facts<'_>) -> &'static str {
+    let inits = facts.pod.spec.as_ref().and_then(|s| s.init_containers.as_ref());
+    if inits.is_none_or(Vec::is_empty) { "ContainerCreating" } else { "PodInitializing" }
 }
 
 /// How each volume is mounted. Whether what is mounted below one is read-only too is told of those that are.
@@ -156,7 +176,7 @@ fn lost(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
     if facts.finished {
         old.state = Some(end);
     } else {
-        old.state = Some(wait("ContainerCreating".to_owned(), String::new()));
+        old.state = Some(wait(not_yet(facts).to_owned(), String::new()));
         old.last_state = Some(end);
     }
     old
@@ -195,7 +215,7 @@ fn wait(reason: String, message: String) -> ContainerState {
     ContainerState {
         waiting: Some(ContainerStateWaiting {
             reason: Some(reason),
-            message: (!message.is_empty()).then_some(message),
+            message: (!message.is_empty()).then(|| printable(&message, WAITING_MAX)),
         }),
         ..ContainerState::default()
     }

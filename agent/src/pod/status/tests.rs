@@ -249,3 +249,40 @@ fn a_container_tells_as_whom_it_runs_what_it_is_given_and_how_volumes_are_mounte
     ]);
     assert_eq!(told["volumeMounts"], mounts);
 }
+
+#[test]
+fn a_container_that_is_made_waits_for_the_pod_to_be_initialized() {
+    let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
+    let made = ContainerSeen { run: ContainerRun::Created, ..container("i", 0, running()) };
+    let status = Case::new(spec, seen(vec![made])).status(5);
+    let init = &status.init_container_statuses.unwrap()[0];
+    assert_eq!(waiting_reason(init.state.as_ref()).as_deref(), Some("PodInitializing"));
+}
+
+#[test]
+fn messages_share_the_room_of_a_status() {
+    let loud = |name: &str| {
+        let mut ended = container(name, 0, exited(1));
+        if let ContainerRun::Exited(exit) = &mut ended.run {
+            exit.message = "é".repeat(2048);
+        }
+        ended
+    };
+    let lengths = |count: usize| -> Vec<usize> {
+        let names: Vec<String> = (0..count).map(|n| format!("c{n}")).collect();
+        let list: Vec<_> = names.iter().map(|name| json!({"name": name})).collect();
+        let ends = names.iter().map(|name| loud(name)).collect();
+        let status = Case::new(json!({"containers": list, "restartPolicy": "Never"}), seen(ends)).status(5);
+        let ends = status.container_statuses.unwrap().into_iter();
+        ends.map(|s| s.state.unwrap().terminated.unwrap().message.unwrap().len()).collect()
+    };
+    assert_eq!(lengths(1), [4096]);
+    assert!(lengths(100).iter().all(|length| *length == 122), "12 KiB in all");
+    let mut case = Case::new(one(), Seen::default());
+    let why =
+        Waiting { reason: "CreateContainerError".into(), message: format!("\x1b{}", "x".repeat(1 << 20)) };
+    case.memory.waiting.insert("a".into(), why);
+    let status = case.status(5).container_statuses.unwrap().remove(0);
+    let message = status.state.unwrap().waiting.unwrap().message.unwrap();
+    assert!(message.len() <= 2048 && !message.contains('\x1b'));
+}

@@ -6,23 +6,23 @@ use super::options::Options;
 
 /// Which of a container's two outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Output {
+pub(crate) enum Output {
     Stdout,
     Stderr,
 }
 
 /// A line taken apart; the text has no newline of its own.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Line<'a> {
-    pub(super) time: &'a [u8],
-    pub(super) output: Output,
-    pub(super) is_partial: bool,
-    pub(super) text: &'a [u8],
+pub(crate) struct Line<'a> {
+    pub(crate) time: &'a [u8],
+    pub(crate) output: Output,
+    pub(crate) is_partial: bool,
+    pub(crate) text: &'a [u8],
 }
 
 impl Line<'_> {
     /// `None` for what is torn or not in the format.
-    pub(super) fn parse(line: &[u8]) -> Option<Line<'_>> {
+    pub(crate) fn parse(line: &[u8]) -> Option<Line<'_>> {
         let mut fields = line.splitn(4, |b| *b == b' ');
         let (time, output, tag) = (fields.next()?, fields.next()?, fields.next()?);
         let output = match output {

@@ -10,7 +10,7 @@ use reqwest::{Client, Response, Url};
 
 use super::endpoint::{AGENT, CONNECT_TIMEOUT};
 use super::hosts::{TlsFiles, is_loopback};
-use super::{Patience, RegistryError, retry, tls};
+use super::{Patience, RegistryError, detail, tls};
 
 /// Most places of one blob that are asked.
 const URLS_MAX: usize = 8;
@@ -45,18 +45,16 @@ pub(super) async fn ask(url: &Url, from: u64, patience: Patience) -> Result<Resp
     if url.host_str().is_some_and(is_loopback) {
         builder = builder.no_proxy();
     }
-    let failed = |error| RegistryError::send(url.to_string(), error);
+    let failed = |error| RegistryError::send(detail::shown(url.as_str()), error);
     let mut request = builder.build().map_err(failed)?.get(url.clone());
     if from > 0 {
         request = request.header(RANGE, format!("bytes={from}-"));
     }
     let response = request.send().await.map_err(failed)?;
-    let status = response.status();
-    if status.is_success() {
+    if response.status().is_success() {
         return Ok(response);
     }
-    let retry_after = retry::asked(response.headers(), jiff::Timestamp::now());
-    Err(RegistryError::Status { url: url.to_string(), status, detail: String::new(), retry_after })
+    Err(RegistryError::refused(detail::shown(url.as_str()), &response))
 }
 
 #[cfg(test)]

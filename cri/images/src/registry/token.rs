@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::RegistryError;
 use super::body;
+use super::detail;
 use crate::image::Auth;
 use crate::manifest::or_default;
 
@@ -39,7 +40,7 @@ pub(super) async fn fetch(
     auth: Option<&Auth>,
 ) -> Result<String, RegistryError> {
     let mut url: reqwest::Url =
-        grant.realm.parse().map_err(|_bad| RegistryError::Realm { realm: grant.realm.to_owned() })?;
+        grant.realm.parse().map_err(|_bad| RegistryError::Realm { realm: detail::shown(grant.realm) })?;
     let request = if let Some(Auth::IdentityToken(refresh)) = auth {
         let form = form(&[
             ("grant_type", "refresh_token"),
@@ -66,17 +67,19 @@ pub(super) async fn fetch(
             _ => request,
         }
     };
-    let what = || format!("a token from {}", grant.realm);
+    let realm = || detail::shown(grant.realm);
+    let what = || format!("a token from {}", realm());
     let response = request.send().await.map_err(|e| RegistryError::send(what(), e))?;
+    // The registry chose this service: none of its words are passed on.
     if !response.status().is_success() {
-        return Err(RegistryError::status(what(), response).await);
+        return Err(RegistryError::refused(what(), &response));
     }
     let bytes = body(response, 1 << 20, &what()).await?;
-    let answer: Answer = serde_json::from_slice(&bytes)
-        .map_err(|source| RegistryError::Token { realm: grant.realm.to_owned(), source })?;
+    let answer: Answer =
+        serde_json::from_slice(&bytes).map_err(|_quotes_it| RegistryError::Token { realm: realm() })?;
     let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
     if token.is_empty() {
-        return Err(RegistryError::Realm { realm: grant.realm.to_owned() });
+        return Err(RegistryError::Realm { realm: realm() });
     }
     Ok(format!("Bearer {token}"))
 }

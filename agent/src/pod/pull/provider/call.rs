@@ -11,6 +11,7 @@ use tokio::process::Command;
 
 use super::super::secret::Entry;
 use super::{Entries, Settings, duration};
+use crate::pod::foreign_text::printable;
 
 /// How long a program may take (as the kubelet allows).
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,8 +28,9 @@ pub(super) enum CallError {
     Late,
     #[error("it ended with {status}: {complaint}")]
     Status { status: std::process::ExitStatus, complaint: String },
-    #[error("cannot understand its answer: {0}")]
-    Json(#[from] serde_json::Error),
+    /// Without the parser's words: they may quote a password.
+    #[error("cannot understand its answer: {0:?} error at line {1} column {2}")]
+    Json(serde_json::error::Category, usize, usize),
     #[error("its answer is a {kind:?} of {api_version:?}")]
     Kind { kind: String, api_version: String },
     #[error("its answer is to be kept for {0:?}, which is no duration")]
@@ -79,7 +81,8 @@ pub(super) async fn call(settings: &Settings, program: &Path, image: &str) -> Re
         "image": image,
     });
     let answered = tokio::time::timeout(PATIENCE, run(settings, program, request.to_string())).await;
-    let response: Response = serde_json::from_slice(&answered.map_err(|_late| CallError::Late)??)?;
+    let response: Response = serde_json::from_slice(&answered.map_err(|_late| CallError::Late)??)
+        .map_err(|error| CallError::Json(error.classify(), error.line(), error.column()))?;
     if response.kind != "CredentialProviderResponse" || response.api_version != settings.api_version {
         return Err(CallError::Kind { kind: response.kind, api_version: response.api_version });
     }
@@ -131,7 +134,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
     taken?;
     let status = child.wait().await?;
     if !status.success() {
-        let complaint = String::from_utf8_lossy(&complaint).trim().to_owned();
+        let complaint = printable(String::from_utf8_lossy(&complaint).trim(), complaint.len());
         return Err(CallError::Status { status, complaint });
     }
     Ok(answer)

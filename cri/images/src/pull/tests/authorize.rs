@@ -289,3 +289,54 @@ async fn a_registry_is_shown_the_certificate_of_hosts_toml() {
         assert_eq!(pulled.is_ok(), works, "{extra}: {:?}", pulled.map_err(|error| error.report()).err());
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_words_of_a_token_service_or_of_where_a_registry_leads_are_passed_on() {
+    let reply = |status: &str, body: &str| {
+        Fault::Reply(format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len()))
+    };
+    let oci = r#"{"errors":[{"code":"DENIED","message":"AKIA-SECRET"}]}"#;
+    for (status, body) in [
+        ("403 Forbidden", "AKIA-SECRET"),
+        ("403 Forbidden", oci),
+        ("200 OK", "\"AKIA-SECRET\""),
+        ("200 OK", r#"{"token":["AKIA-SECRET"]}"#),
+        ("200 OK", "AKIA-SECRET"),
+    ] {
+        let service = Line::to("127.0.0.1:1", move |_, _| reply(status, body)).await;
+        let realm = format!("http://u:PASS-SECRET@{}/latest/meta-data?key=QUERY-SECRET", service.address());
+        let registry = Line::to("127.0.0.1:1", move |_, _| {
+            Fault::Reply(format!(
+                "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"{realm}\"\r\ncontent-length: 0\r\n\r\n"
+            ))
+        })
+        .await;
+        let report = refusal(&registry.name("app")).await;
+        assert!(!report.contains("SECRET"), "{report}");
+        assert!(report.contains(service.address()), "{report}");
+        assert!(!service.seen().is_empty(), "the service was asked");
+    }
+    let inside = Line::to("127.0.0.1:1", move |_, _| reply("403 Forbidden", oci)).await;
+    let to = inside.address().to_owned();
+    let registry = Line::to("127.0.0.1:1", move |_, _| {
+        Fault::Reply(format!(
+            "HTTP/1.1 302 Found\r\nlocation: http://{to}/\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        ))
+    })
+    .await;
+    let report = refusal(&registry.name("app")).await;
+    assert!(report.contains("403") && !report.contains("SECRET"), "{report}");
+    for (body, shown) in [(oci, true), ("AKIA-SECRET", false), (r#"{"schemaVersion":"AKIA-SECRET"}"#, false)]
+    {
+        let status = if body.contains("schema") { "200 OK" } else { "403 Forbidden" };
+        let registry = Line::to("127.0.0.1:1", move |_, _| reply(status, body)).await;
+        let report = refusal(&registry.name("app")).await;
+        assert_eq!(report.contains("SECRET"), shown, "the registry's own error document alone: {report}");
+    }
+}
+
+/// The report of a pull that fails.
+async fn refusal(name: &str) -> String {
+    let root = tempfile::tempdir().unwrap();
+    store(root.path()).await.pull(name, None, None).await.unwrap_err().report()
+}

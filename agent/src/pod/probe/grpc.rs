@@ -1,0 +1,112 @@
+//! One gRPC health check of a pod (`grpc.health.v1.Health/Check`), as probes make it: without TLS.
+
+use std::net::SocketAddr;
+
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::USER_AGENT;
+use super::outcome::Outcome;
+
+/// Largest answer in bytes; a right one has 2.
+const ANSWER_MAX: usize = 1024;
+
+/// Asks once whether a service is served; an empty name means the server.
+pub(super) async fn check((host, port): (&str, u16), service: &str) -> Outcome {
+    let failed = |error: &(dyn std::error::Error + 'static)| {
+        Outcome::of(error, format!("error: failed to connect service at \"{host}:{port}\": {error}"))
+    };
+    let stream = match TcpStream::connect((host, port)).await {
+        Ok(stream) => stream,
+        Err(error) => return failed(&error),
+    };
+    let authority = stream.peer_addr().unwrap_or_else(|_closed| SocketAddr::from(([127, 0, 0, 1], port)));
+    let endpoint =
+        Endpoint::from_shared(format!("http://{authority}")).and_then(|e| e.user_agent(USER_AGENT));
+    let endpoint = match endpoint {
+        Ok(endpoint) => endpoint,
+        Err(error) => return failed(&error),
+    };
+    let mut stream = Some(TokioIo::new(stream));
+    let connector = tower::service_fn(move |_: Uri| {
+        let stream = stream.take();
+        async { stream.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::ConnectionAborted)) }
+    });
+    let channel = match endpoint.connect_with_connector(connector).await {
+        Ok(channel) => channel,
+        Err(error) => return failed(&error),
+    };
+    let mut client = HealthClient::new(channel).max_decoding_message_size(ANSWER_MAX);
+    match client.check(HealthCheckRequest { service: service.to_owned() }).await {
+        Ok(answer) => judge(answer.into_inner().status()),
+        Err(status) if status.code() == Code::Unimplemented => Outcome::Failure(format!(
+            "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
+            status.message()
+        )),
+        Err(status) => {
+            let text = format!("error: health rpc probe failed: {:?}: {}", status.code(), status.message());
+            Outcome::of(&status, text)
+        }
+    }
+}
+
+fn judge(status: ServingStatus) -> Outcome {
+    match status {
+        ServingStatus::Serving => Outcome::Success,
+        other => Outcome::Failure(format!("service unhealthy (responded with {:?})", other.as_str_name())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::transport::Server;
+    use tonic_health::ServingStatus as Set;
+
+    use super::*;
+
+    async fn serve() -> (u16, tokio::task::JoinHandle<()>) {
+        let (reporter, service) = tonic_health::server::health_reporter();
+        reporter.set_service_status("good", Set::Serving).await;
+        reporter.set_service_status("bad", Set::NotServing).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        let serving = tokio::spawn(async move {
+            Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+        });
+        (port, serving)
+    }
+
+    #[tokio::test]
+    async fn services_are_healthy_as_the_server_says() {
+        let (port, serving) = serve().await;
+        let at = ("127.0.0.1", port);
+        assert_eq!(check(at, "good").await, Outcome::Success);
+        let bad = Outcome::Failure("service unhealthy (responded with \"NOT_SERVING\")".to_owned());
+        assert_eq!(check(at, "bad").await, bad);
+        assert_eq!(check(at, "").await, Outcome::Success, "the server itself");
+        assert!(matches!(check(at, "none").await, Outcome::Failure(text) if text.contains("NotFound")));
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn a_server_of_something_else_is_a_failure() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = ("127.0.0.1", listener.local_addr().unwrap().port());
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::io::AsyncWriteExt::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                .await
+                .unwrap();
+        });
+        assert_eq!(check(at, "").await.passed(), Some(false));
+        serving.await.unwrap();
+        assert_eq!(check(at, "").await.passed(), Some(false), "nothing listens there any more");
+    }
+}

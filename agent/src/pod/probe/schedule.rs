@@ -1,0 +1,115 @@
+//! When a container is probed next: every period; until the first success also in growing steps between. Pure.
+//!
+//! The first probe often runs before the server listens. With a period of 10 s the container would count as not
+//! ready for that long, although it is after 200 ms. The extra attempts do not count as failures, so thresholds
+//! mean what they mean without them.
+
+use std::time::Duration;
+
+/// Pause before the first extra attempt. Each further pause is twice as long.
+const FIRST_STEP: Duration = Duration::from_millis(100);
+/// Pause after the first attempt without a result. Doubles up to the period.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Attempts at one probe.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    period: Duration,
+    /// Time from the last attempt to the next regular one.
+    left: Duration,
+    /// Pause before the next extra attempt; none after the first success.
+    step: Option<Duration>,
+    retry: Duration,
+}
+
+/// What an attempt counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// One of every period.
+    Regular,
+    /// One between two of these: only its success counts.
+    Extra,
+}
+
+// === impl Schedule ===
+
+impl Schedule {
+    /// One attempt every period.
+    pub(super) fn regular(period: Duration) -> Self {
+        Self { period, left: period, step: None, retry: RETRY }
+    }
+
+    /// One attempt every period, and extra ones until the first success.
+    pub(super) fn eager(period: Duration) -> Self {
+        Self { step: Some(FIRST_STEP), ..Self::regular(period) }
+    }
+
+    /// The pause after an attempt, and what the next one counts.
+    pub(super) fn next(&mut self, succeeded: bool) -> (Duration, Attempt) {
+        self.retry = RETRY;
+        match self.step.filter(|step| !succeeded && *step < self.left) {
+            Some(step) => {
+                self.left -= step;
+                self.step = Some(step * 2);
+                (step, Attempt::Extra)
+            }
+            None => {
+                self.step = None;
+                (std::mem::replace(&mut self.left, self.period), Attempt::Regular)
+            }
+        }
+    }
+
+    /// The pause after an attempt without a result. The next attempt counts what this one would have.
+    pub(super) fn retry(&mut self) -> Duration {
+        let pause = self.retry.min(self.period);
+        self.retry = pause * 2;
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The times of attempts in milliseconds, regular ones apart from extra ones.
+    fn times(mut schedule: Schedule, until: u128, success_at: u128) -> (Vec<u128>, Vec<u128>) {
+        let (mut now, mut attempt) = (Duration::ZERO, Attempt::Regular);
+        let (mut regular, mut extra) = (Vec::new(), Vec::new());
+        while now.as_millis() <= until {
+            let list = if attempt == Attempt::Regular { &mut regular } else { &mut extra };
+            list.push(now.as_millis());
+            let pause;
+            (pause, attempt) = schedule.next(now.as_millis() >= success_at);
+            now += pause;
+        }
+        (regular, extra)
+    }
+
+    #[test]
+    fn extra_attempts_lie_between_regular_ones_and_end_with_the_first_period() {
+        let schedule = Schedule::eager(Duration::from_secs(10));
+        let (regular, extra) = times(schedule, 40_000, u128::MAX);
+        assert_eq!(regular, [0, 10_000, 20_000, 30_000, 40_000], "as without extra attempts");
+        assert_eq!(extra, [100, 300, 700, 1_500, 3_100, 6_300]);
+    }
+
+    #[test]
+    fn extra_attempts_end_with_the_first_success() {
+        let schedule = Schedule::eager(Duration::from_secs(10));
+        assert_eq!(times(schedule, 20_000, 300), (vec![0, 10_000, 20_000], vec![100, 300]));
+        let schedule = Schedule::eager(Duration::from_secs(1));
+        assert_eq!(times(schedule, 2_000, u128::MAX), (vec![0, 1_000, 2_000], vec![100, 300, 700]));
+        let schedule = Schedule::regular(Duration::from_secs(10));
+        assert_eq!(times(schedule, 20_000, u128::MAX), (vec![0, 10_000, 20_000], vec![]));
+    }
+
+    #[test]
+    fn attempts_without_a_result_are_repeated_up_to_the_period() {
+        let mut schedule = Schedule::regular(Duration::from_secs(3));
+        let seconds: Vec<u64> = (0..4).map(|_| schedule.retry().as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 3, 3]);
+        schedule.next(true);
+        assert_eq!(schedule.retry().as_secs(), 1);
+    }
+}
