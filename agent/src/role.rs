@@ -68,7 +68,7 @@ fn require_root() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// For the roles that hold pods, each of which takes some descriptors.
+/// For the roles that hold pods, each of which takes some descriptors, and connections.
 fn raise_open_files() {
     if let Err(error) = coracle_open_files::raise() {
         tracing::warn!(%error, "cannot raise the limit of open files: it limits the number of pods");

@@ -13,12 +13,13 @@ mod streams;
 mod tls;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Held, Limits, LogLimit, Slot};
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -122,8 +123,12 @@ pub struct Server {
     tls: TlsAcceptor,
 }
 
-/// How long a connection may take to say who it is.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// The port's share of the process's descriptors is one in this many.
+const SHARE: u64 = 8;
+/// Maximum connections, whatever the descriptor limit.
+const CONNECTIONS: usize = 4 << 10;
+/// Maximum time without a request, and for the header of one, as the API server's.
+const IDLE: Duration = Duration::from_secs(90);
 
 // === impl Server ===
 
@@ -146,7 +151,9 @@ impl Server {
 
     /// Answers until `shutdown`; connections end with it, their clients come back to the next agent.
     pub async fn run(self, backend: Backend, shutdown: CancellationToken) {
-        let connections = TaskTracker::new();
+        let tasks = TaskTracker::new();
+        let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
+        let (refusals, failures) = (LogLimit::default(), LogLimit::default());
         loop {
             let accepted = tokio::select! {
                 // Both arms are cancel safe: nothing is accepted that is not returned.
@@ -154,35 +161,57 @@ impl Server {
                 accepted = self.listener.accept() => accepted,
             };
             match accepted {
-                Ok((connection, _peer)) => {
-                    let serving = serve(connection, self.tls.clone(), backend.clone());
-                    let shutdown = shutdown.clone();
-                    connections.spawn(async move { shutdown.run_until_cancelled(serving).await });
-                }
+                Ok((connection, client)) => match connections.admit(client.ip()) {
+                    Ok(slot) => {
+                        let serving = serve(connection, self.tls.clone(), backend.clone(), Arc::new(slot));
+                        let shutdown = shutdown.clone();
+                        tasks.spawn(async move { shutdown.run_until_cancelled(serving).await });
+                    }
+                    Err(reason) => {
+                        if let Some(suppressed) = refusals.pass(client.ip()) {
+                            let client = client.ip();
+                            tracing::warn!(%client, %reason, suppressed, "refused a connection to the kubelet API");
+                        }
+                    }
+                },
                 Err(error) => {
                     // Out of descriptors: a moment later some will have been closed.
-                    tracing::warn!(%error, "cannot accept a connection to the kubelet API");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    if let Some(suppressed) = failures.pass(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
+                        tracing::warn!(%error, suppressed, "cannot accept a connection to the kubelet API");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
-        connections.close();
-        connections.wait().await;
+        tasks.close();
+        tasks.wait().await;
     }
 }
 
-async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend) {
+/// Serves one connection until it ends or its place is taken from it.
+async fn serve(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: Arc<Slot>) {
+    tokio::select! {
+        // Both may be dropped: the connection is closed then.
+        () = requests(connection, tls, backend, slot.clone()) => {}
+        () = slot.expired() => tracing::debug!("closed a connection without an authenticated request"),
+    }
+}
+
+async fn requests(connection: TcpStream, tls: TlsAcceptor, backend: Backend, slot: Arc<Slot>) {
     let _ = connection.set_nodelay(true);
     coracle_cri::notice_lost_client(&connection);
     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, tls.accept(connection)).await else { return };
     let caller = Arc::new(Caller::of(stream.get_ref().1.peer_certificates()));
-    let service = hyper::service::service_fn(move |request| {
+    let held = Held::new(stream, slot.clone());
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(slot.clone());
         let (backend, caller) = (backend.clone(), caller.clone());
         async move { Ok::<_, Infallible>(answer(&backend, &caller, request).await) }
     });
     let http = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .serve_connection(TokioIo::new(stream), service);
+        .header_read_timeout(IDLE)
+        .serve_connection(TokioIo::new(held), service);
     // A connection that breaks is the client's affair.
     if let Err(error) = http.with_upgrades().await {
         tracing::debug!(error = chain(&error), "a connection to the kubelet API ended");
@@ -196,6 +225,9 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
     }
     if let Err(refused) = caller.may_use(request.method().as_str()) {
         return refused.answer();
+    }
+    if let Some(slot) = request.extensions().get::<Arc<Slot>>() {
+        slot.prove();
     }
     let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
     let is_stream = matches!(route, Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. });

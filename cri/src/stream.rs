@@ -16,9 +16,12 @@ mod upgrade;
 mod websocket;
 
 use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use coracle_connections::{ACCEPT_PAUSE, Connections, Held, Limits, LogLimit, Slot};
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::upgrade::Upgraded;
@@ -55,8 +58,10 @@ const HEAD_TIME: Duration = Duration::from_secs(10);
 const SILENT: u32 = 60;
 const ASK_AGAIN: u32 = 15;
 const ASK_TIMES: u32 = 4;
-/// How long to wait when no connection can be accepted: for want of descriptors, until some are closed.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// The port's share of the process's descriptors is one in this many.
+const SHARE: u64 = 8;
+/// Maximum connections, whatever the descriptor limit.
+const CONNECTIONS: usize = 4 << 10;
 
 impl Runtime {
     /// Answers a request for `/exec/{token}`, `/attach/{token}` or `/portforward/{token}` and serves
@@ -149,36 +154,63 @@ pub fn notice_lost_client(connection: &TcpStream) {
 
 /// Serves streams over HTTP until `shutdown`: for gRPC clients, which are given URLs.
 pub async fn serve(runtime: Runtime, listener: TcpListener, shutdown: CancellationToken) {
+    let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
+    let (refusals, failures) = (LogLimit::default(), LogLimit::default());
     loop {
         let accepted = tokio::select! {
             // Both arms are cancel safe: nothing is accepted that is not returned.
             () = shutdown.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        let connection = match accepted {
-            Ok((connection, _client)) => connection,
+        let (connection, client) = match accepted {
+            Ok((connection, client)) => (connection, client.ip()),
             Err(error) => {
-                warn!(%error, "cannot accept a connection for streams");
-                sleep(ACCEPT_AGAIN).await;
+                if let Some(suppressed) = failures.pass(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
+                    warn!(%error, suppressed, "cannot accept a connection for streams");
+                }
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let slot = match connections.admit(client) {
+            Ok(slot) => Arc::new(slot),
+            Err(reason) => {
+                if let Some(suppressed) = refusals.pass(client) {
+                    warn!(%client, %reason, suppressed, "refused a connection for streams");
+                }
                 continue;
             }
         };
         notice_lost_client(&connection);
-        let runtime = runtime.clone();
-        tokio::spawn(async move {
-            let service = hyper::service::service_fn(move |request| {
-                let runtime = runtime.clone();
-                async move { Ok::<_, Infallible>(runtime.stream(request).await) }
-            });
-            let served = hyper::server::conn::http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIME)
-                .serve_connection(TokioIo::new(connection), service)
-                .with_upgrades()
-                .await;
-            if let Err(error) = served {
-                debug!(%error, "a streaming connection ended badly");
+        tokio::spawn(serve_connection(runtime.clone(), connection, slot));
+    }
+}
+
+/// Serves one connection until it is upgraded or ends, or its place is taken from it.
+async fn serve_connection(runtime: Runtime, connection: TcpStream, slot: Arc<Slot>) {
+    let held = Held::new(connection, slot.clone());
+    let proven = slot.clone();
+    let service = hyper::service::service_fn(move |request| {
+        let (runtime, slot) = (runtime.clone(), proven.clone());
+        async move {
+            let response = runtime.stream(request).await;
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                // Its token was a valid one.
+                slot.prove();
             }
-        });
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .serve_connection(TokioIo::new(held), service)
+        .with_upgrades();
+    tokio::select! {
+        // Both may be dropped: the connection is closed then.
+        served = served => if let Err(error) = served {
+            debug!(%error, "a streaming connection ended badly");
+        },
+        () = slot.expired() => debug!("closed a streaming connection without a token"),
     }
 }

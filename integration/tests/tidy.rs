@@ -35,6 +35,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-cni", &["coracle-fault", "coracle-open-files"]),
     ("coracle-fault", &[]),
     ("coracle-open-files", &[]),
+    ("coracle-connections", &[]),
     ("coracle-tree", &[]),
     ("coracle-images", &["coracle-fault", "coracle-tree"]),
     ("coracle-systemd", &[]),
@@ -45,6 +46,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         &[
             "coracle-proto",
             "coracle-cni",
+            "coracle-connections",
             "coracle-fault",
             "coracle-images",
             "coracle-nri",
@@ -55,7 +57,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ),
     ("coracle-store", &[]),
     ("coracle-kinds", &[]),
-    ("coracle-apiserver", &["coracle-store", "coracle-kinds"]),
+    ("coracle-apiserver", &["coracle-connections", "coracle-store", "coracle-kinds"]),
     ("coracle-events", &[]),
     ("coracle-scheduler", &["coracle-events"]),
     ("coracle-controllers", &["coracle-events"]),
@@ -68,6 +70,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         &[
             "coracle-proto",
             "coracle-cni",
+            "coracle-connections",
             "coracle-cri",
             "coracle-images",
             "coracle-open-files",

@@ -7,6 +7,7 @@ use crate::settings::Settings;
 
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyhow::Result<()> {
+    super::raise_open_files();
     let shutdown = super::until_signalled()?;
     let plane = start(&settings, shutdown.clone()).await?;
     if let Some(name) = issue_node {

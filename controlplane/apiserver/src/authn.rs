@@ -65,6 +65,10 @@ impl User {
         Self { name: "system:anonymous".to_owned(), groups, ..Self::default() }
     }
 
+    pub(crate) fn is_anonymous(&self) -> bool {
+        self.is_in("system:unauthenticated")
+    }
+
     pub(crate) fn is_in(&self, group: &str) -> bool {
         self.groups.iter().any(|own| own == group)
     }

@@ -11,8 +11,12 @@ use serde_json::Value;
 use crate::{
     call::Call,
     error::{ApiError, Result},
+    in_flight::BodyMemory,
     media::{self, BodyType},
+    offload::{self, LARGE},
 };
+
+mod yaml;
 
 /// No request body is larger, as upstream.
 const LIMIT: usize = 3 << 20;
@@ -24,8 +28,8 @@ pub(crate) struct Expected<'a> {
     pub(crate) schema: &'a str,
 }
 
-/// Reads the whole body, up to the limit.
-pub(crate) async fn read<B>(body: B) -> Result<Bytes>
+/// Reads the whole body, up to the limit and as long as there is memory for it.
+pub(crate) async fn read<B>(body: B, memory: &mut BodyMemory) -> Result<Bytes>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: std::fmt::Display,
@@ -41,9 +45,11 @@ where
         } else {
             rest.get_or_insert_with(|| first.to_vec()).extend_from_slice(&data);
         }
-        if rest.as_ref().map_or(first.len(), Vec::len) > LIMIT {
+        let length = rest.as_ref().map_or(first.len(), Vec::len);
+        if length > LIMIT {
             return Err(ApiError::too_large());
         }
+        memory.grow(length)?;
     }
     Ok(rest.map_or(first, Bytes::from))
 }
@@ -57,12 +63,16 @@ pub(crate) fn object(call: &Call) -> Result<(Value, Vec<String>)> {
 
 /// The body as an object of an expected kind, with warnings.
 pub(crate) fn decode(call: &Call, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
-    let parsed = parse(call)?;
-    check(parsed, expected, call.validation()?)
+    let validation = call.validation()?;
+    offload::run(call.body.len() > LARGE, || check(tree(call)?, expected, validation))
 }
 
 /// The body as a tree, whatever it is.
 pub(crate) fn parse(call: &Call) -> Result<Parsed> {
+    offload::run(call.body.len() > LARGE, || tree(call))
+}
+
+fn tree(call: &Call) -> Result<Parsed> {
     if call.body.is_empty() {
         return Err(ApiError::bad_request("the request has no body"));
     }
@@ -70,7 +80,7 @@ pub(crate) fn parse(call: &Call) -> Result<Parsed> {
         BodyType::Json => {
             schema::parse_json(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))
         }
-        BodyType::Yaml => yaml(&call.body),
+        BodyType::Yaml => yaml::parse(&call.body),
         BodyType::Protobuf => {
             let value =
                 protobuf::decode(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
@@ -80,12 +90,6 @@ pub(crate) fn parse(call: &Call) -> Result<Parsed> {
             Err(ApiError::unsupported_media_type("a patch is only understood in a PATCH request"))
         }
     }
-}
-
-pub(crate) fn yaml(bytes: &[u8]) -> Result<Parsed> {
-    let value = serde_yaml_ng::from_slice(bytes)
-        .map_err(|error| ApiError::bad_request(format!("error converting YAML to JSON: {error}")))?;
-    Ok(Parsed { value, duplicates: Vec::new() })
 }
 
 /// Checks a tree against what it must be; absent apiVersion and kind are filled in.

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use crate::authz::rbac::Policies;
 use crate::error::{ApiError, Result};
-pub(crate) use collection::{Collection, Event, Scope, Watcher};
+pub(crate) use collection::{Collection, Event, Events, Scope, Watcher};
 #[cfg(test)]
 pub(crate) use object::parses;
 pub(crate) use object::{Object, encode, key_of, prefix_of};

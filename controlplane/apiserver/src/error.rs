@@ -103,6 +103,19 @@ impl ApiError {
         Self::new(413, "RequestEntityTooLarge", message)
     }
 
+    /// A request that is within the limit of bytes but exceeds another one.
+    pub(crate) fn entity_too_large(message: impl Into<String>) -> Self {
+        Self::new(413, "RequestEntityTooLarge", message)
+    }
+
+    /// Too many requests are in flight; the client may come again.
+    pub(crate) fn too_many_requests() -> Self {
+        let message = "Too many requests, please try again later.";
+        let mut error = Self::new(429, "TooManyRequests", message);
+        error.details = json!({"retryAfterSeconds": 1});
+        error
+    }
+
     pub(crate) fn unsupported_media_type(message: impl Into<String>) -> Self {
         Self::new(415, "UnsupportedMediaType", message)
     }

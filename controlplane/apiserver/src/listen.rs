@@ -1,32 +1,57 @@
 //! The network side: TLS connections, HTTP/1.1 and HTTP/2, each request handed to [`Apiserver::handle`].
+//!
+//! Limits: connections by [`coracle_connections`], handshakes, headers, idle connections and unread responses by time,
+//! and what one HTTP/2 connection may ask for.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+mod activity;
 
+use std::{
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use coracle_connections::{ACCEPT_PAUSE, Connections, HANDSHAKE, Held, Limits, LogLimit, Slot};
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::task::TaskTracker;
 
 use crate::server::{Apiserver, PeerCertificate};
+use activity::Activity;
 
-/// A client that has not finished its handshake by then is gone.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Requests that run when the server stops get so long to end.
+/// Requests that run when the server stops get this long to end.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// After an error of accept, as of too many open files, others get the time to close some.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum time without a request, and for the header of one, as upstream's idle timeout.
+const IDLE: Duration = Duration::from_secs(90);
+/// The API's share of the process's descriptors is one in this many.
+const SHARE: u64 = 4;
+/// Maximum connections, whatever the descriptor limit.
+const CONNECTIONS: usize = 16 << 10;
+/// Maximum HTTP/2 streams of one connection, as upstream.
+const STREAMS: u32 = 250;
+/// Maximum bytes of the headers of one HTTP/2 request.
+const HEADERS: u32 = 64 << 10;
+/// Maximum bytes that wait for the client on one HTTP/2 stream.
+const SEND_BUFFER: usize = 64 << 10;
+/// Interval of HTTP/2 pings, and how long a client may take to answer one.
+const PING: Duration = Duration::from_secs(60);
+const PONG: Duration = Duration::from_secs(20);
 
 impl Apiserver {
     /// Serves connections until the server's shutdown token is cancelled, then lets running requests end.
     pub async fn serve(self, listener: TcpListener, tls: Arc<rustls::ServerConfig>) {
         let acceptor = TlsAcceptor::from(tls);
-        let connections = TaskTracker::new();
+        let tasks = TaskTracker::new();
         let shutdown = self.state.shutdown.clone();
+        let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
+        let (refusals, failures) = (LogLimit::default(), LogLimit::default());
         loop {
             let accepted = tokio::select! {
                 // A connection that is accepted but not taken is closed with the listener.
@@ -34,42 +59,75 @@ impl Apiserver {
                 () = shutdown.cancelled() => break,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(self.clone(), acceptor.clone(), stream));
-                }
+                Ok((stream, client)) => match connections.admit(client.ip()) {
+                    Ok(slot) => {
+                        tasks.spawn(connection(self.clone(), acceptor.clone(), stream, Arc::new(slot)));
+                    }
+                    Err(reason) => {
+                        if let Some(suppressed) = refusals.pass(client.ip()) {
+                            tracing::warn!(client = %client.ip(), %reason, suppressed, "refused a connection");
+                        }
+                    }
+                },
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
+                    if let Some(suppressed) = failures.pass(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
+                        tracing::warn!(%error, suppressed, "cannot accept a connection");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
-        connections.close();
-        let _ = tokio::time::timeout(FAREWELL, connections.wait()).await;
+        tasks.close();
+        let _ = tokio::time::timeout(FAREWELL, tasks.wait()).await;
     }
 }
 
-async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream) {
+/// Serves one connection until it ends or its place is taken from it.
+async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream, slot: Arc<Slot>) {
     let _ = stream.set_nodelay(true);
-    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return tracing::debug!(%error, "no TLS with a client"),
-        Err(_elapsed) => return,
+    coracle_connections::keep_alive(&stream);
+    let serving = async {
+        match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => requests(server, stream, slot.clone()).await,
+            Ok(Err(error)) => tracing::debug!(%error, "no TLS with a client"),
+            Err(_elapsed) => {}
+        }
     };
+    tokio::select! {
+        // Both may be dropped: the connection is closed then.
+        () = serving => {}
+        () = slot.expired() => tracing::debug!("closed a connection without an authenticated request"),
+    }
+}
+
+async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slot>) {
     let certificates = stream.get_ref().1.peer_certificates();
     let peer = certificates.and_then(|chain| chain.first());
     let peer = peer.map(|certificate| PeerCertificate(Arc::new(certificate.clone().into_owned())));
+    if peer.is_some() {
+        // The handshake has verified it.
+        slot.prove();
+    }
     let shutdown = server.state.shutdown.clone();
+    let activity = Arc::new(Activity::default());
+    let (held, of_requests) = (Held::new(stream, slot.clone()), activity.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
         }
-        let server = server.clone();
-        async move { Ok::<_, Infallible>(server.handle(request, None).await) }
+        request.extensions_mut().insert(slot.clone());
+        let (server, running) = (server.clone(), of_requests.begin());
+        async move { Ok::<_, Infallible>(running.until_sent(server.handle(request, None).await)) }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
-    let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+    let builder = builder();
+    let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
+        () = activity.stuck() => return tracing::debug!("closed a connection whose client does not read"),
+        () = activity.idle(IDLE) => {
+            served.as_mut().graceful_shutdown();
+            tokio::time::timeout(FAREWELL, served).await.unwrap_or(Ok(()))
+        }
         () = shutdown.cancelled() => {
             served.as_mut().graceful_shutdown();
             served.await
@@ -78,4 +136,18 @@ async fn connection(server: Apiserver, acceptor: TlsAcceptor, stream: TcpStream)
     if let Err(error) = ended {
         tracing::debug!(error, "a connection broke");
     }
+}
+
+fn builder() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEADERS)
+        .max_send_buf_size(SEND_BUFFER)
+        .keep_alive_interval(PING)
+        .keep_alive_timeout(PONG);
+    builder
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     cache::Object,
     error::{ApiError, Result},
+    list_body::ListBody,
     media::Form,
     write::Stored,
 };
@@ -77,45 +78,26 @@ pub(crate) fn table_of<'a>(
 }
 
 /// A list; `meta` is its ListMeta.
-pub(crate) fn list(form: Form, kind: &Kind, objects: &[Arc<Object>], meta: Value) -> Reply {
-    match form {
-        Form::Table(include) => {
-            let values: Vec<Value> = objects.iter().map(|object| object.value()).collect();
-            json(200, &table_of(kind, &values, meta, options(include)))
-        }
-        Form::Partial => {
-            let items: Vec<Value> =
-                objects.iter().map(|object| table::partial_metadata(&object.value())).collect();
-            let list = json!({
-                "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": meta, "items": items,
-            });
-            json(200, &list)
-        }
-        Form::Plain | Form::Discovery => bytes(200, "application/json", plain_list(kind, objects, &meta)),
-    }
+pub(crate) fn list(form: Form, kind: &'static Kind, objects: Vec<Arc<Object>>, meta: Value) -> Reply {
+    let body = ListBody::new(form, kind, objects, meta);
+    let mut reply = Response::new(body.map_err(|never| match never {}).boxed_unsync());
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    reply
 }
 
-/// The items are the stored bytes, without apiVersion and kind as upstream lists them.
-fn plain_list(kind: &Kind, objects: &[Arc<Object>], meta: &Value) -> Vec<u8> {
-    let head = format!(
-        "{{\"kind\":\"{}\",\"apiVersion\":\"{}\",\"metadata\":{meta},\"items\":[",
-        kind.list_kind(),
-        kind.api_version()
-    );
-    let size: usize = objects.iter().map(|object| object.json.len()).sum();
-    let mut text = Vec::with_capacity(head.len() + size + 2);
-    text.extend_from_slice(head.as_bytes());
-    for (at, object) in objects.iter().enumerate() {
-        text.extend_from_slice(if at == 0 { b"{" } else { b",{" });
-        text.extend_from_slice(&object.item_tail());
-    }
-    text.extend_from_slice(b"]}");
-    text
-}
+/// Maximum bytes of all warnings of one response, and of one of several, as upstream.
+const WARNINGS: usize = 4096;
+const WARNING: usize = 256;
 
 /// Adds warnings, which clients print.
 pub(crate) fn warned(mut reply: Reply, warnings: &[String]) -> Reply {
+    let is_long = warnings.iter().map(String::len).sum::<usize>() > WARNINGS;
+    let cut = |warning: &str| warning.floor_char_boundary(if is_long { WARNING } else { WARNINGS });
+    let mut left = WARNINGS;
     for warning in warnings {
+        let warning = &warning[..cut(warning)];
+        let Some(rest) = left.checked_sub(warning.len()) else { break };
+        left = rest;
         let text = warning.replace('\\', "\\\\").replace('"', "\\\"").replace(['\n', '\r'], " ");
         if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{text}\"")) {
             reply.headers_mut().append(header::WARNING, value);

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
+use coracle_connections::Slot;
 use coracle_store::Store;
 use http::{HeaderMap, Method, Request};
 use hyper::upgrade::OnUpgrade;
@@ -19,6 +20,7 @@ use crate::{
     documents,
     error::{ApiError, Result},
     health,
+    in_flight::{self, BodyMemory, InFlight, REQUEST_TIMEOUT},
     reply::{self, Reply},
     request::RequestInfo,
     service_range::ServiceRange,
@@ -86,12 +88,19 @@ pub(crate) struct State {
     pub(crate) kubelet: KubeletTls,
     /// Held while a service's addresses are chosen and stored.
     pub(crate) allocating: tokio::sync::Mutex<()>,
+    pub(crate) in_flight: InFlight,
     pub(crate) shutdown: CancellationToken,
 }
 
 /// The certificate that the TLS layer verified, as the listener attaches it to requests.
 #[derive(Clone)]
 pub(crate) struct PeerCertificate(pub(crate) Arc<CertificateDer<'static>>);
+
+/// Marks a response that must be delivered within [`REQUEST_TIMEOUT`]; it counts as in flight until then.
+#[derive(Clone, Default)]
+pub(crate) struct ShortLived {
+    _permit: Option<Arc<in_flight::Permit>>,
+}
 
 impl Apiserver {
     /// Loads the objects and makes those that every cluster has. Must be called within a tokio runtime.
@@ -121,6 +130,7 @@ impl Apiserver {
             service_range: config.service_range,
             kubelet: config.kubelet,
             allocating: tokio::sync::Mutex::new(()),
+            in_flight: InFlight::new(),
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
@@ -140,25 +150,63 @@ impl Apiserver {
     {
         let upgrade = hyper::upgrade::on(&mut request);
         let (parts, body) = request.into_parts();
-        let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
-        let state = &self.state;
-        let user = match identity {
-            Some(user) => Ok(user),
-            None => state.authenticators.identify(&state.cache, certificate, &parts.headers),
-        };
         let info = RequestInfo::parse(&parts.method, &parts.uri);
-        let outcome = match user.and_then(|user| impersonation::user(&state.cache, user, &parts.headers)) {
-            Ok(user) => self.answer(user, info, (parts.method, parts.headers, body), upgrade).await,
-            Err(error) => Err(error),
+        let outcome = match identity {
+            Some(user) => {
+                let user = impersonation::user(&self.state.cache, user, &parts.headers);
+                let request = (parts.method, parts.headers, body, BodyMemory::default());
+                match user {
+                    Ok(user) => self.answer(user, info, request, upgrade).await,
+                    Err(error) => Err(error),
+                }
+            }
+            None => self.from_network(parts, info, body, upgrade).await,
         };
         outcome.unwrap_or_else(|error| reply::failure(&error))
+    }
+
+    /// Identifies the caller of a request from the network and limits its time and number.
+    async fn from_network<B>(
+        &self,
+        parts: http::request::Parts,
+        info: RequestInfo,
+        body: B,
+        upgrade: OnUpgrade,
+    ) -> Result<Reply>
+    where
+        B: http_body::Body<Data = Bytes>,
+        B::Error: std::fmt::Display,
+    {
+        let state = &self.state;
+        let certificate = parts.extensions.get::<PeerCertificate>().map(|peer| &*peer.0);
+        let caller = state.authenticators.identify(&state.cache, certificate, &parts.headers)?;
+        if let Some(slot) = parts.extensions.get::<Arc<Slot>>().filter(|_| !caller.is_anonymous()) {
+            slot.prove();
+        }
+        let permit = state.in_flight.enter(&caller, &info)?;
+        let user = impersonation::user(&state.cache, caller, &parts.headers)?;
+        let is_long = in_flight::is_long_running(&info);
+        let request = (parts.method, parts.headers, body, state.in_flight.body());
+        let answer = self.answer(user, info, request, upgrade);
+        let mut reply = if is_long {
+            answer.await
+        } else {
+            tokio::time::timeout(REQUEST_TIMEOUT, answer).await.unwrap_or_else(|_elapsed| {
+                Err(ApiError::timeout("request did not complete within the allotted timeout", 1))
+            })
+        }
+        .unwrap_or_else(|error| reply::failure(&error));
+        if !is_long {
+            reply.extensions_mut().insert(ShortLived { _permit: permit.map(Arc::new) });
+        }
+        Ok(reply)
     }
 
     async fn answer<B>(
         &self,
         user: User,
         info: RequestInfo,
-        (method, headers, body): (Method, HeaderMap, B),
+        (method, headers, body, mut memory): (Method, HeaderMap, B, BodyMemory),
         upgrade: OnUpgrade,
     ) -> Result<Reply>
     where
@@ -175,7 +223,7 @@ impl Apiserver {
             return Ok(found.unwrap_or_else(|| reply::text(404, "404 page not found\n")));
         };
         let Some(kind) = resource.kind() else { return Ok(reply::text(404, "404 page not found\n")) };
-        let body = if method == Method::GET { Bytes::new() } else { body::read(body).await? };
+        let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
         let call = Call { state: state.clone(), user, info, resource, kind, headers, body };
         if call.resource.subresource.is_empty() {
             on_resource(&call).await

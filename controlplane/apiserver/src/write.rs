@@ -39,6 +39,8 @@ pub(crate) enum Part {
     Internal,
 }
 
+/// Maximum bytes of an encoded object: a series of patches cannot grow it beyond what one request may send.
+const MAX_OBJECT: usize = 3 << 20;
 /// Writes are retried so often against others' writes.
 const RETRIES: usize = 16;
 /// A generated name that is taken is replaced by another so often.
@@ -268,6 +270,9 @@ pub(crate) async fn commit(
     let tier = if kind.volatile { Tier::Volatile { ttl } } else { Tier::Durable };
     let key: Arc<str> = key.into();
     let value = object.map(|object| encode(kind, object));
+    if value.as_ref().is_some_and(|bytes| bytes.len() > MAX_OBJECT) {
+        return Err(Failed::Other(ApiError::too_large()));
+    }
     let stored = value.clone();
     match state.store.write(Write { key: key.clone(), expect, value, tier }).await {
         Ok(revision) => {

@@ -1,12 +1,9 @@
 //! The three patches: RFC 6902, RFC 7386 and Kubernetes' strategic merge.
 
+mod json;
 mod strategic;
 
-use serde::Deserialize;
 use serde_json::Value;
-
-/// A JSON patch with more operations is refused, as upstream does.
-const MAX_OPERATIONS: usize = 10_000;
 
 /// Why a patch could not be applied.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -17,21 +14,14 @@ pub enum PatchError {
     /// The patch does not fit the object (422).
     #[error("{0}")]
     Unprocessable(String),
+    /// The patch or an intermediate object exceeds a limit (413).
+    #[error("{0}")]
+    TooLarge(String),
 }
 
 /// RFC 6902.
 pub fn json(object: &Value, patch: &Value) -> Result<Value, PatchError> {
-    let patch = json_patch::Patch::deserialize(patch)
-        .map_err(|error| PatchError::Malformed(format!("error decoding patch: {error}")))?;
-    if patch.0.len() > MAX_OPERATIONS {
-        let count = patch.0.len();
-        let problem =
-            format!("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {count}");
-        return Err(PatchError::Malformed(problem));
-    }
-    let mut object = object.clone();
-    json_patch::patch(&mut object, &patch).map_err(|error| PatchError::Unprocessable(error.to_string()))?;
-    Ok(object)
+    json::apply(object, patch)
 }
 
 /// RFC 7386.

@@ -43,6 +43,11 @@ impl From<WireError> for DecodeError {
 
 /// Decodes an enveloped object; `apiVersion` and `kind` are set from the envelope.
 pub fn decode(bytes: &[u8]) -> Result<Value, DecodeError> {
+    envelope(bytes, 0)
+}
+
+/// Decodes an envelope that may itself be embedded in a message at that depth.
+fn envelope(bytes: &[u8], depth: u32) -> Result<Value, DecodeError> {
     let body = bytes.strip_prefix(b"k8s\0").ok_or(DecodeError::Prefix)?;
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &body[..0]);
     let mut reader = Reader::new(body);
@@ -56,7 +61,7 @@ pub fn decode(bytes: &[u8]) -> Result<Value, DecodeError> {
     let message = kind::schema_of(&api_version, &kind).and_then(|schema| tables().find(schema));
     let Some(message) = message else { return Err(DecodeError::UnknownKind { api_version, kind }) };
     let mut object = Map::new();
-    read_message(message, raw, &mut object, 0)?;
+    read_message(message, raw, &mut object, depth)?;
     object.insert("apiVersion".to_owned(), Value::String(api_version));
     object.insert("kind".to_owned(), Value::String(kind));
     Ok(Value::Object(object))
@@ -180,7 +185,7 @@ fn read_value(
         Type::Time | Type::MicroTime => time(bytes_of(value)?, matches!(shape, Type::MicroTime))?,
         Type::Quantity => Some(Value::String(first_text(bytes_of(value)?)?)),
         Type::IntOrString => Some(int_or_string(bytes_of(value)?)?),
-        Type::Json => embedded(bytes_of(value)?)?,
+        Type::Json => embedded(bytes_of(value)?, depth)?,
         Type::Message(id) => {
             let message = tables().get(*id);
             let mut map = Map::new();
@@ -248,13 +253,13 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, DecodeError> {
     Ok(if is_text { Value::String(text_value) } else { number_value.into() })
 }
 
-fn embedded(bytes: &[u8]) -> Result<Option<Value>, DecodeError> {
+fn embedded(bytes: &[u8], depth: u32) -> Result<Option<Value>, DecodeError> {
     let mut reader = Reader::new(bytes);
     while let Some((number, value)) = reader.next()? {
         if number == 1 {
             let raw = bytes_of(value)?;
             if raw.starts_with(b"k8s\0") {
-                return decode(raw).map(Some);
+                return envelope(raw, depth + 1).map(Some);
             }
             return serde_json::from_slice(raw)
                 .map(Some)

@@ -19,6 +19,26 @@ pub struct Field {
     pub value: fn(&Value) -> String,
 }
 
+/// Maximum requirements of a selector, and bytes of its text: each watch looks at all of them for each event.
+const MAX_REQUIREMENTS: usize = 256;
+const MAX_TEXT: usize = 64 << 10;
+
+/// Refuses a selector that would cost too much.
+fn check_size(text: &str) -> Result<(), SelectorError> {
+    if text.len() > MAX_TEXT {
+        return Err(SelectorError::TooLong("bytes", text.len(), MAX_TEXT));
+    }
+    Ok(())
+}
+
+/// Refuses more requirements than a selector may have.
+fn check_count(count: usize) -> Result<(), SelectorError> {
+    if count > MAX_REQUIREMENTS {
+        return Err(SelectorError::TooLong("requirements", count, MAX_REQUIREMENTS));
+    }
+    Ok(())
+}
+
 /// Why a selector cannot be understood (400).
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SelectorError {
@@ -31,6 +51,9 @@ pub enum SelectorError {
     /// The kind does not know the field.
     #[error("field label not supported: {0}")]
     UnknownField(String),
+    /// It is larger than any client needs: what, how many, and the limit.
+    #[error("the selector has too many {0}: {1}, the limit is {2}")]
+    TooLong(&'static str, usize, usize),
     /// An operator of a LabelSelector object.
     #[error("{0:?} is not a valid label selector operator")]
     Operator(String),
@@ -54,6 +77,7 @@ struct Term {
 impl FieldSelector {
     /// `spec.nodeName=a,status.phase!=Failed`, on the fields that the kind knows.
     pub fn parse(kind: &Kind, text: &str) -> Result<FieldSelector, SelectorError> {
+        check_size(text)?;
         let mut terms = Vec::new();
         for part in split_terms(text) {
             if part.is_empty() {
@@ -63,6 +87,7 @@ impl FieldSelector {
             let (name, equal, value) = split_term(part).ok_or_else(wrong)?;
             let known = fields::COMMON.iter().chain(kind.fields).find(|field| field.name == name);
             let field = *known.ok_or_else(|| SelectorError::UnknownField(name.to_owned()))?;
+            check_count(terms.len() + 1)?;
             terms.push(Term { field, equal, value: unescape(value).ok_or_else(wrong)? });
         }
         Ok(FieldSelector { terms })
@@ -161,6 +186,18 @@ mod tests {
             let selector = FieldSelector::parse(by_kind("v1", "Pod").unwrap(), text).unwrap();
             assert_eq!(selector.matches(&pod), expect, "for {text}");
         }
+    }
+
+    #[test]
+    fn selectors_have_a_size() {
+        let pod = by_kind("v1", "Pod").unwrap();
+        let many = vec!["metadata.name!=a"; MAX_REQUIREMENTS + 1].join(",");
+        let error = FieldSelector::parse(pod, &many).map(|_| ()).unwrap_err().to_string();
+        assert_eq!(error, "the selector has too many requirements: 257, the limit is 256");
+        let many = vec!["!a"; MAX_REQUIREMENTS + 1].join(",");
+        assert_eq!(LabelSelector::parse(&many).unwrap_err().to_string(), error);
+        let long = format!("a in ({})", "b,".repeat(MAX_TEXT));
+        assert!(LabelSelector::parse(&long).unwrap_err().to_string().contains("too many bytes"));
     }
 
     #[test]

@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
-use tokio_tungstenite::tungstenite::protocol::Role;
 use tokio_tungstenite::tungstenite::protocol::frame::CloseFrame;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 use super::Connection;
 use super::command::{self, Client, Input, Output};
@@ -33,6 +33,8 @@ const CLOSE: u8 = 255;
 
 const BACKLOG: usize = 16;
 const BUFFER: usize = 64 << 10;
+/// Maximum bytes of a message: clients send a few kilobytes at a time.
+const MESSAGE: usize = 1 << 20;
 /// How long a client may take to close after we are done.
 const LINGER: Duration = Duration::from_secs(5);
 
@@ -42,7 +44,8 @@ type Receiver = SplitStream<Socket>;
 
 /// The protocol of an upgraded connection.
 pub(super) async fn accept(connection: Connection) -> Socket {
-    WebSocketStream::from_raw_socket(connection, Role::Server, None).await
+    let config = WebSocketConfig::default().max_message_size(Some(MESSAGE)).max_frame_size(Some(MESSAGE));
+    WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await
 }
 
 /// The two ends of a command's client; the futures that serve it must be polled beside the command.

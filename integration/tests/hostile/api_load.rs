@@ -1,1 +1,215 @@
 //! API clients that try to exhaust memory, descriptors, time or the log.
+
+#[path = "api_load/client.rs"]
+mod client;
+
+use std::io::Write as _;
+use std::net::TcpStream;
+
+use coracle_integration::{eventually, on_a_machine};
+use serde_json::json;
+
+use client::{ADMIN, EVE, Http2, Plane, raise_descriptors};
+
+/// Bytes of a request that names a user and whose body never comes.
+fn unfinished_post() -> String {
+    format!(
+        "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews HTTP/1.1\r\nhost: a\r\n{EVE}\r\n\
+         content-type: application/json\r\ncontent-length: 1000\r\n\r\n{{"
+    )
+}
+
+fn config_map(plane: &Plane, name: &str, size: usize) {
+    let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}}).to_string();
+    let (code, _) =
+        plane.send(ADMIN, "POST", "/api/v1/namespaces/default/configmaps", "application/json", object);
+    assert_eq!(code, 201);
+}
+
+/// Finding B5: each copy contains the one before it, so that a request of 3 kB builds gigabytes.
+#[test]
+fn a_json_patch_cannot_multiply_an_object() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        config_map(&plane, "a", 1000);
+        let double = |at| json!({"op": "copy", "from": "/data", "path": format!("/data/b{at}")});
+        let before = plane.memory_peak();
+        let patch = (0..17).map(double).collect::<serde_json::Value>().to_string();
+        let path = "/api/v1/namespaces/default/configmaps/a";
+        let (code, answer) = plane.send(ADMIN, "PATCH", path, "application/json-patch+json", patch);
+        assert_eq!((code, answer.contains("accumulated size increase of copy")), (413, true), "{answer}");
+        // The largest intermediate object is three megabytes as text.
+        let grown = plane.memory_peak() - before;
+        assert!(grown < 100 << 20, "the patch took {grown} bytes");
+    });
+}
+
+/// Finding B6: flow nesting takes the YAML parser quadratic time, on the threads that also shake hands.
+#[test]
+fn nested_yaml_does_not_stop_others() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let posts: Vec<_> = (0..3)
+            .map(|_| {
+                let plane = plane.address();
+                std::thread::spawn(move || {
+                    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+                    plane.send(EVE, "POST", path, "application/yaml", "[".repeat(120_000))
+                })
+            })
+            .collect();
+        let mut served = 0;
+        while !posts.iter().all(std::thread::JoinHandle::is_finished) {
+            served += usize::from(plane.get(EVE, "/version").0 == 200);
+        }
+        for post in posts {
+            let (code, answer) = post.join().unwrap();
+            assert_eq!((code, answer.contains("too many flow collections")), (413, true), "{answer}");
+        }
+        assert!(served > 0 || plane.get(EVE, "/version").0 == 200);
+    });
+}
+
+/// Finding B7: connections that never say a word take all descriptors.
+#[test]
+fn silent_connections_leave_descriptors_for_others() {
+    on_a_machine(|machine| {
+        raise_descriptors();
+        let plane = Plane::start(machine, Some(1024));
+        let silent: Vec<TcpStream> =
+            (0..1500).filter_map(|_| TcpStream::connect(plane.address().socket()).ok()).collect();
+        assert!(silent.len() > 1000);
+        eventually("others to be served", 20, || (plane.get(EVE, "/version").0 == 200).then_some(()));
+        assert_eq!(plane.get(ADMIN, "/api/v1/namespaces/default").0, 200);
+        let open = plane.descriptors();
+        assert!(open < 512, "{open} descriptors are open");
+        let lines = plane.log_lines();
+        assert!(lines < 50, "{lines} lines in the log");
+    });
+}
+
+/// Finding B7, the other side: what a large cluster needs fits into systemd's default limits.
+#[test]
+fn five_thousand_watches_work_with_the_usual_limits() {
+    on_a_machine(|machine| {
+        raise_descriptors();
+        let plane = Plane::start(machine, None);
+        let before = plane.memory();
+        let mut connections: Vec<Http2> = (0..20).map(|_| Http2::connect(&plane.address())).collect();
+        for connection in &mut connections {
+            for _ in 0..250 {
+                connection.get("/api/v1/namespaces/default/endpoints?watch=true&resourceVersion=1");
+            }
+        }
+        let answered: usize = connections.iter_mut().map(|connection| connection.answers(250)).sum();
+        assert_eq!(answered, 5000);
+        eprintln!("5000 watches: {} KiB", (plane.memory() - before) >> 10);
+        assert_eq!(plane.get(EVE, "/version").0, 200);
+    });
+}
+
+/// Finding B8: a list was encoded whole for each client, and kept until the client had read it.
+#[test]
+fn unread_lists_share_the_encoded_objects() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        for number in 0..18 {
+            config_map(&plane, &format!("large-{number}"), 1_000_000);
+        }
+        let before = plane.memory();
+        let request =
+            format!("GET /api/v1/namespaces/default/configmaps HTTP/1.1\r\nhost: a\r\n{ADMIN}\r\n\r\n");
+        let mut unread: Vec<_> = (0..30)
+            .map(|_| {
+                let mut connection = plane.address().connect(&[]);
+                connection.write_all(request.as_bytes()).unwrap();
+                connection.flush().unwrap();
+                connection
+            })
+            .collect();
+        // Each answer has begun.
+        unread.iter_mut().for_each(|connection| assert_eq!(client::status(connection), 200));
+        let grown = plane.memory().saturating_sub(before);
+        eprintln!("30 unread lists: {} KiB", grown >> 10);
+        assert!(grown < 100 << 20, "30 unread lists of 18 MB take {grown} bytes");
+    });
+}
+
+/// Finding B8: requests in flight are limited, and one user does not get all of them.
+#[test]
+fn unfinished_requests_of_one_user_do_not_keep_others_out() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let mut unfinished: Vec<_> = (0..110)
+            .map(|_| {
+                let mut connection = plane.address().connect(&[]);
+                connection.write_all(unfinished_post().as_bytes()).unwrap();
+                connection.flush().unwrap();
+                connection
+            })
+            .collect();
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let review = r#"{"spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}"#;
+        eventually("a request to be refused", 10, || {
+            let (code, answer) = plane.send(EVE, "POST", path, "application/json", review.to_owned());
+            (code == 429 && answer.contains("Too many requests")).then_some(())
+        });
+        let other = "authorization: Bearer bob-token";
+        assert_eq!(plane.send(other, "POST", path, "application/json", review.to_owned()).0, 201);
+        assert_eq!(plane.get(EVE, "/version").0, 200);
+        assert_eq!(client::status(&mut unfinished[109]), 429);
+    });
+}
+
+/// An object that embeds an object, and so on: the decoder's stack ended, and the process with it.
+#[test]
+fn embedded_protobuf_objects_do_not_end_the_process() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let body = client::nested_protobuf(50_000);
+        let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+        let (code, answer) = plane.send(EVE, "POST", path, "application/vnd.kubernetes.protobuf", body);
+        assert_eq!((code, answer.contains("nested too deeply")), (400, true), "{answer}");
+        assert_eq!(plane.get(EVE, "/version").0, 200);
+    });
+}
+
+/// Texts that are cut or repeated in answers: each of these was a panic, which ends a release build.
+#[test]
+fn odd_names_and_many_warnings_are_answered() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let path = "/api/v1/namespaces/default/configmaps";
+        let name = format!("a{}", "é".repeat(40));
+        let object = json!({"metadata": {"generateName": name}}).to_string();
+        assert_eq!(plane.send(ADMIN, "POST", path, "application/json", object).0, 422);
+        let unknown: serde_json::Map<_, _> = (0..40_000).map(|at| (format!("f{at}"), json!(1))).collect();
+        let mut object = json!({"metadata": {"name": "b"}});
+        object.as_object_mut().unwrap().extend(unknown);
+        assert_eq!(plane.send(ADMIN, "POST", path, "application/json", object.to_string()).0, 201);
+    });
+}
+
+/// A watch whose client does not read kept every version of every object, up to 4,096 of them.
+#[test]
+fn an_unread_watch_does_not_keep_all_versions() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        config_map(&plane, "large", 1_000_000);
+        let request = format!("GET /api/v1/configmaps?watch=1 HTTP/1.1\r\nhost: a\r\n{ADMIN}\r\n\r\n");
+        let mut watch = plane.address().connect(&[]);
+        watch.write_all(request.as_bytes()).unwrap();
+        watch.flush().unwrap();
+        assert_eq!(client::status(&mut watch), 200);
+        let update = |round: usize| {
+            let patch = json!({"data": {"a": format!("{round}{}", "x".repeat(1_000_000))}}).to_string();
+            let path = "/api/v1/namespaces/default/configmaps/large";
+            assert_eq!(plane.send(ADMIN, "PATCH", path, "application/merge-patch+json", patch).0, 200);
+        };
+        (0..10).for_each(update);
+        let before = plane.memory();
+        (0..100).for_each(update);
+        let grown = plane.memory().saturating_sub(before);
+        assert!(grown < 60 << 20, "an unread watch keeps {grown} bytes");
+    });
+}

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use coracle_kinds::{
@@ -11,6 +14,7 @@ use coracle_kinds::{
 };
 use coracle_store::{Commit, Entry};
 use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Object, References};
 use crate::error::{ApiError, Result};
@@ -20,6 +24,8 @@ const HISTORY: usize = 1000;
 const HISTORY_BYTES: usize = 384 << 10;
 /// A watcher that falls behind by so many events is cut off; it watches again from where it was.
 const BACKLOG: usize = 4096;
+/// So is one behind which this many bytes of objects wait, which nothing else may keep any more.
+const BACKLOG_BYTES: usize = 4 << 20;
 
 /// One applied commit.
 #[derive(Clone, Debug)]
@@ -58,6 +64,18 @@ pub(crate) struct Watcher {
     /// The newest revision that the client has heard of.
     told: u64,
     events: mpsc::Sender<Event>,
+    /// Bytes of the events that wait.
+    queued: Arc<AtomicUsize>,
+    /// Cancelled when the collection drops the watcher.
+    _cut: DropGuard,
+}
+
+/// The client's end of a watcher.
+pub(crate) struct Events {
+    events: mpsc::Receiver<Event>,
+    queued: Arc<AtomicUsize>,
+    /// Cancelled when no more events will be queued.
+    pub(crate) cut: CancellationToken,
 }
 
 pub(crate) struct Collection {
@@ -108,15 +126,40 @@ impl Scope {
 // === impl Watcher ===
 
 impl Watcher {
-    pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, mpsc::Receiver<Event>) {
+    pub(crate) fn new(scope: Scope, bookmarks: bool) -> (Self, Events) {
         let (events, receiver) = mpsc::channel(BACKLOG);
-        (Self { scope, bookmarks, told: 0, events }, receiver)
+        let (queued, cut) = (Arc::new(AtomicUsize::new(0)), CancellationToken::new());
+        let received = Events { events: receiver, queued: queued.clone(), cut: cut.clone() };
+        (Self { scope, bookmarks, told: 0, events, queued, _cut: cut.drop_guard() }, received)
     }
 
     /// Whether the watcher is still there and keeps up.
     fn tell(&mut self, event: Event, revision: u64) -> bool {
         self.told = revision;
-        self.events.try_send(event).is_ok()
+        let before = self.queued.fetch_add(event.weight(), Ordering::Relaxed);
+        before <= BACKLOG_BYTES && self.events.try_send(event).is_ok()
+    }
+}
+
+// === impl Events ===
+
+impl Events {
+    pub(crate) async fn recv(&mut self) -> Option<Event> {
+        let event = self.events.recv().await?;
+        self.queued.fetch_sub(event.weight(), Ordering::Relaxed);
+        Some(event)
+    }
+}
+
+// === impl Event ===
+
+impl Event {
+    /// Bytes that it keeps in memory.
+    fn weight(&self) -> usize {
+        match self {
+            Event::Added(object) | Event::Modified(object) | Event::Deleted(object) => object.json.len(),
+            Event::Bookmark(_) | Event::InitialEnd(_) => 0,
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod access;
 mod disruption;
 mod joining;
 mod list;
+mod load;
 mod rbac;
 
 /// A server and the directory that goes with it.

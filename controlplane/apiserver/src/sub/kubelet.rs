@@ -32,6 +32,9 @@ impl std::fmt::Display for Address {
     }
 }
 
+/// Maximum time to connect to a kubelet, as upstream: the caller may wait for as long as it likes.
+const CONNECT: std::time::Duration = std::time::Duration::from_secs(30);
+
 /// Sends a request without a body to the kubelet of a node; upgrades stay possible.
 pub(crate) async fn send(
     call: &Call,
@@ -43,12 +46,16 @@ pub(crate) async fn send(
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
     };
-    let stream = TcpStream::connect((address.host.as_str(), address.port)).await;
-    let stream = stream.map_err(|error| failed("cannot connect to", &error))?;
-    let _ = stream.set_nodelay(true);
     let name = ServerName::try_from(address.host.clone()).map_err(|error| failed("bad name", &error))?;
     let connector = TlsConnector::from(Arc::clone(&call.state.kubelet.0));
-    let stream = connector.connect(name, stream).await.map_err(|error| failed("no TLS with", &error))?;
+    let connecting = async {
+        let stream = TcpStream::connect((address.host.as_str(), address.port)).await;
+        let stream = stream.map_err(|error| failed("cannot connect to", &error))?;
+        let _ = stream.set_nodelay(true);
+        connector.connect(name, stream).await.map_err(|error| failed("no TLS with", &error))
+    };
+    let connected = tokio::time::timeout(CONNECT, connecting).await;
+    let stream = connected.unwrap_or_else(|elapsed| Err(failed("cannot connect to", &elapsed)))?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| failed("no HTTP with", &error))?;

@@ -52,7 +52,7 @@ pub(crate) fn place(call: &Call, object: &mut Value) -> Result<()> {
 /// A name from its beginning: cut so that five letters fit.
 pub(crate) fn generated(base: &str) -> String {
     let mut base = base.to_owned();
-    base.truncate(58);
+    base.truncate(base.floor_char_boundary(58));
     base + &random_suffix()
 }
 

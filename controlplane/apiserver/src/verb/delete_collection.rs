@@ -29,5 +29,5 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         }
     }
     let meta = json!({"resourceVersion": call.state.cache.revision().to_string()});
-    Ok(reply::list(call.form()?, call.kind, &touched, meta))
+    Ok(reply::list(call.form()?, call.kind, touched, meta))
 }

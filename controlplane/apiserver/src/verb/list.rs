@@ -43,7 +43,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         }
         page.push(object);
     }
-    Ok(reply::list(call.form()?, call.kind, &page, meta))
+    Ok(reply::list(call.form()?, call.kind, page, meta))
 }
 
 /// What the query selects.

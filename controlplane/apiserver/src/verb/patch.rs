@@ -11,6 +11,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     media::{self, BodyType},
+    offload::{self, LARGE},
     reply::{self, Reply},
     write::{self, Part},
 };
@@ -28,12 +29,16 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let api_version = call.kind.api_version();
     let expected = Expected { api_version: &api_version, kind: call.kind.kind, schema: call.kind.schema };
     let validation = call.validation()?;
-    let stored = write::update(call, &call.resource.name, part, |old| {
+    let is_heavy = matches!(patch, Patch::Json(_)) || call.body.len() > LARGE;
+    let apply = |old: &Value| {
         let patched = patch.apply(call.kind.schema, old)?;
         write::check_revision(call.kind, old, &patched["metadata"]["resourceVersion"])?;
         same_identity(old, &patched)?;
         let parsed = Parsed { value: patched, duplicates: Vec::new() };
-        let (new, found) = body::check(parsed, &expected, validation)?;
+        body::check(parsed, &expected, validation)
+    };
+    let stored = write::update(call, &call.resource.name, part, |old| {
+        let (new, found) = offload::run(is_heavy, || apply(old))?;
         warnings = found;
         Ok(new)
     })
@@ -46,7 +51,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
 pub(crate) fn read(call: &Call) -> Result<Patch> {
     let body_type = media::body_type(&call.headers)?;
     let tree = || {
-        let parsed = schema::parse_json(&call.body);
+        let parsed = offload::run(call.body.len() > LARGE, || schema::parse_json(&call.body));
         parsed.map(|parsed| parsed.value).map_err(|error| ApiError::bad_request(error.to_string()))
     };
     match body_type {
@@ -74,6 +79,7 @@ impl Patch {
         patched.map_err(|error| match error {
             PatchError::Malformed(message) => ApiError::bad_request(message),
             PatchError::Unprocessable(message) => ApiError::unprocessable(message),
+            PatchError::TooLarge(message) => ApiError::entity_too_large(message),
         })
     }
 }

@@ -10,10 +10,10 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use rand::RngExt as _;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cache::{Event, Object, Scope, Watcher},
+    cache::{Event, Events, Object, Scope, Watcher},
     call::Call,
     error::{ApiError, Result},
     media::Form,
@@ -31,6 +31,10 @@ struct Writer {
     form: Form,
     headers_written: bool,
 }
+
+/// Cancelled when a watch gets no more events; what is queued for its client is still sent.
+#[derive(Clone)]
+pub(crate) struct WatchEnd(pub(crate) CancellationToken);
 
 /// Where a watch begins.
 enum Start {
@@ -54,12 +58,14 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
         Err(error) if error.is_expired() => return Ok(ended_by(&error)),
         Err(error) => return Err(error),
     };
+    let cut = WatchEnd(events.cut.clone());
     let mut writer = Writer { kind: call.kind, form: call.form()?, headers_written: false };
     let lines = stream::iter(first)
         .chain(stream::unfold(events, async |mut events| Some((events.recv().await?, events))))
         .map(move |event| Ok(Frame::data(writer.line(&event))));
     let mut response = Response::new(StreamBody::new(limited(call, lines)).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.extensions_mut().insert(cut);
     Ok(response)
 }
 
@@ -97,7 +103,7 @@ fn start(query: &Query) -> Result<Start> {
 }
 
 /// The events that come at once, and the channel of the rest.
-fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, mpsc::Receiver<Event>)> {
+fn subscribe(call: &Call, scope: Scope, start: &Start) -> Result<(Vec<Event>, Events)> {
     let cache = &call.state.cache;
     let (watcher, events) = Watcher::new(scope, call.info.query.flag("allowWatchBookmarks"));
     let mut objects = cache.of(call.kind)?;

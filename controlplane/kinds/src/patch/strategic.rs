@@ -6,9 +6,11 @@
 
 mod order;
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
-use self::order::{in_order, position};
+use self::order::{Places, in_order};
 use super::PatchError;
 use crate::schema::model::{Definition, PatchMarkers, Shape, schemas};
 
@@ -72,7 +74,8 @@ fn merge_map(
                 return Err(malformed("invalid patch format of primitive list"));
             };
             if let Some(Value::Array(items)) = original.get_mut(list) {
-                items.retain(|item| !gone.contains(item));
+                let gone = Places::of(&gone, None);
+                items.retain(|item| gone.position(item).is_none());
             }
             continue;
         }
@@ -99,7 +102,8 @@ fn merge_map(
 fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchError> {
     let Some(directive) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
     let Value::Array(kept) = directive else { return Err(malformed("invalid patch format of retainKeys")) };
-    let keeps = |name: &str| kept.iter().any(|keep| keep.as_str() == Some(name));
+    let kept: HashSet<&str> = kept.iter().filter_map(Value::as_str).collect();
+    let keeps = |name: &str| kept.contains(name);
     if patch.iter().any(|(name, value)| !value.is_null() && !name.starts_with('$') && !keeps(name)) {
         return Err(malformed("invalid patch format of retainKeys"));
     }
@@ -149,8 +153,9 @@ fn merge_ordered_lists(
 /// The elements that a patch sends must stand in the order that it asks for.
 fn check_order(items: &[Value], order: &[Value], key: Option<&str>) -> Result<(), PatchError> {
     let mut last = 0;
+    let places = Places::of(order, key);
     for item in items.iter().filter(|item| item.get(DIRECTIVE).is_none()) {
-        match position(order, item, key) {
+        match places.position(item) {
             Some(at) if at >= last => last = at,
             _ => {
                 return Err(malformed(&format!(
@@ -175,8 +180,10 @@ fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<
     let is_map = old.first().or(new.first()).is_some_and(Value::is_object);
     if !is_map {
         let mut merged = old.clone();
+        let mut places = Places::of(&merged, None);
         for item in &new {
-            if !merged.contains(item) {
+            if places.position(item).is_none() {
+                places.push(item);
                 merged.push(item.clone());
             }
         }
@@ -185,6 +192,7 @@ fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<
     let Some(key) = key else { return Err(malformed("cannot merge lists without merge key")) };
     let server = old.clone();
     let (mut merged, new) = apply_element_directives(old, new, key)?;
+    let mut places = Places::of(&merged, Some(key));
     for item in &new {
         let Value::Object(element) = item else { return Err(malformed("list element is not an object")) };
         if !element.contains_key(key) {
@@ -192,10 +200,13 @@ fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<
                 "map: {item} does not contain declared merge key: {key}"
             )));
         }
-        match position(&merged, item, Some(key)).and_then(|at| merged.get_mut(at)) {
+        match places.position(item).and_then(|at| merged.get_mut(at)) {
             Some(Value::Object(old)) => *old = merge_map(std::mem::take(old), element.clone(), info.inner)?,
             Some(other) => *other = item.clone(),
-            None => merged.push(strip(item.clone())),
+            None => {
+                places.push(item);
+                merged.push(strip(item.clone()));
+            }
         }
     }
     Ok(in_order(merged, &new, &server, Some(key)))
@@ -207,18 +218,17 @@ fn apply_element_directives(
     new: Vec<Value>,
     key: &str,
 ) -> Result<(Vec<Value>, Vec<Value>), PatchError> {
-    let (mut rest, mut replace) = (Vec::new(), false);
+    let (mut rest, mut gone, mut replace) = (Vec::new(), Vec::new(), false);
     for item in new {
         match item.get(DIRECTIVE).map(plain).as_deref() {
             None => rest.push(item),
             Some("delete") => {
-                let id = item.get(key).cloned();
-                if id.is_none() {
+                if item.get(key).is_none() {
                     return Err(PatchError::Unprocessable(format!(
                         "map: {item} does not contain declared merge key: {key}"
                     )));
                 }
-                old.retain(|element| element.get(key) != id.as_ref());
+                gone.push(item);
             }
             Some("replace") => replace = true,
             Some("merge") => return Err(malformed("merging lists cannot yet be specified in the patch")),
@@ -228,6 +238,8 @@ fn apply_element_directives(
     if replace {
         return Ok((rest.into_iter().map(strip).collect(), Vec::new()));
     }
+    let gone = Places::of(&gone, Some(key));
+    old.retain(|element| gone.position(element).is_none());
     Ok((old, rest))
 }
 

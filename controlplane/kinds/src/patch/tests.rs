@@ -176,3 +176,15 @@ fn json_and_merge_patches_follow_their_standards() {
     assert_eq!(merge(&original, &json!({"a": {"b": null, "d": 3}})), Ok(json!({"a": {"d": 3}, "c": [1, 2]})));
     assert!(matches!(merge(&original, &json!([])), Err(PatchError::Malformed(_))));
 }
+
+#[test]
+fn long_lists_merge_in_linear_time() {
+    // A search through the list for each element would take hours.
+    let container = |at: usize, image: &str| json!({"name": at.to_string(), "image": image});
+    let list = |image: &str| (0..100_000).map(|at| container(at, image)).collect::<Vec<_>>();
+    let (old, new) = (list("a"), list("b"));
+    let order: Vec<Value> = (0..100_000).map(|at| json!({"name": at.to_string()})).collect();
+    let patch = json!({"spec": {"$setElementOrder/containers": order, "containers": new}});
+    let merged = strategic(POD, &json!({"spec": {"containers": old}}), &patch).unwrap();
+    assert_eq!(merged["spec"]["containers"][99_999], container(99_999, "b"));
+}

@@ -98,3 +98,26 @@ fn broken_bytes_are_errors() {
     let unknown = DecodeError::UnknownKind { api_version: "x/v1".into(), kind: "Y".into() };
     assert_eq!(decode(&envelope("x/v1", "Y", b"")), Err(unknown));
 }
+
+/// A length-delimited field of any length.
+fn long_field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let (mut out, mut length) = (vec![number << 3 | 2], bytes.len());
+    while length >= 0x80 {
+        out.push(u8::try_from(length & 0x7f).unwrap() | 0x80);
+        length >>= 7;
+    }
+    out.push(u8::try_from(length).unwrap());
+    [out, bytes.to_vec()].concat()
+}
+
+#[test]
+fn embedded_envelopes_cannot_nest_without_end() {
+    let meta = [field(1, b"apps/v1"), field(2, b"ControllerRevision")].concat();
+    let mut nested = Vec::new();
+    for _ in 0..2_000 {
+        // ControllerRevision's second field is a RawExtension, whose first field is the embedded object.
+        let raw = if nested.is_empty() { Vec::new() } else { long_field(2, &long_field(1, &nested)) };
+        nested = [b"k8s\0".to_vec(), field(1, &meta), long_field(2, &raw)].concat();
+    }
+    assert_eq!(decode(&nested), Err(DecodeError::Malformed("nested too deeply")));
+}

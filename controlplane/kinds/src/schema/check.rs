@@ -7,6 +7,9 @@ use serde_json::{Map, Value};
 use super::model::{Definition, Property, Schemas, Shape, schemas};
 use crate::quantity::Quantity;
 
+/// Maximum noted unknown fields: each is written with its path, which may be as long as the text.
+const MAX_NOTES: usize = 100;
+
 /// Where a value stands, in the two forms that messages use.
 #[derive(Clone, Default)]
 struct Place {
@@ -58,7 +61,9 @@ impl Check {
         let mut dropped = Vec::new();
         for (name, value) in map.iter_mut() {
             let Some(property) = definition.property(name) else {
-                self.unknown.push(format!("unknown field \"{}\"", place.field(definition, name).indexed));
+                if self.unknown.len() < MAX_NOTES {
+                    self.unknown.push(format!("unknown field \"{}\"", place.field(definition, name).indexed));
+                }
                 dropped.push(name.clone());
                 continue;
             };

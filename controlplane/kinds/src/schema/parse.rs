@@ -8,6 +8,9 @@ use serde_json::{Map, Number, Value};
 
 use super::Parsed;
 
+/// Maximum noted duplicates: each is written with its path, which may be as long as the text.
+const MAX_NOTES: usize = 100;
+
 /// Reads one JSON value that fills the whole text.
 pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, serde_json::Error> {
     let duplicates = RefCell::new(Vec::new());
@@ -96,7 +99,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         while let Some(name) = entries.next_key::<String>()? {
             let path = Path::Field(self.path, &name);
             let value = entries.next_value_seed(Seed { path: &path, duplicates: self.duplicates })?;
-            if map.contains_key(&name) {
+            if map.contains_key(&name) && self.duplicates.borrow().len() < MAX_NOTES {
                 self.duplicates.borrow_mut().push(format!("duplicate field \"{path}\""));
             }
             map.insert(name, value);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::{Facets, SelectorError};
+use super::{Facets, SelectorError, check_count, check_size};
 
 /// One requirement on labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,10 +31,12 @@ pub struct LabelSelector {
 impl LabelSelector {
     /// `a=b,c in (d,e),!f`.
     pub fn parse(text: &str) -> Result<LabelSelector, SelectorError> {
+        check_size(text)?;
         let mut parser = Parser { rest: text.trim() };
         let mut requirements = Vec::new();
         while !parser.rest.is_empty() {
             requirements.push(parser.requirement()?);
+            check_count(requirements.len())?;
             if parser.rest.is_empty() {
                 break;
             }

@@ -1,17 +1,46 @@
 //! The order of a merged list: the patch's elements as the patch has them, the others between them as before.
+//!
+//! Lists are looked up by an index: both lists may be as long as a request allows, and a search for each element would
+//! take minutes.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 
-/// Where an element stands in a list, by its merge key or, without one, by its value.
-pub(super) fn position(list: &[Value], item: &Value, key: Option<&str>) -> Option<usize> {
-    match key {
-        Some(key) => {
-            let id = item.get(key)?;
-            list.iter().position(|element| element.get(key) == Some(id))
+/// Where the elements of a list stand, by their merge key or, without one, by their value.
+pub(super) struct Places<'a> {
+    key: Option<&'a str>,
+    at: HashMap<String, usize>,
+    length: usize,
+}
+
+impl<'a> Places<'a> {
+    pub(super) fn of(list: &[Value], key: Option<&'a str>) -> Self {
+        let mut places = Self { key, at: HashMap::with_capacity(list.len()), length: 0 };
+        for item in list {
+            places.push(item);
         }
-        None => list.iter().position(|element| element == item),
+        places
+    }
+
+    /// Notes an element that was appended to the list.
+    pub(super) fn push(&mut self, item: &Value) {
+        if let Some(id) = self.id(item) {
+            self.at.entry(id).or_insert(self.length);
+        }
+        self.length += 1;
+    }
+
+    /// The first element with the same key or value.
+    pub(super) fn position(&self, item: &Value) -> Option<usize> {
+        self.at.get(&self.id(item)?).copied()
+    }
+
+    fn id(&self, item: &Value) -> Option<String> {
+        match self.key {
+            Some(key) => item.get(key).map(Value::to_string),
+            None => Some(item.to_string()),
+        }
     }
 }
 
@@ -22,10 +51,17 @@ pub(super) fn in_order(
     before: &[Value],
     key: Option<&str>,
 ) -> Vec<Value> {
-    let (mut patched, mut others): (Vec<_>, Vec<_>) =
-        merged.into_iter().partition(|item| position(wanted, item, key).is_some());
-    patched.sort_by_key(|item| position(wanted, item, key));
-    others.sort_by_key(|item| position(before, item, key));
+    let (wanted, before) = (Places::of(wanted, key), Places::of(before, key));
+    let (mut patched, mut others) = (Vec::new(), Vec::new());
+    for item in merged {
+        let old = before.position(&item);
+        match wanted.position(&item) {
+            Some(at) => patched.push((at, old, item)),
+            None => others.push((old, item)),
+        }
+    }
+    patched.sort_by_key(|(at, _, _)| *at);
+    others.sort_by_key(|(old, _)| *old);
     let (mut patched, mut others) = (VecDeque::from(patched), VecDeque::from(others));
     let mut ordered = Vec::with_capacity(patched.len() + others.len());
     loop {
@@ -33,10 +69,12 @@ pub(super) fn in_order(
             (None, None) => return ordered,
             (Some(_), None) => true,
             (None, Some(_)) => false,
-            (Some(other), Some(patch)) => {
-                matches!((position(before, other, key), position(before, patch, key)), (Some(a), Some(b)) if a < b)
-            }
+            (Some((other, _)), Some((_, patch, _))) => matches!((other, patch), (Some(a), Some(b)) if a < b),
         };
-        ordered.extend(if other_first { others.pop_front() } else { patched.pop_front() });
+        ordered.extend(if other_first {
+            others.pop_front().map(|(_, item)| item)
+        } else {
+            patched.pop_front().map(|(_, _, item)| item)
+        });
     }
 }

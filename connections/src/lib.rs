@@ -1,0 +1,315 @@
+//! Limits on the connections of a listening port: in total, per source address, and before authentication.
+//!
+//! The limits are shares of the process's descriptor limit, so that clients cannot take the descriptors that the node
+//! itself needs. A connection is unproven until its client has authenticated. Unproven connections have a smaller limit
+//! and a maximum lifetime; when their limit is reached, the oldest of the source with the most of them is closed. A
+//! client that authenticates within milliseconds therefore gets through while others hold silent connections.
+
+mod held;
+mod log_limit;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+pub use held::Held;
+pub use log_limit::LogLimit;
+
+/// Maximum lifetime of a connection whose client has not authenticated.
+pub const UNPROVEN_LIFETIME: Duration = Duration::from_secs(60);
+/// Maximum duration of a TLS handshake.
+pub const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Pause after a failed accept, as for want of descriptors.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The descriptor limit that is assumed when the kernel does not say.
+const USUAL_DESCRIPTORS: u64 = 1024;
+
+/// Limits of one port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// All connections.
+    pub total: usize,
+    /// Connections of one source: an IPv4 address or an IPv6 /64.
+    pub per_source: usize,
+    /// Connections whose client has not authenticated.
+    pub unproven: usize,
+    /// Those of one source.
+    pub unproven_per_source: usize,
+}
+
+/// Why a connection is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The port has no more connections.
+    Total,
+    /// The source has no more connections.
+    Source,
+}
+
+/// The connections of one port.
+#[derive(Clone, Debug)]
+pub struct Connections {
+    inner: Arc<Inner>,
+}
+
+/// The place of one connection; dropping it gives the place back.
+#[derive(Debug)]
+pub struct Slot {
+    inner: Arc<Inner>,
+    number: u64,
+    source: Source,
+    evicted: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Inner {
+    limits: Limits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    total: usize,
+    /// By number, which is their age.
+    unproven: BTreeMap<u64, (Source, CancellationToken)>,
+    sources: HashMap<Source, Count>,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    all: usize,
+    unproven: usize,
+}
+
+/// An IPv4 address or an IPv6 /64: the smallest range that one client usually has.
+type Source = u128;
+
+/// The source that an address belongs to.
+fn source(address: IpAddr) -> Source {
+    match address.to_canonical() {
+        IpAddr::V4(address) => Source::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits() & !Source::from(u64::MAX),
+    }
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// `1/divisor` of the descriptor limit, and at most `most`.
+    #[must_use]
+    pub fn share(divisor: u64, most: usize) -> Self {
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE).map_or(USUAL_DESCRIPTORS, |(soft, _)| soft);
+        let total = usize::try_from(descriptors / divisor).unwrap_or(most).clamp(8, most);
+        Self {
+            total,
+            per_source: (total / 2).max(4),
+            unproven: (total / 4).max(4),
+            unproven_per_source: (total / 8).max(2),
+        }
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Refusal::Total => "the port has as many connections as its share of descriptors allows",
+            Refusal::Source => "the source address has as many connections as one source may have",
+        })
+    }
+}
+
+// === impl Connections ===
+
+impl Connections {
+    /// No connections yet.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { inner: Arc::new(Inner { limits, state: Mutex::default() }) }
+    }
+
+    /// A place for an accepted connection, unproven.
+    ///
+    /// # Errors
+    /// [`Refusal`] when the port or the source has no place left.
+    pub fn admit(&self, address: IpAddr) -> Result<Slot, Refusal> {
+        let source = source(address);
+        let limits = self.inner.limits;
+        let mut state = self.inner.state();
+        let (all, unproven) = state.sources.get(&source).map_or((0, 0), |count| (count.all, count.unproven));
+        if unproven >= limits.unproven_per_source {
+            state.evict(Some(source));
+        } else if state.unproven.len() >= limits.unproven || state.total >= limits.total {
+            state.evict(None);
+        }
+        // An evicted connection keeps its place until it is closed.
+        if state.total >= limits.total {
+            return Err(Refusal::Total);
+        }
+        if all >= limits.per_source {
+            return Err(Refusal::Source);
+        }
+        let (number, evicted) = (state.next, CancellationToken::new());
+        state.next += 1;
+        state.total += 1;
+        state.unproven.insert(number, (source, evicted.clone()));
+        let count = state.sources.entry(source).or_default();
+        count.all += 1;
+        count.unproven += 1;
+        drop(state);
+        Ok(Slot { inner: self.inner.clone(), number, source, evicted })
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Closes the oldest unproven connection of a source, by default of the source with the most.
+    fn evict(&mut self, source: Option<Source>) {
+        let most = || self.sources.iter().max_by_key(|(_, count)| count.unproven).map(|(source, _)| *source);
+        let Some(source) = source.or_else(most) else { return };
+        let oldest = self.unproven.iter().find(|(_, (owner, _))| *owner == source);
+        let Some((number, evicted)) = oldest.map(|(number, (_, evicted))| (*number, evicted.clone())) else {
+            return;
+        };
+        evicted.cancel();
+        self.no_longer_unproven(number);
+    }
+
+    fn no_longer_unproven(&mut self, number: u64) {
+        let Some((source, _)) = self.unproven.remove(&number) else { return };
+        if let Some(count) = self.sources.get_mut(&source) {
+            count.unproven -= 1;
+        }
+    }
+}
+
+// === impl Slot ===
+
+impl Slot {
+    /// The client has authenticated.
+    pub fn prove(&self) {
+        self.inner.state().no_longer_unproven(self.number);
+    }
+
+    /// Returns when the connection must be closed: evicted, or unproven for its maximum lifetime.
+    pub async fn expired(&self) {
+        tokio::select! {
+            // Both only wait.
+            () = self.evicted.cancelled() => return,
+            () = tokio::time::sleep(UNPROVEN_LIFETIME) => {}
+        }
+        if !self.inner.state().unproven.contains_key(&self.number) && !self.evicted.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.inner.state();
+        state.no_longer_unproven(self.number);
+        state.total -= 1;
+        if let Some(count) = state.sources.get_mut(&self.source) {
+            count.all -= 1;
+            if count.all == 0 {
+                state.sources.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// Seconds of silence before the kernel probes the peer, between probes, and unanswered probes until the end.
+const SILENT: u32 = 60;
+const PROBE_INTERVAL: u32 = 15;
+const PROBES: u32 = 4;
+
+/// Lets the kernel end a connection whose peer is gone without a word.
+pub fn keep_alive(connection: &TcpStream) {
+    // A connection for which it cannot be set is served as it is.
+    let _set = setsockopt(connection, sockopt::TcpKeepIdle, &SILENT);
+    let _set = setsockopt(connection, sockopt::TcpKeepInterval, &PROBE_INTERVAL);
+    let _set = setsockopt(connection, sockopt::TcpKeepCount, &PROBES);
+    let _set = setsockopt(connection, sockopt::KeepAlive, &true);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { total: 8, per_source: 5, unproven: 4, unproven_per_source: 2 };
+
+    fn from(address: &str) -> IpAddr {
+        address.parse().expect("an address")
+    }
+
+    #[test]
+    fn the_oldest_silent_connection_of_a_source_makes_room() {
+        let port = Connections::new(LIMITS);
+        let slots: Vec<Slot> = (0..3).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
+        let evicted: Vec<bool> = slots.iter().map(|slot| slot.evicted.is_cancelled()).collect();
+        assert_eq!(evicted, [true, false, false]);
+        drop(slots);
+        assert!(port.inner.state().sources.is_empty() && port.inner.state().total == 0);
+    }
+
+    #[test]
+    fn proven_connections_are_not_evicted_and_limited_per_source() {
+        let port = Connections::new(LIMITS);
+        let proven: Vec<Slot> = (0..5)
+            .map(|_| {
+                let slot = port.admit(from("10.0.0.1")).expect("a place");
+                slot.prove();
+                slot
+            })
+            .collect();
+        assert_eq!(port.admit(from("10.0.0.1")).map(|_| ()), Err(Refusal::Source));
+        let _other = port.admit(from("10.0.0.2")).expect("another source");
+        assert!(proven.iter().all(|slot| !slot.evicted.is_cancelled()));
+    }
+
+    #[test]
+    fn many_addresses_of_one_ipv6_network_are_one_source() {
+        let port = Connections::new(LIMITS);
+        let slots: Vec<Slot> = (1..=3)
+            .map(|host| port.admit(from(&format!("2001:db8:0:1::{host}"))).expect("a place"))
+            .collect();
+        assert!(slots[0].evicted.is_cancelled());
+        assert_eq!(source(from("::ffff:10.0.0.1")), source(from("10.0.0.1")));
+    }
+
+    #[test]
+    fn a_full_port_evicts_of_the_source_with_the_most() {
+        let port = Connections::new(LIMITS);
+        let many: Vec<Slot> = (0..2).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
+        let few: Vec<Slot> =
+            (2..5).map(|host| port.admit(from(&format!("10.0.0.{host}"))).expect("a place")).collect();
+        assert!(many[0].evicted.is_cancelled());
+        assert!(few.iter().all(|slot| !slot.evicted.is_cancelled()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_unproven_connection_ends() {
+        let port = Connections::new(LIMITS);
+        let (silent, proven) =
+            (port.admit(from("::1")).expect("a place"), port.admit(from("::1")).expect("a place"));
+        proven.prove();
+        silent.expired().await;
+        assert!(tokio::time::timeout(UNPROVEN_LIFETIME * 10, proven.expired()).await.is_err());
+    }
+}

@@ -1,0 +1,75 @@
+//! One log line per kind of event, source and interval, with the number of lines left out.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Interval between two lines about one source.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum sources that are told apart; all others count as one.
+const SOURCES: usize = 64;
+
+/// Limits the lines about one kind of event.
+#[derive(Debug, Default)]
+pub struct LogLimit {
+    sources: Mutex<HashMap<u128, Seen>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    logged: Instant,
+    suppressed: u64,
+}
+
+impl LogLimit {
+    /// The number of lines suppressed since the last one if this line is to be logged, otherwise none.
+    pub fn pass(&self, address: IpAddr) -> Option<u64> {
+        self.pass_at(address, Instant::now())
+    }
+
+    fn pass_at(&self, address: IpAddr, now: Instant) -> Option<u64> {
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut source = super::source(address);
+        if !sources.contains_key(&source) && sources.len() >= SOURCES {
+            // A source with suppressed lines stays until its number was logged once more.
+            sources.retain(|_, seen| seen.suppressed > 0 || now.duration_since(seen.logged) < INTERVAL);
+            if sources.len() >= SOURCES {
+                source = super::source(Ipv6Addr::from_bits(u128::MAX).into());
+            }
+        }
+        match sources.get_mut(&source) {
+            Some(seen) if now.duration_since(seen.logged) < INTERVAL => {
+                seen.suppressed += 1;
+                None
+            }
+            Some(seen) => {
+                seen.logged = now;
+                Some(std::mem::take(&mut seen.suppressed))
+            }
+            None => {
+                sources.insert(source, Seen { logged: now, suppressed: 0 });
+                Some(0)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_a_source_and_interval() {
+        let (limit, begin) = (LogLimit::default(), Instant::now());
+        let from = |host: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(host));
+        assert_eq!(limit.pass_at(from(1), begin), Some(0));
+        assert_eq!(limit.pass_at(from(2), begin), Some(0));
+        for _ in 0..1000 {
+            assert_eq!(limit.pass_at(from(1), begin), None);
+        }
+        assert_eq!(limit.pass_at(from(1), begin + INTERVAL), Some(1000));
+        let passed = (0..10_000).filter(|host| limit.pass_at(from(*host), begin).is_some()).count();
+        assert!(passed <= SOURCES, "{passed} lines of as many sources as an attacker likes");
+    }
+}

@@ -1,0 +1,155 @@
+//! YAML bodies, with limits that JSON needs none of: time by nesting and memory by aliases.
+
+use std::{cell::Cell, fmt};
+
+use coracle_kinds::schema::{self, Parsed};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use crate::error::{ApiError, Result};
+
+/// Maximum product of bytes and flow collections. The parser looks at all open flow collections for each token, so that
+/// this many steps take a few tenths of a second.
+const MAX_STEPS: usize = 1 << 28;
+/// Bytes that aliases may always expand a document to.
+const MIN_EXPANSION: usize = 64 << 10;
+
+/// Parses YAML; a document that is JSON is parsed as such.
+pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
+    if bytes.trim_ascii_start().first() == Some(&b'{')
+        && let Ok(parsed) = schema::parse_json(bytes)
+    {
+        return Ok(parsed);
+    }
+    let flow = bytes.iter().filter(|byte| matches!(byte, b'[' | b'{')).count();
+    if flow.saturating_mul(bytes.len()) > MAX_STEPS {
+        return Err(ApiError::entity_too_large(
+            "a YAML document of this size has too many flow collections ([ and {); send it as JSON",
+        ));
+    }
+    let invalid = |error: serde_yaml_ng::Error| {
+        ApiError::bad_request(format!("error converting YAML to JSON: {error}"))
+    };
+    let text = std::str::from_utf8(bytes).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let left = Cell::new(bytes.len().saturating_mul(2).max(MIN_EXPANSION));
+    let document = serde_yaml_ng::Deserializer::from_str(text);
+    let value = Budget { left: &left }.deserialize(document).map_err(invalid)?;
+    Ok(Parsed { value, duplicates: Vec::new() })
+}
+
+/// Reads a tree whose nodes and texts together are bounded: an alias may stand for any of them, many times.
+#[derive(Clone, Copy)]
+struct Budget<'a> {
+    left: &'a Cell<usize>,
+}
+
+impl Budget<'_> {
+    fn spend<E: Error>(self, bytes: usize) -> std::result::Result<(), E> {
+        let left = self.left.get().checked_sub(bytes + 1);
+        self.left.set(left.ok_or_else(|| E::custom("document contains excessive aliasing"))?);
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Budget<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Budget<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value that JSON has")
+    }
+
+    fn visit_unit<E: Error>(self) -> std::result::Result<Value, E> {
+        self.spend(0)?;
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> std::result::Result<Value, E> {
+        self.spend(0)?;
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> std::result::Result<Value, E> {
+        self.spend(0)?;
+        Ok(value.into())
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> std::result::Result<Value, E> {
+        self.spend(0)?;
+        Ok(value.into())
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> std::result::Result<Value, E> {
+        self.spend(0)?;
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> std::result::Result<Value, E> {
+        self.spend(value.len())?;
+        Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> std::result::Result<Value, A::Error> {
+        self.spend(0)?;
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            list.push(item);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> std::result::Result<Value, A::Error> {
+        self.spend(0)?;
+        let mut map = Map::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            self.spend(name.len())?;
+            map.insert(name, entries.next_value_seed(self)?);
+        }
+        Ok(Value::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn error(text: &str) -> String {
+        parse(text.as_bytes()).err().map_or_else(String::new, |error| error.message)
+    }
+
+    #[test]
+    fn nesting_is_bounded_before_it_is_parsed() {
+        let nested = "[".repeat(120_000);
+        assert!(error(&nested).contains("too many flow collections"), "{}", error(&nested));
+        // Closing brackets in a text do not hide those that open.
+        assert!(error(&"[\"]\", ".repeat(60_000)).contains("too many flow collections"));
+        // Few levels in a short document are the parser's own affair.
+        assert!(error(&"[".repeat(1_000)).starts_with("error converting YAML to JSON"));
+    }
+
+    #[test]
+    fn aliases_expand_within_bounds() {
+        let long = format!("a: &a {}\nb: [{}]", "x".repeat(100_000), "*a,".repeat(1_000));
+        assert!(error(&long).contains("excessive aliasing"));
+        let many = format!("a: &a [{}]\nb: [{}]", "1,".repeat(1_000), "*a,".repeat(1_000));
+        assert!(error(&many).contains("excessive aliasing"));
+        let parsed = parse(b"a: &a {x: 1}\nb: *a\n1: on").unwrap();
+        assert_eq!(parsed.value, json!({"a": {"x": 1}, "b": {"x": 1}, "1": "on"}));
+    }
+
+    #[test]
+    fn json_is_parsed_as_json() {
+        let script = "{[(".repeat(100_000);
+        let text = json!({"data": {"script": script}}).to_string();
+        assert_eq!(parse(text.as_bytes()).unwrap().value["data"]["script"], script);
+    }
+}

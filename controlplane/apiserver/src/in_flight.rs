@@ -1,0 +1,181 @@
+//! Limits on requests in flight: separate for reads and writes, in total and per user, and on the bytes of their bodies.
+//!
+//! As upstream's max-in-flight filter, long-running requests (watches, logs and streams) and members of `system:masters`
+//! are exempt. One user gets at most half of the requests.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{
+    authn::User,
+    error::{ApiError, Result},
+    request::RequestInfo,
+};
+
+/// Maximum duration of a request that is not long-running, and then of its response, as upstream.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum read-only and mutating requests in flight, as upstream.
+const MAX: [usize; 2] = [400, 200];
+const READ: usize = 0;
+const WRITE: usize = 1;
+/// Maximum KiB of all request bodies that are held in memory.
+const BODIES: usize = 64 << 10;
+/// Bytes of a body that are always accepted.
+const SMALL_BODY: usize = 64 << 10;
+
+/// What is in flight.
+pub(crate) struct InFlight {
+    counts: Arc<Mutex<Counts>>,
+    bodies: Arc<Semaphore>,
+}
+
+#[derive(Default)]
+struct Counts {
+    total: [usize; 2],
+    users: HashMap<String, [usize; 2]>,
+}
+
+/// A request in flight; it ends when this is dropped.
+pub(crate) struct Permit {
+    counts: Arc<Mutex<Counts>>,
+    user: String,
+    kind: usize,
+}
+
+/// Memory for one request's body.
+#[derive(Default)]
+pub(crate) struct BodyMemory {
+    bodies: Option<Arc<Semaphore>>,
+    held: Option<OwnedSemaphorePermit>,
+    bytes: usize,
+}
+
+/// Whether a request may last: a watch, a log or a stream. Upstream's rule, by verb and subresource.
+pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
+    let stream = |sub: &str| matches!(sub, "attach" | "exec" | "proxy" | "log" | "portforward");
+    info.verb == "watch" || info.resource.as_ref().is_some_and(|resource| stream(&resource.subresource))
+}
+
+// === impl InFlight ===
+
+impl InFlight {
+    pub(crate) fn new() -> Self {
+        Self { counts: Arc::default(), bodies: Arc::new(Semaphore::new(BODIES)) }
+    }
+
+    /// Counts a request, or refuses it when there are too many.
+    pub(crate) fn enter(&self, user: &User, info: &RequestInfo) -> Result<Option<Permit>> {
+        if user.is_in("system:masters") || is_long_running(info) {
+            return Ok(None);
+        }
+        let kind = if matches!(info.verb, "get" | "list" | "head" | "options") { READ } else { WRITE };
+        let mut counts = lock(&self.counts);
+        let of_user = counts.users.get(&user.name).map_or(0, |counts| counts[kind]);
+        if counts.total[kind] >= MAX[kind] || of_user >= MAX[kind] / 2 {
+            return Err(ApiError::too_many_requests());
+        }
+        counts.total[kind] += 1;
+        counts.users.entry(user.name.clone()).or_default()[kind] += 1;
+        drop(counts);
+        Ok(Some(Permit { counts: self.counts.clone(), user: user.name.clone(), kind }))
+    }
+
+    /// Memory for a body that comes from the network.
+    pub(crate) fn body(&self) -> BodyMemory {
+        BodyMemory { bodies: Some(self.bodies.clone()), ..BodyMemory::default() }
+    }
+}
+
+fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Permit ===
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut counts = lock(&self.counts);
+        counts.total[self.kind] -= 1;
+        if let Some(of_user) = counts.users.get_mut(&self.user) {
+            of_user[self.kind] -= 1;
+            if *of_user == [0, 0] {
+                counts.users.remove(&self.user);
+            }
+        }
+    }
+}
+
+// === impl BodyMemory ===
+
+impl BodyMemory {
+    /// Takes memory for a body that has grown to that many bytes.
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<()> {
+        let Some(bodies) = &self.bodies else { return Ok(()) };
+        if bytes <= SMALL_BODY.max(self.bytes) {
+            return Ok(());
+        }
+        // In steps of a quarter of a megabyte, so that few permits are taken.
+        let wanted = bytes.next_multiple_of(256 << 10);
+        let more = u32::try_from((wanted - self.bytes) >> 10).unwrap_or(u32::MAX);
+        let permit = bodies.clone().try_acquire_many_owned(more);
+        let permit = permit.map_err(|_exhausted| ApiError::too_many_requests())?;
+        self.bytes = wanted;
+        match &mut self.held {
+            Some(held) => held.merge(permit),
+            None => self.held = Some(permit),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use super::*;
+
+    fn info(method: Method, uri: &str) -> RequestInfo {
+        RequestInfo::parse(&method, &uri.parse().unwrap())
+    }
+
+    #[test]
+    fn reads_and_writes_are_limited_apart_and_per_user() {
+        let (limits, read, write) =
+            (InFlight::new(), info(Method::GET, "/api/v1/pods"), info(Method::POST, "/api/v1/namespaces"));
+        let (eve, bob) = (User::new("eve", &[]), User::new("bob", &[]));
+        let mut held: Vec<Permit> = (0..200).map(|_| limits.enter(&eve, &read).unwrap().unwrap()).collect();
+        let refused = limits.enter(&eve, &read).err().unwrap();
+        assert_eq!((refused.code, refused.details["retryAfterSeconds"].as_u64()), (429, Some(1)));
+        assert!(limits.enter(&eve, &write).is_ok());
+        held.extend((0..200).map(|_| limits.enter(&bob, &read).unwrap().unwrap()));
+        assert_eq!(limits.enter(&User::new("amy", &[]), &read).err().map(|error| error.code), Some(429));
+        for exempt in [
+            limits.enter(&User::new("root", &["system:masters"]), &read),
+            limits.enter(&eve, &info(Method::GET, "/api/v1/pods?watch=1")),
+        ] {
+            assert!(exempt.unwrap().is_none());
+        }
+        drop(held);
+        assert!(limits.counts.lock().unwrap().users.is_empty());
+    }
+
+    #[test]
+    fn bodies_share_a_bounded_memory() {
+        let limits = InFlight::new();
+        let mut held = Vec::new();
+        let refused = loop {
+            let mut memory = limits.body();
+            match (1..=3).try_for_each(|megabytes| memory.grow(megabytes << 20)) {
+                Ok(()) => held.push(memory),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!((refused.code, held.len()), (429, 21));
+        assert!(limits.body().grow(1000).is_ok());
+        held.clear();
+        assert_eq!(limits.bodies.available_permits(), BODIES);
+    }
+}

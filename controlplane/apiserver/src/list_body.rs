@@ -1,0 +1,199 @@
+//! A list as a stream of chunks: the encoded objects of the watch cache, with small pieces between them.
+//!
+//! A client that does not read holds references to the shared objects and one chunk, not a copy of the list.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    vec::IntoIter,
+};
+
+use bytes::Bytes;
+use coracle_kinds::{Kind, table};
+use http_body::{Body, Frame, SizeHint};
+use serde_json::{Value, json};
+
+use crate::{cache::Object, media::Form};
+
+/// Bytes from which on a chunk is sent, and an object is sent as it is stored.
+const CHUNK: usize = 16 << 10;
+
+/// The body of a list.
+pub(crate) struct ListBody {
+    kind: &'static Kind,
+    form: Form,
+    now: jiff::Timestamp,
+    /// What comes before the next object.
+    text: Vec<u8>,
+    objects: IntoIter<Arc<Object>>,
+    /// A stored object that goes out as it is.
+    whole: Option<Bytes>,
+    is_first: bool,
+    is_ended: bool,
+    /// Bytes that are still to come, if that is known.
+    left: Option<u64>,
+}
+
+impl ListBody {
+    /// A list of objects; `meta` is its ListMeta.
+    pub(crate) fn new(form: Form, kind: &'static Kind, objects: Vec<Arc<Object>>, meta: Value) -> Self {
+        let now = jiff::Timestamp::now();
+        let text = head(form, kind, meta, now);
+        let left = matches!(form, Form::Plain | Form::Discovery).then(|| {
+            // Each item has an opening brace, each but the first a comma, and the list has its end.
+            let items: usize = objects.iter().map(|object| object.item_tail().len() + 1).sum();
+            (text.len() + items + objects.len().saturating_sub(1) + END.len()) as u64
+        });
+        let objects = objects.into_iter();
+        Self { kind, form, now, text, objects, whole: None, is_first: true, is_ended: false, left }
+    }
+
+    fn next_chunk(&mut self) -> Option<Bytes> {
+        if let Some(whole) = self.whole.take() {
+            return Some(whole);
+        }
+        let mut text = std::mem::take(&mut self.text);
+        while text.len() < CHUNK && !self.is_ended {
+            let Some(object) = self.objects.next() else {
+                self.is_ended = true;
+                text.extend_from_slice(END);
+                break;
+            };
+            if !std::mem::replace(&mut self.is_first, false) {
+                text.push(b',');
+            }
+            match self.form {
+                Form::Plain | Form::Discovery => {
+                    text.push(b'{');
+                    let tail = object.item_tail();
+                    if tail.len() >= CHUNK {
+                        self.whole = Some(tail);
+                        break;
+                    }
+                    text.extend_from_slice(&tail);
+                }
+                Form::Partial => {
+                    text.extend_from_slice(table::partial_metadata(&object.value()).to_string().as_bytes());
+                }
+                Form::Table(include) => text.extend_from_slice(self.row(include, &object).as_bytes()),
+            }
+        }
+        (!text.is_empty()).then(|| text.into())
+    }
+
+    fn row(&self, include: table::Include, object: &Object) -> String {
+        let options = table::Options { include, headers: false, now: self.now };
+        table::render(self.kind, [&object.value()], Value::Null, options)["rows"][0].to_string()
+    }
+}
+
+const END: &[u8] = b"]}";
+
+/// The list up to its first item.
+fn head(form: Form, kind: &Kind, meta: Value, now: jiff::Timestamp) -> Vec<u8> {
+    let (mut list, items) = match form {
+        Form::Plain | Form::Discovery => {
+            return format!(
+                "{{\"kind\":\"{}\",\"apiVersion\":\"{}\",\"metadata\":{meta},\"items\":[",
+                kind.list_kind(),
+                kind.api_version()
+            )
+            .into();
+        }
+        Form::Table(include) => {
+            (table::render(kind, [], meta, table::Options { include, headers: true, now }), "rows")
+        }
+        Form::Partial => {
+            let kind = "PartialObjectMetadataList";
+            (json!({"kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": meta}), "items")
+        }
+    };
+    if let Some(list) = list.as_object_mut() {
+        list.remove(items);
+    }
+    let mut text = list.to_string();
+    text.pop();
+    text.push_str(&format!(",\"{items}\":["));
+    text.into()
+}
+
+impl Body for ListBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let chunk = self.next_chunk();
+        if let (Some(left), Some(chunk)) = (&mut self.left, &chunk) {
+            *left = left.saturating_sub(chunk.len() as u64);
+        }
+        Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_ended && self.text.is_empty() && self.whole.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+    use crate::cache::encode;
+
+    fn config_map(name: &str, size: usize) -> Arc<Object> {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}});
+        Arc::new(Object::stamped(kind, name.into(), 7, &encode(kind, &object)))
+    }
+
+    #[tokio::test]
+    async fn chunks_make_the_whole_list_and_share_large_objects() {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let objects = vec![config_map("a", 10), config_map("b", 1 << 20), config_map("c", 10)];
+        let large = objects[1].json.as_ptr_range();
+        let mut body = ListBody::new(Form::Plain, kind, objects, json!({"resourceVersion": "9"}));
+        let promised = body.size_hint().exact().unwrap();
+        let (mut whole, mut shared) = (Vec::new(), false);
+        while let Some(frame) = body.frame().await {
+            let data = frame.unwrap().into_data().unwrap();
+            shared |= large.contains(&data.as_ptr());
+            whole.extend_from_slice(&data);
+        }
+        assert!(shared && body.is_end_stream());
+        assert_eq!(promised, whole.len() as u64);
+        let list: Value = serde_json::from_slice(&whole).unwrap();
+        let names: Vec<_> =
+            list["items"].as_array().unwrap().iter().map(|o| &o["metadata"]["name"]).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        assert_eq!(
+            (&list["kind"], &list["metadata"]["resourceVersion"]),
+            (&json!("ConfigMapList"), &json!("9"))
+        );
+    }
+
+    #[tokio::test]
+    async fn tables_and_metadata_are_whole_too() {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        for (form, items) in [(Form::Table(table::Include::Metadata), "rows"), (Form::Partial, "items")] {
+            for count in [0, 1, 300] {
+                let objects = (0..count).map(|at| config_map(&format!("c{at}"), 10)).collect();
+                let body = ListBody::new(form, kind, objects, json!({"resourceVersion": "9"}));
+                let text = body.collect().await.unwrap().to_bytes();
+                let list: Value = serde_json::from_slice(&text).unwrap();
+                assert_eq!(list[items].as_array().unwrap().len(), count);
+                assert_eq!(list["metadata"]["resourceVersion"], "9");
+            }
+        }
+    }
+}

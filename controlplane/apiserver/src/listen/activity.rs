@@ -1,0 +1,159 @@
+//! What happens on a connection: when it is idle, and when its client does not take a response.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::Response;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{in_flight::REQUEST_TIMEOUT, reply::Body, server::ShortLived, verb::watch::WatchEnd};
+
+/// The requests of one connection.
+#[derive(Default)]
+pub(super) struct Activity {
+    /// Requests that are not answered in full.
+    running: watch::Sender<usize>,
+    stuck: CancellationToken,
+}
+
+/// One request, until its response is sent in full.
+pub(super) struct Running {
+    activity: Arc<Activity>,
+}
+
+/// A response's body that notes its end.
+struct Tracked {
+    body: Body,
+    _running: Running,
+    _ended: Option<DropGuard>,
+    _limited: Option<ShortLived>,
+}
+
+// === impl Activity ===
+
+impl Activity {
+    /// A request begins.
+    pub(super) fn begin(self: &Arc<Self>) -> Running {
+        self.running.send_modify(|running| *running += 1);
+        Running { activity: self.clone() }
+    }
+
+    /// Returns when no request has run for that long.
+    pub(super) async fn idle(&self, limit: Duration) {
+        let mut running = self.running.subscribe();
+        loop {
+            // The sender is our own: it does not close.
+            let _ = running.wait_for(|running| *running == 0).await;
+            tokio::select! {
+                // Both only wait.
+                () = sleep(limit) => return,
+                _ = running.changed() => {}
+            }
+        }
+    }
+
+    /// Returns when a response was not taken in time.
+    pub(super) async fn stuck(&self) {
+        self.stuck.cancelled().await;
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// The response; the request runs until its body was sent or dropped. The connection is stuck when a short-lived
+    /// response takes longer than a request may, or a watch that has ended.
+    pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
+        let limited = response.extensions_mut().remove::<ShortLived>();
+        let cut = response.extensions_mut().remove::<WatchEnd>();
+        let begins = match (&limited, cut) {
+            _ if response.body().is_end_stream() => None,
+            (_, Some(WatchEnd(cut))) => Some(cut),
+            (Some(_), None) => {
+                let now = CancellationToken::new();
+                now.cancel();
+                Some(now)
+            }
+            (None, None) => None,
+        };
+        let ended = begins.map(|begins| {
+            let (ended, stuck) = (CancellationToken::new(), self.activity.stuck.clone());
+            let over = ended.clone().drop_guard();
+            tokio::spawn(ended.run_until_cancelled_owned(async move {
+                begins.cancelled().await;
+                sleep(REQUEST_TIMEOUT).await;
+                stuck.cancel();
+            }));
+            over
+        });
+        response.map(|body| Tracked { body, _running: self, _ended: ended, _limited: limited }.boxed_unsync())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.activity.running.send_modify(|running| *running -= 1);
+    }
+}
+
+// === impl Tracked ===
+
+impl http_body::Body for Tracked {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reply::full;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_is_idle_between_requests_only() {
+        let activity = Arc::new(Activity::default());
+        let running = activity.begin();
+        let idle = Duration::from_secs(90);
+        assert!(tokio::time::timeout(idle * 10, activity.idle(idle)).await.is_err());
+        drop(running);
+        activity.idle(idle).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_is_not_read_ends_the_connection() {
+        let activity = Arc::new(Activity::default());
+        let short = || {
+            let mut response = Response::new(full("x"));
+            response.extensions_mut().insert(ShortLived::default());
+            response
+        };
+        drop(activity.begin().until_sent(short()));
+        let long = activity.begin().until_sent(Response::new(full("x")));
+        assert!(tokio::time::timeout(REQUEST_TIMEOUT * 10, activity.stuck()).await.is_err());
+        let unread = activity.begin().until_sent(short());
+        activity.stuck().await;
+        drop((long, unread));
+    }
+}

@@ -1,0 +1,43 @@
+//! Requests that would last or grow without end.
+
+use std::convert::Infallible;
+
+use http_body::Frame;
+use http_body_util::StreamBody;
+
+use super::*;
+
+#[tokio::test]
+async fn a_body_that_never_comes_ends_the_request() {
+    let fixture = Fixture::new().await;
+    tokio::time::pause();
+    let body = StreamBody::new(futures::stream::pending::<std::result::Result<Frame<Bytes>, Infallible>>());
+    let request = Request::post("/api/v1/namespaces").header("authorization", "Bearer secret");
+    let answer = fixture.api.handle(request.body(body).unwrap(), None).await;
+    assert_eq!(answer.status(), 504);
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    let status: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!((&status["kind"], &status["reason"]), (&json!("Status"), &json!("Timeout")));
+}
+
+#[tokio::test]
+async fn an_object_cannot_grow_by_patches() {
+    let fixture = Fixture::new().await;
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    let mut code = 200;
+    for round in 0..4 {
+        let secrets: Vec<Value> =
+            (0..15).map(|at| json!({"name": format!("{round}-{at}-{}", "x".repeat(60_000))})).collect();
+        let patch = json!({"secrets": secrets});
+        let media = "application/strategic-merge-patch+json";
+        code = fixture.call("PATCH", account, media, Some(patch)).await.code;
+    }
+    assert_eq!(code, 413);
+}
+
+#[tokio::test]
+async fn a_body_is_limited() {
+    let fixture = Fixture::new().await;
+    let large = json!({"data": {"a": "x".repeat(4 << 20)}});
+    assert_eq!(fixture.post("/api/v1/namespaces/default/configmaps", large).await.code, 413);
+}

@@ -1,0 +1,294 @@
+//! A control plane and raw clients of it: HTTP/1.1 and HTTP/2 over TLS, written by hand so that they can misbehave.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_integration::{Machine, eventually};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
+use rustls_pki_types::{CertificateDer, pem::PemObject as _};
+
+/// A header of a member of `system:masters`, and of a user without permissions.
+pub const ADMIN: &str = "authorization: Bearer admin-token";
+pub const EVE: &str = "authorization: Bearer eve-token";
+
+pub type Tls = StreamOwned<ClientConnection, TcpStream>;
+
+/// Where a control plane answers.
+#[derive(Clone)]
+pub struct Address {
+    socket: SocketAddr,
+    authority: PathBuf,
+}
+
+/// `coracle controlplane` alone.
+pub struct Plane {
+    process: Child,
+    address: Address,
+    log: PathBuf,
+}
+
+/// Lets the test itself have many connections.
+pub fn raise_descriptors() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
+}
+
+impl Plane {
+    /// Starts it, with that many descriptors or with systemd's defaults.
+    pub fn start(machine: &Machine, descriptors: Option<u32>) -> Self {
+        let tokens = machine.path("tokens.csv");
+        fs::write(&tokens, "admin-token,admin,1,\"system:masters\"\neve-token,eve,2\nbob-token,bob,3\n")
+            .unwrap();
+        let log = machine.path("plane.log");
+        let file = fs::File::create(&log).unwrap();
+        let limit =
+            descriptors.map_or("ulimit -Hn 524288; ulimit -Sn 1024".to_owned(), |n| format!("ulimit -n {n}"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("{limit} 2>&1; exec \"$@\""), "sh"]).arg(Machine::coracle());
+        command.arg("controlplane").arg("--state-dir").arg(machine.path("state"));
+        command.arg("--run-dir").arg(machine.path("run")).arg("--token-auth-file").arg(tokens);
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        let process = command.spawn().unwrap();
+        let authority = machine.path("state/pki/ca.crt");
+        let plane =
+            Self { process, address: Address { socket: ([127, 0, 0, 1], 6443).into(), authority }, log };
+        eventually("the API", 60, || {
+            let answers =
+                plane.address.authority.exists() && TcpStream::connect(plane.address.socket).is_ok();
+            (answers && plane.get(ADMIN, "/api/v1/namespaces/default").0 == 200).then_some(())
+        });
+        plane
+    }
+
+    pub fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    pub fn get(&self, header: &str, path: &str) -> (u16, String) {
+        self.address.send(header, "GET", path, "", "")
+    }
+
+    pub fn send(
+        &self,
+        header: &str,
+        method: &str,
+        path: &str,
+        media: &str,
+        body: impl AsRef<[u8]>,
+    ) -> (u16, String) {
+        self.address.send(header, method, path, media, body)
+    }
+
+    /// Bytes of resident memory.
+    pub fn memory(&self) -> usize {
+        self.status("VmRSS:")
+    }
+
+    /// The most that there ever were.
+    pub fn memory_peak(&self) -> usize {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, field: &str) -> usize {
+        let text = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
+    }
+
+    pub fn log_lines(&self) -> usize {
+        fs::read_to_string(&self.log).unwrap().lines().count()
+    }
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            eprintln!("--- the log:\n{}", &log[log.floor_char_boundary(log.len().saturating_sub(4000))..]);
+        }
+        kill(Pid::from_raw(i32::try_from(self.process.id()).unwrap()), Signal::SIGKILL).ok();
+        self.process.wait().ok();
+    }
+}
+
+impl Address {
+    pub fn socket(&self) -> SocketAddr {
+        self.socket
+    }
+
+    /// A TLS connection; reads end after a time.
+    pub fn connect(&self, protocols: &[&[u8]]) -> Tls {
+        let stream = TcpStream::connect(self.socket).unwrap();
+        self.try_tls(stream, protocols).unwrap()
+    }
+
+    fn try_tls(&self, stream: TcpStream, protocols: &[&[u8]]) -> std::io::Result<Tls> {
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_file_iter(&self.authority).unwrap() {
+            roots.add(certificate.unwrap()).unwrap();
+        }
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+        let mut config = config.with_no_client_auth();
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        let client = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+        let mut tls = StreamOwned::new(client, stream);
+        while tls.conn.is_handshaking() {
+            tls.conn.complete_io(&mut tls.sock)?;
+        }
+        Ok(tls)
+    }
+
+    /// One request on a connection of its own: the code, 0 when the connection breaks, and the body.
+    pub fn send(
+        &self,
+        header: &str,
+        method: &str,
+        path: &str,
+        media: &str,
+        body: impl AsRef<[u8]>,
+    ) -> (u16, String) {
+        self.try_send(header, method, path, media, body.as_ref()).unwrap_or_default()
+    }
+
+    fn try_send(
+        &self,
+        header: &str,
+        method: &str,
+        path: &str,
+        media: &str,
+        body: &[u8],
+    ) -> std::io::Result<(u16, String)> {
+        let mut tls = self.try_tls(TcpStream::connect(self.socket)?, &[])?;
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{header}\r\ncontent-type: {media}\r\n\
+             content-length: {}\r\n\r\n",
+            body.len()
+        );
+        tls.write_all(head.as_bytes())?;
+        tls.write_all(body)?;
+        tls.flush()?;
+        let mut answer = Vec::new();
+        // The end may come without a close notification.
+        let _ = tls.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        Ok((code, answer))
+    }
+}
+
+/// The status code of the next answer of HTTP/1.1.
+pub fn status(connection: &mut Tls) -> u16 {
+    let mut head = [0; 12];
+    connection.read_exact(&mut head).unwrap();
+    std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
+}
+
+/// A ControllerRevision in a ControllerRevision, that many times.
+pub fn nested_protobuf(depth: usize) -> Vec<u8> {
+    fn varint(mut number: usize) -> Vec<u8> {
+        let mut out = Vec::new();
+        while number >= 0x80 {
+            out.push(u8::try_from(number & 0x7f).unwrap() | 0x80);
+            number >>= 7;
+        }
+        out.push(u8::try_from(number).unwrap());
+        out
+    }
+    let meta = b"\x0a\x18\x0a\x07apps/v1\x12\x12ControllerRevision".to_vec();
+    let meta = [&meta[..1], &varint(meta.len() - 2), &meta[2..]].concat();
+    // Written from the inside out, and backwards, so that it takes linear time.
+    let (mut backwards, mut length) = (Vec::new(), 0);
+    let mut push = |bytes: &[u8], length: &mut usize| {
+        backwards.extend(bytes.iter().rev());
+        *length += bytes.len();
+    };
+    for level in 0..depth {
+        if level > 0 {
+            for tag in [0x0a, 0x12] {
+                let head = [&[tag], &varint(length)[..]].concat();
+                push(&head, &mut length);
+            }
+        }
+        let head = [&[0x12], &varint(length)[..]].concat();
+        push(&head, &mut length);
+        push(&[b"k8s\0", &meta[..]].concat(), &mut length);
+    }
+    backwards.reverse();
+    backwards
+}
+
+/// A connection of HTTP/2 that sends requests and counts answers.
+pub struct Http2 {
+    tls: Tls,
+    next: u32,
+}
+
+impl Http2 {
+    pub fn connect(address: &Address) -> Self {
+        let mut tls = address.connect(&[b"h2"]);
+        tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+        let mut connection = Self { tls, next: 1 };
+        connection.frame(4, 0, 0, &[]);
+        connection
+    }
+
+    fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let head = [&length[1..], &[kind, flags], &stream.to_be_bytes()].concat();
+        self.tls.write_all(&[&head, payload].concat()).unwrap();
+    }
+
+    /// Begins a GET as the administrator.
+    pub fn get(&mut self, path: &str) {
+        let mut block = Vec::new();
+        let fields = [
+            (":method", "GET"),
+            (":scheme", "https"),
+            (":authority", "a"),
+            (":path", path),
+            ("authorization", "Bearer admin-token"),
+        ];
+        for (name, value) in fields {
+            // A literal field without indexing and without Huffman coding; all texts are short.
+            block.push(0);
+            for text in [name, value] {
+                block.push(u8::try_from(text.len()).unwrap());
+                block.extend_from_slice(text.as_bytes());
+            }
+        }
+        let stream = self.next;
+        self.next += 2;
+        self.frame(1, 0x5, stream, &block);
+    }
+
+    /// Reads until that many answers have begun, or the connection ends; how many did.
+    pub fn answers(&mut self, wanted: usize) -> usize {
+        self.tls.flush().unwrap();
+        let mut answers = 0;
+        while answers < wanted {
+            let mut head = [0; 9];
+            if self.tls.read_exact(&mut head).is_err() {
+                break;
+            }
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            let mut payload = vec![0; usize::try_from(length).unwrap()];
+            self.tls.read_exact(&mut payload).unwrap();
+            answers += usize::from(head[3] == 1);
+        }
+        answers
+    }
+}
