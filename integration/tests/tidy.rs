@@ -54,7 +54,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         ],
     ),
     ("coracle-sealing", &[]),
-    ("coracle-store", &[]),
+    ("coracle-store", &["coracle-sealing"]),
     ("coracle-kinds", &[]),
     ("coracle-apiserver", &["coracle-sealing", "coracle-store", "coracle-kinds"]),
     ("coracle-events", &[]),

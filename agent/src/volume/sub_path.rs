@@ -11,7 +11,8 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
-use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, SFlag, fstat, mkdirat, umask};
 
 use super::{VolumeContext, mounts};
 
@@ -65,7 +66,7 @@ pub fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPath
     let dir = ctx.pod_dir(part.uid).join("volume-subpaths").join(part.volume).join(part.container);
     let at = dir.join(part.index.to_string());
     mounts::unmount_below(&at).map_err(failed)?;
-    fs::create_dir_all(&dir).map_err(failed)?;
+    super::make_private(&dir).map_err(failed)?;
     let is_dir = SFlag::from_bits_truncate(fstat(&found).map_err(|e| failed(e.into()))?.st_mode)
         & SFlag::S_IFMT
         == SFlag::S_IFDIR;
@@ -97,7 +98,7 @@ fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
     let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o777);
     let relative: PathBuf = if parts.is_empty() { PathBuf::from(".") } else { parts.iter().collect() };
     match beneath(&base, &relative) {
-        Err(Errno::ENOENT) => make_beneath(&base, &parts, mode).map_err(failed),
+        Err(Errno::ENOENT) => without_umask(|| make_beneath(&base, &parts, mode)).map_err(failed),
         found => found.map_err(failed),
     }
 }
@@ -123,6 +124,19 @@ fn no_links(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
         }
     }
     Ok(at)
+}
+
+/// Runs `make` on a thread with a file mode mask of its own, which is 0. To change a mode afterwards would be a race: a
+/// container can replace the directory meanwhile.
+fn without_umask<T: Send>(make: impl FnOnce() -> nix::Result<T> + Send) -> nix::Result<T> {
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_FS)?;
+            umask(Mode::empty());
+            make()
+        });
+        made.join().unwrap_or(Err(Errno::EAGAIN))
+    })
 }
 
 /// The missing directories get the volume's own mode.
@@ -170,6 +184,19 @@ mod tests {
         assert_eq!(target(&open_beneath(&dir, "new/deep").expect("made")), dir.join("new/deep"));
         assert!(dir.join("new/deep").is_dir());
         assert_eq!(target(&open_beneath(&dir, "./").expect("itself")), dir);
+        fs::remove_dir_all(dir).expect("clean up");
+    }
+
+    #[test]
+    fn missing_directories_get_the_mode_of_the_volume_whatever_the_umask() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = volume("mode");
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).expect("mode");
+        open_beneath(&dir, "new/deep").expect("made");
+        for path in ["new", "new/deep"] {
+            let mode = fs::metadata(dir.join(path)).expect("made").permissions().mode();
+            assert_eq!(mode & 0o7777, 0o777, "{path}");
+        }
         fs::remove_dir_all(dir).expect("clean up");
     }
 

@@ -85,7 +85,7 @@ pub(crate) struct State {
     pub(crate) service_range: ServiceRange,
     pub(crate) kubelet: KubeletTls,
     /// Held while a service's addresses are chosen and stored.
-    pub(crate) allocating: tokio::sync::Mutex<()>,
+    pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
     pub(crate) shutdown: CancellationToken,
 }
 
@@ -120,7 +120,7 @@ impl Apiserver {
             advertise: config.advertise,
             service_range: config.service_range,
             kubelet: config.kubelet,
-            allocating: tokio::sync::Mutex::new(()),
+            allocating: Arc::default(),
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;

@@ -1,6 +1,9 @@
 //! Keys in memory: sealing and opening values.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
@@ -28,6 +31,14 @@ struct Key {
 #[must_use]
 pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(PREFIX)
+}
+
+impl fmt::Debug for Keys {
+    /// The ids alone.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ids: Vec<_> = self.keys.iter().map(|key| key.id.as_str()).collect();
+        formatter.debug_struct("Keys").field("path", &self.path).field("ids", &ids).finish()
+    }
 }
 
 impl Keys {
