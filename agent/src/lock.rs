@@ -1,7 +1,8 @@
 //! One owner of a run directory at a time, and who it is.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -18,8 +19,12 @@ impl Lock {
     pub(crate) fn take(run_dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
+        let context = || format!("cannot open {}", path.display());
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = options.open(&path).with_context(context)?;
+        // A user who can read a file can lock it (flock(2)), and keep the node from starting. An earlier version let all users read it.
+        file.set_permissions(Permissions::from_mode(0o600)).with_context(context)?;
         match Flock::lock(file.try_clone()?, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => {
                 file.set_len(0)?;

@@ -1,6 +1,7 @@
 //! The `coracle` binary: one program, a role per subcommand.
 
 mod lock;
+mod places;
 mod role;
 mod settings;
 
@@ -114,6 +115,9 @@ fn shim_dir() -> Option<std::path::PathBuf> {
 }
 
 fn run(role: Role) -> anyhow::Result<ExitCode> {
+    if !matches!(role, Role::Token(_) | Role::Image(_)) {
+        places::fix_umask();
+    }
     let none = ControlPlaneSettings::default;
     match role {
         #[cfg(feature = "controlplane")]

@@ -24,6 +24,9 @@ use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::places;
+use crate::settings::Node;
+
 /// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
     // Two workers: the node's work is waiting for the kernel, and every further thread costs memory.
@@ -66,6 +69,13 @@ fn print(text: &str) -> anyhow::Result<()> {
 fn require_root() -> anyhow::Result<()> {
     anyhow::ensure!(nix::unistd::geteuid().is_root(), "this must be run as root");
     Ok(())
+}
+
+/// Makes the directories of a node, and makes those of earlier versions private.
+fn prepare(node: &Node) -> anyhow::Result<()> {
+    places::prepare(&node.dirs.state, &[places::NODE_STATE, places::RUNTIME_STATE])?;
+    places::prepare(&node.dirs.run, &[places::NODE_RUN, places::RUNTIME_RUN])?;
+    places::make_logs(&node.pod_log_dir)
 }
 
 /// For the roles that hold pods, each of which takes some descriptors, and connections.

@@ -31,6 +31,8 @@ use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 
+pub(crate) use ownership::make_private;
+
 use crate::node::NodeFacts;
 use crate::source::values::Values;
 

@@ -11,7 +11,8 @@ use std::{
 use coracle_apiserver::{Apiserver, ApiserverConfig, KubeletTls, OpenError, ServiceRange, User};
 use coracle_controllers::{ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
-use coracle_store::{Embedded, EmbeddedOptions};
+use coracle_sealing::Keys;
+use coracle_store::{Embedded, EmbeddedOptions, Sealing};
 use ipnetwork::{IpNetwork, Ipv4Network};
 use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -22,6 +23,10 @@ use crate::{
     tls::{self, TlsError},
 };
 
+/// The key file, below the state directory.
+const KEY_FILE: &str = "sealing.key";
+/// Start of the store's keys of Secrets: group, resource.
+const SECRETS: &str = "/secrets/";
 const DOMAIN: &str = "cluster.local";
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
@@ -46,6 +51,8 @@ pub struct ControlPlaneConfig {
     pub service_cidr: IpNetwork,
     /// File of static tokens: lines of `token,user,uid[,"group,…"]`.
     pub token_file: Option<PathBuf>,
+    /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, made at the first start.
+    pub encryption_key_file: Option<PathBuf>,
     /// How long the certificates are valid that nodes and others ask for, if they do not ask for less.
     pub signing_duration: Duration,
     /// A node that is silent for so long is said to be Unknown, and its pods are moved.
@@ -58,6 +65,9 @@ pub enum Error {
     /// The store cannot be opened: in use, damaged, or on a disk that cannot be written.
     #[error("the control plane cannot open its store")]
     Store(#[source] coracle_store::Error),
+    /// The key file for Secrets cannot be used.
+    #[error("the control plane cannot use its encryption key")]
+    Keys(#[source] coracle_sealing::Error),
     /// Keys and certificates cannot be used.
     #[error("the control plane cannot use its keys and certificates")]
     Pki(#[source] PkiError),
@@ -125,6 +135,7 @@ impl ControlPlaneConfig {
             node_masks: [24, 64],
             service_cidr: IpNetwork::V4(network(10, 43)),
             token_file: None,
+            encryption_key_file: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
         }
@@ -137,8 +148,7 @@ impl ControlPlaneConfig {
 /// [`Error`], and then nothing runs.
 pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> Result<ControlPlane, Error> {
     // The store's lock comes first: who has it may write the rest of the directory.
-    let store = Embedded::open(&config.state_dir.join("store"), &EmbeddedOptions::default());
-    let store = Arc::new(store.map_err(Error::Store)?);
+    let store = Arc::new(open_store(&config)?);
     let pki = Pki::open(&config.state_dir.join("pki")).map_err(Error::Pki)?;
     let failed = |source| Error::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
@@ -162,6 +172,17 @@ pub async fn start(config: ControlPlaneConfig, shutdown: CancellationToken) -> R
     let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks };
     plane.start_clients(controllers, &stopped);
     Ok(plane)
+}
+
+/// Opens the store with the Secrets in it encrypted.
+fn open_store(config: &ControlPlaneConfig) -> Result<Embedded, Error> {
+    let keys = match &config.encryption_key_file {
+        Some(path) => Keys::load(path),
+        None => Keys::load_or_create(&config.state_dir.join(KEY_FILE)),
+    };
+    let sealing = Sealing { keys: keys.map_err(Error::Keys)?, prefixes: vec![SECRETS.to_owned()] };
+    let options = EmbeddedOptions { sealing: Some(sealing), ..EmbeddedOptions::default() };
+    Embedded::open(&config.state_dir.join("store"), options).map_err(Error::Store)
 }
 
 fn serving_tls(pki: &Pki, leaf: &Leaf) -> Result<Arc<rustls::ServerConfig>, Error> {

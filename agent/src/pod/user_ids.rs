@@ -101,7 +101,7 @@ fn record(dir: &Path, first: u32) -> io::Result<()> {
     let ranges = vec![Range { host_id: first, container_id: 0, length: BLOCK }];
     let record = Record { uid_mappings: ranges.clone(), gid_mappings: ranges };
     let text = serde_json::to_vec(&record)?;
-    std::fs::create_dir_all(dir)?;
+    crate::volume::make_private(dir)?;
     let new = dir.join(format!("{FILE}.new"));
     let mut file = std::fs::File::create(&new)?;
     io::Write::write_all(&mut file, &text)?;

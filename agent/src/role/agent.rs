@@ -38,6 +38,7 @@ pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     let node = settings.node()?;
+    super::prepare(&node)?;
     let _lock = Lock::take(&node.dirs.run)?;
     if let Some(kubeconfig) = way.kubeconfig {
         let credentials = node.credentials.clone().context(

@@ -3,11 +3,13 @@
 use coracle_controlplane::{ControlPlane, ControlPlaneConfig};
 use tokio_util::sync::CancellationToken;
 
+use crate::places;
 use crate::settings::Settings;
 
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyhow::Result<()> {
     super::raise_open_files();
+    places::prepare(&settings.dirs().state, &[places::PLANE_STATE])?;
     let shutdown = super::until_signalled()?;
     let plane = start(&settings, shutdown.clone()).await?;
     if let Some(name) = issue_node {
@@ -36,6 +38,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
     config.service_cidr = settings.ranges.service;
     config.node_masks = settings.ranges.node_masks;
     config.token_file = settings.token_auth_file;
+    config.encryption_key_file = settings.encryption_key_file;
     config.serving_names = settings.tls_sans;
     config.own_node = settings.own_node;
     config.signing_duration = settings.signing_duration;

@@ -6,6 +6,7 @@ use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
 
 use crate::lock::Lock;
+use crate::places;
 use crate::settings::{self, RuntimeSettings};
 
 /// Serves until SIGINT or SIGTERM; containers go on after it.
@@ -13,6 +14,8 @@ pub(crate) async fn run(flags: RuntimeSettings) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     let settings = flags.load()?;
+    places::prepare(&settings.root, &[places::RUNTIME_STATE])?;
+    places::prepare(&settings.state, &[places::RUNTIME_RUN])?;
     let _lock = Lock::take(&settings.state)?;
     let mut images = ImagesConfig::new(&settings.root);
     images.registry_config_dir.clone_from(&settings.registry_config_dir);

@@ -3,6 +3,7 @@
 use coracle_agent::Identity;
 
 use crate::lock::Lock;
+use crate::places;
 use crate::settings::{Credentials, Settings};
 
 /// Runs until SIGINT or SIGTERM.
@@ -10,6 +11,8 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     let node = settings.node()?;
+    super::prepare(&node)?;
+    places::prepare(&node.dirs.state, &[places::PLANE_STATE])?;
     let _lock = Lock::take(&node.dirs.run)?;
     let shutdown = super::until_signalled()?;
     // The node goes first at the end: its last words to the API must still find somebody.

@@ -36,6 +36,10 @@ pub(crate) struct ControlPlaneSettings {
     /// Static tokens: lines of token,user,uid,"group,group"
     #[arg(long, value_name = "FILE")]
     token_auth_file: Option<PathBuf>,
+    /// Keys that encrypt Secrets in the store: lines of an id and 32 bytes in base64, the first one encrypts, all of them
+    /// decrypt [default: sealing.key in the state directory, made at the first start]
+    #[arg(long, value_name = "FILE")]
+    encryption_key_file: Option<PathBuf>,
     /// A further name or address by which clients reach the API server, may be repeated
     #[arg(long, value_name = "NAME")]
     tls_san: Vec<String>,
@@ -58,6 +62,7 @@ pub(crate) struct ControlPlane {
     pub(crate) advertise_address: Option<IpAddr>,
     pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
+    pub(crate) encryption_key_file: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
@@ -75,6 +80,7 @@ impl ControlPlaneSettings {
             node_cidr_mask_size_ipv4: self.node_cidr_mask_size_ipv4.or(file.node_cidr_mask_size_ipv4),
             node_cidr_mask_size_ipv6: self.node_cidr_mask_size_ipv6.or(file.node_cidr_mask_size_ipv6),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
+            encryption_key_file: self.encryption_key_file.or(file.encryption_key_file),
             tls_san: if self.tls_san.is_empty() { file.tls_san } else { self.tls_san },
             own_node: self.own_node.or(file.own_node),
             cluster_signing_seconds: self.cluster_signing_seconds.or(file.cluster_signing_seconds),
@@ -94,6 +100,7 @@ impl ControlPlaneSettings {
                 [self.node_cidr_mask_size_ipv4, self.node_cidr_mask_size_ipv6],
             )?,
             token_auth_file: self.token_auth_file,
+            encryption_key_file: self.encryption_key_file,
             tls_sans: self.tls_san,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds.unwrap_or(365 * 24 * 3600)),

@@ -1,6 +1,5 @@
 //! `emptyDir`: a directory of the pod's own, on the disk or in memory.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
@@ -18,7 +17,7 @@ pub(super) fn mount(
 ) -> Result<PathBuf, SetUpError> {
     let dir = target.volume_dir(PLUGIN, name);
     let is_new = !dir.exists();
-    fs::create_dir_all(&dir).map_err(SetUpError::io("mkdir", &dir))?;
+    super::make_private(&dir).map_err(SetUpError::io("mkdir", &dir))?;
     if source.medium.as_deref().is_some_and(|medium| medium == "Memory") {
         let size = size(target.pod, source, target.ctx.shared.node.memory_allocatable());
         mounts::ensure_tmpfs(&dir, size).map_err(SetUpError::io("mount tmpfs", &dir))?;

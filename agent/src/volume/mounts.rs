@@ -17,7 +17,7 @@ const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 /// A mount point is needed, because propagation is a property of mounts. Where the parent is already
 /// shared, as systemd has it, nothing is to be done.
 pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
+    super::make_private(dir)?;
     let dir = dir.canonicalize()?;
     if is_shared(&fs::read_to_string(MOUNTINFO)?, &dir) {
         return Ok(());
@@ -40,7 +40,7 @@ fn is_shared(mountinfo: &str, path: &Path) -> bool {
 
 /// Makes a directory that never reaches a disk: where it is on no tmpfs, one is mounted on it.
 pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
-    fs::create_dir_all(dir)?;
+    super::make_private(dir)?;
     if !is_tmpfs(dir)? {
         mount_tmpfs(dir, "mode=0750")?;
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -28,6 +28,12 @@ pub(super) fn fs_user(pod: &Pod) -> Option<u32> {
 }
 
 /// Sets the mode of what is no symlink.
+/// Makes a directory and those above it, for root and its group alone, as the kubelet's pod directories. What containers
+/// see gets its own mode afterwards.
+pub(crate) fn make_private(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o750).create(dir)
+}
+
 pub(super) fn chmod(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }

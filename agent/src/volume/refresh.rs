@@ -185,14 +185,14 @@ impl Source {
     /// The directory in memory, and the link to it where a kubelet has the volume.
     fn prepare(&self) -> Result<(), SetUpError> {
         if !self.dir.is_dir() {
-            fs::create_dir_all(&self.dir).map_err(SetUpError::io("mkdir", &self.dir))?;
+            ownership::make_private(&self.dir).map_err(SetUpError::io("mkdir", &self.dir))?;
             ownership::chmod(&self.dir, 0o755).map_err(SetUpError::io("chmod", &self.dir))?;
         }
         if fs::read_link(&self.link).is_ok_and(|found| found == self.dir) {
             return Ok(());
         }
         if let Some(parent) = self.link.parent() {
-            fs::create_dir_all(parent).map_err(SetUpError::io("mkdir", parent))?;
+            ownership::make_private(parent).map_err(SetUpError::io("mkdir", parent))?;
         }
         let _ = fs::remove_file(&self.link);
         symlink(&self.dir, &self.link).map_err(SetUpError::io("symlink", &self.link))

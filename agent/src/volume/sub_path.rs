@@ -11,7 +11,8 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
-use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, SFlag, fstat, mkdirat, umask};
 
 use super::{VolumeContext, mounts};
 
@@ -65,7 +66,7 @@ pub fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, SubPath
     let dir = ctx.pod_dir(part.uid).join("volume-subpaths").join(part.volume).join(part.container);
     let at = dir.join(part.index.to_string());
     mounts::unmount_below(&at).map_err(failed)?;
-    fs::create_dir_all(&dir).map_err(failed)?;
+    super::make_private(&dir).map_err(failed)?;
     let is_dir = SFlag::from_bits_truncate(fstat(&found).map_err(|e| failed(e.into()))?.st_mode)
         & SFlag::S_IFMT
         == SFlag::S_IFDIR;
@@ -97,7 +98,7 @@ fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
     let mode = Mode::from_bits_truncate(fstat(&base).map_err(failed)?.st_mode & 0o7777);
     let relative: PathBuf = if parts.is_empty() { PathBuf::from(".") } else { parts.iter().collect() };
     match beneath(&base, &relative) {
-        Err(Errno::ENOENT) => make_beneath(&base, &parts, mode).map_err(failed),
+        Err(Errno::ENOENT) => without_umask(|| make_beneath(&base, &parts, mode)).map_err(failed),
         found => found.map_err(failed),
     }
 }
@@ -125,6 +126,19 @@ fn no_links(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
     Ok(at)
 }
 
+/// Runs `make` on a thread with a file mode mask of its own, which is 0. To change a mode afterwards would be a race: a
+/// container can replace the directory meanwhile.
+fn without_umask<T: Send>(make: impl FnOnce() -> nix::Result<T> + Send) -> nix::Result<T> {
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            unshare(CloneFlags::CLONE_FS)?;
+            umask(Mode::empty());
+            make()
+        });
+        made.join().unwrap_or(Err(Errno::EAGAIN))
+    })
+}
+
 /// The missing directories get the volume's own mode.
 fn make_beneath(base: &OwnedFd, parts: &[&std::ffi::OsStr], mode: Mode) -> nix::Result<OwnedFd> {
     let mut at = openat(base, ".", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
@@ -134,24 +148,15 @@ fn make_beneath(base: &OwnedFd, parts: &[&std::ffi::OsStr], mode: Mode) -> nix::
         match beneath(base, &walked) {
             Err(Errno::ENOENT) => {
                 match mkdirat(&at, *part, mode) {
-                    // The umask has taken bits away.
-                    Ok(()) => at = with_mode(&at, part, mode)?,
-                    Err(Errno::EEXIST) => at = beneath(base, &walked)?,
+                    Err(Errno::EEXIST) | Ok(()) => {}
                     Err(errno) => return Err(errno),
                 }
+                at = beneath(base, &walked)?;
             }
             found => at = found?,
         }
     }
     Ok(at)
-}
-
-/// A new directory with all bits of its mode. A container may have put a link in its place: it is not followed.
-fn with_mode(parent: &OwnedFd, name: &std::ffi::OsStr, mode: Mode) -> nix::Result<OwnedFd> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let made = openat(parent, name, flags, Mode::empty())?;
-    fchmod(&made, mode)?;
-    Ok(made)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Cluster addresses and node ports of services: chosen when a service is made, kept while it lives.
 
-use std::{collections::HashSet, net::IpAddr};
+use std::{collections::HashSet, net::IpAddr, sync::Arc};
 
 use coracle_kinds::{Kind, kind::by_resource, validate::Cause};
 use rand::RngExt as _;
 use serde_json::{Value, json};
-use tokio::sync::MutexGuard;
+use tokio::sync::OwnedMutexGuard;
 
 use crate::{
     error::{ApiError, Result},
@@ -25,25 +25,29 @@ struct Taken {
     ports: HashSet<u16>,
 }
 
-/// Gives a new service its address and ports. What is chosen stays free for nobody else while the
-/// guard lives, which is until the service is stored.
-pub(crate) async fn for_create<'a>(
-    state: &'a State,
-    kind: &Kind,
-    object: &mut Value,
-) -> Result<Option<MutexGuard<'a, ()>>> {
+/// The right to choose addresses and ports. As long as a copy lives, no other service is given any. The task that stores
+/// the service has one, so that a caller that disconnects does not let another service in before the commit.
+pub(crate) type Allocating = Option<Arc<OwnedMutexGuard<()>>>;
+
+/// Gives a new service its address and ports.
+pub(crate) async fn for_create(state: &State, kind: &Kind, object: &mut Value) -> Result<Allocating> {
     if kind.kind != "Service" || !kind.group.is_empty() {
         return Ok(None);
     }
-    let guard = state.allocating.lock().await;
+    let guard = state.allocating.clone().lock_owned().await;
     assign(state, kind, object)?;
-    Ok(Some(guard))
+    Ok(Some(Arc::new(guard)))
 }
 
 /// Keeps what a service has when an update leaves it out, and gives what a new type needs.
-pub(crate) async fn for_update(state: &State, kind: &Kind, new: &mut Value, old: &Value) -> Result<()> {
+pub(crate) async fn for_update(
+    state: &State,
+    kind: &Kind,
+    new: &mut Value,
+    old: &Value,
+) -> Result<Allocating> {
     if kind.kind != "Service" || !kind.group.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     if new["spec"]["type"] != "ExternalName" {
         for field in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
@@ -56,8 +60,9 @@ pub(crate) async fn for_update(state: &State, kind: &Kind, new: &mut Value, old:
         }
     }
     keep_node_ports(new, old);
-    let _guard = state.allocating.lock().await;
-    assign(state, kind, new)
+    let guard = state.allocating.clone().lock_owned().await;
+    assign(state, kind, new)?;
+    Ok(Some(Arc::new(guard)))
 }
 
 fn keep_node_ports(new: &mut Value, old: &Value) {

@@ -1,17 +1,32 @@
 //! `/healthz`, `/livez`, `/readyz`, each with single checks below it and `?verbose`.
 
+use coracle_store::Health;
+
 use crate::{
     reply::{self, Reply},
     request::RequestInfo,
     server::State,
 };
 
-/// A named check: whether all is well.
-type Check = (&'static str, fn(&State) -> bool);
+/// A named check: whether all is well, or why not.
+type Check = (&'static str, fn(&State) -> Result<(), String>);
 
-const ALIVE: &[Check] = &[("ping", |_| true), ("log", |_| true)];
+const ALIVE: &[Check] = &[("ping", |_| Ok(())), ("log", |_| Ok(()))];
+/// A store that takes no writes does not end the process: it recovers by itself.
 const READY: &[Check] =
-    &[("ping", |_| true), ("log", |_| true), ("shutdown", |state| !state.shutdown.is_cancelled())];
+    &[("ping", |_| Ok(())), ("log", |_| Ok(())), ("store", store), ("shutdown", shutdown)];
+
+fn shutdown(state: &State) -> Result<(), String> {
+    if state.shutdown.is_cancelled() { Err("process is shutting down".to_owned()) } else { Ok(()) }
+}
+
+fn store(state: &State) -> Result<(), String> {
+    match state.store.health() {
+        Health::Good => Ok(()),
+        Health::Full { free } => Err(format!("database space exceeded: {} MiB free", free >> 20)),
+        Health::Failed(detail) => Err(detail),
+    }
+}
 
 /// The answer, if the path asks for health.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
@@ -24,19 +39,24 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     };
     if let Some(one) = parts.next() {
         let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
-        return Some(if check(state) { reply::text(200, "ok") } else { reply::text(500, "failed") });
+        return Some(match check(state) {
+            Ok(()) => reply::text(200, "ok"),
+            Err(_withheld) => reply::text(500, "internal server error: reason withheld\n"),
+        });
     }
     let excluded = info.query.all("exclude");
     let mut lines = String::new();
     let mut healthy = true;
     for (check_name, check) in checks.iter().filter(|(check, _)| !excluded.iter().any(|one| one == check)) {
-        let passed = check(state);
-        healthy &= passed;
-        lines += &format!(
-            "[{}]{check_name} {}\n",
-            if passed { '+' } else { '-' },
-            if passed { "ok" } else { "failed" }
-        );
+        match check(state) {
+            Ok(()) => lines += &format!("[+]{check_name} ok\n"),
+            // The reason has paths of the node; callers without credentials may read this.
+            Err(reason) => {
+                healthy = false;
+                tracing::debug!(check = check_name, reason, "health check failed");
+                lines += &format!("[-]{check_name} failed: reason withheld\n");
+            }
+        }
     }
     let verdict = if healthy { "passed" } else { "failed" };
     if healthy && !info.query.has("verbose") {

@@ -87,7 +87,7 @@ pub(crate) struct State {
     pub(crate) service_range: ServiceRange,
     pub(crate) kubelet: KubeletTls,
     /// Held while a service's addresses are chosen and stored.
-    pub(crate) allocating: tokio::sync::Mutex<()>,
+    pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
     pub(crate) in_flight: InFlight,
     pub(crate) shutdown: CancellationToken,
 }
@@ -129,7 +129,7 @@ impl Apiserver {
             advertise: config.advertise,
             service_range: config.service_range,
             kubelet: config.kubelet,
-            allocating: tokio::sync::Mutex::new(()),
+            allocating: Arc::default(),
             in_flight: InFlight::new(),
             shutdown,
         });

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     admit::{Attributes, Operation, service_account},
-    allocate,
+    allocate::{self, Allocating},
     cache::{Object, encode, key_of},
     call::Call,
     error::{ApiError, Result},
@@ -72,15 +72,15 @@ pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
     call.state.admission.mutate(&call.state, &attributes, &mut object)?;
     strategy::prepare_for_create(kind, &mut object);
     defaults::apply(kind, &mut object);
-    let _allocating = allocate::for_create(&call.state, kind, &mut object).await?;
+    let allocating = allocate::for_create(&call.state, kind, &mut object).await?;
     call.state.admission.validate(&call.state, &attributes, &object)?;
     if is_named || base.is_empty() {
-        return commit_new(call, &object).await;
+        return commit_new(call, &object, &allocating).await;
     }
     let mut outcome = Err(ApiError::internal("no free name was found"));
     for _ in 0..NAMES {
         object["metadata"]["name"] = generated(&base).into();
-        outcome = commit_new(call, &object).await;
+        outcome = commit_new(call, &object, &allocating).await;
         if outcome.as_ref().err().is_none_or(|error| error.reason != "AlreadyExists") {
             break;
         }
@@ -89,7 +89,7 @@ pub(crate) async fn create(call: &Call, mut object: Value) -> Result<Stored> {
 }
 
 /// Validates and commits what admission passed.
-async fn commit_new(call: &Call, object: &Value) -> Result<Stored> {
+async fn commit_new(call: &Call, object: &Value, allocating: &Allocating) -> Result<Stored> {
     let (kind, name) = (call.kind, text(object, "name"));
     let causes = validate::create(kind, object);
     if !causes.is_empty() {
@@ -103,7 +103,7 @@ async fn commit_new(call: &Call, object: &Value) -> Result<Stored> {
         return Ok(Stored::DryRun(object.clone()));
     }
     let key = key_of(kind, namespace, name);
-    match commit(&call.state, kind, &key, Expect::Absent, Some(object)).await {
+    match commit_allocated(call, allocating, &key, Expect::Absent, Some(object)).await {
         Err(Failed::Conflict) => Err(ApiError::already_exists(kind, name)),
         Err(Failed::Other(error)) => Err(error),
         Ok(object) => {
@@ -151,7 +151,7 @@ pub(crate) async fn update(
             .ok_or_else(|| ApiError::not_found(kind, name))?;
         let old = current.value();
         let new = change(&old)?;
-        let new = prepared(call, part, &old, new).await?;
+        let (new, allocating) = prepared(call, part, &old, new).await?;
         if strategy::is_noop(&new, &old) {
             return Ok(Stored::Committed(current));
         }
@@ -161,7 +161,7 @@ pub(crate) async fn update(
         let expect = Expect::Revision(current.revision);
         let finished = is_finished(&new);
         let value = (!finished).then_some(&new);
-        match commit(&call.state, kind, &current.key, expect, value).await {
+        match commit_allocated(call, &allocating, &current.key, expect, value).await {
             Ok(Some(object)) => return Ok(Stored::Committed(object)),
             Ok(None) => return Ok(Stored::DryRun(new)),
             Err(Failed::Conflict) => {}
@@ -171,13 +171,13 @@ pub(crate) async fn update(
     Err(ApiError::modified(kind, name))
 }
 
-/// Strategy, admission and validation of an update.
-async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Result<Value> {
+/// Strategy, admission and validation of an update. What was allocated for it is held until the commit.
+async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Result<(Value, Allocating)> {
     let kind = call.kind;
     let name = text(old, "name").to_owned();
     keep_identity(kind, &name, old, &mut new)?;
     if part == Part::Internal {
-        return Ok(new);
+        return Ok((new, None));
     }
     match part {
         Part::Status => strategy::prepare_for_status_update(kind, &mut new, old),
@@ -193,16 +193,17 @@ async fn prepared(call: &Call, part: Part, old: &Value, mut new: Value) -> Resul
     }
     let attributes = Attributes::new(call, Operation::Update, &name, Some(old));
     call.state.admission.mutate(&call.state, &attributes, &mut new)?;
-    if part == Part::Main {
-        allocate::for_update(&call.state, kind, &mut new, old).await?;
-    }
+    let allocating = match part {
+        Part::Main => allocate::for_update(&call.state, kind, &mut new, old).await?,
+        _ => None,
+    };
     call.state.admission.validate(&call.state, &attributes, &new)?;
     let causes = match part {
         Part::Status => validate::status_update(kind, &new, old),
         Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
         Part::Main | Part::Internal | Part::Approval => validate::update(kind, &new, old),
     };
-    if causes.is_empty() { Ok(new) } else { Err(ApiError::invalid(kind, &name, &causes)) }
+    if causes.is_empty() { Ok((new, allocating)) } else { Err(ApiError::invalid(kind, &name, &causes)) }
 }
 
 /// What no update changes. A client that names another uid means another object.
@@ -256,6 +257,27 @@ pub(crate) enum Failed {
     /// Somebody else was faster; the cache has what they wrote.
     Conflict,
     Other(ApiError),
+}
+
+/// A commit during which no other service is given the addresses and ports that were allocated for this one.
+async fn commit_allocated(
+    call: &Call,
+    allocating: &Allocating,
+    key: &str,
+    expect: Expect,
+    object: Option<&Value>,
+) -> std::result::Result<Option<Arc<Object>>, Failed> {
+    let Some(allocating) = allocating.clone() else {
+        return commit(&call.state, call.kind, key, expect, object).await;
+    };
+    let (state, kind, key, object) = (call.state.clone(), call.kind, key.to_owned(), object.cloned());
+    // A caller that disconnects drops its future, and not this task: the write may be on its way to the store.
+    let task = tokio::spawn(async move {
+        let committed = commit(&state, kind, &key, expect, object.as_ref()).await;
+        drop(allocating);
+        committed
+    });
+    task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))
 }
 
 /// One commit, after which the cache has it. `None` deletes, and returns nothing.

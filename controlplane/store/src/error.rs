@@ -48,11 +48,35 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The disk failed under a running store, which takes no further writes.
+    /// The disk failed under a running store, which takes no writes until the disk does again.
     #[error("the store cannot write to its disk: {detail}")]
     Disk {
         /// What the engine said.
         detail: String,
+    },
+    /// Too little space is left for new objects. Deletions go on.
+    #[error(
+        "the store cannot take new objects: database space exceeded, the disk of {path} is full; free some space or \
+         delete objects, writes go on by themselves"
+    )]
+    Full {
+        /// The store's directory.
+        path: PathBuf,
+    },
+    /// A file of the store cannot be read, or its content is corrupt.
+    #[error("the store cannot read its files: {detail}")]
+    Read {
+        /// What the engine said.
+        detail: String,
+    },
+    /// An encrypted entry cannot be decrypted, or an entry cannot be encrypted.
+    #[error("the store cannot use its key file for the entry {key}")]
+    Sealed {
+        /// The entry's key.
+        key: String,
+        /// The cause.
+        #[source]
+        source: coracle_sealing::Error,
     },
     /// The store was closed.
     #[error("the store is closed")]

@@ -16,6 +16,6 @@ mod store;
 #[cfg(test)]
 mod suite;
 
-pub use embedded::{Embedded, EmbeddedOptions};
+pub use embedded::{Embedded, EmbeddedOptions, Sealing};
 pub use error::Error;
-pub use store::{Commit, Entry, Expect, Page, Range, Store, Tier, Watch, Write};
+pub use store::{Commit, Entry, Expect, Health, Page, Range, Store, Tier, Watch, Write};

@@ -28,6 +28,23 @@ pub trait Store: Send + Sync + 'static {
 
     /// The revision of the newest commit that was published to watchers.
     fn revision(&self) -> BoxFuture<'_, Result<u64, Error>>;
+
+    /// Whether the store takes writes, as of this moment.
+    fn health(&self) -> Health;
+}
+
+/// Whether a store takes writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It takes all writes.
+    Good,
+    /// It takes no new objects: its disk is full.
+    Full {
+        /// Free bytes.
+        free: u64,
+    },
+    /// It takes no durable writes, and why.
+    Failed(String),
 }
 
 /// One stored value and where it stands in the store's history.

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -92,7 +93,7 @@ impl Export {
         temporary.push(".new");
         let temporary = PathBuf::from(temporary);
         let cannot = |source| ExportError::Write { path: to.to_owned(), source };
-        let written = File::create(&temporary).map_err(cannot).and_then(|file| {
+        let written = create(&temporary).map_err(cannot).and_then(|file| {
             let mut archive = tar::Builder::new(BufWriter::with_capacity(1 << 20, file));
             self.fill(&mut archive, to)?;
             let file = archive.into_inner().and_then(|buffer| Ok(buffer.into_inner()?)).map_err(cannot)?;
@@ -205,6 +206,16 @@ impl<R: io::Read> io::Read for Marked<'_, R> {
         self.failed |= read.is_err();
         read
     }
+}
+
+/// Creates the archive, which only its owner may read, as with `docker save`. In a directory of all users, the name may
+/// already lead to a file of another user: it is removed and never opened.
+fn create(path: &Path) -> io::Result<File> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
 fn text(value: &Value) -> Vec<u8> {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -34,7 +35,7 @@ impl Told {
     /// One that says nothing that can be read was never written: nobody was told anything.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(path);
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = file.map_err(Error::file("open", path))?;
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let last = text.trim().parse().unwrap_or_default();

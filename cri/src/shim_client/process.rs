@@ -5,6 +5,7 @@ use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::Read as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -155,7 +156,7 @@ fn spawn_blocking(
     let path = dir.join(CONFIG);
     write_whole(&path, config).map_err(|error| failed("write", &path, &error))?;
     let path = dir.join("shim.log");
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+    let log = std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
     let log = log.map_err(|error| failed("open", &path, &error))?;
     // Its words come on the standard output: "ready", or why not.
     let mut command = Command::new(binary);
@@ -198,7 +199,7 @@ fn heard(words: &str) -> (Option<i32>, String) {
 /// The state directory is a tmpfs and gone after a crash of the machine, so renaming is enough.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = path.with_extension("tmp");
-    std::fs::write(&temporary, bytes)?;
+    crate::records::write_private(&temporary, bytes)?;
     std::fs::rename(&temporary, path)
 }
 

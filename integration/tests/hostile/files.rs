@@ -1,1 +1,205 @@
 //! Local users of the machine, and files whose size or type a container or image chooses.
+
+use std::fs::{self, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use coracle_integration::{Cluster, Machine, on_a_machine};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, umask};
+
+/// A user of the machine without any rights.
+const NOBODY: u32 = 65_534;
+
+/// Pods that use what unprivileged containers need from the state and run directories.
+const PODS: &str = r#"
+apiVersion: v1
+kind: Secret
+metadata: {name: key}
+stringData: {password: hush-hush}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: plain}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: c
+    image: busybox
+    command: [sh, -c, "cp /bin/busybox /root/sh && chmod 6755 /root/sh && mkdir /made && touch /file && sleep 100000"]
+    env: [{name: PASSWORD, valueFrom: {secretKeyRef: {name: key, key: password}}}]
+    volumeMounts:
+    - {name: shared, mountPath: /shared}
+    - {name: shared, mountPath: /part, subPath: new/deep}
+    - {name: key, mountPath: /key}
+  - name: user
+    image: busybox
+    securityContext: {runAsUser: 1000, runAsGroup: 1000}
+    command: [sh, -c, "touch /shared/of-user /part/of-user && cat /key/password && sleep 100000"]
+    volumeMounts:
+    - {name: shared, mountPath: /shared}
+    - {name: shared, mountPath: /part, subPath: new/deep}
+    - {name: key, mountPath: /key}
+  volumes: [{name: shared, emptyDir: {}}, {name: key, secret: {secretName: key}}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: mapped}
+spec:
+  terminationGracePeriodSeconds: 0
+  hostUsers: false
+  securityContext: {runAsUser: 1000, fsGroup: 2000}
+  containers:
+  - name: c
+    image: busybox
+    command: [sh, -c, "touch /shared/of-user && cat /key/password && sleep 100000"]
+    volumeMounts: [{name: shared, mountPath: /shared}, {name: key, mountPath: /key}]
+  volumes: [{name: shared, emptyDir: {}}, {name: key, secret: {secretName: key}}]
+"#;
+
+/// The cluster's directories below one that all users may enter, and a starting shell with this mask.
+fn with_mask(mask: u32, test: impl FnOnce(&Machine, &mut Cluster) + Send + 'static) {
+    on_a_machine(move |machine| {
+        fs::set_permissions(machine.path(""), Permissions::from_mode(0o755)).unwrap();
+        let mirrors = machine.start_registry();
+        unshare(CloneFlags::CLONE_FS).unwrap();
+        umask(Mode::from_bits_truncate(mask));
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(machine, &mut cluster);
+    });
+}
+
+fn start_pods(cluster: &Cluster) {
+    cluster.apply(PODS);
+    cluster.kubectl(&["wait", "pod/plain", "pod/mapped", "--for=condition=Ready", "--timeout=120s"]);
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).mode() & 0o7777
+}
+
+fn every_path(top: &Path, into: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(top).into_iter().flatten().flatten() {
+        into.push(entry.path());
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            every_path(&entry.path(), into);
+        }
+    }
+}
+
+/// The paths below the directories that a user without rights can read, write or execute, knowing all their names.
+fn reachable(tops: &[PathBuf]) -> Vec<String> {
+    let mut paths = Vec::new();
+    tops.iter().for_each(|top| every_path(top, &mut paths));
+    assert!(paths.len() > 100, "the directories are empty");
+    let script =
+        r#"while IFS= read -r p; do if [ -r "$p" ] || [ -w "$p" ] || [ -x "$p" ]; then echo "$p"; fi; done"#;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut shell = shell.spawn().unwrap();
+    let mut input = shell.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || {
+        for path in paths {
+            writeln!(input, "{}", path.display()).unwrap();
+        }
+    });
+    let output = shell.wait_with_output().unwrap();
+    writer.join().unwrap();
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+fn assert_private(machine: &Machine) {
+    let (state, run) = (machine.path("state"), machine.path("run"));
+    // An empty layer of mount points: the same on every machine.
+    let mut open = reachable(&[state.clone(), run.clone()]);
+    open.retain(|path| !path.contains("/state/mount-points"));
+    assert!(open.is_empty(), "a local user reaches {} paths: {:?}", open.len(), &open[..open.len().min(20)]);
+    for top in [&state, &run] {
+        assert_eq!(mode(top) & !0o711, 0, "{}", top.display());
+    }
+    let private = ["store", "pki", "containers", "images", "agent"].map(|name| state.join(name));
+    for directory in private.iter().chain(&["containers", "sandboxes"].map(|name| run.join(name))) {
+        assert_eq!(mode(directory), 0o700, "{}", directory.display());
+    }
+    assert_eq!(mode(&state.join("pods")), 0o750);
+    for pod in fs::read_dir(state.join("pods")).unwrap().flatten() {
+        assert_eq!(mode(&pod.path()), 0o750, "{}", pod.path().display());
+    }
+    for record in ["containers", "sandboxes"].map(|name| run.join(name)) {
+        for one in fs::read_dir(record).unwrap().flatten() {
+            assert_eq!(mode(&one.path().join("record.json")), 0o600, "{}", one.path().display());
+        }
+    }
+    for file in ["state/admin.kubeconfig", "state/sealing.key", "run/cri.sock", "run/node.sock"] {
+        assert_eq!(mode(&machine.path(file)), 0o600, "{file}");
+    }
+}
+
+/// What the containers see of modes, whatever the mask was.
+fn assert_seen(cluster: &Cluster) {
+    let modes = cluster.kubectl(&[
+        "exec",
+        "plain",
+        "-c",
+        "c",
+        "--",
+        "stat",
+        "-c",
+        "%a %n",
+        "/",
+        "/shared",
+        "/part",
+        "/made",
+        "/file",
+        "/key",
+        "/etc/hosts",
+        "/etc/resolv.conf",
+        "/dev/termination-log",
+        "/proc/1/root/etc",
+    ]);
+    let wanted = "755 /\n777 /shared\n777 /part\n755 /made\n644 /file\n1777 /key\n644 /etc/hosts\n\
+                  644 /etc/resolv.conf\n666 /dev/termination-log\n755 /proc/1/root/etc\n";
+    assert_eq!(modes.replace("777 /key", "1777 /key").replace("11777", "1777"), wanted);
+    assert_eq!(cluster.kubectl(&["logs", "plain", "-c", "user"]), "hush-hush");
+    assert_eq!(cluster.kubectl(&["logs", "mapped"]), "hush-hush");
+}
+
+/// CVE-2021-41103: a set-user-id program in a container's layer, run by a local user by its path.
+#[test]
+fn a_local_user_reaches_nothing_of_state_and_run_directories_when_the_umask_is_0() {
+    with_mask(0, |machine, cluster| {
+        start_pods(cluster);
+        assert_private(machine);
+        assert_seen(cluster);
+        let open_logs = machine.path("logs");
+        assert_eq!(mode(&open_logs), 0o750);
+        // As an earlier version left them.
+        cluster.stop();
+        for path in [
+            "state",
+            "run",
+            "state/store",
+            "state/containers",
+            "state/pods",
+            "run/containers",
+            "run/sandboxes",
+        ] {
+            fs::set_permissions(machine.path(path), Permissions::from_mode(0o755)).unwrap();
+        }
+        assert!(!reachable(&[machine.path("state")]).is_empty(), "the test sees nothing");
+        cluster.start();
+        assert_private(machine);
+    });
+}
+
+#[test]
+fn containers_see_the_same_modes_when_the_umask_is_077() {
+    with_mask(0o077, |machine, cluster| {
+        start_pods(cluster);
+        assert_private(machine);
+        assert_seen(cluster);
+    });
+}

@@ -53,7 +53,7 @@ pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
         return Ok(());
     }
     if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)?;
+        crate::volume::make_private(dir)?;
     }
     fs::write(path, text)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o644))
@@ -61,7 +61,7 @@ pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
 
 /// Makes the empty file that a container leaves its last words in; whoever it runs as may write it.
 pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf> {
-    fs::create_dir_all(dir)?;
+    crate::volume::make_private(dir)?;
     let path = dir.join(format!("{attempt}.message"));
     fs::write(&path, b"")?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;

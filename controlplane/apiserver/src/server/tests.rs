@@ -44,7 +44,7 @@ impl Fixture {
         let Self { api, directory } = self;
         drop(api);
         // The cache's task ends with the store's thread: wait for the directory's lock.
-        while Embedded::open(&directory.path().join("store"), &EmbeddedOptions::default()).is_err() {
+        while Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).is_err() {
             tokio::task::yield_now().await;
         }
         Self { api: open(directory.path()).await, directory }
@@ -109,7 +109,7 @@ impl Fixture {
 }
 
 async fn open(directory: &std::path::Path) -> Apiserver {
-    let store = Embedded::open(&directory.join("store"), &EmbeddedOptions::default()).unwrap();
+    let store = Embedded::open(&directory.join("store"), EmbeddedOptions::default()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let kubelet = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

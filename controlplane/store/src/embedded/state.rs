@@ -48,6 +48,11 @@ impl State {
         self.revision
     }
 
+    /// Gives up the revisions up to this one: no commit gets them.
+    pub(super) fn skip_to(&mut self, revision: u64) {
+        self.revision = self.revision.max(revision);
+    }
+
     pub(super) fn volatile(&self, key: &str) -> Option<Entry> {
         self.volatile.get(key).cloned()
     }

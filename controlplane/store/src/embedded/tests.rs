@@ -9,7 +9,7 @@ use crate::{
 };
 
 fn open(path: &std::path::Path) -> Embedded {
-    Embedded::open(path, &EmbeddedOptions::default()).unwrap()
+    Embedded::open(path, EmbeddedOptions::default()).unwrap()
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn a_copy_taken_under_load_opens_with_every_acknowledged_write() {
 async fn a_second_opener_is_told_that_the_store_is_in_use() {
     let dir = tempfile::tempdir().unwrap();
     let _held = open(dir.path());
-    let Err(error) = Embedded::open(dir.path(), &EmbeddedOptions::default()) else { panic!("opened twice") };
+    let Err(error) = Embedded::open(dir.path(), EmbeddedOptions::default()) else { panic!("opened twice") };
     assert!(matches!(error, Error::Locked { .. }));
     assert!(error.to_string().contains("in use by another process"));
 }
@@ -88,14 +88,14 @@ async fn a_damaged_file_is_one_clear_error() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path()));
     std::fs::write(dir.path().join("version"), b"not a store").unwrap();
-    let Err(error) = Embedded::open(dir.path(), &EmbeddedOptions::default()) else { panic!("opened") };
+    let Err(error) = Embedded::open(dir.path(), EmbeddedOptions::default()) else { panic!("opened") };
     assert!(matches!(error, Error::Corrupt { .. }), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_directory_that_cannot_be_made_is_one_clear_error() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let Err(error) = Embedded::open(&file.path().join("store"), &EmbeddedOptions::default()) else {
+    let Err(error) = Embedded::open(&file.path().join("store"), EmbeddedOptions::default()) else {
         panic!("opened")
     };
     assert!(matches!(error, Error::Open { .. }));
@@ -129,7 +129,7 @@ async fn damaged(damage: impl FnOnce(&std::path::Path)) -> Result<usize, Error> 
     }
     drop(store);
     damage(dir.path());
-    let store = Embedded::open(dir.path(), &EmbeddedOptions::default())?;
+    let store = Embedded::open(dir.path(), EmbeddedOptions::default())?;
     Ok(store.list(Range::default()).await?.entries.len())
 }
 

@@ -1,21 +1,37 @@
 //! The one thread that commits: decide each waiting write, sync them together, publish in order.
+//!
+//! States: the engine takes writes, or it failed. After a failure (disk full, read-only, sync error) durable writes are
+//! refused, the database is closed and opened again once the disk takes a file, and what the failed batch may have left
+//! is written over with the values from before it. So a write that was refused has no effect, and one that was
+//! acknowledged stays.
+
+mod recover;
 
 use std::{
     collections::HashMap,
-    sync::{Arc, mpsc},
-    time::Instant,
+    sync::{Arc, PoisonError, mpsc},
+    time::{Duration, Instant},
 };
 
-use fjall::PersistMode;
 use tokio::sync::oneshot;
 
-use super::{Job, RESERVED, Shared, decode, disk_error, encode, reserve, state::State};
+use super::{Job, RESERVED, Shared, Space, engine::WriteError, state::State};
 use crate::{Commit, Error, Expect, Tier, Write};
+use recover::Failure;
 
 /// At most so many writes share one sync, so that the first does not wait for ever.
 const BATCH: usize = 256;
+/// Pause between attempts to recover. Only a store that failed wakes for it.
+const RETRY: Duration = Duration::from_secs(1);
 
 type Done = oneshot::Sender<Result<u64, Error>>;
+
+/// The state of the thread.
+pub(super) struct Writer<'a> {
+    shared: &'a Shared,
+    space: Space,
+    failure: Option<Failure>,
+}
 
 /// A write that was found to be valid, with its place in the history.
 struct Accepted {
@@ -24,53 +40,141 @@ struct Accepted {
     done: Option<Done>,
 }
 
-/// Serves until every sender of the queue is gone.
-pub(super) fn run(shared: &Shared, queue: &mpsc::Receiver<Job>) {
-    loop {
-        let first = match next(shared, queue) {
-            Ok(job) => Some(job),
-            Err(mpsc::RecvTimeoutError::Timeout) => None,
-            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+// === impl Writer ===
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(shared: &'a Shared, space: Space) -> Self {
+        Self { shared, space, failure: None }
+    }
+
+    /// Serves until every sender of the queue is gone.
+    pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
+        loop {
+            let first = match self.next(queue) {
+                Ok(job) => Some(job),
+                Err(mpsc::RecvTimeoutError::Timeout) => None,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            };
+            self.recover_if_due();
+            let jobs: Vec<Job> = first.into_iter().chain(queue.try_iter().take(BATCH)).collect();
+            self.commit(jobs);
+        }
+    }
+
+    fn next(&self, queue: &mpsc::Receiver<Job>) -> Result<Job, mpsc::RecvTimeoutError> {
+        let expiry = self.shared.lock().next_expiry();
+        let retry = self.failure.as_ref().map(|failure| failure.retry_at);
+        match expiry.into_iter().chain(retry).min() {
+            Some(at) => queue.recv_timeout(at.saturating_duration_since(Instant::now())),
+            None => queue.recv().map_err(|_closed| mpsc::RecvTimeoutError::Disconnected),
+        }
+    }
+
+    fn commit(&mut self, jobs: Vec<Job>) {
+        let shared = self.shared;
+        let mut state = shared.lock();
+        let mut round = Round { shared, revision: state.revision(), touched: HashMap::new() };
+        let mut accepted = Vec::with_capacity(jobs.len());
+        for (key, revision) in state.take_expired(Instant::now()) {
+            let tier = Tier::Volatile { ttl: None };
+            let write = Write { key, expect: Expect::Revision(revision), value: None, tier };
+            if let Ok(commit) = round.decide(&state, write) {
+                accepted.push(Accepted { commit, tier, done: None });
+            }
+        }
+        // One look at the disk for the batch, and none for deletions.
+        let grows = jobs.iter().any(|job| job.write.tier == Tier::Durable && job.write.value.is_some());
+        let is_full = grows && self.space.is_full();
+        for Job { write, done } in jobs {
+            let tier = write.tier;
+            let decided = self.admit(&write, is_full).and_then(|()| round.decide(&state, write));
+            match decided {
+                Ok(commit) => accepted.push(Accepted { commit, tier, done: Some(done) }),
+                Err(error) => drop(done.send(Err(error))),
+            }
+        }
+        match self.persist(&mut state, &accepted) {
+            Ok(()) => publish(&mut state, accepted),
+            Err(refused) => self.refuse(&mut state, accepted, &refused),
+        }
+    }
+
+    /// Refuses what the disk has no room for. Deletions need the journal's reserve only.
+    fn admit(&self, write: &Write, is_full: bool) -> Result<(), Error> {
+        if write.tier != Tier::Durable {
+            return Ok(());
+        }
+        if let Some(failure) = &self.failure {
+            return Err(Error::Disk { detail: failure.detail.clone() });
+        }
+        let is_new = write.expect == Expect::Absent;
+        if is_full && write.value.is_some() && (is_new || self.space.is_exhausted()) {
+            return Err(Error::Full { path: self.shared.path.clone() });
+        }
+        Ok(())
+    }
+
+    /// Puts the durable ones on disk with one sync; touches nothing when there are none.
+    fn persist(&mut self, state: &mut State, accepted: &[Accepted]) -> Result<(), Refused> {
+        let Some(last) = accepted.last().map(|one| one.commit.revision) else { return Ok(()) };
+        let durable = || accepted.iter().filter(|one| one.tier == Tier::Durable).map(|one| &*one.commit);
+        if last < state.reserved && durable().next().is_none() {
+            return Ok(());
+        }
+        let engine = self.shared.engine.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(engine) = engine.as_ref() else {
+            return Err(Refused { detail: "the database is closed".to_owned(), undo: None });
         };
-        let jobs: Vec<Job> = first.into_iter().chain(queue.try_iter().take(BATCH)).collect();
-        commit(shared, jobs);
-    }
-}
-
-fn next(shared: &Shared, queue: &mpsc::Receiver<Job>) -> Result<Job, mpsc::RecvTimeoutError> {
-    let expiry = shared.lock().next_expiry();
-    match expiry {
-        Some(at) => queue.recv_timeout(at.saturating_duration_since(Instant::now())),
-        None => queue.recv().map_err(|_closed| mpsc::RecvTimeoutError::Disconnected),
-    }
-}
-
-fn commit(shared: &Shared, jobs: Vec<Job>) {
-    let mut state = shared.lock();
-    let mut round = Round { shared, revision: state.revision(), touched: HashMap::new() };
-    let mut accepted = Vec::with_capacity(jobs.len());
-    for (key, revision) in state.take_expired(Instant::now()) {
-        let tier = Tier::Volatile { ttl: None };
-        let write = Write { key, expect: Expect::Revision(revision), value: None, tier };
-        if let Ok(commit) = round.decide(&state, write) {
-            accepted.push(Accepted { commit, tier, done: None });
+        if last >= state.reserved {
+            let until = last + RESERVED;
+            engine
+                .reserve(until)
+                .map_err(|error| Refused::without_undo(WriteError::Engine(error).to_string()))?;
+            state.reserved = until;
+        }
+        match engine.write(durable()) {
+            Ok(bytes) => {
+                self.space.wrote(bytes);
+                Ok(())
+            }
+            Err(WriteError::Seal(error)) => Err(Refused { detail: error.to_string(), undo: None }),
+            Err(error) => {
+                // The memory of the engine does not have the failed batch, so these are the values from before it.
+                let undo = engine.undo_of(durable());
+                let undo = undo
+                    .inspect_err(|error| tracing::warn!(%error, "cannot read what a failed write replaces"));
+                Err(Refused { detail: error.to_string(), undo: Some(undo.unwrap_or_default()) })
+            }
         }
     }
-    for Job { write, done } in jobs {
-        let tier = write.tier;
-        match round.decide(&state, write) {
-            Ok(commit) => accepted.push(Accepted { commit, tier, done: Some(done) }),
-            // A caller who no longer waits needs no answer.
-            Err(error) => drop(done.send(Err(error))),
+
+    fn refuse(&mut self, state: &mut State, accepted: Vec<Accepted>, refused: &Refused) {
+        // The disk may have a part of the batch: its revisions are never given to other commits.
+        if let Some(last) = accepted.last() {
+            state.skip_to(last.commit.revision);
         }
-    }
-    if let Err(error) = persist(shared, &mut state, &accepted) {
-        let detail = format!("{error:?}");
         for done in accepted.into_iter().filter_map(|one| one.done) {
-            let _ = done.send(Err(Error::Disk { detail: detail.clone() }));
+            let _ = done.send(Err(Error::Disk { detail: refused.detail.clone() }));
         }
-        return;
+        if let Some(undo) = &refused.undo {
+            self.fail(refused.detail.clone(), undo.clone());
+        }
     }
+}
+
+/// The reason why a batch was not written, and what its keys had before, if the engine failed.
+struct Refused {
+    detail: String,
+    undo: Option<super::engine::Undo>,
+}
+
+impl Refused {
+    fn without_undo(detail: String) -> Self {
+        Self { detail, undo: Some(Vec::new()) }
+    }
+}
+
+fn publish(state: &mut State, accepted: Vec<Accepted>) {
     for Accepted { commit, tier, done } in accepted {
         if let Tier::Volatile { ttl } = tier {
             state.apply_volatile(&commit, ttl);
@@ -83,28 +187,6 @@ fn commit(shared: &Shared, jobs: Vec<Job>) {
     }
 }
 
-/// Puts the durable ones on disk with one sync; touches nothing when there are none.
-fn persist(shared: &Shared, state: &mut State, accepted: &[Accepted]) -> Result<(), fjall::Error> {
-    if let Some(last) = accepted.last()
-        && last.commit.revision >= state.reserved
-    {
-        let until = last.commit.revision + RESERVED;
-        reserve(&shared.database, &shared.meta, until)?;
-        state.reserved = until;
-    }
-    let mut batch = shared.database.batch().durability(Some(PersistMode::SyncData));
-    for Accepted { commit, .. } in accepted.iter().filter(|one| one.tier == Tier::Durable) {
-        let key = commit.key.as_bytes();
-        match &commit.value {
-            Some(value) => {
-                batch.insert(&shared.entries, key, encode(commit.created, commit.revision, value));
-            }
-            None => batch.remove(&shared.entries, key),
-        }
-    }
-    batch.commit()
-}
-
 /// The writes of one round see each other before any of them is applied.
 struct Round<'a> {
     shared: &'a Shared,
@@ -115,7 +197,7 @@ struct Round<'a> {
 
 impl Round<'_> {
     fn decide(&mut self, state: &State, write: Write) -> Result<Arc<Commit>, Error> {
-        let current = self.current(state, &write.key)?;
+        let current = self.current(state, &write)?;
         let found = current.map(|(_, modified)| modified);
         let created = match (write.expect, current) {
             (Expect::Absent, None) => None,
@@ -132,14 +214,17 @@ impl Round<'_> {
         Ok(Arc::new(Commit { revision: self.revision, key: write.key, value: write.value, created }))
     }
 
-    fn current(&self, state: &State, key: &str) -> Result<Option<(u64, u64)>, Error> {
-        if let Some(touched) = self.touched.get(key) {
+    fn current(&self, state: &State, write: &Write) -> Result<Option<(u64, u64)>, Error> {
+        if let Some(touched) = self.touched.get(&write.key) {
             return Ok(*touched);
         }
-        if let Some(entry) = state.volatile(key) {
+        if let Some(entry) = state.volatile(&write.key) {
             return Ok(Some((entry.created, entry.modified)));
         }
-        let stored = self.shared.entries.get(key).map_err(disk_error)?;
-        Ok(stored.and_then(|bytes| decode(key, &bytes)).map(|entry| (entry.created, entry.modified)))
+        if write.tier != Tier::Durable {
+            // A key belongs to one tier: no look at the disk, which may have failed.
+            return Ok(None);
+        }
+        self.shared.read(|engine| engine.revisions(&write.key))
     }
 }

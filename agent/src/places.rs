@@ -1,0 +1,119 @@
+//! The state and run directories: who may enter them.
+//!
+//! They hold secrets, records with environment variables, and layers with set-user-id programs, which a local user could
+//! run by their path (CVE-2021-41103). Every directory directly below them is private, so nothing deeper is reachable by
+//! a path, whatever its mode. Containers reach layers and volumes through mounts.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use anyhow::Context;
+use nix::sys::stat::{Mode, umask};
+
+/// Users may pass through the state and run directories to a socket, and not list them.
+const TOP: u32 = 0o711;
+const PRIVATE: u32 = 0o700;
+/// As the kubelet's root directory.
+const GROUP: u32 = 0o750;
+
+/// Directories directly below the state directory, with their modes.
+pub(crate) const PLANE_STATE: &[(&str, u32)] = &[("store", PRIVATE), ("pki", PRIVATE)];
+/// Directories of a node below the state directory.
+pub(crate) const NODE_STATE: &[(&str, u32)] =
+    &[("agent", PRIVATE), ("cni", PRIVATE), ("join", PRIVATE), ("pods", GROUP)];
+/// Directories of the runtime below the state directory.
+pub(crate) const RUNTIME_STATE: &[(&str, u32)] =
+    &[("cni", PRIVATE), ("containers", PRIVATE), ("images", PRIVATE), ("parts", PRIVATE)];
+/// Directories of the runtime below the run directory.
+pub(crate) const RUNTIME_RUN: &[(&str, u32)] =
+    &[("cni", PRIVATE), ("containers", PRIVATE), ("removed", PRIVATE), ("sandboxes", PRIVATE)];
+/// Directories of a node below the run directory.
+pub(crate) const NODE_RUN: &[(&str, u32)] = &[("volumes", GROUP)];
+
+/// Makes the modes of new files independent of the starting shell. CNI plugins, hooks and containers inherit the mask.
+///
+/// Must be called before the first thread starts.
+pub(crate) fn fix_umask() {
+    umask(Mode::from_bits_truncate(0o022));
+}
+
+/// Makes the directory and the named ones below it, and takes away permissions that an earlier version gave.
+///
+/// A file where a directory should be is left to its owner's error.
+///
+/// # Errors
+/// A directory cannot be made or its mode cannot be changed.
+pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()> {
+    let context = || format!("cannot prepare the directory {}", top.display());
+    if let Some(parent) = top.parent() {
+        fs::create_dir_all(parent).with_context(context)?;
+    }
+    restrict(top, TOP).with_context(context)?;
+    for (name, mode) in below.iter().copied().flatten() {
+        let path = top.join(name);
+        restrict(&path, *mode).with_context(|| format!("cannot prepare the directory {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Makes the directory for container logs, as the kubelet does. One that exists keeps its mode: other programs share it.
+///
+/// # Errors
+/// It cannot be made.
+pub(crate) fn make_logs(path: &Path) -> anyhow::Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(GROUP).create(path);
+    made.with_context(|| format!("cannot make the directory {}", path.display()))
+}
+
+fn restrict(path: &Path, mode: u32) -> io::Result<()> {
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        other => return other,
+    }
+    let found = fs::metadata(path)?;
+    let now = found.mode() & 0o7777;
+    // A sticky directory, such as /tmp, belongs to all users: only what lies below it is ours.
+    if !found.is_dir() || now & 0o1000 != 0 || now & !mode == 0 {
+        return Ok(());
+    }
+    fs::set_permissions(path, Permissions::from_mode(now & mode))?;
+    tracing::info!(path = %path.display(), from = format!("{now:04o}"), to = format!("{:04o}", now & mode),
+        "directory made private");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test panics")]
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn directories_of_an_earlier_version_are_made_private() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path().join("deep/state");
+        fs::create_dir_all(top.join("store")).unwrap();
+        for path in [top.clone(), top.join("store")] {
+            fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+        }
+        prepare(&top, &[PLANE_STATE, NODE_STATE]).unwrap();
+        assert_eq!([mode(&top), mode(&top.join("store")), mode(&top.join("pods"))], [0o711, 0o700, 0o750]);
+        fs::set_permissions(&top, Permissions::from_mode(0o700)).unwrap();
+        prepare(&top, &[PLANE_STATE]).unwrap();
+        assert_eq!(mode(&top), 0o700, "permissions are added");
+    }
+
+    #[test]
+    fn a_directory_of_all_users_keeps_its_mode() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), Permissions::from_mode(0o1777)).unwrap();
+        prepare(directory.path(), &[PLANE_STATE]).unwrap();
+        assert_eq!([mode(directory.path()), mode(&directory.path().join("store"))], [0o1777, 0o700]);
+    }
+}

@@ -1,0 +1,93 @@
+//! Authenticated encryption of data at rest with the keys of a file.
+//!
+//! Start reading at [`Keys`]. The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
+//! is the associated data, so that a sealed value cannot be moved to another object.
+//!
+//! A sealed value is `k8s:enc:aesgcm:v1:`, the key's id, `:`, the nonce (12 bytes), the ciphertext and its tag
+//! (16 bytes). The prefix and the order are those of the AES-GCM provider of kube-apiserver.
+//!
+//! Invariants:
+//! - The first key of the file seals; every key of the file opens.
+//! - A key file that other users can read is refused.
+//! - A key file that exists is never changed.
+
+mod file;
+mod keys;
+
+use std::path::PathBuf;
+
+pub use keys::{Keys, is_sealed};
+
+/// A failed operation on a key file or a sealed value.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The key file cannot be created.
+    #[error("cannot create the key file {path}")]
+    Create {
+        /// The key file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The key file cannot be read.
+    #[error("cannot read the key file {path}")]
+    Read {
+        /// The key file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The key file belongs to another user, or other users have access to it.
+    #[error(
+        "refused to use the key file {path}: mode {mode:04o}, owner {owner}; it must be a regular file with mode 0600 \
+         that belongs to user {user}"
+    )]
+    Exposed {
+        /// The key file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+        /// Its owner.
+        owner: u32,
+        /// The user that this process runs as.
+        user: u32,
+    },
+    /// A line of the key file is not a key.
+    #[error("cannot read line {line} of the key file {path}: {detail}")]
+    Malformed {
+        /// The key file.
+        path: PathBuf,
+        /// Line number, from 1.
+        line: usize,
+        /// The defect.
+        detail: &'static str,
+    },
+    /// The key file has no key.
+    #[error("cannot use the key file {path}: it has no key")]
+    Empty {
+        /// The key file.
+        path: PathBuf,
+    },
+    /// The value was sealed with a key that the key file does not have.
+    #[error("cannot decrypt: the key \"{id}\" is not in the key file {path}; restore the file from a backup")]
+    UnknownKey {
+        /// The id in the sealed value.
+        id: String,
+        /// The key file.
+        path: PathBuf,
+    },
+    /// The bytes have no prefix of a sealed value.
+    #[error("cannot decrypt: the value is not encrypted")]
+    NotSealed,
+    /// The value, its context or its key is not the one that was sealed.
+    #[error("cannot decrypt with the key \"{id}\": the value is damaged, or belongs to another object")]
+    Damaged {
+        /// The key's id.
+        id: String,
+    },
+    /// The cipher or the kernel's random numbers failed.
+    #[error("cannot encrypt: the cipher failed")]
+    Cipher,
+}

@@ -1,0 +1,249 @@
+//! The store on a disk that fills up, and on the disk what is encrypted. The tests mount a small tmpfs: they need root.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use coracle_sealing::Keys;
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
+
+use super::{Embedded, EmbeddedOptions, Sealing, migrate::beside};
+use crate::{Entry, Error, Expect, Health, Range, Store, Tier, Write, suite::put};
+
+/// Runs the test on a disk of this many MiB, in a mount namespace of its own.
+fn on_disk<F: Future<Output = ()>>(megabytes: u32, test: impl FnOnce(PathBuf) -> F + Send) {
+    let dir = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        let path = dir.path();
+        let thread = scope.spawn(move || {
+            unshare(CloneFlags::CLONE_NEWNS).expect("root");
+            let none = None::<&str>;
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+            let options = format!("size={megabytes}m");
+            mount(Some("tmpfs"), path, Some("tmpfs"), MsFlags::empty(), Some(options.as_str())).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(test(path.to_owned()));
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+}
+
+fn open(path: &Path) -> Embedded {
+    Embedded::open(path, EmbeddedOptions::default()).unwrap()
+}
+
+/// Writes until the disk has no room left.
+fn fill(path: &Path) {
+    use std::io::Write as _;
+    let mut file = fs::File::create(path).unwrap();
+    while file.write_all(&[7; 4096]).is_ok() {}
+}
+
+fn delete(key: &str, revision: u64) -> Write {
+    Write { key: key.into(), expect: Expect::Revision(revision), value: None, tier: Tier::Durable }
+}
+
+async fn eventually<T>(what: &str, mut done: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..100 {
+        if let Some(value) = done().await {
+            return value;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{what} did not happen in 10 s")
+}
+
+async fn all(store: &Embedded) -> Vec<Entry> {
+    store.list(Range::default()).await.unwrap().entries
+}
+
+#[test]
+fn a_full_disk_refuses_new_objects_deletes_old_ones_and_recovers_by_itself() {
+    on_disk(64, async |disk| {
+        let (path, filler) = (disk.join("store"), disk.join("filler"));
+        let store = open(&path);
+        assert_eq!(store.health(), Health::Good);
+        let mut revisions = Vec::new();
+        for n in 0..100 {
+            let write = put(&format!("/{n:03}"), Expect::Absent, &"x".repeat(1000), Tier::Durable);
+            revisions.push(store.write(write).await.unwrap());
+        }
+        fill(&filler);
+        assert!(matches!(store.health(), Health::Full { .. }), "{:?}", store.health());
+        let refused = store.write(put("/new", Expect::Absent, "refused", Tier::Durable)).await;
+        assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
+        let volatile = put("/lease", Expect::Absent, "kept", Tier::Volatile { ttl: None });
+        store.write(volatile).await.unwrap();
+        for n in 0..50 {
+            store.write(delete(&format!("/{n:03}"), revisions[n])).await.unwrap();
+        }
+        // A removal of a finalizer must go on, too.
+        store.write(put("/050", Expect::Revision(revisions[50]), "less", Tier::Durable)).await.unwrap();
+        assert_eq!(all(&store).await.len(), 51);
+        // A power cut in this state.
+        drop(store);
+        let store = open(&path);
+        assert_eq!(all(&store).await.len(), 50);
+        fs::remove_file(&filler).unwrap();
+        store.write(put("/new", Expect::Absent, "taken", Tier::Durable)).await.unwrap();
+        assert_eq!(store.health(), Health::Good);
+    });
+}
+
+/// More deletions than the reserve has room for: the journal's own write fails.
+#[test]
+fn what_was_acknowledged_stays_and_what_was_refused_has_no_effect() {
+    on_disk(24, async |disk| {
+        let (path, filler) = (disk.join("store"), disk.join("filler"));
+        let store = open(&path);
+        let long = |n: usize| format!("/{n:05}/{}", "k".repeat(2000));
+        let mut revisions = Vec::new();
+        for n in 0..2500 {
+            let write = put(&long(n), Expect::Absent, "x", Tier::Durable);
+            revisions.push(store.write(write).await.unwrap());
+        }
+        fill(&filler);
+        let mut deleted = 0;
+        let failed = loop {
+            // Whatever becomes free (the reserve) is taken by the others at once.
+            fs::OpenOptions::new().append(true).open(&filler).map(|_| fill(&disk.join("more"))).unwrap();
+            match store.write(delete(&long(deleted), revisions[deleted])).await {
+                Ok(_) => deleted += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(deleted > 50 && matches!(failed, Error::Disk { .. }), "{deleted} {failed:?}");
+        assert_ne!(store.health(), Health::Good);
+        let volatile = put("/lease", Expect::Absent, "kept", Tier::Volatile { ttl: None });
+        store.write(volatile).await.unwrap();
+        let page = all(&store).await;
+        assert_eq!(page.len(), 2500 - deleted + 1, "reads go on, without the refused deletion");
+        for name in ["filler", "more"] {
+            fs::remove_file(disk.join(name)).unwrap();
+        }
+        let key = long(deleted);
+        let revision =
+            eventually("a write", async || store.write(delete(&key, revisions[deleted])).await.ok()).await;
+        assert!(revision > page.iter().map(|entry| entry.modified).max().unwrap());
+        assert_eq!(store.health(), Health::Good);
+        assert_eq!(all(&store).await.len(), 2500 - deleted);
+        drop(store);
+        assert_eq!(all(&open(&path)).await.len(), 2500 - deleted - 1);
+    });
+}
+
+#[test]
+fn a_store_opens_on_a_full_disk() {
+    on_disk(64, async |disk| {
+        let path = disk.join("store");
+        let store = open(&path);
+        let revision = store.write(put("/a", Expect::Absent, "x", Tier::Durable)).await.unwrap();
+        drop(store);
+        fill(&disk.join("filler"));
+        let store = open(&path);
+        store.write(delete("/a", revision)).await.unwrap();
+        assert!(matches!(store.health(), Health::Full { .. }));
+    });
+}
+
+fn sealed(keys: &Path) -> EmbeddedOptions {
+    let sealing =
+        Sealing { keys: Keys::load_or_create(keys).unwrap(), prefixes: vec!["/secrets/".to_owned()] };
+    EmbeddedOptions { sealing: Some(sealing), ..EmbeddedOptions::default() }
+}
+
+/// Whether a file below the directory has the text.
+fn has(directory: &Path, text: &str) -> bool {
+    fs::read_dir(directory).unwrap().flatten().any(|entry| match entry.file_type().unwrap().is_dir() {
+        true => has(&entry.path(), text),
+        false => fs::read(entry.path()).unwrap().windows(text.len()).any(|bytes| bytes == text.as_bytes()),
+    })
+}
+
+#[tokio::test]
+async fn values_of_the_prefix_are_encrypted_on_disk_and_plain_in_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, keys) = (dir.path().join("store"), dir.path().join("key"));
+    let store = Embedded::open(&path, sealed(&keys)).unwrap();
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    store.write(put("/secrets/ns/a", Expect::Absent, "hush-hush", Tier::Durable)).await.unwrap();
+    store.write(put("/configmaps/ns/a", Expect::Absent, "plain-text", Tier::Durable)).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().value.as_deref(), Some(b"hush-hush".as_slice()));
+    assert_eq!(store.get("/secrets/ns/a").await.unwrap().unwrap().value, "hush-hush");
+    drop(store);
+    assert!(!has(&path, "hush-hush") && has(&path, "plain-text"));
+    let store = Embedded::open(&path, sealed(&keys)).unwrap();
+    assert_eq!(all(&store).await.iter().filter(|entry| entry.value == "hush-hush").count(), 1);
+    drop(store);
+    let other = Embedded::open(&path, sealed(&dir.path().join("other")));
+    assert!(matches!(other, Err(Error::Sealed { .. })), "another key opens the store");
+}
+
+#[tokio::test]
+async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, keys) = (dir.path().join("store"), dir.path().join("key"));
+    let store = open(&path);
+    let mut revisions = Vec::new();
+    for n in 0..300 {
+        let write = put(&format!("/secrets/ns/{n}"), Expect::Absent, "hush-hush", Tier::Durable);
+        revisions.push(store.write(write).await.unwrap());
+    }
+    let plain = store.write(put("/pods/a", Expect::Absent, "x", Tier::Durable)).await.unwrap();
+    drop(store);
+    assert!(has(&path, "hush-hush"));
+    // A copy that a crash interrupted.
+    fs::create_dir(beside(&path, ".sealing")).unwrap();
+    fs::write(beside(&path, ".sealing").join("half"), "x").unwrap();
+    let store = Embedded::open(&path, sealed(&keys)).unwrap();
+    assert!(!has(dir.path(), "hush-hush"), "a plain value is left on disk");
+    assert!(!beside(&path, ".sealing").exists());
+    assert!(store.revision().await.unwrap() > plain);
+    let entry = store.get("/secrets/ns/7").await.unwrap().unwrap();
+    assert_eq!((entry.value.as_ref(), entry.modified), (b"hush-hush".as_slice(), revisions[7]));
+    assert_eq!(store.get("/pods/a").await.unwrap().unwrap().modified, plain);
+    drop(store);
+    let old = fs::read_to_string(&keys).unwrap();
+    let id = old.split(' ').next().unwrap().to_owned();
+    assert!(has(&path, &id));
+    Keys::load_or_create(&dir.path().join("second")).unwrap();
+    fs::write(&keys, fs::read_to_string(dir.path().join("second")).unwrap() + &old).unwrap();
+    let store = Embedded::open(&path, sealed(&keys)).unwrap();
+    assert_eq!(all(&store).await.len(), 301);
+    assert!(!has(&path, &id), "the first key is still in use");
+    drop(store);
+    fs::copy(dir.path().join("second"), &keys).unwrap();
+    assert_eq!(all(&Embedded::open(&path, sealed(&keys)).unwrap()).await.len(), 301);
+}
+
+#[tokio::test]
+async fn a_corrupt_table_is_an_error_of_reading() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    for n in 0..3000 {
+        let write = put(&format!("/{n:05}"), Expect::Absent, &"x".repeat(2000), Tier::Durable);
+        store.write(write).await.unwrap();
+    }
+    drop(store);
+    let mut tables = 0;
+    for keyspace in fs::read_dir(dir.path().join("keyspaces")).unwrap().flatten() {
+        for table in fs::read_dir(keyspace.path().join("tables")).into_iter().flatten().flatten() {
+            use std::os::unix::fs::FileExt as _;
+            let file = fs::File::options().write(true).open(table.path()).unwrap();
+            file.write_all_at(&[0xa5; 64], 200).unwrap();
+            tables += 1;
+        }
+    }
+    assert!(tables > 0, "there is no table");
+    let outcome = match Embedded::open(dir.path(), EmbeddedOptions::default()) {
+        Ok(store) => store.list(Range::default()).await.map(drop),
+        Err(error) => Err(error),
+    };
+    let text = outcome.unwrap_err().to_string();
+    assert!(!text.contains("write") && (text.contains("read") || text.contains("damaged")), "{text}");
+}

@@ -1,0 +1,187 @@
+//! The engine's handles: a database that can be closed and opened again while the store lives.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+
+use super::{inspect, vault::Vault};
+use crate::{Commit, Entry, Error};
+
+const REVISION_KEY: &str = "reserved-revision";
+
+/// An open database.
+pub(super) struct Engine {
+    database: Database,
+    entries: Keyspace,
+    meta: Keyspace,
+    vault: Arc<Vault>,
+}
+
+/// Entries as the disk has them, to be written over those of a batch that failed: key and bytes, `None` if absent.
+pub(super) type Undo = Vec<(Arc<str>, Option<Vec<u8>>)>;
+
+impl Engine {
+    /// Opens the database in `path`, or makes one there.
+    pub(super) fn open(path: &Path, vault: Arc<Vault>) -> Result<Self, Error> {
+        inspect::inspect(path)?;
+        Self::open_inspected(path, vault).map_err(|error| open_error(path, error))
+    }
+
+    fn open_inspected(path: &Path, vault: Arc<Vault>) -> Result<Self, fjall::Error> {
+        // The watch cache above holds what is read often; the engine needs little memory of its own.
+        let database = Database::builder(path)
+            .cache_size(512 << 10)
+            .worker_threads(1)
+            .max_cached_files(Some(64))
+            .open()?;
+        let options_of = |size| move || KeyspaceCreateOptions::default().max_memtable_size(size);
+        let entries = database.keyspace("entries", options_of(2 << 20))?;
+        let meta = database.keyspace("meta", options_of(64 << 10))?;
+        Ok(Self { database, entries, meta, vault })
+    }
+
+    /// The end of the reserved revisions.
+    pub(super) fn reserved(&self, path: &Path) -> Result<u64, Error> {
+        let Some(bytes) = self.meta.get(REVISION_KEY).map_err(|error| open_error(path, error))? else {
+            return Ok(1);
+        };
+        let wrong = |_size| Error::Corrupt {
+            path: path.to_owned(),
+            detail: "its revision has the wrong size".to_owned(),
+        };
+        bytes.as_ref().try_into().map(u64::from_be_bytes).map_err(wrong)
+    }
+
+    /// Reserves the revisions up to `until` on disk.
+    pub(super) fn reserve(&self, until: u64) -> Result<(), fjall::Error> {
+        self.meta.insert(REVISION_KEY, until.to_be_bytes())?;
+        self.database.persist(PersistMode::SyncData)
+    }
+
+    /// The entry under a key.
+    pub(super) fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
+        let found = self.entries.get(key).map_err(|error| read_error(&error))?;
+        found.map(|bytes| self.vault.decode(key, &bytes)).transpose().map(Option::flatten)
+    }
+
+    /// The revisions (created, modified) of a key, without its value.
+    pub(super) fn revisions(&self, key: &str) -> Result<Option<(u64, u64)>, Error> {
+        let found = self.entries.get(key).map_err(|error| read_error(&error))?;
+        Ok(found.and_then(|bytes| Vault::revisions(&bytes)))
+    }
+
+    /// Calls `take` with the entries from `start` that have the prefix, in key order.
+    pub(super) fn scan(
+        &self,
+        start: &str,
+        prefix: &str,
+        mut take: impl FnMut(&str, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for item in self.entries.range(start.as_bytes()..) {
+            let (key, value) = item.into_inner().map_err(|error| read_error(&error))?;
+            let Ok(key) = std::str::from_utf8(&key) else { continue };
+            if !key.starts_with(prefix) {
+                break;
+            }
+            take(key, &value)?;
+        }
+        Ok(())
+    }
+
+    /// What the disk has under the keys of some commits.
+    pub(super) fn undo_of<'a>(&self, commits: impl Iterator<Item = &'a Commit>) -> Result<Undo, Error> {
+        let one = |commit: &Commit| {
+            let found = self.entries.get(commit.key.as_bytes()).map_err(|error| read_error(&error))?;
+            Ok((commit.key.clone(), found.map(|bytes| bytes.to_vec())))
+        };
+        commits.map(one).collect()
+    }
+
+    /// Writes commits to disk, all of them or none, with one sync. Returns the bytes that the journal grew by, at most.
+    pub(super) fn write<'a>(&self, commits: impl Iterator<Item = &'a Commit>) -> Result<u64, WriteError> {
+        let mut bytes = 0;
+        let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));
+        for commit in commits {
+            bytes += (commit.key.len() + 64) as u64;
+            match &commit.value {
+                Some(value) => {
+                    let encoded = self.encode(commit, value)?;
+                    bytes += encoded.len() as u64;
+                    batch.insert(&self.entries, commit.key.as_bytes(), encoded);
+                }
+                None => batch.remove(&self.entries, commit.key.as_bytes()),
+            }
+        }
+        batch.commit().map_err(WriteError::Engine)?;
+        Ok(bytes)
+    }
+
+    fn encode(&self, commit: &Commit, value: &Bytes) -> Result<Vec<u8>, WriteError> {
+        self.vault.encode(&commit.key, (commit.created, commit.revision), value).map_err(WriteError::Seal)
+    }
+
+    /// Writes entries as they are, with one sync of all.
+    pub(super) fn restore(&self, entries: &Undo) -> Result<(), fjall::Error> {
+        let mut batch = self.database.batch().durability(Some(PersistMode::SyncAll));
+        for (key, value) in entries {
+            match value {
+                Some(value) => batch.insert(&self.entries, key.as_bytes(), value.as_slice()),
+                None => batch.remove(&self.entries, key.as_bytes()),
+            }
+        }
+        batch.commit()
+    }
+}
+
+/// The reason why commits were not written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    /// The engine takes no more writes until it is opened again.
+    #[error("{}", detail(.0))]
+    Engine(fjall::Error),
+    /// A value cannot be encrypted; nothing was written.
+    #[error(transparent)]
+    Seal(coracle_sealing::Error),
+}
+
+fn open_error(path: &Path, error: fjall::Error) -> Error {
+    let path: PathBuf = path.to_owned();
+    match error {
+        fjall::Error::Locked => Error::Locked { path },
+        fjall::Error::Io(source) if source.kind() != std::io::ErrorKind::InvalidData => {
+            Error::Open { path, source }
+        }
+        fjall::Error::Storage(fjall::LsmError::Io(source)) if is_of_the_disk(source.kind()) => {
+            Error::Open { path, source }
+        }
+        other => Error::Corrupt { path, detail: detail(&other) },
+    }
+}
+
+/// Whether an error is one of the disk, and not one of its content.
+pub(super) fn is_of_the_disk(kind: std::io::ErrorKind) -> bool {
+    use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(kind, StorageFull | QuotaExceeded | ReadOnlyFilesystem | PermissionDenied)
+}
+
+fn read_error(error: &fjall::Error) -> Error {
+    Error::Read { detail: detail(error) }
+}
+
+/// The engine's error in words: its own Display is a debug format.
+fn detail(error: &fjall::Error) -> String {
+    use fjall::{Error as E, LsmError as L};
+    match error {
+        E::Io(source) | E::Storage(L::Io(source)) => source.to_string(),
+        E::Storage(L::ChecksumMismatch { .. }) => {
+            "a block of a table is corrupt (checksum mismatch)".to_owned()
+        }
+        E::Storage(other) => format!("a table is corrupt ({other:?})"),
+        E::Poisoned => "an earlier write or a write in the background failed".to_owned(),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,94 @@
+//! Encrypting the entries of an earlier version, and those of an earlier key.
+//!
+//! A changed entry leaves its old bytes in the journal and in tables until the engine compacts them. Hence the whole
+//! store is copied into a new directory, which then takes the place of the old one in one step (renameat2 with
+//! RENAME_EXCHANGE). A crash before that step leaves the old store, a crash after it the new one.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::{
+    engine::{Engine, Undo},
+    vault::Vault,
+};
+use crate::Error;
+
+/// Bytes of entries in one batch of the copy.
+const BATCH: usize = 1 << 20;
+
+/// A directory beside the store's.
+pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}
+
+/// Encrypts what is not encrypted with the first key. Returns whether the store was replaced: then `engine` is the old
+/// one, and the caller opens the new one.
+///
+/// # Errors
+/// An entry is sealed with an unknown key, or the copy cannot be written. The store is unchanged.
+pub(super) fn migrate(path: &Path, engine: &Engine, vault: &Arc<Vault>) -> Result<bool, Error> {
+    let copy = beside(path, ".sealing");
+    // The engine holds the store's lock: a copy that is there is one that a crash left.
+    remove(&copy).map_err(|source| Error::Open { path: copy.clone(), source })?;
+    let mut stale = 0_usize;
+    for prefix in vault.prefixes() {
+        engine.scan(prefix, prefix, |key, bytes| {
+            stale += usize::from(vault.sealed_anew(key, bytes)?.is_some());
+            Ok(())
+        })?;
+    }
+    if stale == 0 {
+        return Ok(false);
+    }
+    let failed = |source| Error::Open { path: copy.clone(), source };
+    fs::create_dir(&copy).map_err(failed)?;
+    let copied = fill(path, engine, &copy, vault)
+        .and_then(|()| exchange(path, &copy).map_err(failed))
+        .inspect_err(|_| drop(remove(&copy)));
+    copied?;
+    tracing::info!(entries = stale, "entries encrypted");
+    Ok(true)
+}
+
+/// Removes what is left of a copy, or the store that was replaced.
+pub(super) fn remove(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn fill(path: &Path, engine: &Engine, copy: &Path, vault: &Arc<Vault>) -> Result<(), Error> {
+    let new = Engine::open(copy, vault.clone())?;
+    let failed = |error: fjall::Error| Error::Disk { detail: error.to_string() };
+    new.reserve(engine.reserved(path)?).map_err(failed)?;
+    let (mut batch, mut size): (Undo, usize) = (Vec::new(), 0);
+    engine.scan("", "", |key, bytes| {
+        let bytes = vault.sealed_anew(key, bytes)?.unwrap_or_else(|| bytes.to_vec());
+        size += key.len() + bytes.len();
+        batch.push((key.into(), Some(bytes)));
+        if size > BATCH {
+            new.restore(&batch).map_err(failed)?;
+            batch.clear();
+            size = 0;
+        }
+        Ok(())
+    })?;
+    new.restore(&batch).map_err(failed)
+}
+
+fn exchange(path: &Path, copy: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(copy)?.sync_all()?;
+    renameat_with(CWD, copy, CWD, path, RenameFlags::EXCHANGE)?;
+    File::open(parent)?.sync_all()
+}

@@ -1,0 +1,224 @@
+//! Space on the store's disk: what is kept in reserve, and which writes are refused when little is left.
+//!
+//! Two reserves. The blocks that the journal needs next are allocated ahead of it, so that commits succeed on a disk
+//! that others have filled. A file beside the store is removed when the engine had no room for a table; it comes back
+//! when there is space.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FallocateFlags, StatVfs, StatVfsMountFlags, fallocate, statvfs};
+
+use super::migrate::beside;
+use crate::Health;
+
+/// Bytes of journal that are allocated ahead, at most.
+const AHEAD: u64 = 32 << 20;
+/// Written bytes after which the journal is looked at again.
+const STEP: u64 = 1 << 20;
+/// Below this the store takes no new objects: the thirty-second part of the disk, within these bounds, in bytes.
+const LOW: std::ops::RangeInclusive<u64> = (2 << 20)..=(64 << 20);
+
+/// The reserves of a store.
+pub(super) struct Space {
+    path: PathBuf,
+    reserve: PathBuf,
+    journal: PathBuf,
+    /// Bytes in the journal, at most.
+    position: u64,
+    /// Bytes of the journal that have blocks.
+    allocated: u64,
+    /// The journal is looked at again when it has this size.
+    next_look: u64,
+    is_full: bool,
+}
+
+/// What a disk has, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) free: u64,
+    low: u64,
+    read_only: bool,
+}
+
+// === impl Space ===
+
+impl Space {
+    /// Looks at the store in `path`, whose engine is open, and makes the reserves as far as there is room.
+    pub(super) fn new(path: &Path) -> Self {
+        let mut space = Self {
+            path: path.to_owned(),
+            reserve: reserve_of(path),
+            journal: PathBuf::new(),
+            position: 0,
+            allocated: 0,
+            next_look: 0,
+            is_full: false,
+        };
+        space.look();
+        space.refill();
+        space
+    }
+
+    /// Whether new objects are refused. Looks at the disk.
+    pub(super) fn is_full(&mut self) -> bool {
+        let Ok(room) = Room::of(&self.path) else { return self.is_full };
+        let was = self.is_full;
+        // Leaving needs more than entering, so that the state does not alternate with every write.
+        self.is_full = room.free < if was { 2 * room.low } else { room.low };
+        if was && !self.is_full {
+            tracing::info!(free = room.free, "the store takes all writes again");
+            self.refill();
+        }
+        if !was && self.is_full {
+            tracing::warn!(free = room.free, path = %self.path.display(), "the store's disk is full: no new objects");
+        }
+        self.is_full
+    }
+
+    /// Whether updates are refused too: what is allocated ahead is kept for deletions.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.allocated.saturating_sub(self.position) < AHEAD / 32
+    }
+
+    /// Notes that the journal grew.
+    pub(super) fn wrote(&mut self, bytes: u64) {
+        self.position += bytes;
+        if self.position >= self.next_look {
+            self.look();
+        }
+    }
+
+    /// Gives the reserve back to the file system.
+    pub(super) fn release(&self) {
+        match fs::remove_file(&self.reserve) {
+            Ok(()) => tracing::warn!(path = %self.reserve.display(), "the store uses its reserve"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(%error, "cannot remove the store's reserve"),
+        }
+    }
+
+    /// Makes the reserve, if there is room.
+    fn refill(&self) {
+        let Ok(room) = Room::of(&self.path) else { return };
+        if self.reserve.exists() || room.free < 4 * room.low {
+            return;
+        }
+        let made = File::options().write(true).create_new(true).mode(0o600).open(&self.reserve);
+        let made = made.and_then(|file| Ok(fallocate(file, FallocateFlags::empty(), 0, room.low)?));
+        if let Err(error) = made {
+            tracing::debug!(%error, "the store has no reserve");
+            self.release();
+        }
+    }
+
+    /// Finds the journal and allocates ahead of it.
+    fn look(&mut self) {
+        self.next_look = self.position + STEP;
+        if let Err(error) = self.allocate() {
+            tracing::debug!(%error, "cannot allocate ahead of the journal");
+        }
+    }
+
+    fn allocate(&mut self) -> io::Result<()> {
+        let journal = newest_journal(&self.path)?;
+        let metadata = journal.metadata()?;
+        if journal != self.journal {
+            // A new journal has a length and no blocks, one that was opened again ends where it is written.
+            self.position = metadata.len().min(metadata.blocks() * 512);
+            (self.allocated, self.next_look) = (self.position, self.position + STEP);
+            self.journal = journal;
+        }
+        let wanted = AHEAD.min(Room::of(&self.path)?.free / 8);
+        if self.position + wanted / 2 > self.allocated {
+            let file = File::options().write(true).open(&self.journal)?;
+            fallocate(file, FallocateFlags::KEEP_SIZE, self.position, wanted)?;
+            self.allocated = self.position + wanted;
+        }
+        Ok(())
+    }
+}
+
+// === impl Room ===
+
+impl Room {
+    fn of(path: &Path) -> io::Result<Self> {
+        let StatVfs { f_bfree, f_blocks, f_frsize, f_flag, .. } = statvfs(path)?;
+        let low = (f_blocks * f_frsize / 32).clamp(*LOW.start(), *LOW.end());
+        let read_only = f_flag.contains(StatVfsMountFlags::RDONLY);
+        Ok(Self { free: f_bfree * f_frsize, low, read_only })
+    }
+}
+
+/// The state of the disk, as far as the file system says.
+pub(super) fn health(path: &Path) -> Health {
+    match Room::of(path) {
+        Ok(room) if room.read_only => Health::Failed("its file system is read-only".to_owned()),
+        Ok(room) if room.free < room.low => Health::Full { free: room.free },
+        Ok(_) => Health::Good,
+        Err(error) => Health::Failed(error.to_string()),
+    }
+}
+
+/// Whether a small file can be written beside the store, and synced.
+pub(super) fn probe(path: &Path) -> io::Result<()> {
+    let probe = beside(path, ".probe");
+    let written = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&probe)
+        .and_then(|mut file| file.write_all(&[1; 64 << 10]).and_then(|()| file.sync_all()));
+    let removed = fs::remove_file(&probe);
+    written.and(removed)
+}
+
+/// Writes the journals over themselves and syncs them: after a sync that failed the kernel takes pages for written that
+/// are not on the disk (fsync(2), EIO).
+pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    for entry in fs::read_dir(path)? {
+        let journal = entry?.path();
+        if journal.extension().is_none_or(|extension| extension != "jnl") {
+            continue;
+        }
+        let file = File::options().read(true).write(true).open(&journal)?;
+        let (mut at, mut chunk) = (0, vec![0; 256 << 10]);
+        loop {
+            let read = file.read_at(&mut chunk, at)?;
+            let Some(bytes) = chunk.get(..read).filter(|bytes| !bytes.is_empty()) else { break };
+            // A hole stays one: on a full disk there are no blocks for it.
+            let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            file.write_all_at(bytes.get(..used).unwrap_or_default(), at)?;
+            at += read as u64;
+        }
+        file.sync_all()?;
+    }
+    Ok(())
+}
+
+/// The reserve of the store in `path`.
+fn reserve_of(path: &Path) -> PathBuf {
+    beside(path, ".reserve")
+}
+
+fn newest_journal(path: &Path) -> io::Result<PathBuf> {
+    let mut newest: Option<(u64, PathBuf)> = None;
+    for entry in fs::read_dir(path)? {
+        let path = entry?.path();
+        let Some(number) =
+            path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jnl")?.parse().ok())
+        else {
+            continue;
+        };
+        if newest.as_ref().is_none_or(|(other, _)| number > *other) {
+            newest = Some((number, path));
+        }
+    }
+    newest.map(|(_, path)| path).ok_or_else(|| io::ErrorKind::NotFound.into())
+}

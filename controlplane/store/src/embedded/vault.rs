@@ -1,0 +1,83 @@
+//! Entries as bytes on disk. The values of some prefixes are encrypted; in memory all are plain.
+
+use coracle_sealing::{Keys, is_sealed};
+
+use crate::{Entry, Error};
+
+/// Encryption of the values of some keys.
+#[derive(Debug)]
+pub struct Sealing {
+    /// The keys of the key file.
+    pub keys: Keys,
+    /// Keys with one of these prefixes have encrypted values.
+    pub prefixes: Vec<String>,
+}
+
+/// Encodes and decodes entries.
+pub(super) struct Vault(pub(super) Option<Sealing>);
+
+impl Vault {
+    /// A stored value is its two revisions (created, modified), big-endian, and the bytes, which may be sealed.
+    pub(super) fn encode(
+        &self,
+        key: &str,
+        (created, modified): (u64, u64),
+        value: &[u8],
+    ) -> Result<Vec<u8>, coracle_sealing::Error> {
+        let sealed = self.sealing(key).map(|sealing| sealing.keys.seal(value, key.as_bytes())).transpose()?;
+        let value = sealed.as_deref().unwrap_or(value);
+        let mut bytes = Vec::with_capacity(16 + value.len());
+        bytes.extend_from_slice(&created.to_be_bytes());
+        bytes.extend_from_slice(&modified.to_be_bytes());
+        bytes.extend_from_slice(value);
+        Ok(bytes)
+    }
+
+    pub(super) fn decode(&self, key: &str, bytes: &[u8]) -> Result<Option<Entry>, Error> {
+        let Some(((created, modified), value)) = split(bytes) else { return Ok(None) };
+        // A value that is not sealed is one of an earlier version.
+        let value = match self.sealing(key) {
+            Some(sealing) if is_sealed(value) => sealing
+                .keys
+                .open(value, key.as_bytes())
+                .map(bytes::Bytes::from)
+                .map_err(|source| Error::Sealed { key: key.to_owned(), source })?,
+            _ => bytes::Bytes::copy_from_slice(value),
+        };
+        Ok(Some(Entry { key: key.into(), value, created, modified }))
+    }
+
+    /// The revisions (created, modified) of an encoded entry.
+    pub(super) fn revisions(bytes: &[u8]) -> Option<(u64, u64)> {
+        split(bytes).map(|(revisions, _)| revisions)
+    }
+
+    /// The prefixes whose values are encrypted.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().flat_map(|sealing| sealing.prefixes.iter().map(String::as_str))
+    }
+
+    /// The entry sealed with the first key, if it is not sealed so yet.
+    pub(super) fn sealed_anew(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        let Some(sealing) = self.sealing(key) else { return Ok(None) };
+        let Some((revisions, value)) = split(bytes) else { return Ok(None) };
+        if is_sealed(value) && sealing.keys.is_current(value) {
+            return Ok(None);
+        }
+        let Some(entry) = self.decode(key, bytes)? else { return Ok(None) };
+        let failed = |source| Error::Sealed { key: key.to_owned(), source };
+        self.encode(key, revisions, &entry.value).map(Some).map_err(failed)
+    }
+
+    fn sealing(&self, key: &str) -> Option<&Sealing> {
+        self.0
+            .as_ref()
+            .filter(|sealing| sealing.prefixes.iter().any(|prefix| key.starts_with(prefix.as_str())))
+    }
+}
+
+fn split(bytes: &[u8]) -> Option<((u64, u64), &[u8])> {
+    let (created, rest) = bytes.split_first_chunk::<8>()?;
+    let (modified, value) = rest.split_first_chunk::<8>()?;
+    Some(((u64::from_be_bytes(*created), u64::from_be_bytes(*modified)), value))
+}

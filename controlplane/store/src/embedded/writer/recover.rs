@@ -1,0 +1,74 @@
+//! After a failure of the disk: waiting until it takes writes, and opening the database again.
+
+use std::time::Instant;
+
+use super::{RETRY, Writer};
+use crate::{
+    Error,
+    embedded::{
+        engine::{Engine, Undo, WriteError},
+        space,
+    },
+};
+
+/// A failure of the engine, until it is recovered from.
+pub(super) struct Failure {
+    /// The error, for clients.
+    pub(super) detail: String,
+    pub(super) retry_at: Instant,
+    /// What the failed batch may have replaced on disk.
+    undo: Undo,
+}
+
+impl Writer<'_> {
+    /// Takes no more durable writes until the disk does.
+    pub(super) fn fail(&mut self, detail: String, undo: Undo) {
+        tracing::error!(error = detail, path = %self.shared.path.display(), "the store cannot write");
+        // The engine may have had no room for a table. What is released here is what it needs to open again.
+        if !matches!(space::health(&self.shared.path), crate::Health::Good) {
+            self.space.release();
+        }
+        self.shared.set_failure(Some(detail.clone()));
+        // A second failure before the recovery (of a reservation) has nothing to undo.
+        let undo = self.failure.take().map_or(undo, |earlier| earlier.undo);
+        // A failure that passed already is recovered from at the next write.
+        self.failure = Some(Failure { detail, retry_at: Instant::now(), undo });
+    }
+
+    /// Opens the database again, if it failed and the time for an attempt has come.
+    pub(super) fn recover_if_due(&mut self) {
+        let Some(failure) = self.failure.take_if(|failure| failure.retry_at <= Instant::now()) else {
+            return;
+        };
+        match self.recover(&failure) {
+            Ok(()) => {
+                tracing::info!(path = %self.shared.path.display(), "the store writes again");
+                self.shared.set_failure(None);
+            }
+            Err(error) => {
+                let detail = error.to_string();
+                tracing::debug!(error = detail, "the store cannot recover yet");
+                self.shared.set_failure(Some(detail.clone()));
+                self.failure = Some(Failure { detail, retry_at: Instant::now() + RETRY, undo: failure.undo });
+            }
+        }
+    }
+
+    fn recover(&mut self, failure: &Failure) -> Result<(), Error> {
+        let path = &self.shared.path;
+        let disk = |source: std::io::Error| Error::Disk { detail: source.to_string() };
+        // Until the disk takes writes, the failed engine still reads.
+        space::probe(path).map_err(disk)?;
+        self.shared.replace_engine(None);
+        space::rewrite_journals(path).map_err(disk)?;
+        let engine = Engine::open(path, self.shared.vault.clone())?;
+        let state = self.shared.lock();
+        let failed = |error| Error::Disk { detail: WriteError::Engine(error).to_string() };
+        engine.restore(&failure.undo).map_err(failed)?;
+        engine.reserve(state.reserved).map_err(failed)?;
+        drop(state);
+        self.shared.replace_engine(Some(engine));
+        self.space = space::Space::new(path);
+        Ok(())
+    }
+}
