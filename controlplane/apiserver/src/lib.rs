@@ -21,6 +21,8 @@ mod cache;
 mod call;
 mod documents;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod health;
 mod in_flight;
 mod list_body;

@@ -10,6 +10,8 @@
 
 pub mod defaults;
 pub mod discovery;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 pub mod kind;
 pub mod openapi;
 pub mod patch;
