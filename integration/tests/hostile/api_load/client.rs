@@ -16,34 +16,34 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto:
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 
 /// A header of a member of `system:masters`, and of a user without permissions.
-pub const ADMIN: &str = "authorization: Bearer admin-token";
-pub const EVE: &str = "authorization: Bearer eve-token";
+pub(super) const ADMIN: &str = "authorization: Bearer admin-token";
+pub(super) const EVE: &str = "authorization: Bearer eve-token";
 
-pub type Tls = StreamOwned<ClientConnection, TcpStream>;
+pub(super) type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 /// Where a control plane answers.
 #[derive(Clone)]
-pub struct Address {
+pub(super) struct Address {
     socket: SocketAddr,
     authority: PathBuf,
 }
 
 /// `coracle controlplane` alone.
-pub struct Plane {
+pub(super) struct Plane {
     process: Child,
     address: Address,
     log: PathBuf,
 }
 
 /// Lets the test itself have many connections.
-pub fn raise_descriptors() {
+pub(super) fn raise_descriptors() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
 }
 
 impl Plane {
     /// Starts it, with that many descriptors or with systemd's defaults.
-    pub fn start(machine: &Machine, descriptors: Option<u32>) -> Self {
+    pub(super) fn start(machine: &Machine, descriptors: Option<u32>) -> Self {
         let tokens = machine.path("tokens.csv");
         fs::write(&tokens, "admin-token,admin,1,\"system:masters\"\neve-token,eve,2\nbob-token,bob,3\n")
             .unwrap();
@@ -68,15 +68,15 @@ impl Plane {
         plane
     }
 
-    pub fn address(&self) -> Address {
+    pub(super) fn address(&self) -> Address {
         self.address.clone()
     }
 
-    pub fn get(&self, header: &str, path: &str) -> (u16, String) {
+    pub(super) fn get(&self, header: &str, path: &str) -> (u16, String) {
         self.address.send(header, "GET", path, "", "")
     }
 
-    pub fn send(
+    pub(super) fn send(
         &self,
         header: &str,
         method: &str,
@@ -88,12 +88,12 @@ impl Plane {
     }
 
     /// Bytes of resident memory.
-    pub fn memory(&self) -> usize {
+    pub(super) fn memory(&self) -> usize {
         self.status("VmRSS:")
     }
 
     /// The most that there ever were.
-    pub fn memory_peak(&self) -> usize {
+    pub(super) fn memory_peak(&self) -> usize {
         self.status("VmHWM:")
     }
 
@@ -103,11 +103,11 @@ impl Plane {
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     }
 
-    pub fn descriptors(&self) -> usize {
+    pub(super) fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.process.id())).unwrap().count()
     }
 
-    pub fn log_lines(&self) -> usize {
+    pub(super) fn log_lines(&self) -> usize {
         fs::read_to_string(&self.log).unwrap().lines().count()
     }
 }
@@ -124,12 +124,12 @@ impl Drop for Plane {
 }
 
 impl Address {
-    pub fn socket(&self) -> SocketAddr {
+    pub(super) fn socket(&self) -> SocketAddr {
         self.socket
     }
 
     /// A TLS connection; reads end after a time.
-    pub fn connect(&self, protocols: &[&[u8]]) -> Tls {
+    pub(super) fn connect(&self, protocols: &[&[u8]]) -> Tls {
         let stream = TcpStream::connect(self.socket).unwrap();
         self.try_tls(stream, protocols).unwrap()
     }
@@ -153,7 +153,7 @@ impl Address {
     }
 
     /// One request on a connection of its own: the code, 0 when the connection breaks, and the body.
-    pub fn send(
+    pub(super) fn send(
         &self,
         header: &str,
         method: &str,
@@ -191,14 +191,14 @@ impl Address {
 }
 
 /// The status code of the next answer of HTTP/1.1.
-pub fn status(connection: &mut Tls) -> u16 {
+pub(super) fn status(connection: &mut Tls) -> u16 {
     let mut head = [0; 12];
     connection.read_exact(&mut head).unwrap();
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
 /// A ControllerRevision in a ControllerRevision, that many times.
-pub fn nested_protobuf(depth: usize) -> Vec<u8> {
+pub(super) fn nested_protobuf(depth: usize) -> Vec<u8> {
     fn varint(mut number: usize) -> Vec<u8> {
         let mut out = Vec::new();
         while number >= 0x80 {
@@ -232,13 +232,13 @@ pub fn nested_protobuf(depth: usize) -> Vec<u8> {
 }
 
 /// A connection of HTTP/2 that sends requests and counts answers.
-pub struct Http2 {
+pub(super) struct Http2 {
     tls: Tls,
     next: u32,
 }
 
 impl Http2 {
-    pub fn connect(address: &Address) -> Self {
+    pub(super) fn connect(address: &Address) -> Self {
         let mut tls = address.connect(&[b"h2"]);
         tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
         let mut connection = Self { tls, next: 1 };
@@ -253,7 +253,7 @@ impl Http2 {
     }
 
     /// Begins a GET as the administrator.
-    pub fn get(&mut self, path: &str) {
+    pub(super) fn get(&mut self, path: &str) {
         let mut block = Vec::new();
         let fields = [
             (":method", "GET"),
@@ -276,7 +276,7 @@ impl Http2 {
     }
 
     /// Reads until that many answers have begun, or the connection ends; how many did.
-    pub fn answers(&mut self, wanted: usize) -> usize {
+    pub(super) fn answers(&mut self, wanted: usize) -> usize {
         self.tls.flush().unwrap();
         let mut answers = 0;
         while answers < wanted {
