@@ -161,13 +161,16 @@ impl Registry {
     }
 }
 
+/// Largest CDI file in bytes.
+const FILE_MAX: u64 = 4 << 20;
+
 /// `None` for a file that is none of ours.
 fn read_file(path: &Path) -> Option<Result<File, String>> {
     let extension = path.extension()?.to_str()?;
     if !matches!(extension, "json" | "yaml") {
         return None;
     }
-    let text = match std::fs::read(path) {
+    let text = match coracle_tree::read(path, FILE_MAX) {
         Ok(text) => text,
         Err(error) => return Some(Err(error.to_string())),
     };

@@ -15,12 +15,14 @@ use std::time::Duration;
 use coracle_proto::shim;
 use coracle_systemd::property::{self, v1};
 use coracle_systemd::{Systemd, unit};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use self::driver::CgroupDriver;
 use self::mounts::Hierarchy;
 use crate::error::Error;
+use crate::pidfd;
+
+/// Processes that are open at a time while a group gets a signal.
+const MOST_OPEN: usize = 64;
 
 /// How often a group that is being killed is looked at, and how long in all.
 const KILL_STEP: Duration = Duration::from_millis(5);
@@ -141,12 +143,22 @@ impl Cgroups {
             if waited >= KILL_LIMIT {
                 return false;
             }
-            for pid in pids {
-                // Gone meanwhile is what we want.
-                let _gone = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            }
+            self.signal(group, &pids, libc::SIGKILL);
             tokio::time::sleep(KILL_STEP).await;
             waited += KILL_STEP;
+        }
+    }
+
+    /// Sends a signal to listed processes of a group. Between the list and the signal a process may end and its
+    /// number become another's: so each is opened, and gets the signal when the number is still listed then.
+    fn signal(&self, group: &str, listed: &[i32], signal: i32) {
+        for some in listed.chunks(MOST_OPEN) {
+            let open = |pid: &i32| Some((*pid, pidfd::open(*pid).ok()?));
+            let opened: Vec<_> = some.iter().filter_map(open).collect();
+            let still = self.processes(group);
+            for (_, process) in opened.iter().filter(|(pid, _)| still.binary_search(pid).is_ok()) {
+                let _ended = pidfd::send(process, signal);
+            }
         }
     }
 

@@ -36,6 +36,7 @@ mod sandbox;
 mod selinux;
 mod server;
 pub mod shim_client;
+mod shim_program;
 mod stats;
 mod steps;
 mod stream;

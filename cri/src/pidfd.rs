@@ -1,8 +1,8 @@
 //! A process by a descriptor: no other can come to be meant, and the kernel tells of its end.
-#![allow(unsafe_code, reason = "pidfd_open has no safe wrapper here")]
+#![allow(unsafe_code, reason = "pidfd_open and pidfd_send_signal have no safe wrapper here")]
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd, OwnedFd};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -18,6 +18,16 @@ pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
     };
     // SAFETY: the kernel has just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// Sends a signal to the process that was opened. An error when it has ended.
+pub(crate) fn send(process: &OwnedFd, signal: i32) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is open, and no siginfo is passed.
+    match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Registers a process's descriptor, which becomes readable at the end of the process, and stays so.

@@ -22,6 +22,7 @@ use crate::records::Records;
 use crate::sandbox::Sandbox;
 use crate::selinux::Selinux;
 use crate::shim_client::Times;
+use crate::shim_program::{self, ShimProgram};
 use crate::stream::Tokens;
 use crate::table::Table;
 
@@ -64,6 +65,7 @@ pub(crate) struct Inner {
     pub(crate) config: RuntimeConfig,
     pub(crate) images: Images,
     pub(crate) network: Network,
+    pub(crate) shim_program: ShimProgram,
     pub(crate) host: Host,
     pub(crate) cgroups: Cgroups,
     /// What cgroups are called.
@@ -96,7 +98,7 @@ impl Default for RuntimeConfig {
             cgroup_driver: CgroupDriver::default(),
             log_max_size: 10 << 20,
             log_max_files: 5,
-            shim_binary: PathBuf::from("/proc/self/exe"),
+            shim_binary: PathBuf::from(shim_program::OWN),
             shim_times: Times::default(),
             stream_url: "http://127.0.0.1".to_owned(),
             // As the kubelet's --streaming-connection-idle-timeout, and containerd's.
@@ -129,10 +131,13 @@ impl Runtime {
         let selinux = Selinux::look();
         selinux.label_layers(&config.root);
         let nri = Nri::new(config.nri.clone());
+        let shim_program = ShimProgram::open(&config.shim_binary)
+            .map_err(Error::file("make a read-only mount of", &config.shim_binary))?;
         let inner = Inner {
             config,
             images,
             network,
+            shim_program,
             host,
             cgroups,
             layout,

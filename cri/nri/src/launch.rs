@@ -1,7 +1,8 @@
 //! Pre-installed plugins: every executable file named `<index>-<name>` in a directory is started with
 //! the runtime and speaks over a socket that it inherits as descriptor 3.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -75,12 +76,27 @@ fn program(path: PathBuf, configs: &Path) -> Option<Program> {
     }
 }
 
+/// Largest configuration of a plugin in bytes, below the largest message.
+const CONFIG_MAX: u64 = 1 << 20;
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(CONFIG_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > CONFIG_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("it is larger than {CONFIG_MAX} bytes"),
+        ));
+    }
+    Ok(text)
+}
+
 /// `<index>-<name>.conf`, or else `<name>.conf`, or else nothing. A plugin whose configuration cannot
 /// be read is not started without it.
 fn config(identity: &Identity, configs: &Path) -> Option<String> {
     for name in [identity.full(), identity.name.clone()] {
         let path = configs.join(format!("{name}.conf"));
-        match std::fs::read_to_string(&path) {
+        match read(&path) {
             Ok(text) => return Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {

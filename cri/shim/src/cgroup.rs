@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use coracle_systemd::property::v1;
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+
+use crate::kernel;
 
 /// The v1 controllers that the container library knows.
 const JOINED: [&str; 12] = [
@@ -25,6 +26,9 @@ const JOINED: [&str; 12] = [
     "blkio",
     "freezer",
 ];
+
+/// Processes that are open at a time while a cgroup gets a signal.
+const MOST_OPEN: usize = 64;
 
 /// How often who is to be killed is looked for. More cannot be expected of what only makes processes.
 const MOST_ROUNDS: usize = 100;
@@ -268,13 +272,32 @@ pub(crate) fn kill(hierarchies: &[Hierarchy], path: &str) {
     let mut killed = BTreeSet::new();
     for _ in 0..MOST_ROUNDS {
         let found = processes(hierarchies, path);
-        let new: Vec<i32> = found.difference(&killed).copied().filter(|pid| *pid > 1).collect();
+        let new: BTreeSet<i32> = found.difference(&killed).copied().collect();
         if new.is_empty() {
             return;
         }
-        for pid in new {
-            let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
-            killed.insert(pid);
+        signal_listed(hierarchies, path, &new, nix::libc::SIGKILL);
+        killed.extend(new);
+    }
+}
+
+/// Sends a signal to each process in the cgroup and below. Returns those that it found.
+pub(crate) fn signal(hierarchies: &[Hierarchy], path: &str, signal: i32) -> BTreeSet<i32> {
+    let listed = processes(hierarchies, path);
+    signal_listed(hierarchies, path, &listed, signal);
+    listed
+}
+
+/// Between a list of processes and a signal a process may end and its number become another's. So each is opened, and
+/// gets the signal when the number is still listed then.
+fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, signal: i32) {
+    let listed: Vec<i32> = listed.iter().copied().filter(|pid| *pid > 1).collect();
+    for some in listed.chunks(MOST_OPEN) {
+        let open = |pid: &i32| Some((*pid, kernel::pidfd_open(*pid).ok()?));
+        let opened: Vec<(i32, OwnedFd)> = some.iter().filter_map(open).collect();
+        let still = processes(hierarchies, path);
+        for (_, process) in opened.iter().filter(|(pid, _)| still.contains(pid)) {
+            let _ended = kernel::send_signal(process, signal);
         }
     }
 }

@@ -20,7 +20,7 @@ mod home;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
     #[error("enter the working directory {path}")]
-    Cwd { path: String, source: nix::Error },
+    Cwd { path: String, source: io::Error },
     #[error("the working directory {0} is not in the container")]
     Outside(String),
     #[error("set the user {uid}:{gid}")]
@@ -51,7 +51,7 @@ pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<C
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
     }
     // As root first, and as the user when root may not.
-    let entered = enter_cwd(process);
+    let entered = enter_cwd_as_root(process);
     let groups = process.user().additional_gids().clone().unwrap_or_default();
     let user = |source| IdentityError::User { uid, gid, source };
     kernel::keep_capabilities(true).map_err(user)?;
@@ -64,8 +64,23 @@ pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<C
 
 fn enter_cwd(process: &Process) -> Result<(), IdentityError> {
     let path = || process.cwd().display().to_string();
-    nix::unistd::chdir(process.cwd()).map_err(|source| IdentityError::Cwd { path: path(), source })?;
-    // A path through /proc may lead to a directory of the host that somebody has open.
+    nix::unistd::chdir(process.cwd())
+        .map_err(|source| IdentityError::Cwd { path: path(), source: source.into() })?;
+    is_inside(path)
+}
+
+/// The same for root, which may follow the magic links of /proc to directories of other processes (CVE-2024-21626):
+/// a working directory leads through none.
+fn enter_cwd_as_root(process: &Process) -> Result<(), IdentityError> {
+    let path = || process.cwd().display().to_string();
+    let flags = libc::O_PATH | libc::O_DIRECTORY;
+    let entered = kernel::open_without_magic(process.cwd(), flags)
+        .and_then(|directory| Ok(nix::unistd::fchdir(directory)?));
+    entered.map_err(|source| IdentityError::Cwd { path: path(), source })?;
+    is_inside(path)
+}
+
+fn is_inside(path: impl Fn() -> String) -> Result<(), IdentityError> {
     match std::env::current_dir() {
         Ok(found) if found.is_absolute() => Ok(()),
         Ok(_) | Err(_) => Err(IdentityError::Outside(path())),

@@ -158,12 +158,6 @@ pub(crate) fn reset_signals() {
     let _ = none.thread_set_mask();
 }
 
-/// kill(2) by number, for the signals that have no name.
-pub(crate) fn kill(pid: i32, signal: c_int) -> nix::Result<()> {
-    // SAFETY: two integers.
-    nix::errno::Errno::result(unsafe { libc::kill(pid, signal) }).map(drop)
-}
-
 /// Lets the kernel reap our children: nobody asks for their status.
 pub(crate) fn ignore_children() {
     // SAFETY: SIG_IGN is valid for SIGCHLD.
@@ -245,6 +239,24 @@ pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Re
         libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size)
     }))
     .map(drop)
+}
+
+/// pidfd_send_signal(2): to the process that was opened and no other.
+pub(crate) fn send_signal(process: &OwnedFd, signal: c_int) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is open, and no siginfo is passed.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) };
+    check(sent).map(drop)
+}
+
+/// Whether a process is a child of ours, which may have ended but was not waited for.
+pub(crate) fn is_child(process: &OwnedFd) -> bool {
+    let Ok(id) = libc::id_t::try_from(process.as_raw_fd()) else { return false };
+    // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: the descriptor is open and `info` outlives the call.
+    unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, flags) == 0 }
 }
 
 /// Another descriptor for what `fd` is, closed when a program is started.
@@ -392,6 +404,36 @@ pub(crate) fn attach_mount(mount: &OwnedFd, target: &Path) -> io::Result<()> {
         )
     })
     .map(drop)
+}
+
+/// The same, and follows no link at all.
+pub(crate) fn open_plain_same_mount(directory: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
+    open_at(directory, path, flags, RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS)
+}
+
+/// Opens a path that leads through no magic link, as `/proc/self/fd/3` is one, from the working directory.
+pub(crate) fn open_without_magic(path: &Path, flags: c_int) -> io::Result<OwnedFd> {
+    open_at(borrow(libc::AT_FDCWD), path, flags, RESOLVE_NO_MAGICLINKS)
+}
+
+/// Unlocks a new terminal by its master and opens its other side, by no path (ioctl_tty(2), Linux 4.13).
+pub(crate) fn open_terminal_of(master: &OwnedFd) -> io::Result<OwnedFd> {
+    const TIOCSPTLCK: u32 = 0x4004_5431;
+    const TIOCGPTPEER: u32 = 0x5441;
+    let unlocked: c_int = 0;
+    // SAFETY: the descriptor is open and the number outlives the call.
+    check(c_long::from(unsafe {
+        libc::ioctl(master.as_raw_fd(), TIOCSPTLCK as libc::Ioctl, &raw const unlocked)
+    }))?;
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: the descriptor is open and the flags are an integer.
+    owned(c_long::from(unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER as libc::Ioctl, flags) }))
+}
+
+/// Makes a terminal the controlling one of this process's session.
+pub(crate) fn take_terminal(terminal: &OwnedFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open and the argument is an integer.
+    check(c_long::from(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSCTTY, 0) })).map(drop)
 }
 
 /// Takes ownership of descriptors that arrived in a message.

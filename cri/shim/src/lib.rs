@@ -23,6 +23,7 @@ mod identity;
 mod init;
 mod kernel;
 mod log;
+mod null;
 mod oom;
 mod overlay;
 mod program;
@@ -33,6 +34,7 @@ mod selinux;
 mod setup;
 mod shim;
 mod stdio;
+mod terminal;
 mod user_namespace;
 mod wire;
 

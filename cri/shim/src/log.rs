@@ -11,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::null;
 use crate::report::note;
 
 /// Longest text of one log line; what is longer goes out in parts.
@@ -256,7 +257,11 @@ impl Log {
 /// FIFO have the whole pod wait for its reader.
 fn append(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path)
+    let file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() && !null::is_null(&file)? {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    Ok(file)
 }
 
 /// The wall clock, as time since 1970.
@@ -324,6 +329,25 @@ mod tests {
         }
         lines.finish(T, &mut out);
         String::from_utf8(out).unwrap()
+    }
+
+    /// As a pod with a volume in the node's logs may put them there.
+    #[test]
+    fn what_is_no_file_takes_no_log() {
+        let dir = std::env::temp_dir().join(format!("coracle-log-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("0.log");
+        let other = |path: &Path| assert!(Log::open(path, Limits::default()).is_err());
+        std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
+        other(&path);
+        fs::remove_file(&path).unwrap();
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        other(&path);
+        let _reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        other(&path);
+        other(Path::new("/dev/zero"));
+        assert!(Log::open(Path::new("/dev/null"), Limits::default()).is_ok());
+        fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]

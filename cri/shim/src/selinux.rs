@@ -72,7 +72,8 @@ pub(crate) fn exec_as(label: &str) -> io::Result<()> {
 
 /// Nothing that a container has mounted over its /proc takes the label in its place.
 fn set_exec(label: &str) -> io::Result<()> {
-    let proc = File::open("/proc")?;
+    // O_PATH opens nothing that a container may have put in its place.
+    let proc = kernel::open_without_magic(Path::new("/proc"), libc::O_PATH | libc::O_DIRECTORY)?;
     let is_proc = fstatfs(&proc)?.filesystem_type() == PROC_SUPER_MAGIC && fstat(&proc)?.st_ino == PROC_ROOT;
     if !is_proc {
         return Err(io::Error::other("/proc is something else"));

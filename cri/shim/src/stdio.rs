@@ -16,6 +16,7 @@ use nix::unistd::{pipe2, read, write};
 
 use crate::fault::Fault;
 use crate::log::{self, Limits, Lines, Log, Output};
+use crate::null;
 use crate::report::{note, set_nonblocking};
 
 /// One look at an output reads no more, so that a flood starves nobody else.
@@ -86,7 +87,7 @@ impl Stdio {
             stdio.stdin = Some(write);
             read
         } else {
-            std::fs::File::open("/dev/null")?.into()
+            null::open()?
         };
         let (stdout, stdout_end) = Stream::new(Output::Stdout)?;
         let (stderr, stderr_end) = Stream::new(Output::Stderr)?;

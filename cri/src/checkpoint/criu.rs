@@ -20,6 +20,8 @@ use crate::pidfd;
 
 /// How much of what CRIU says is told.
 const LINES: usize = 3;
+/// Bytes of CRIU's log, from its end, that are searched for errors.
+pub(super) const LOG_MAX: u64 = 1 << 20;
 const LOG: &str = "dump.log";
 /// What it says beside its log.
 const BESIDE: &str = "dump.err";
@@ -79,7 +81,7 @@ pub(super) fn dump(
         io::ErrorKind::NotFound => CriuError::Absent,
         _ => CriuError::Run(error),
     })?;
-    let errors = fs::read_to_string(&beside).unwrap_or_default();
+    let errors = coracle_tree::read_end(&beside, LOG_MAX);
     fs::remove_file(&beside).map_err(CriuError::Run)?;
     if status.success() {
         return Ok(external);
@@ -90,7 +92,7 @@ pub(super) fn dump(
 
 /// The errors that CRIU wrote to its log or, failing that, said beside it.
 pub(super) fn said(log: &Path, beside: &str) -> Option<String> {
-    let log = fs::read_to_string(log).unwrap_or_default();
+    let log = coracle_tree::read_end(log, LOG_MAX);
     errors(&log).or_else(|| errors(beside))
 }
 

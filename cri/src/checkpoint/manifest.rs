@@ -7,6 +7,8 @@ use crate::records::{RestoreRecord, message};
 
 /// Its name.
 pub(super) const FILE: &str = "checkpoint-manifest.json";
+/// Its largest size in bytes.
+pub(super) const MAX: u64 = 16 << 20;
 /// Whose format it is. Others that write a file of that name have other formats.
 pub(super) const ENGINE: &str = "coracle";
 pub(super) const VERSION: u32 = 1;

@@ -107,7 +107,8 @@ pub(crate) fn take_back_pod(output: &Path, containers: &[String]) -> Result<(), 
 fn take_back(output: &Path, ids: &[&str]) -> Result<(), CheckpointError> {
     let manifest = output.join(manifest::FILE);
     // Another one's, of the same directory, is not ours to remove.
-    let text = fs::read_to_string(&manifest).unwrap_or_default();
+    let text = coracle_tree::read(&manifest, manifest::MAX).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
     if ids.iter().any(|id| !id.is_empty() && text.contains(id)) {
         // Also those whose notes are gone already: without the others they are nothing.
         let named = restore::read(output).map(|manifest| manifest.containers).unwrap_or_default();

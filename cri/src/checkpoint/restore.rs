@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::BufReader;
+use std::io::{BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION};
 use super::{CheckpointError, archive, criu, file};
+
+/// Bytes of the list of deleted files that are read.
+const DELETED_MAX: u64 = 64 << 20;
 
 /// Where a container's images are, in its directory on the disk, until it is started.
 const IMAGES: &str = "restore";
@@ -14,7 +17,7 @@ const IMAGES: &str = "restore";
 /// Reads the manifest of a directory.
 pub(crate) fn read(directory: &Path) -> Result<Manifest, CheckpointError> {
     let path = directory.join(manifest::FILE);
-    let text = fs::read(&path).map_err(file("read", &path))?;
+    let text = coracle_tree::read(&path, manifest::MAX).map_err(file("read", &path))?;
     let damaged = |why: String| CheckpointError::Damaged { path: path.clone(), why };
     let manifest: Manifest =
         serde_json::from_slice(&text).map_err(|error| damaged(format!("is no manifest of ours: {error}")))?;
@@ -53,7 +56,7 @@ pub(crate) fn lay_out(archive: &Path, layer: &Path) -> Result<(), CheckpointErro
         if path == Path::new("rootfs-diff.tar") {
             coracle_images::lay(BufReader::new(entry), &upper).map_err(failed())?;
         } else if path == Path::new("deleted.files") {
-            let paths: Result<BTreeSet<PathBuf>, _> = serde_json::from_reader(entry);
+            let paths: Result<BTreeSet<PathBuf>, _> = serde_json::from_reader(entry.take(DELETED_MAX));
             deleted = paths.map_err(|error| failed()(error.into()))?;
         } else if path.starts_with("checkpoint") {
             // It refuses to leave the directory.
@@ -73,7 +76,7 @@ pub(crate) fn images_dir(layer: &Path) -> (PathBuf, PathBuf) {
 /// Why CRIU did not restore, by its own words.
 pub(crate) fn said(layer: &Path) -> Option<String> {
     let (_, work) = images_dir(layer);
-    let beside = fs::read_to_string(work.join("restore.err")).unwrap_or_default();
+    let beside = coracle_tree::read_end(&work.join("restore.err"), criu::LOG_MAX);
     let last = || beside.lines().last().map(str::to_owned);
     criu::said(&work.join("restore.log"), &beside).or_else(last)
 }

@@ -44,13 +44,16 @@ pub(crate) fn check(field: &'static str, profile: &SecurityProfile) -> Result<()
     }
 }
 
+/// Largest seccomp profile in bytes.
+const PROFILE_MAX: u64 = 4 << 20;
+
 /// A seccomp profile of the machine's own.
 ///
 /// # Errors
 /// Its file is absent, or no profile.
 pub(crate) fn read_seccomp(profile: &SecurityProfile) -> Result<LinuxSeccomp, Error> {
     let path = file(profile);
-    let bytes = std::fs::read(path).map_err(|source| match source.kind() {
+    let bytes = coracle_tree::read(path, PROFILE_MAX).map_err(|source| match source.kind() {
         ErrorKind::NotFound => {
             Error::invalid("seccomp.localhost_ref", format!("there is no file {}", path.display()))
         }

@@ -84,7 +84,7 @@ impl Runtime {
         steps.done("record");
         let dir = inner.records.sandbox_dir(&id);
         let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
-        let (shim, state) = Shim::spawn(&inner.config.shim_binary, &dir, config, inner.config.shim_times)
+        let (shim, state) = Shim::spawn(inner.shim_program.path(), &dir, config, inner.config.shim_times)
             .await
             .map_err(Error::shim("start the pod's shim"))?;
         undo.push(Step::Shim(shim.clone()));

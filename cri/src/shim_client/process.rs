@@ -6,6 +6,7 @@ use std::io::Read as _;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -160,7 +161,8 @@ fn spawn_blocking(
     let log = log.map_err(|error| failed("open", &path, &error))?;
     // Its words come on the standard output: "ready", or why not.
     let mut command = Command::new(binary);
-    command.arg("shim").arg("--dir").arg(dir).current_dir("/").env_clear();
+    // The path may be a descriptor's. The process list shows the same for every shim.
+    command.arg0("/proc/self/exe").arg("shim").arg("--dir").arg(dir).current_dir("/").env_clear();
     if let Some(armed) = std::env::var_os(coracle_fault::VARIABLE) {
         command.env(coracle_fault::VARIABLE, armed);
     }

@@ -1,1 +1,114 @@
 //! Root inside a container that attacks exec, probes and the files that the node reads for it.
+
+#[path = "container/device.rs"]
+mod device;
+#[path = "container/exec.rs"]
+mod exec;
+#[path = "container/files.rs"]
+mod files;
+#[path = "container/program.rs"]
+mod program;
+
+use std::fs;
+use std::process::Output;
+
+use coracle_integration::{Cri, Machine, on_a_machine};
+use serde_json::{Value, json};
+
+const BUSYBOX: &str = "docker.io/library/busybox:latest";
+
+/// Seconds that an exec may take on a slow machine, of which it needs a fraction of one.
+const PATIENCE: &str = "60";
+
+/// Which pid namespace a pod's containers have, as the CRI numbers it.
+#[derive(Clone, Copy)]
+enum Pids {
+    Pod = 0,
+    Container = 1,
+    Node = 2,
+}
+
+/// A pod with one container in which the attacker is root.
+struct Attacker<'a> {
+    machine: &'a Machine,
+    cri: &'a Cri,
+    pod: String,
+    id: String,
+}
+
+/// A machine with a runtime, on which the image is.
+fn on_a_runtime(test: impl FnOnce(&Machine, &Cri) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cri = Cri::runtime(machine, &mirrors);
+        cri.crictl(&["pull", BUSYBOX]);
+        test(machine, &cri);
+        cri.down();
+    });
+}
+
+fn on_an_attacker(pids: Pids, test: impl FnOnce(&Attacker<'_>) + Send + 'static) {
+    on_a_runtime(move |machine, cri| test(&Attacker::new(machine, cri, pids, |_| {})));
+}
+
+impl<'a> Attacker<'a> {
+    fn new(machine: &'a Machine, cri: &'a Cri, pids: Pids, change: impl FnOnce(&mut Value)) -> Self {
+        let pod = cri.crictl(&["runp", &write(machine, "pod", &pod_config(machine, pids))]);
+        let mut attacker = Self { machine, cri, pod, id: String::new() };
+        let mut config = container_config(pids);
+        change(&mut config);
+        attacker.id = attacker.create(&config, pids);
+        cri.crictl(&["start", &attacker.id]);
+        attacker
+    }
+
+    /// Another container of the pod.
+    fn create(&self, config: &Value, pids: Pids) -> String {
+        let output = self.try_create(config, pids);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    fn try_create(&self, config: &Value, pids: Pids) -> Output {
+        let config = write(self.machine, "container", config);
+        let pod = write(self.machine, "pod", &pod_config(self.machine, pids));
+        self.cri.try_crictl(&["create", &self.pod, &config, &pod])
+    }
+
+    /// Runs a script in the container, without an input, as a probe runs; what it wrote.
+    fn sh(&self, script: &str) -> String {
+        let output = self.try_sh(script, PATIENCE);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {said}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    fn try_sh(&self, script: &str, seconds: &str) -> Output {
+        self.cri.try_crictl(&["exec", "-s", "--timeout", seconds, &self.id, "sh", "-c", script])
+    }
+}
+
+fn pod_config(machine: &Machine, pids: Pids) -> Value {
+    json!({
+        "metadata": { "name": "attacker", "namespace": "default", "uid": "1" },
+        "log_directory": machine.path("logs"),
+        "linux": { "security_context": { "namespace_options": { "pid": pids as u8 } } },
+    })
+}
+
+fn container_config(pids: Pids) -> Value {
+    json!({
+        "metadata": { "name": "attacker" },
+        "image": { "image": BUSYBOX },
+        "command": ["sleep", "100000"],
+        "log_path": "attacker.log",
+        "linux": { "security_context": { "namespace_options": { "pid": pids as u8 } } },
+    })
+}
+
+fn write(machine: &Machine, name: &str, config: &Value) -> String {
+    let path = machine.path(&format!("{name}.json"));
+    fs::write(&path, config.to_string()).unwrap();
+    path.to_str().unwrap().to_owned()
+}

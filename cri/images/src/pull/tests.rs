@@ -8,6 +8,7 @@ mod authorize;
 mod crash;
 mod digests;
 mod foreign;
+mod large;
 mod links;
 mod mirrors;
 mod platform;

@@ -87,12 +87,18 @@ enum OneOrMany<T> {
     Many(Vec<T>),
 }
 
+/// Largest hosts.toml in bytes.
+const FILE_MAX: u64 = 1 << 20;
+
 /// The places to ask for a registry's content, in order.
 pub(crate) fn load(directory: Option<&Path>, domain: &str) -> Result<Vec<Host>, HostsError> {
     for name in directory_names(domain) {
         let Some(directory) = directory else { break };
         let path = directory.join(name).join("hosts.toml");
-        match std::fs::read_to_string(&path) {
+        let text = coracle_tree::read(&path, FILE_MAX).and_then(|bytes| {
+            String::from_utf8(bytes).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+        });
+        match text {
             Ok(text) => return parse(&text, &path, domain),
             Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 if let Some(tls) = certificates(&path)? {

@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 use coracle_proto::shim::Overlay;
 use coracle_proto::shim::error::Kind;
 use libcontainer::oci_spec::runtime::{Process, Spec};
-use libcontainer::syscall::syscall::create_syscall;
-use libcontainer::tty;
 use nix::mount::{MsFlags, mount};
-use nix::sys::stat::{Mode, fstat, makedev, umask};
+use nix::sys::stat::{Mode, umask};
 
 use super::devices::{DeviceError, Nodes};
 use super::hidden::HiddenError;
@@ -21,11 +19,13 @@ use super::{Plan, devices, hidden, mounts, place};
 use crate::fault;
 use crate::identity::{self, IdentityError};
 use crate::kernel::{self, Depth, READ_ONLY};
+use crate::null;
 use crate::overlay::{self, OverlayError};
 use crate::program;
 use crate::report::{Speaker, Word};
 use crate::seccomp::Filter;
 use crate::selinux;
+use crate::terminal;
 
 /// What it was forked with.
 pub(super) struct First<'a> {
@@ -71,7 +71,7 @@ enum FirstError {
     #[error("enter the root file system")]
     Enter(#[source] io::Error),
     #[error("take the terminal")]
-    Terminal(#[source] Box<dyn std::error::Error>),
+    Terminal(#[source] io::Error),
     #[error("make the root file system read-only")]
     ReadOnly(#[source] io::Error),
     #[error("close the shim's descriptors")]
@@ -124,15 +124,15 @@ fn prepare<'a>(first: &First<'a>) -> Result<(&'a Process, Vec<CString>), FirstEr
     let root = separate(first)?;
     furnish(first, process, root.as_fd())?;
     coracle_fault::point("shim.creator-furnished");
+    // Before the root changes: the host's /proc is needed, and nothing runs in the container yet.
+    take_own_null(root.as_fd()).map_err(FirstError::Stdio)?;
     umask(before);
     kernel::change_root(&root).map_err(FirstError::Enter)?;
     share_root(first.spec).map_err(FirstError::Propagation)?;
-    take_own_null().map_err(FirstError::Stdio)?;
     if let Some(console) = first.console {
         // Made from the container's own devpts, so that it has a name in there.
-        let made = tty::setup_console(create_syscall().as_ref(), console.as_raw_fd(), true);
-        made.map_err(|error| FirstError::Terminal(error.into()))?;
-        let _ = nix::unistd::fchown(kernel::borrow(0), Some(process.user().uid().into()), None);
+        let own = terminal::take(&root, console, process.user().uid()).map_err(FirstError::Terminal)?;
+        show_console(root.as_fd(), &own).map_err(FirstError::Terminal)?;
     }
     if first.spec.root().as_ref().and_then(|root| root.readonly()) == Some(true) {
         kernel::set_attributes(&root, READ_ONLY, Depth::One).map_err(FirstError::ReadOnly)?;
@@ -218,20 +218,20 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_SHARED, none)
 }
 
-/// A standard stream that is the host's /dev/null becomes the container's.
-fn take_own_null() -> io::Result<()> {
-    let is_null =
-        |mode: libc::mode_t, device: u64| mode & libc::S_IFMT == libc::S_IFCHR && device == makedev(1, 3);
+/// Makes a standard stream that is the host's /dev/null the container's, which is on a mount that CRIU knows.
+fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
-        let found = fstat(kernel::borrow(standard))?;
-        if is_null(found.st_mode, found.st_rdev) {
-            let own = File::options().read(true).write(true).open("/dev/null")?;
-            let found = fstat(&own)?;
-            if !is_null(found.st_mode, found.st_rdev) {
-                return Err(io::Error::other("the container's /dev/null is something else"));
-            }
-            kernel::place(own.as_raw_fd(), standard)?;
+        if null::is_null(kernel::borrow(standard))? {
+            kernel::place(null::open_in(root)?.as_raw_fd(), standard)?;
         }
     }
     Ok(())
+}
+
+/// Mounts the terminal at /dev/console, which must be no link (CVE-2025-52565).
+fn show_console(root: BorrowedFd<'_>, terminal: &OwnedFd) -> io::Result<()> {
+    let console = Path::new("/dev/console");
+    drop(place::make(root, console, place::Kind::File)?);
+    let place = kernel::open_plain_in_root(root, console, libc::O_PATH | libc::O_NOFOLLOW)?;
+    kernel::attach_mount_at(&kernel::copy_mount_at(terminal, Depth::One)?, place)
 }

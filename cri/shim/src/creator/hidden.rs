@@ -5,9 +5,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use libcontainer::oci_spec::runtime::Spec;
-use nix::sys::stat::{fstat, makedev};
+use nix::sys::stat::fstat;
 
 use crate::kernel::{self, Depth, READ_ONLY, READ_ONLY_DATA};
+use crate::null;
 use crate::selinux;
 
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +35,7 @@ pub(super) fn hide(root: BorrowedFd<'_>, spec: &Spec) -> Result<(), HiddenError>
         let Some(place) = find(root, path).map_err(failed)? else { continue };
         let mode = fstat(&place).map_err(|errno| failed(errno.into()))?.st_mode;
         let covered = match (mode & libc::S_IFMT == libc::S_IFDIR, &empty) {
-            (false, _) => host_null().and_then(|null| kernel::attach_mount_at(&null, place)),
+            (false, _) => null::mount().and_then(|null| kernel::attach_mount_at(&null, place)),
             // Only what is mounted somewhere can be copied, before Linux 6.15.
             (true, Some(first)) => kernel::copy_mount_at(first, Depth::One)
                 .and_then(|copy| kernel::attach_mount_at(&copy, place)),
@@ -60,14 +61,6 @@ fn protect(place: &OwnedFd) -> io::Result<()> {
     let copy = kernel::copy_mount_at(place, Depth::All)?;
     kernel::set_attributes(&copy, READ_ONLY_DATA, Depth::One)?;
     kernel::attach_mount_at(&copy, place)
-}
-
-/// The host's, which no container can have replaced.
-fn host_null() -> io::Result<OwnedFd> {
-    let null = kernel::copy_one_mount(Path::new("/dev/null"))?;
-    let found = fstat(&null)?;
-    let is_null = found.st_mode & libc::S_IFMT == libc::S_IFCHR && found.st_rdev == makedev(1, 3);
-    if is_null { Ok(null) } else { Err(io::Error::other("it is another device")) }
 }
 
 fn empty_directory(label: Option<&str>) -> io::Result<OwnedFd> {

@@ -59,7 +59,7 @@ pub(super) fn launch(
     }
     let console = plan.console.map(connect).transpose().map_err(LaunchError::Console)?;
     // Before a pid namespace is joined: who is born in one has another number for the pid that is to be said.
-    enter(&cgroups, plan.shim)?;
+    enter(&cgroups, plan.shim, speaker)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();
     limit::apply(limits).map_err(LaunchError::ResourceLimits)?;
@@ -77,7 +77,8 @@ pub(super) fn launch(
             let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), Unit::tell)?));
             if limited.is_err() {
                 // It has not been told to anybody, and waits in the cgroup that is removed.
-                let _ = kernel::kill(pid, libc::SIGKILL);
+                // Our sibling, which the shim waits for only after this process has ended or said its pid.
+                let _ = kernel::pidfd_open(pid).and_then(|first| kernel::send_signal(&first, libc::SIGKILL));
             }
             limited?;
             speaker.say(&Word::Pid(pid));
@@ -87,13 +88,16 @@ pub(super) fn launch(
 }
 
 /// On v1 this process enters. On v2 another one goes on, born there: to be moved would mean to wait.
-fn enter(cgroups: &Cgroups<'_>, shim: i32) -> Result<(), LaunchError> {
+fn enter(cgroups: &Cgroups<'_>, shim: i32, speaker: Speaker) -> Result<(), LaunchError> {
     let born = cgroups
         .unified_directory()
         .and_then(|directory| File::open(directory).ok())
         .map(|directory| kernel::clone_sibling_into(&directory.into()));
     match born {
-        Some(Ok(Fork::Parent(_))) => kernel::leave(0),
+        Some(Ok(Fork::Parent(pid))) => {
+            speaker.say(&Word::Successor(pid));
+            kernel::leave(0)
+        }
         Some(Ok(Fork::Child)) => {
             kernel::die_with(shim);
             Ok(())

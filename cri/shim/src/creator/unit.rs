@@ -103,7 +103,7 @@ mod tests {
         let disk = json!({ "allow": true, "type": "b", "major": 8, "minor": 1, "access": "r" });
         let found = devices(&of(json!([none, disk]))).unwrap();
         assert_eq!(found[0], Device { block: true, major: Some(8), minor: Some(1), access: "r".into() });
-        assert_eq!(found.len(), 13);
+        assert_eq!(found.len(), 12);
         assert_eq!(devices(&of(json!([{ "allow": true, "access": "rwm" }]))), None);
         assert_eq!(devices(&of(json!([none, disk, { "allow": false, "type": "b", "access": "w" }]))), None);
     }

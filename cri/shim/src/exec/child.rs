@@ -1,14 +1,11 @@
 //! The two forks of an exec, each a straight line of steps in the order that the kernel wants.
 
-use std::ffi::CString;
 use std::fs;
 use std::io::{self, Read as _, Seek as _};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use coracle_proto::shim::error::Kind;
 use libcontainer::oci_spec::runtime::Process;
-use libcontainer::syscall::syscall::create_syscall;
-use libcontainer::tty;
 use nix::sched::{CloneFlags, setns};
 
 use super::{Plan, Told, limit};
@@ -17,9 +14,11 @@ use crate::creator::spec::{Host, adjust_process, host_uid, load};
 use crate::fault;
 use crate::identity::{self, IdentityError};
 use crate::kernel::{self, Fork};
+use crate::null;
 use crate::program;
 use crate::report::Word;
 use crate::seccomp::{self, Filter};
+use crate::terminal;
 
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +31,8 @@ enum ExecError {
     Spec(#[source] libcontainer::oci_spec::OciSpecError),
     #[error("read the container's seccomp profile")]
     Filter(#[source] io::Error),
+    #[error("open the host's /dev/null")]
+    Null(#[source] io::Error),
     #[error("hide from the container")]
     Hide(#[source] io::Error),
     #[error("join the container")]
@@ -53,7 +54,7 @@ enum ExecError {
     #[error("connect the standard streams")]
     Stdio(#[source] io::Error),
     #[error("take the terminal")]
-    Terminal(#[source] Box<dyn std::error::Error>),
+    Terminal(#[source] io::Error),
     #[error("set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
     #[error(transparent)]
@@ -75,12 +76,14 @@ pub(crate) fn run(plan: &Plan<'_>) -> ! {
     kernel::leave(0)
 }
 
-/// All that is read from the host is read here, before the namespaces change.
+/// Reads and opens all that is the host's, before the namespaces change. From then on no path is opened with more
+/// rights than the container has, but its devpts, see [`terminal`].
 fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
     let mut process = process(plan.process)?;
     let spec = load(&plan.dir.join("config.json")).map_err(ExecError::Spec)?;
     let filter = Filter::of(&spec, || fs::read(plan.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
     adjust_process(&mut process, &Host::look());
+    let null = null::open().map_err(ExecError::Null)?;
     cgroup::enter_beside(&plan.cgroups, plan.cgroup, plan.target_pid).map_err(ExecError::Cgroup)?;
     if let Some(score) = process.oom_score_adj() {
         fs::write("/proc/self/oom_score_adj", score.to_string())
@@ -98,7 +101,7 @@ fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
     }
     match kernel::clone(libc::CLONE_PARENT, 0).map_err(ExecError::Fork)? {
         Fork::Parent(pid) => Ok(pid),
-        Fork::Child => second(plan, &process, filter.as_ref()),
+        Fork::Child => second(plan, (&process, filter.as_ref()), &null),
     }
 }
 
@@ -135,8 +138,9 @@ fn namespaces(pid: i32) -> CloneFlags {
 }
 
 /// The second fork's whole life.
-fn second(plan: &Plan<'_>, process: &Process, filter: Option<&Filter>) -> ! {
-    let env = match prepare(plan, process, filter) {
+fn second(plan: &Plan<'_>, (process, filter): (&Process, Option<&Filter>), null: &OwnedFd) -> ! {
+    let connected = begin(plan).and_then(|()| connect(plan, process.user().uid(), null));
+    let env = match connected.and_then(|()| Ok(identity::assume(process, filter)?)) {
         Ok(env) => env,
         Err(error) => {
             plan.speaker.say(&Word::Failed(Kind::Internal, fault::chain(&error)));
@@ -150,34 +154,32 @@ fn second(plan: &Plan<'_>, process: &Process, filter: Option<&Filter>) -> ! {
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-fn prepare(plan: &Plan<'_>, process: &Process, filter: Option<&Filter>) -> Result<Vec<CString>, ExecError> {
+fn begin(plan: &Plan<'_>) -> Result<(), ExecError> {
     nix::unistd::setsid().map_err(ExecError::Session)?;
     if plan.adopts_orphans {
         kernel::become_subreaper().map_err(ExecError::Adopt)?;
     }
-    connect(plan, process.user().uid())?;
-    Ok(identity::assume(process, filter)?)
+    Ok(())
 }
 
-fn connect(plan: &Plan<'_>, uid: u32) -> Result<(), ExecError> {
+fn connect(plan: &Plan<'_>, uid: u32, null: &OwnedFd) -> Result<(), ExecError> {
     if let Some(socket) = plan.terminal {
-        // Made from the container's own devpts, so that it has a name in there.
-        let made = tty::setup_console(create_syscall().as_ref(), socket.as_raw_fd(), false);
-        made.map_err(|error| ExecError::Terminal(error.into()))?;
-        let _ = nix::unistd::fchown(kernel::borrow(0), Some(uid.into()), None);
-        return Ok(());
+        let root = fs::File::open("/").map_err(ExecError::Terminal)?;
+        return terminal::take(&root, socket, uid).map(drop).map_err(ExecError::Terminal);
     }
-    let null: OwnedFd =
-        fs::File::options().read(true).write(true).open("/dev/null").map_err(ExecError::Stdio)?.into();
     for (given, standard) in plan.stdio.into_iter().zip(0..) {
-        kernel::place(given.unwrap_or(&null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;
+        kernel::place(given.unwrap_or(null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;
     }
     Ok(())
 }
 
-/// So that the user can open /dev/stdout. Not everything that is given has an owner.
+/// Gives the pipes to the user, who could not open /dev/stdout otherwise. Only pipes: another file may have an owner.
 fn give_to_user(plan: &Plan<'_>, uid: u32) {
     for given in plan.stdio.into_iter().flatten() {
-        let _ = nix::unistd::fchown(given, Some(uid.into()), None);
+        let is_pipe =
+            nix::sys::stat::fstat(given).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
+        if is_pipe {
+            let _ = nix::unistd::fchown(given, Some(uid.into()), None);
+        }
     }
 }

@@ -1,16 +1,26 @@
 //! A user's home, from the container's own /etc/passwd.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 
 /// An image's file is untrusted: no more of it is read.
 const LARGEST: u64 = 1 << 20;
 
 pub(super) fn of(uid: u32) -> String {
-    let found = std::fs::File::open("/etc/passwd").ok().and_then(|file| {
+    let found = open("/etc/passwd").and_then(|file| {
         let lines = BufReader::new(file.take(LARGEST)).lines().map_while(Result::ok);
         lines.filter_map(|line| home_in(&line, uid)).next()
     });
     found.unwrap_or_else(|| "/".to_owned())
+}
+
+/// Opens a regular file. A container may have put a FIFO there, which would wait for a writer, or a link to a pipe of
+/// ours. The caller has the container's own rights by now.
+fn open(path: &str) -> Option<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
+    file.metadata().is_ok_and(|found| found.is_file()).then_some(file)
 }
 
 fn home_in(line: &str, uid: u32) -> Option<String> {
@@ -23,6 +33,19 @@ fn home_in(line: &str, uid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fifo_a_device_and_a_directory_are_no_passwd() {
+        let dir = std::env::temp_dir().join(format!("coracle-home-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let fifo = dir.join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for path in [fifo.to_str().unwrap(), "/dev/zero", "/dev"] {
+            assert!(open(path).is_none(), "{path}");
+        }
+        assert!(open("/etc/passwd").is_some());
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 
     #[test]
     fn the_home_is_the_sixth_field_of_the_users_line() {

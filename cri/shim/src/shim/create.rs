@@ -44,7 +44,7 @@ impl Shim {
         std::fs::create_dir_all(&dir)?;
         let (stdio, ends) = Stdio::new(create)?;
         let console = if create.terminal { Some(Console::listen(&dir)?) } else { None };
-        let (report, speaking) = Report::pipe()?;
+        let (mut report, speaking) = Report::pair()?;
         let (waiting, gate) = pipe2(OFlag::O_CLOEXEC)?;
         let plan = creator::Plan {
             id,
@@ -64,6 +64,7 @@ impl Shim {
             gate: &waiting,
         };
         let creator = fork_creator(&plan, Speaker::new(&speaking))?;
+        report.expect(creator);
         let container = Container {
             id: id.clone(),
             phase: Phase::Creating { ticket, creator, first: 0, ready: false },

@@ -6,9 +6,6 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-
 use super::{Answer, Shim, Ticket, done};
 use crate::cgroup::{self, CgroupError, Removed};
 use crate::container::{Deletion, Phase};
@@ -59,8 +56,7 @@ impl Shim {
         if let Some(result) = removed.as_ref().and_then(ended) {
             return self.deleted(serial, result);
         }
-        let others = cgroup::processes(hierarchies, &container.cgroup);
-        others.iter().copied().for_each(end);
+        let others = cgroup::signal(hierarchies, &container.cgroup, libc::SIGKILL);
         match container.phase {
             Phase::Exited { .. } if !others.is_empty() => deletion.wait_for(&others),
             Phase::Exited { .. } if deletion.looks < MOST_LOOKS => deletion.pause(),
@@ -128,12 +124,9 @@ fn ended(removed: &Result<Removed, CgroupError>) -> Option<Result<(), Fault>> {
     }
 }
 
-/// It may be gone already. Zero and negative numbers mean groups of processes, 1 is the machine's.
+/// Kills a child of the shim, which may have ended already.
 pub(super) fn end(pid: i32) {
-    if pid <= 1 {
-        return;
-    }
-    let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    let _ended = super::signal::send(pid, libc::SIGKILL);
 }
 
 impl Deletion {

@@ -58,7 +58,7 @@ impl Shim {
             None => return Err(io::Error::from(io::ErrorKind::NotFound)),
         };
         let target = kernel::pidfd_open(pid)?;
-        let (report, speaking) = Report::pipe()?;
+        let (mut report, speaking) = Report::pair()?;
         let (console, theirs) = if exec.terminal {
             let pair = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
             (Some(pair.0), Some(pair.1))
@@ -85,7 +85,7 @@ impl Shim {
             speaker: Speaker::new(&speaking),
         };
         match kernel::fork()? {
-            Fork::Parent(_) => {}
+            Fork::Parent(pid) => report.expect(pid),
             Fork::Child => exec::run(&plan),
         }
         let begun = Exec {
@@ -119,7 +119,12 @@ impl Shim {
                 Word::Failed(kind, message) => {
                     failed = exec.report.as_mut().map(|report| report.fault(kind, &message));
                 }
-                Word::Cgroup(_) | Word::SharesPids | Word::Cause(_) | Word::Ready | Word::ByLibrary => {}
+                Word::Cgroup(_)
+                | Word::SharesPids
+                | Word::Successor(_)
+                | Word::Cause(_)
+                | Word::Ready
+                | Word::ByLibrary => {}
             }
         }
         if heard.ended {

@@ -88,8 +88,7 @@ impl Shim {
     fn end_unrestored(&mut self, serial: u32) {
         let Some(container) = self.containers.get(&serial) else { return };
         let waiting = container.pid;
-        let left = cgroup::processes(&self.pod.hierarchies, &container.cgroup);
-        left.into_iter().for_each(end);
+        cgroup::signal(&self.pod.hierarchies, &container.cgroup, libc::SIGKILL);
         end(waiting);
         if waiting == 0 {
             self.container_ended(serial, -libc::SIGKILL);

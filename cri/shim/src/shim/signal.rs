@@ -2,9 +2,6 @@
 
 use coracle_proto::shim::error::Kind;
 use coracle_proto::shim::{self as wire};
-use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use super::Shim;
 use crate::cgroup;
@@ -23,8 +20,8 @@ impl Shim {
         let Some(container) = self.containers.get(&serial) else { return Err(Fault::no_container(id)) };
         // What of it is there by now, CRIU included: the start fails, and that ends the container.
         if signal.all || matches!(container.phase, Phase::Restoring { .. }) {
-            let pids = cgroup::processes(&self.pod.hierarchies, &container.cgroup);
-            return pids.into_iter().try_for_each(|pid| send(pid, signal.signal));
+            cgroup::signal(&self.pod.hierarchies, &container.cgroup, signal.signal);
+            return Ok(());
         }
         match container.phase {
             Phase::Created | Phase::Starting { .. } | Phase::Running => send(container.pid, signal.signal),
@@ -45,19 +42,43 @@ impl Shim {
     }
 }
 
-/// Real-time signals have no name in `Signal`, but a container may be stopped by one.
+/// Sends a signal to a child of the shim. Its number is its own until the shim waits for it; a number that is no
+/// child's, whoever said it, is refused. Real-time signals have no name, but a container may be stopped by one.
 pub(super) fn send(pid: i32, signal: i32) -> Result<(), Fault> {
     if pid <= 1 {
         return Err(Fault::new(Kind::WrongState, "the process has not started yet"));
     }
-    let sent = match Signal::try_from(signal) {
-        Ok(signal) => kill(Pid::from_raw(pid), signal),
-        Err(_) => kernel::kill(pid, signal),
-    };
-    match sent {
+    let process = match kernel::pidfd_open(pid) {
+        Ok(process) => process,
         // It has just ended: nothing is left to signal.
-        Ok(()) | Err(Errno::ESRCH) => Ok(()),
-        Err(Errno::EINVAL) => Err(Fault::new(Kind::Invalid, format!("there is no signal {signal}"))),
-        Err(errno) => Err(Fault::doing("send the signal", &errno)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(()),
+        Err(error) => return Err(Fault::doing("open the process", &error)),
+    };
+    if !kernel::is_child(&process) {
+        return Err(Fault::new(Kind::WrongState, format!("process {pid} is none of this pod's")));
+    }
+    let sent = kernel::send_signal(&process, signal);
+    match sent.map_err(|error| (error.raw_os_error(), error)) {
+        Ok(()) | Err((Some(libc::ESRCH), _)) => Ok(()),
+        Err((Some(libc::EINVAL), _)) => {
+            Err(Fault::new(Kind::Invalid, format!("there is no signal {signal}")))
+        }
+        Err((_, error)) => Err(Fault::doing("send the signal", &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_no_child_gets_no_signal() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        assert!(send(std::os::unix::process::parent_id().cast_signed(), 0).is_err());
+        assert!(send(pid, libc::SIGKILL).is_ok());
+        assert!(!child.wait().unwrap().success());
+        assert!(send(pid, libc::SIGKILL).is_ok(), "it has ended");
+        assert!(send(0, libc::SIGKILL).is_err() && send(-1, libc::SIGKILL).is_err());
     }
 }

@@ -5,13 +5,13 @@
 //! v2, and never from a process of the container's own.
 
 use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use tokio::time::Instant;
 
 use crate::cgroup::Cgroups;
+use crate::pidfd;
 
 /// How long until killed processes are looked for again, and how long in all: a process may sleep in the kernel.
 const STEP: Duration = Duration::from_millis(3);
@@ -23,49 +23,47 @@ struct Process {
     pid: i32,
     parent: i32,
     session: i32,
+    /// Clock ticks from the machine's start to its own: of two processes with one number it tells which is meant.
+    started: u64,
     /// It runs no more, and waits for its parent to notice.
     dead: bool,
 }
 
 /// An exec that stands still, to be killed by who knows its end then. It is killed without that when nobody could.
 #[must_use = "it is killed when this goes"]
-pub(super) struct Alone<'a> {
-    cgroups: &'a Cgroups,
-    group: &'a str,
-    leader: Option<i32>,
+pub(super) struct Alone {
+    leader: Option<OwnedFd>,
 }
 
 // === impl Alone ===
 
-impl Alone<'_> {
+impl Alone {
     /// It was killed.
     pub(super) fn was_killed(mut self) {
         self.leader = None;
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for Alone {
     fn drop(&mut self) {
-        if let Some(leader) = self.leader.filter(|leader| leads(self.cgroups, self.group, *leader)) {
-            send(leader, Signal::SIGKILL);
+        if let Some(leader) = &self.leader {
+            let _ended = pidfd::send(leader, libc::SIGKILL);
         }
     }
 }
 
 /// Kills all that the exec `leader` in `group` started, but not itself: whoever does that next knows its end. None
 /// when it has ended.
-pub(super) async fn kill_descendants<'a>(
-    cgroups: &'a Cgroups,
-    group: &'a str,
-    leader: i32,
-) -> Option<Alone<'a>> {
+pub(super) async fn kill_descendants(cgroups: &Cgroups, group: &str, leader: i32) -> Option<Alone> {
     let begun = Instant::now();
+    let process = pidfd::open(leader).ok()?;
+    // After it was opened: what leads is what is open.
     if !leads(cgroups, group, leader) {
         return None;
     }
     // Standing still it starts nothing, and does not end: its orphans would be the container's then.
-    let alone = Alone { cgroups, group, leader: Some(leader) };
-    send(leader, Signal::SIGSTOP);
+    let _ended = pidfd::send(&process, libc::SIGSTOP);
+    let alone = Alone { leader: Some(process) };
     let (mut killed, mut known) = (HashSet::new(), HashSet::new());
     while begun.elapsed() < LIMIT {
         let listed = cgroups.processes(group);
@@ -79,9 +77,9 @@ pub(super) async fn kill_descendants<'a>(
         if found.is_empty() && !newcomers {
             break;
         }
-        for pid in found {
-            newcomers |= killed.insert(pid);
-            send(pid, Signal::SIGKILL);
+        for process in found {
+            newcomers |= killed.insert(process.pid);
+            process.kill();
         }
         // Those who are killed take a moment; those who were started meanwhile must get none.
         if newcomers {
@@ -98,11 +96,6 @@ fn leads(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
     look(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
 }
 
-fn send(pid: i32, signal: Signal) {
-    // Gone meanwhile is what we want.
-    let _gone = kill(Pid::from_raw(pid), signal);
-}
-
 fn look(cgroups: &Cgroups, group: &str) -> Vec<Process> {
     cgroups.processes(group).into_iter().filter_map(Process::look).collect()
 }
@@ -116,7 +109,7 @@ fn ended(listed: &[i32], processes: &[Process]) -> impl Iterator<Item = i32> {
 
 /// Who lives and descends from `leader`, or is of its session: under a shim of an earlier version, orphans are not
 /// adopted.
-fn descendants(processes: &[Process], leader: i32) -> Vec<i32> {
+fn descendants(processes: &[Process], leader: i32) -> Vec<Process> {
     let mut family = HashSet::from([leader]);
     loop {
         let before = family.len();
@@ -130,7 +123,7 @@ fn descendants(processes: &[Process], leader: i32) -> Vec<i32> {
         }
     }
     let found = processes.iter().filter(|process| family.contains(&process.pid));
-    found.filter(|process| process.pid != leader && !process.dead).map(|process| process.pid).collect()
+    found.filter(|process| process.pid != leader && !process.dead).copied().collect()
 }
 
 // === impl Process ===
@@ -140,13 +133,22 @@ impl Process {
         Self::parse(pid, &std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
+    /// Kills it, and no process that has its number by now.
+    fn kill(self) {
+        let Ok(process) = pidfd::open(self.pid) else { return };
+        if Self::look(self.pid).is_some_and(|now| now.started == self.started) {
+            let _ended = pidfd::send(&process, libc::SIGKILL);
+        }
+    }
+
     fn parse(pid: i32, stat: &str) -> Option<Self> {
         // The name in parentheses may hold anything.
         let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
         let number = |at: usize| fields.get(at)?.parse::<i32>().ok();
         // A process whose first thread ended is no zombie while another runs.
         let dead = matches!(*fields.first()?, "Z" | "X") && number(17)? <= 1;
-        Some(Self { pid, parent: number(1)?, session: number(3)?, dead })
+        let started = fields.get(19)?.trim_end().parse().ok()?;
+        Some(Self { pid, parent: number(1)?, session: number(3)?, started, dead })
     }
 }
 
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     fn process(pid: i32, parent: i32, session: i32) -> Process {
-        Process { pid, parent, session, dead: false }
+        Process { pid, parent, session, started: 0, dead: false }
     }
 
     #[test]
@@ -171,11 +173,11 @@ mod tests {
             process(3, 2, 3),
             process(4, 3, 3),
         ];
-        let mut found = descendants(&processes, 5);
+        let mut found: Vec<i32> = descendants(&processes, 5).iter().map(|process| process.pid).collect();
         found.sort_unstable();
         assert_eq!(found, [6, 7, 8, 9]);
-        assert_eq!(descendants(&[process(5, 2, 5), process(3, 2, 3)], 5), [0; 0]);
-        assert_eq!(descendants(&[Process { dead: true, ..process(7, 5, 5) }], 5), [0; 0]);
+        assert_eq!(descendants(&[process(5, 2, 5), process(3, 2, 3)], 5), []);
+        assert_eq!(descendants(&[Process { dead: true, ..process(7, 5, 5) }], 5), []);
     }
 
     #[test]
@@ -188,7 +190,7 @@ mod tests {
     fn a_process_is_read_as_proc_shows_it() {
         let rest = "0 0 0 0 0 0 0 0 0 0 0 20 0";
         let stat = |state: &str, threads: u32| format!("7 (a) b) {state} 5 6 4 {rest} {threads} 0 99\n");
-        let expected = Process { pid: 7, parent: 5, session: 4, dead: false };
+        let expected = Process { pid: 7, parent: 5, session: 4, started: 99, dead: false };
         assert_eq!(Process::parse(7, &stat("S", 1)), Some(expected));
         assert_eq!(Process::parse(7, &stat("Z", 1)), Some(Process { dead: true, ..expected }));
         assert_eq!(Process::parse(7, &stat("Z", 2)), Some(expected));

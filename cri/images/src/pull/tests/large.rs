@@ -1,0 +1,37 @@
+//! Registries and token services that answer with more than is read of them.
+
+use super::store;
+use crate::fixture::{Fault, Line, TestImage, TestRegistry};
+use crate::manifest::MANIFEST_MAX;
+
+fn answer(head: &str, length: u64) -> Fault {
+    let body = "x".repeat(usize::try_from(length).unwrap());
+    Fault::Reply(format!("HTTP/1.1 {head}\r\ncontent-length: {length}\r\n\r\n{body}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_than_the_limit_is_not_read_of_any_answer() {
+    let registry = TestRegistry::start().await;
+    registry.push("large", "latest", &TestImage::small("x")).await;
+    let kind = "200 OK\r\ncontent-type: application/vnd.oci.image.manifest.v1+json";
+    let manifests = Line::to(registry.address(), move |head, _| {
+        if head.contains("/manifests/") { answer(kind, MANIFEST_MAX + 1) } else { Fault::Pass }
+    })
+    .await;
+    let tokens = Line::to(registry.address(), |_, _| answer("200 OK", (1 << 20) + 1)).await;
+    let realm = tokens.address().to_owned();
+    let asks = Line::to(registry.address(), move |_, _| {
+        let challenge = format!("www-authenticate: Bearer realm=\"http://{realm}/token\",service=\"test\"");
+        Fault::Reply(format!("HTTP/1.1 401 Unauthorized\r\n{challenge}\r\ncontent-length: 0\r\n\r\n"))
+    })
+    .await;
+    // Only the beginning of an error's text is told.
+    let refuses = Line::to(registry.address(), |_, _| answer("403 Forbidden", 10 << 20)).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    for (line, said) in [(&manifests, "larger than"), (&asks, "larger than"), (&refuses, "403")] {
+        let error = images.pull(&line.name("large"), None, None).await.unwrap_err();
+        let report = error.report();
+        assert!(report.contains(said) && report.len() < 2000, "{report}");
+    }
+}

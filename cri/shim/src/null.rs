@@ -1,0 +1,67 @@
+//! The host's /dev/null, for a stream of a container that has no other end.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::Path;
+
+use nix::sys::stat::{fstat, makedev};
+
+use crate::kernel::{self, Depth, READ_ONLY};
+
+/// Opens it, in the host's mount namespace, by a read-only mount of its own: root of a container cannot change the
+/// mode or the owner of the host's node through the descriptor.
+pub(crate) fn open() -> io::Result<OwnedFd> {
+    let mount = mount()?;
+    kernel::set_attributes(&mount, READ_ONLY, Depth::One)?;
+    open_found(&mount)
+}
+
+/// A detached copy of its mount, in the host's mount namespace.
+pub(crate) fn mount() -> io::Result<OwnedFd> {
+    let null = kernel::copy_one_mount(Path::new("/dev/null"))?;
+    if is_null(&null)? { Ok(null) } else { Err(io::Error::other("the host's /dev/null is another device")) }
+}
+
+/// Opens the container's own node below `root`, in the host's mount namespace. Nothing is opened that is not the
+/// device, and no link is followed.
+pub(crate) fn open_in(root: impl AsFd) -> io::Result<OwnedFd> {
+    let flags = libc::O_PATH | libc::O_NOFOLLOW;
+    let found = kernel::open_plain_in_root(root, Path::new("/dev/null"), flags)?;
+    if !is_null(&found)? {
+        return Err(io::Error::other("the container's /dev/null is another file"));
+    }
+    open_found(&found)
+}
+
+/// Whether it is the character device 1:3.
+pub(crate) fn is_null(file: impl AsFd) -> io::Result<bool> {
+    let found = fstat(file)?;
+    Ok(found.st_mode & libc::S_IFMT == libc::S_IFCHR && found.st_rdev == makedev(1, 3))
+}
+
+/// Opens what an O_PATH descriptor names: by the host's /proc, so that no path is looked up again.
+fn open_found(found: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(File::options().read(true).write(true).open(path)?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_device_is_opened_and_no_link_is_followed() {
+        let root = std::env::temp_dir().join(format!("coracle-null-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("dev")).unwrap();
+        let (open, null) = (File::open(&root).unwrap(), root.join("dev/null"));
+        std::os::unix::fs::symlink("/dev/zero", &null).unwrap();
+        assert!(open_in(&open).is_err());
+        std::fs::remove_file(&null).unwrap();
+        std::fs::write(&null, "").unwrap();
+        assert!(open_in(&open).is_err());
+        std::fs::remove_dir_all(root).unwrap();
+        let host = File::open("/").unwrap();
+        assert!(is_null(open_in(&host).unwrap()).unwrap());
+    }
+}

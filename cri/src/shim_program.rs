@@ -1,0 +1,125 @@
+//! The program that shims are started from: read-only for all that runs in a pod.
+//!
+//! A shim forks what becomes a container, so that `/proc/self/exe` of an entrypoint and `/proc/PID/exe` lead to the
+//! shim's program until the container's own is executed. By the host's mount, root in a container could write the
+//! program through such a descriptor once it does not run any more (CVE-2019-5736). So shims are executed from a
+//! read-only mount that is attached nowhere. That costs no memory: pages are those of the host's file.
+#![allow(unsafe_code, reason = "open_tree and mount_setattr have no safe wrapper here")]
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+
+/// This process's own program, which shims are, unless a test configures another.
+pub(crate) const OWN: &str = "/proc/self/exe";
+
+/// A program to start shims from.
+#[derive(Debug)]
+pub(crate) struct ShimProgram {
+    path: PathBuf,
+    /// Keeps the mount.
+    _file: Option<OwnedFd>,
+}
+
+/// The kernel's `struct mount_attr`, first version.
+#[repr(C)]
+#[derive(Default)]
+struct MountAttr {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+// === impl ShimProgram ===
+
+impl ShimProgram {
+    /// Takes our own program from a mount of its own, and any other as it is.
+    pub(crate) fn open(program: &Path) -> io::Result<Self> {
+        if program != Path::new(OWN) {
+            return Ok(Self { path: program.to_owned(), _file: None });
+        }
+        let file = read_only(program)?;
+        Ok(Self { path: by_descriptor(&file), _file: Some(file) })
+    }
+
+    /// What to execute, in this process's children.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Opens a program on a read-only mount that is in no mount namespace.
+///
+/// The descriptor of open_tree(2) must be closed for that: until then the mount has a namespace of its own, in which
+/// root of any user namespace may clear the flag (measured on Linux 6.18). Afterwards mount_setattr(2) refuses.
+fn read_only(program: &Path) -> io::Result<OwnedFd> {
+    let tree = copy_mount(program)?;
+    let read_only = MountAttr { set: libc::MOUNT_ATTR_RDONLY, ..MountAttr::default() };
+    set_attributes(&tree, &read_only)?;
+    Ok(open(&by_descriptor(&tree), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?)
+}
+
+fn by_descriptor(file: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+fn copy_mount(program: &Path) -> io::Result<OwnedFd> {
+    let program = CString::new(program.as_os_str().as_bytes())?;
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
+    // SAFETY: the string outlives the call.
+    let tree = unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, program.as_ptr(), flags) };
+    let Some(tree) = i32::try_from(tree).ok().filter(|tree| *tree >= 0) else {
+        return Err(io::Error::last_os_error());
+    };
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(tree) })
+}
+
+fn set_attributes(mount: &OwnedFd, attributes: &MountAttr) -> io::Result<()> {
+    // SAFETY: string and structure outlive the call, and the size is that of the structure.
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            std::ptr::from_ref(attributes),
+            std::mem::size_of::<MountAttr>(),
+        )
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_program_runs_and_cannot_be_written_by_its_descriptor_nor_made_writable() {
+        let dir = tempfile::tempdir().expect("directory");
+        let program = dir.path().join("program");
+        std::fs::copy("/bin/sleep", &program).expect("copy");
+        let file = match read_only(&program) {
+            // Not as root.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
+            file => file.expect("a mount of its own"),
+        };
+        let mut child = Command::new(by_descriptor(&file)).arg("1000").spawn().expect("it runs");
+        let exe = format!("/proc/{}/exe", child.id());
+        let exe = open(exe.as_str(), OFlag::O_PATH, Mode::empty()).expect("its program");
+        child.kill().expect("kill");
+        child.wait().expect("its end");
+        let writable = MountAttr { clear: libc::MOUNT_ATTR_RDONLY, ..MountAttr::default() };
+        assert!(set_attributes(&exe, &writable).is_err());
+        let write = std::fs::File::options().write(true).open(by_descriptor(&exe));
+        assert_eq!(write.expect_err("it is read-only").raw_os_error(), Some(libc::EROFS));
+    }
+}

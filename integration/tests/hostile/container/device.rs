@@ -1,0 +1,58 @@
+//! Devices of the node that a container did not ask for, and frames of addresses that are not its own.
+
+use coracle_integration::eventually;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use serde_json::json;
+
+use super::{Attacker, Pids, on_a_runtime, on_an_attacker};
+
+/// Interfaces of its own are for a container that asks for /dev/net/tun.
+#[test]
+fn a_container_without_the_tun_device_cannot_make_one() {
+    on_a_runtime(|machine, cri| {
+        let open = "rm -f /tun; mknod /tun c 10 200; (: <>/tun) 2>&1 || true";
+        let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
+        let said = attacker.sh(open);
+        assert!(said.contains("Operation not permitted"), "{said:?}");
+        assert_eq!(attacker.sh("mknod /zero c 1 5; head -c 1 /zero | wc -c"), "1");
+        cri.crictl(&["rmp", "-f", &attacker.pod]);
+
+        let node = machine.path("tun");
+        mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(10, 200)).unwrap();
+        let devices = json!([{ "container_path": "/dev/net/tun", "host_path": node, "permissions": "rwm" }]);
+        let asked = Attacker::new(machine, cri, Pids::Container, |config| config["devices"] = devices);
+        let said = asked.sh(open);
+        assert!(!said.contains("not permitted"), "{said:?}");
+    });
+}
+
+/// Finding A4. Pods of a node share a bridge, and have CAP_NET_RAW by default.
+#[test]
+#[ignore = "pods may send frames of foreign addresses until the filter of the services issue"]
+fn a_pod_cannot_claim_the_address_of_the_gateway() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let gateway = attacker.sh("ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'");
+        let victim = Attacker { pod: String::new(), id: String::new(), ..*attacker };
+        let mut pod = super::pod_config(attacker.machine, Pids::Container);
+        pod["metadata"]["name"] = "victim".into();
+        pod["metadata"]["uid"] = "2".into();
+        let path = super::write(attacker.machine, "victim", &pod);
+        let mut config = super::container_config(Pids::Container);
+        config["metadata"]["name"] = "victim".into();
+        let container = super::write(attacker.machine, "victim-container", &config);
+        let pod = attacker.cri.crictl(&["runp", &path]);
+        let id = attacker.cri.crictl(&["create", &pod, &container, &path]);
+        attacker.cri.crictl(&["start", &id]);
+        let victim = Attacker { pod, id, ..victim };
+        let neighbour = format!("ping -c 1 -W 1 {gateway} >/dev/null; ip neigh show {gateway}");
+        let before = eventually("the gateway's entry", 10, || {
+            Some(victim.sh(&neighbour)).filter(|entry| entry.contains("lladdr"))
+        });
+        attacker.sh(&format!(
+            "ip addr add {gateway}/32 dev eth0; arping -U -c 3 -I eth0 -s {gateway} {gateway} || true"
+        ));
+        let address = |entry: &str| entry.split_whitespace().nth(4).map(str::to_owned);
+        let after = victim.sh(&format!("ip neigh show {gateway}"));
+        assert_eq!(address(&after), address(&before), "{after}");
+    });
+}

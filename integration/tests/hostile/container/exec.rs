@@ -1,0 +1,131 @@
+//! Exec joins the container with the node's rights before it becomes the command: it must open nothing that root in
+//! the container has put in the way, and the shim must believe no report but its own.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::{Command, Stdio};
+
+use super::{Attacker, Pids, on_an_attacker};
+
+const NULL: &str = "character special file 1:3";
+
+/// What the command has as its standard input when it is given none.
+fn stdin_of_exec(attacker: &Attacker<'_>) -> String {
+    attacker.sh("stat -L -c '%F %t:%T' /proc/self/fd/0")
+}
+
+/// Replaces /dev/null, as root in the container may.
+fn replace_null(attacker: &Attacker<'_>, command: &str) {
+    attacker.sh(&format!("rm -f /dev/null && {command}"));
+}
+
+/// A file that only the node's root may read, at a path without links.
+fn secret(attacker: &Attacker<'_>) -> String {
+    let path = attacker.machine.path("secret");
+    fs::write(&path, "of the node").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::canonicalize(path).unwrap().to_str().unwrap().to_owned()
+}
+
+#[test]
+fn null_that_leads_to_a_file_of_the_node_is_not_followed() {
+    // In a shared pid namespace process 1 is the sandbox's, with hostPID the node's.
+    for (pids, root) in [(Pids::Pod, "/proc/1/root/../../../../.."), (Pids::Node, "/proc/1/root")] {
+        on_an_attacker(pids, move |attacker| {
+            let secret = secret(attacker);
+            replace_null(attacker, &format!("ln -s {root}{secret} /dev/null"));
+            assert_eq!(stdin_of_exec(attacker), NULL);
+            assert_eq!(attacker.sh("cat <&0; echo overwritten >&0"), "");
+            assert_eq!(fs::read_to_string(secret).unwrap(), "of the node");
+        });
+    }
+}
+
+#[test]
+fn null_that_is_anything_else_is_not_opened() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let mut others = vec!["ln -s /proc/kmsg /dev/null", "mkfifo /dev/null", "mkdir /dev/null", "true"];
+        let descriptors: Vec<String> =
+            (0..12).map(|n| format!("ln -s /proc/self/fd/{n} /dev/null")).collect();
+        others.extend(descriptors.iter().map(String::as_str));
+        others.push("mknod /dev/null c 1 5");
+        for other in others {
+            attacker.sh("rmdir /dev/null 2>&1 || true");
+            replace_null(attacker, other);
+            assert_eq!(stdin_of_exec(attacker), NULL, "{other}");
+        }
+    });
+}
+
+/// Root in the container must not change the node's device through the descriptor that exec gives it.
+#[test]
+fn the_nodes_null_keeps_its_mode() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let before = fs::metadata("/dev/null").unwrap().permissions().mode();
+        let output = attacker.try_sh("chmod 0 /proc/self/fd/0", "60");
+        assert_eq!(fs::metadata("/dev/null").unwrap().permissions().mode(), before);
+        assert!(!output.status.success());
+    });
+}
+
+/// A report that the command writes itself names a process of the node, which the shim then kills for the command.
+#[test]
+fn a_forged_report_ends_no_process_of_the_node() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let mut victim = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        for number in 3..12 {
+            let mut config = super::container_config(Pids::Container);
+            config["metadata"]["name"] = format!("forger{number}").into();
+            let replace = format!(
+                "rm -f /dev/null; ln -s /proc/self/fd/{number} /dev/null; touch /ready; exec sleep 100000"
+            );
+            config["command"] = serde_json::json!(["sh", "-c", replace]);
+            let id = attacker.create(&config, Pids::Container);
+            attacker.cri.crictl(&["start", &id]);
+            let forge = format!(
+                "until test -e /ready; do sleep 0.1; done; printf 'P{}\n' >&0; exec 0<&-; exec sleep 100",
+                victim.id()
+            );
+            // The first may run before /dev/null is replaced.
+            for _ in 0..2 {
+                let late =
+                    attacker.cri.try_crictl(&["exec", "-s", "--timeout", "2", &id, "sh", "-c", &forge]);
+                assert!(!late.status.success(), "it timed out");
+            }
+        }
+        assert!(victim.try_wait().unwrap().is_none(), "the node's process was killed");
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    });
+}
+
+/// The terminal comes from the container's devpts, wherever /dev/ptmx leads.
+#[test]
+fn a_terminal_needs_no_path_of_the_container() {
+    on_an_attacker(Pids::Container, |attacker| {
+        for other in ["mkfifo /dev/ptmx", "ln -s /proc/1/root/dev/pts/ptmx /dev/ptmx", "true"] {
+            attacker.sh(&format!("rm -f /dev/ptmx; {other}"));
+            let crictl = format!("{:?} exec -i -t {} tty", attacker.cri.command(), attacker.id);
+            let output = Command::new("script")
+                .args(["-qec", &crictl.replace('"', ""), "/dev/null"])
+                .stdin(Stdio::null())
+                .output()
+                .unwrap();
+            let screen = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(screen.contains("/dev/pts/"), "{other}: {screen}");
+        }
+    });
+}
+
+/// CVE-2024-21626: a working directory by a descriptor that the runtime left open.
+#[test]
+fn a_working_directory_by_a_descriptor_is_refused() {
+    on_an_attacker(Pids::Container, |attacker| {
+        for number in 3..16 {
+            let mut config = super::container_config(Pids::Container);
+            config["metadata"]["name"] = format!("cwd{number}").into();
+            config["working_dir"] = format!("/proc/self/fd/{number}").into();
+            assert!(!attacker.try_create(&config, Pids::Container).status.success(), "{number}");
+        }
+    });
+}

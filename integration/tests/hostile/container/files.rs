@@ -1,0 +1,57 @@
+//! Files of a container that the node reads for it: none may make the node wait, or give it what is not a file.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+use super::{Attacker, Pids, container_config, on_a_runtime, on_an_attacker};
+
+/// An exec looks up HOME in /etc/passwd.
+#[test]
+fn passwd_that_is_no_file_stops_no_exec() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let mut others: Vec<String> = ["mkfifo -m 666", "ln -s /dev/zero", "mkdir", "truncate -s 4G"]
+            .iter()
+            .map(|other| format!("{other} /etc/passwd"))
+            .collect();
+        others.extend((0..10).map(|number| format!("ln -s /proc/self/fd/{number} /etc/passwd")));
+        for other in others {
+            attacker.sh(&format!("rm -rf /etc/passwd; {other}"));
+            let began = Instant::now();
+            let output = attacker.try_sh("echo $HOME", "20");
+            assert!(output.status.success(), "{other}: {}", String::from_utf8_lossy(&output.stderr));
+            assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "/", "{other}");
+            assert!(began.elapsed() < Duration::from_secs(20), "{other}");
+        }
+    });
+}
+
+/// The same when a container is made, of which a volume can be /etc, or /dev.
+#[test]
+fn a_volume_with_other_files_stops_no_start() {
+    on_a_runtime(|machine, cri| {
+        let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
+        let dir = machine.path("volume");
+        fs::create_dir(&dir).unwrap();
+        mkfifo(&dir.join("passwd"), Mode::from_bits_truncate(0o666)).unwrap();
+        mkfifo(&dir.join("group"), Mode::from_bits_truncate(0o666)).unwrap();
+        mkfifo(&dir.join("null"), Mode::from_bits_truncate(0o666)).unwrap();
+        let mut config = container_config(Pids::Container);
+        config["metadata"]["name"] = "etc".into();
+        config["mounts"] = serde_json::json!([{ "container_path": "/etc", "host_path": dir }]);
+        let id = attacker.create(&config, Pids::Container);
+        cri.crictl(&["start", &id]);
+        assert_eq!(cri.crictl(&["exec", "-s", "--timeout", "60", &id, "echo", "here"]), "here");
+        // A /dev of the attacker's: its null is no device, so that the container is refused, and soon.
+        config["metadata"]["name"] = "dev".into();
+        config["mounts"][0]["container_path"] = "/dev".into();
+        let began = Instant::now();
+        let refused = attacker.try_create(&config, Pids::Container);
+        assert!(!refused.status.success());
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.contains("/dev/null"), "{said}");
+        assert!(began.elapsed() < Duration::from_secs(30));
+    });
+}
