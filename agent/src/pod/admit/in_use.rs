@@ -82,7 +82,10 @@ fn owner(inode: u32) -> String {
         return "the kernel".to_owned();
     }
     let link = format!("socket:[{inode}]");
-    let mut processes = fs::read_dir("/proc").into_iter().flatten().flatten().filter(|process| {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    // Beside the numbers there is `self`, among others.
+    let processes = processes.filter(|process| process.file_name().to_string_lossy().parse::<u32>().is_ok());
+    let mut processes = processes.filter(|process| {
         let files = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
         files
             .into_iter()

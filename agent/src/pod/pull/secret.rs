@@ -65,7 +65,9 @@ fn matching(secret: &Secret, reference: &Reference) -> Vec<(usize, AuthConfig)> 
         return Vec::new();
     };
     let entries = entries.unwrap_or_else(|error| {
-        tracing::warn!(%error, secret = secret.metadata.name, "unreadable pull secret");
+        // The parser's words may quote a password.
+        let (secret, line, column) = (&secret.metadata.name, error.line(), error.column());
+        tracing::warn!(secret, line, column, "unreadable pull secret");
         BTreeMap::new()
     });
     matched(entries, reference)
