@@ -15,11 +15,12 @@ use std::time::Duration;
 use coracle_proto::shim;
 use coracle_systemd::property::{self, v1};
 use coracle_systemd::{Systemd, unit};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use self::driver::CgroupDriver;
 use self::mounts::Hierarchy;
 use crate::error::Error;
-use crate::pidfd::Process;
 
 /// How often a group that is being killed is looked at, and how long in all.
 const KILL_STEP: Duration = Duration::from_millis(5);
@@ -141,10 +142,8 @@ impl Cgroups {
                 return false;
             }
             for pid in pids {
-                // One that has ended meanwhile is what is wanted.
-                if let Ok(process) = Process::in_group(pid, group) {
-                    let _refused = process.signal(libc::SIGKILL);
-                }
+                // Gone meanwhile is what we want.
+                let _gone = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
             tokio::time::sleep(KILL_STEP).await;
             waited += KILL_STEP;

@@ -142,23 +142,25 @@ fn parent_in(stat: &str) -> Option<i32> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn a_process_is_opened_while_it_lives() {
         let own = std::process::id().cast_signed();
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let pid = child.id().cast_signed();
-        let process = Process::child_of(pid, own).unwrap();
+        let process = super::Process::child_of(pid, own).unwrap();
         assert_eq!(process.pid(), pid);
-        assert_eq!(Process::child_of(pid, 1).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(super::Process::child_of(pid, 1).unwrap_err().kind(), std::io::ErrorKind::NotFound);
         assert!(process.is_alive() && process.read("stat").is_ok());
         process.signal(libc::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(!process.is_alive() && process.read("stat").is_err());
         process.signal(libc::SIGKILL).unwrap();
         for absent in [pid, 0, -1, i32::MAX] {
-            assert_eq!(Process::open(absent).unwrap_err().kind(), io::ErrorKind::NotFound, "{absent}");
+            assert_eq!(
+                super::Process::open(absent).unwrap_err().kind(),
+                std::io::ErrorKind::NotFound,
+                "{absent}"
+            );
         }
     }
 
@@ -166,11 +168,11 @@ mod tests {
     fn a_zombie_has_ended() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id().cast_signed();
-        let process = open(pid).unwrap();
-        while is_alive(&process) {
+        let process = super::open(pid).unwrap();
+        while super::is_alive(&process) {
             std::thread::yield_now();
         }
-        assert_eq!(Process::open(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(super::Process::open(pid).unwrap_err().kind(), std::io::ErrorKind::NotFound);
         child.wait().unwrap();
     }
 
@@ -178,16 +180,16 @@ mod tests {
     fn a_process_is_in_its_cgroup_and_in_those_above() {
         let lives = "4:memory:/pods/p/c\n1:name=systemd:/\n0::/\n";
         for group in ["/pods/p/c", "pods/p/c/", "/pods/p", "/pods"] {
-            assert!(is_in(lives, group), "{group}");
+            assert!(super::is_in(lives, group), "{group}");
         }
         for group in ["/pods/p/c/d", "/pods/p/c2", "/pod", "", "/", "/p/c"] {
-            assert!(!is_in(lives, group), "{group}");
+            assert!(!super::is_in(lives, group), "{group}");
         }
     }
 
     #[test]
     fn the_parent_is_found_behind_any_name() {
-        assert_eq!(parent_in("7 (a) b) S 5 7 7"), Some(5));
-        assert_eq!(parent_in("7 (a"), None);
+        assert_eq!(super::parent_in("7 (a) b) S 5 7 7"), Some(5));
+        assert_eq!(super::parent_in("7 (a"), None);
     }
 }

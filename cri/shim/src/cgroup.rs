@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use coracle_systemd::property::v1;
-
-use crate::process::Member;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 /// The v1 controllers that the container library knows.
 const JOINED: [&str; 12] = [
@@ -273,17 +273,10 @@ pub(crate) fn kill(hierarchies: &[Hierarchy], path: &str) {
             return;
         }
         for pid in new {
-            if let Some(member) = Member::open(pid, path) {
-                let _refused = member.signal(libc::SIGKILL);
-            }
+            let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL);
             killed.insert(pid);
         }
     }
-}
-
-/// All processes in the cgroup and below, by descriptors.
-pub(crate) fn members(hierarchies: &[Hierarchy], path: &str) -> Vec<Member> {
-    processes(hierarchies, path).into_iter().filter_map(|pid| Member::open(pid, path)).collect()
 }
 
 /// All processes in the cgroup and below, in any hierarchy.

@@ -183,6 +183,6 @@ impl Process1 {
 
     /// The kernel kills all processes of its namespace with it.
     pub(crate) fn kill(&self) {
-        let _ended_meanwhile = kernel::pidfd_signal(&self.pidfd, libc::SIGKILL);
+        let _ended_meanwhile = kernel::send_signal(&self.pidfd, libc::SIGKILL);
     }
 }

@@ -238,14 +238,6 @@ pub(crate) fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
 }
 
-/// pidfd_send_signal(2).
-pub(crate) fn pidfd_signal(process: &OwnedFd, signal: c_int) -> io::Result<()> {
-    let none = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: the descriptor is open, and no siginfo is passed.
-    check(unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) })
-        .map(drop)
-}
-
 pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Result<()> {
     let size = libc::winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the descriptor is open and `size` outlives the call.
@@ -253,6 +245,14 @@ pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Re
         libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCSWINSZ, &raw const size)
     }))
     .map(drop)
+}
+
+/// pidfd_send_signal(2): to the process that was opened and no other.
+pub(crate) fn send_signal(process: &OwnedFd, signal: c_int) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is open, and no siginfo is passed.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) };
+    check(sent).map(drop)
 }
 
 /// Makes `fd` one of the standard descriptors, without its close-on-exec flag.

@@ -14,7 +14,7 @@ use crate::cgroup::{self, CgroupError, Removed};
 use crate::container::{Deletion, Phase};
 use crate::creator;
 use crate::fault::{self, Fault};
-use crate::process::Member;
+use crate::kernel;
 use crate::report::note;
 
 /// From the second on, looks wait by the clock: a millisecond, doubled up to this.
@@ -59,12 +59,10 @@ impl Shim {
         if let Some(result) = removed.as_ref().and_then(ended) {
             return self.deleted(serial, result);
         }
-        let others = cgroup::members(hierarchies, &container.cgroup);
-        for member in &others {
-            let _refused = member.signal(libc::SIGKILL);
-        }
+        let others = cgroup::processes(hierarchies, &container.cgroup);
+        others.iter().copied().for_each(end);
         match container.phase {
-            Phase::Exited { .. } if !others.is_empty() => deletion.wait_for(others),
+            Phase::Exited { .. } if !others.is_empty() => deletion.wait_for(&others),
             Phase::Exited { .. } if deletion.looks < MOST_LOOKS => deletion.pause(),
             Phase::Exited { .. } => {
                 let fault = Fault::new(Default::default(), "the container's cgroup stays busy");
@@ -130,7 +128,7 @@ fn ended(removed: &Result<Removed, CgroupError>) -> Option<Result<(), Fault>> {
     }
 }
 
-/// Kills a child that was not waited for. Zero and negative numbers mean groups of processes, 1 is the machine's.
+/// It may be gone already. Zero and negative numbers mean groups of processes, 1 is the machine's.
 pub(super) fn end(pid: i32) {
     if pid <= 1 {
         return;
@@ -141,10 +139,10 @@ pub(super) fn end(pid: i32) {
 impl Deletion {
     /// For the ends of those, or for a moment where they cannot be watched any more: one that is
     /// dead already and still in the list would be ready for ever.
-    fn wait_for(&mut self, members: Vec<Member>) {
+    fn wait_for(&mut self, pids: &std::collections::BTreeSet<i32>) {
         self.looks += 1;
-        self.dying = members.into_iter().map(Member::into_pidfd).collect();
-        if self.looks > 3 {
+        self.dying = pids.iter().filter_map(|pid| kernel::pidfd_open(*pid).ok()).collect();
+        if self.dying.len() < pids.len() || self.looks > 3 {
             self.dying.clear();
             self.pause();
         }

@@ -139,8 +139,7 @@ impl Shim {
         let ticket = exec.ticket.take();
         coracle_fault::point("shim.exec-begun");
         // The next agent was told of what it has to end when it said hello, and this was not there yet.
-        let runs = exec.pid > 0 && exec.exit.is_none();
-        if exec.awaited && runs && ticket.is_some_and(|ticket| ticket.connection != self.connection) {
+        if exec.awaited && exec.pid > 0 && ticket.is_some_and(|ticket| ticket.connection != self.connection) {
             let _ended_meanwhile = super::signal::send(exec.pid, nix::libc::SIGKILL);
         }
         let answer = match fault {

@@ -101,10 +101,8 @@ impl Shim {
     fn end_unrestored(&mut self, serial: u32) {
         let Some(container) = self.containers.get(&serial) else { return };
         let waiting = container.pid;
-        let left = cgroup::members(&self.pod.hierarchies, &container.cgroup);
-        for member in &left {
-            let _refused = member.signal(libc::SIGKILL);
-        }
+        let left = cgroup::processes(&self.pod.hierarchies, &container.cgroup);
+        left.into_iter().for_each(end);
         end(waiting);
         if waiting == 0 {
             self.container_ended(serial, -libc::SIGKILL);

@@ -2,6 +2,9 @@
 
 use coracle_proto::shim::error::Kind;
 use coracle_proto::shim::{self as wire};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::Shim;
 use crate::cgroup;
@@ -15,14 +18,13 @@ impl Shim {
         let serial = self.serial_of(id)?;
         if !signal.exec_id.is_empty() {
             let exec = self.exec_of(id, &signal.exec_id)?;
-            // Of one that was waited for the number may be another process's.
-            return if exec.exit.is_some() { Ok(()) } else { send(exec.pid, signal.signal) };
+            return send(exec.pid, signal.signal);
         }
         let Some(container) = self.containers.get(&serial) else { return Err(Fault::no_container(id)) };
         // What of it is there by now, CRIU included: the start fails, and that ends the container.
         if signal.all || matches!(container.phase, Phase::Restoring { .. }) {
-            let members = cgroup::members(&self.pod.hierarchies, &container.cgroup);
-            return members.iter().try_for_each(|member| sent(member.signal(signal.signal), signal.signal));
+            let pids = cgroup::processes(&self.pod.hierarchies, &container.cgroup);
+            return pids.into_iter().try_for_each(|pid| send(pid, signal.signal));
         }
         match container.phase {
             Phase::Created | Phase::Starting { .. } | Phase::Running => send(container.pid, signal.signal),
@@ -43,22 +45,19 @@ impl Shim {
     }
 }
 
-/// To a child that was not waited for. Real-time signals have no name in `Signal`, but a container may be stopped by one.
+/// Real-time signals have no name in `Signal`, but a container may be stopped by one.
 pub(super) fn send(pid: i32, signal: i32) -> Result<(), Fault> {
     if pid <= 1 {
         return Err(Fault::new(Kind::WrongState, "the process has not started yet"));
     }
-    sent(kernel::kill(pid, signal).map_err(std::io::Error::from), signal)
-}
-
-fn sent(result: std::io::Result<()>, signal: i32) -> Result<(), Fault> {
-    match result {
-        Ok(()) => Ok(()),
-        Err(error) => match error.raw_os_error() {
-            // It has just ended: nothing is left to signal.
-            Some(libc::ESRCH) => Ok(()),
-            Some(libc::EINVAL) => Err(Fault::new(Kind::Invalid, format!("there is no signal {signal}"))),
-            _ => Err(Fault::doing("send the signal", &error)),
-        },
+    let sent = match Signal::try_from(signal) {
+        Ok(signal) => kill(Pid::from_raw(pid), signal),
+        Err(_) => kernel::kill(pid, signal),
+    };
+    match sent {
+        // It has just ended: nothing is left to signal.
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(Errno::EINVAL) => Err(Fault::new(Kind::Invalid, format!("there is no signal {signal}"))),
+        Err(errno) => Err(Fault::doing("send the signal", &errno)),
     }
 }

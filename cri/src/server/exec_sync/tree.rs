@@ -7,10 +7,11 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tokio::time::Instant;
 
 use crate::cgroup::Cgroups;
-use crate::pidfd;
 
 /// How long until killed processes are looked for again, and how long in all: a process may sleep in the kernel.
 const STEP: Duration = Duration::from_millis(3);
@@ -46,7 +47,7 @@ impl Alone<'_> {
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         if let Some(leader) = self.leader.filter(|leader| leads(self.cgroups, self.group, *leader)) {
-            send(self.group, leader, libc::SIGKILL);
+            send(leader, Signal::SIGKILL);
         }
     }
 }
@@ -64,7 +65,7 @@ pub(super) async fn kill_descendants<'a>(
     }
     // Standing still it starts nothing, and does not end: its orphans would be the container's then.
     let alone = Alone { cgroups, group, leader: Some(leader) };
-    send(group, leader, libc::SIGSTOP);
+    send(leader, Signal::SIGSTOP);
     let (mut killed, mut known) = (HashSet::new(), HashSet::new());
     while begun.elapsed() < LIMIT {
         let listed = cgroups.processes(group);
@@ -80,7 +81,7 @@ pub(super) async fn kill_descendants<'a>(
         }
         for pid in found {
             newcomers |= killed.insert(pid);
-            send(group, pid, libc::SIGKILL);
+            send(pid, Signal::SIGKILL);
         }
         // Those who are killed take a moment; those who were started meanwhile must get none.
         if newcomers {
@@ -97,11 +98,9 @@ fn leads(cgroups: &Cgroups, group: &str, leader: i32) -> bool {
     look(cgroups, group).iter().any(|process| process.pid == leader && process.session == leader)
 }
 
-fn send(group: &str, pid: i32, signal: i32) {
-    // One that has ended meanwhile is what is wanted, and its pid may be another process's.
-    if let Ok(process) = pidfd::Process::in_group(pid, group) {
-        let _refused = process.signal(signal);
-    }
+fn send(pid: i32, signal: Signal) {
+    // Gone meanwhile is what we want.
+    let _gone = kill(Pid::from_raw(pid), signal);
 }
 
 fn look(cgroups: &Cgroups, group: &str) -> Vec<Process> {
