@@ -1,43 +1,80 @@
-//! One owner of a run directory at a time, and who it is.
+//! The lock of a run directory: one process at a time owns the node.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{Read, Seek, Write};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Held for as long as the process owns the node; the kernel lets go of it when the process dies.
+/// Longest wait for a killed holder to end: the kernel takes its memory back before it closes its files.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Pause between two looks at a holder that the kernel does not show to be dying.
+const STEP: Duration = Duration::from_millis(20);
+/// Looks at such a holder. A signal that was just sent, and a lock that was just released, show at the second one.
+const LOOKS: u32 = 5;
+
+/// Flag of a process that exits, in its `stat`: `PF_EXITING` of include/linux/sched.h.
+const EXITING: u64 = 4;
+/// SIGKILL in a mask of signals.
+const KILLED: u64 = 1 << 8;
+
+/// Held for as long as the process owns the node; the kernel releases it when the process dies.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: Flock<File>,
 }
 
 impl Lock {
-    /// Takes `<run dir>/coracle.lock`, or says which process has it.
+    /// Takes `<run dir>/coracle.lock`. Waits for a holder that was killed and is about to end.
+    ///
+    /// # Errors
+    /// Names the holder, if that runs on.
     pub(crate) fn take(run_dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
         let context = || format!("cannot open {}", path.display());
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut file = options.open(&path).with_context(context)?;
-        // A user who can read a file can lock it (flock(2)), and keep the node from starting. An earlier version let all users read it.
-        file.set_permissions(Permissions::from_mode(0o600)).with_context(context)?;
-        match Flock::lock(file.try_clone()?, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => {
-                file.set_len(0)?;
-                file.rewind()?;
-                write!(file, "{}", std::process::id())?;
-                Ok(Self { _file: lock })
+        let end = Instant::now() + PATIENCE;
+        let mut looks = 0;
+        loop {
+            let mut options = OpenOptions::new();
+            let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+            let mut file = options.open(&path).with_context(context)?;
+            // A user who can read a file can lock it (flock(2)). Earlier versions let all users read it.
+            file.set_permissions(Permissions::from_mode(0o600)).with_context(context)?;
+            match Flock::lock(file.try_clone()?, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => {
+                    file.set_len(0)?;
+                    file.rewind()?;
+                    write!(file, "{}", std::process::id())?;
+                    return Ok(Self { _file: lock });
+                }
+                Err((_, Errno::EWOULDBLOCK)) => {}
+                Err((_, errno)) => {
+                    return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
+                }
             }
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-                let mut pid = String::new();
-                file.read_to_string(&mut pid)?;
-                bail!("{} is in use by process {}", run_dir.display(), pid.trim())
+            let mut holder = String::new();
+            file.read_to_string(&mut holder)?;
+            let holder = holder.trim();
+            looks += 1;
+            let dies = wait_if_dying(holder.parse().ok(), end)?;
+            if dies && Instant::now() >= end {
+                bail!(
+                    "cannot take {}: process {holder} was killed and has not ended within {} s",
+                    run_dir.display(),
+                    PATIENCE.as_secs()
+                )
             }
-            Err((_, errno)) => Err(errno).with_context(|| format!("cannot lock {}", path.display())),
+            if !dies && looks >= LOOKS {
+                bail!("{} is in use by process {holder}", run_dir.display())
+            }
         }
     }
 
@@ -53,5 +90,111 @@ impl Lock {
                 pid.trim().parse().ok()
             }
         }
+    }
+}
+
+/// Waits for the end of a process that is about to end, at most until then; otherwise one step. True if it was about to
+/// end.
+fn wait_if_dying(pid: Option<i32>, until: Instant) -> anyhow::Result<bool> {
+    let process = pid.and_then(Pid::from_raw).map(|pid| (pid, pidfd_open(pid, PidfdFlags::empty())));
+    let Some((pid, Ok(process))) = process else {
+        // Ended already, or not yet written down by a process that has just taken the lock.
+        poll(&mut [], PollTimeout::try_from(STEP).unwrap_or(PollTimeout::ZERO))?;
+        return Ok(false);
+    };
+    let dies = is_dying(pid.as_raw_nonzero().get());
+    let left = if dies { until.saturating_duration_since(Instant::now()) } else { STEP };
+    let left = PollTimeout::try_from(left.max(STEP)).unwrap_or(PollTimeout::MAX);
+    match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], left) {
+        Ok(_) | Err(Errno::EINTR) => Ok(dies),
+        Err(errno) => Err(errno).context("cannot wait for the end of the process that holds the lock"),
+    }
+}
+
+/// Whether a process has been killed or exits.
+fn is_dying(pid: i32) -> bool {
+    let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    is_exiting(&read("stat")) || is_killed(&read("status"))
+}
+
+/// By its `stat`: state is the first field behind the name, flags the seventh, see proc_pid_stat(5).
+fn is_exiting(stat: &str) -> bool {
+    let fields = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace().collect::<Vec<_>>());
+    let Some(fields) = fields else { return false };
+    let flags = fields.get(6).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or_default();
+    matches!(fields.first(), Some(&("Z" | "X"))) || flags & EXITING != 0
+}
+
+/// By the pending signals in its `status`, its main thread's or those of all.
+fn is_killed(status: &str) -> bool {
+    let pending = ["SigPnd:", "ShdPnd:"].map(|name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        u64::from_str_radix(line.trim(), 16).unwrap_or_default()
+    });
+    pending.iter().any(|pending| pending & KILLED != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    const DIRECTORY: &str = "CORACLE_TEST_LOCK";
+
+    /// Run by the other tests in a process of its own: takes the lock, and has so much memory that its end takes long.
+    #[test]
+    #[ignore = "the holder of the other tests"]
+    fn holder() {
+        let Some(dir) = std::env::var_os(DIRECTORY) else { return };
+        let _lock = Lock::take(Path::new(&dir)).expect("lock");
+        let memory = vec![1_u8; 2 << 30];
+        println!("\nholds {}", memory.len());
+        poll(&mut [], PollTimeout::NONE).expect("killed meanwhile");
+    }
+
+    fn start_holder(dir: &Path) -> Child {
+        let mut command = Command::new(std::env::current_exe().expect("test"));
+        command.args(["--exact", "lock::tests::holder", "--ignored", "--nocapture"]).env(DIRECTORY, dir);
+        let mut holder = command.stdout(Stdio::piped()).spawn().expect("holder");
+        let mut said = String::new();
+        let mut output = holder.stdout.take().expect("output");
+        while !said.contains("holds") {
+            let mut more = [0; 256];
+            let len = output.read(&mut more).expect("read");
+            assert_ne!(len, 0, "{said}");
+            said.push_str(&String::from_utf8_lossy(&more[..len]));
+        }
+        holder
+    }
+
+    #[test]
+    fn a_holder_that_was_killed_is_waited_for() {
+        let dir = tempfile::tempdir().expect("directory");
+        let mut holder = start_holder(dir.path());
+        holder.kill().expect("kill");
+        drop(Lock::take(dir.path()).expect("it ends"));
+        holder.wait().expect("wait");
+    }
+
+    #[test]
+    fn a_holder_that_runs_on_is_named() {
+        let dir = tempfile::tempdir().expect("directory");
+        let _lock = Lock::take(dir.path()).expect("lock");
+        let begun = Instant::now();
+        let error = Lock::take(dir.path()).expect_err("held").to_string();
+        assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "it is not waited for");
+    }
+
+    #[test]
+    fn a_process_that_is_about_to_end_shows() {
+        assert!(is_exiting("7 (a) b) R 1 7 7 0 -1 4194308 0"));
+        assert!(is_exiting("7 (a) Z 1 7 7 0 -1 4194304 0"));
+        assert!(!is_exiting("7 (a) S 1 7 7 0 -1 4194304 0"));
+        assert!(!is_exiting(""));
+        assert!(is_killed("SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"));
+        assert!(is_killed("SigPnd:\t0000000000000000\nShdPnd:\t0000000000000100\n"));
+        assert!(!is_killed("SigPnd:\t0000000000000000\nShdPnd:\t0000000000004000\n"));
     }
 }

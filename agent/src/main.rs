@@ -93,9 +93,13 @@ enum Role {
 fn main() -> ExitCode {
     // Before anything that starts a thread: the shim forks, and a fork of a threaded process may hang. And
     // before the rules of the whole command line are made: their memory would stay dirty in every shim.
-    coracle_shim::init_if_called();
     if let Some(dir) = shim_dir() {
         return coracle_shim::main(coracle_shim::ShimArgs { dir });
+    }
+    if let Err(error) = coracle_open_files::keep_inherited() {
+        return role::fail(
+            &anyhow::Error::new(error).context("cannot mark inherited descriptors as close-on-exec"),
+        );
     }
     if let Some(plugin) = role::cni::called_as() {
         return coracle_cni::plugin_main(plugin);

@@ -186,11 +186,11 @@ pub enum Error {
         /// The setting that gives another one.
         setting: &'static str,
     },
-    /// The name that tells others of this network could not be taken.
-    #[error("cannot take the abstract socket name {address}")]
+    /// The lock that keeps others from a name of this network could not be taken.
+    #[error("cannot lock {}", path.display())]
     Name {
-        /// The name.
-        address: String,
+        /// The lock, or the directory of the locks.
+        path: PathBuf,
         /// The system's answer.
         #[source]
         source: io::Error,

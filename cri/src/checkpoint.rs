@@ -38,6 +38,7 @@ pub(crate) use restore::{forget_images, images_dir, lay_out, read, said, verify}
 
 use crate::cgroup::freezer::Freezer;
 use crate::records::{ContainerRecord, RestoreRecord};
+use crate::shim_client::Shim;
 
 /// Where a checkpoint is put together, in the container's directory on the disk.
 const WORKSHOP: &str = "checkpoint";
@@ -50,7 +51,7 @@ pub(crate) struct Subject {
     pub(crate) record: ContainerRecord,
     /// Its first process, and the shim that holds its pod's namespaces.
     pub(crate) pid: i32,
-    pub(crate) shim_pid: i32,
+    pub(crate) shim: Shim,
     pub(crate) bundle: PathBuf,
     /// Its writable layer's directory.
     pub(crate) layer: PathBuf,

@@ -1,11 +1,91 @@
-//! A process by a descriptor: no other can come to be meant, and the kernel tells of its end.
+//! Processes by descriptors: a pid may become another process's once its process has ended, a descriptor never.
 #![allow(unsafe_code, reason = "pidfd_open and pidfd_send_signal have no safe wrapper here")]
 
-use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd, OwnedFd};
 
+use nix::fcntl::{OFlag, openat};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+/// A process, and its directory in /proc.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pid: i32,
+    pidfd: OwnedFd,
+    /// Look-ups through it fail once the process has ended.
+    directory: OwnedFd,
+}
+
+// === impl Process ===
+
+impl Process {
+    /// Opens a process; `NotFound` when there is none of that pid, or it has ended.
+    pub(crate) fn open(pid: i32) -> io::Result<Self> {
+        if pid <= 0 {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let pidfd = open(pid)?;
+        let directory = File::open(format!("/proc/{pid}"))?.into();
+        // Alive now, so that the number was its own when the directory was opened.
+        if !is_alive(&pidfd) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        Ok(Self { pid, pidfd, directory })
+    }
+
+    /// Opens a process that was found in a cgroup; `NotFound` when it has ended or is in another one.
+    pub(crate) fn in_group(pid: i32, group: &str) -> io::Result<Self> {
+        let process = Self::open(pid)?;
+        if is_in(&process.read("cgroup")?, group) { Ok(process) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// Opens the child of a process that the caller knows to live; `NotFound` when it has ended or has another parent.
+    pub(crate) fn child_of(pid: i32, parent: i32) -> io::Result<Self> {
+        let process = Self::open(pid)?;
+        if parent_in(&process.read("stat")?) == Some(parent) {
+            Ok(process)
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    pub(crate) fn is_alive(&self) -> bool {
+        is_alive(&self.pidfd)
+    }
+
+    /// Opens a file of its directory in /proc.
+    pub(crate) fn file(&self, name: &str, flags: OFlag) -> io::Result<File> {
+        Ok(openat(&self.directory, name, flags | OFlag::O_CLOEXEC, Mode::empty())?.into())
+    }
+
+    /// Reads a file of its directory in /proc, whose size the kernel limits.
+    pub(crate) fn read(&self, name: &str) -> io::Result<String> {
+        let mut text = Vec::new();
+        self.file(name, OFlag::O_RDONLY)?.read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Sends a signal. A process that has ended takes none, which is no error.
+    pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
+        match send(&self.pidfd, signal) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            sent => sent,
+        }
+    }
+
+    /// Waits for its end. Cancel safe.
+    pub(crate) async fn ended(&self) -> io::Result<()> {
+        watch(self.pidfd.try_clone()?)?.readable().await.map(drop)
+    }
+}
 
 /// Opens a process; `NotFound` when there is none of that pid.
 pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
@@ -35,4 +115,91 @@ pub(crate) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
     let registered = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
     registered.map_err(|error| io::Error::other(error.to_string()))
+}
+
+/// pidfd_send_signal(2).
+pub(crate) fn send(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is open, and no siginfo is passed.
+    match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether a process has not ended. A zombie has.
+pub(crate) fn is_alive(pidfd: &OwnedFd) -> bool {
+    let mut ended = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+    poll(&mut ended, PollTimeout::ZERO) == Ok(0)
+}
+
+/// Whether a process lives in a cgroup or below, by its `/proc/PID/cgroup`: one line a hierarchy,
+/// `NUMBER:CONTROLLERS:PATH`.
+fn is_in(lives: &str, group: &str) -> bool {
+    let group = group.trim_matches('/');
+    let mut paths = lives.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    !group.is_empty()
+        && paths.any(|path| {
+            let below = path.trim_start_matches('/').strip_prefix(group);
+            below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+}
+
+/// The parent in a `/proc/PID/stat`. The name, in parentheses, may hold anything.
+fn parent_in(stat: &str) -> Option<i32> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_process_is_opened_while_it_lives() {
+        let own = std::process::id().cast_signed();
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let process = super::Process::child_of(pid, own).unwrap();
+        assert_eq!(process.pid(), pid);
+        assert_eq!(super::Process::child_of(pid, 1).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+        assert!(process.is_alive() && process.read("stat").is_ok());
+        process.signal(libc::SIGKILL).unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive() && process.read("stat").is_err());
+        process.signal(libc::SIGKILL).unwrap();
+        for absent in [pid, 0, -1, i32::MAX] {
+            assert_eq!(
+                super::Process::open(absent).unwrap_err().kind(),
+                std::io::ErrorKind::NotFound,
+                "{absent}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_zombie_has_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id().cast_signed();
+        let process = super::open(pid).unwrap();
+        while super::is_alive(&process) {
+            std::thread::yield_now();
+        }
+        assert_eq!(super::Process::open(pid).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_in_its_cgroup_and_in_those_above() {
+        let lives = "4:memory:/pods/p/c\n1:name=systemd:/\n0::/\n";
+        for group in ["/pods/p/c", "pods/p/c/", "/pods/p", "/pods"] {
+            assert!(super::is_in(lives, group), "{group}");
+        }
+        for group in ["/pods/p/c/d", "/pods/p/c2", "/pod", "", "/", "/p/c"] {
+            assert!(!super::is_in(lives, group), "{group}");
+        }
+    }
+
+    #[test]
+    fn the_parent_is_found_behind_any_name() {
+        assert_eq!(super::parent_in("7 (a) b) S 5 7 7"), Some(5));
+        assert_eq!(super::parent_in("7 (a"), None);
+    }
 }

@@ -13,6 +13,7 @@ pub(crate) mod files;
 pub(crate) mod filter;
 pub(crate) mod first_process;
 pub(crate) mod namespaces;
+pub(crate) mod process1;
 pub(crate) mod sysctls;
 pub(crate) mod user_namespace;
 
@@ -49,6 +50,8 @@ pub(crate) struct Sandbox {
     pub(crate) meter: Meter,
     /// Whether a stop has begun, which nothing takes back.
     stopping: AtomicBool,
+    /// Whether a task waits for the end of process 1.
+    process1_watched: AtomicBool,
     /// Execs that somebody waits for.
     execs: Mutex<HashMap<String, oneshot::Sender<shim::Exit>>>,
 }
@@ -90,6 +93,7 @@ impl Sandbox {
             id: record.id.clone(),
             transitions: Mutex::new(record.transitions.clone()),
             stopping: AtomicBool::new(record.stopping),
+            process1_watched: AtomicBool::new(false),
             record,
             state: Mutex::new(state),
             size: Mutex::new(PodSize { overhead: linux.overhead, resources: linux.resources }),
@@ -171,6 +175,11 @@ impl Sandbox {
             (linux.overhead, linux.resources) = (size.overhead, size.resources);
         }
         record
+    }
+
+    /// Whether a task waits for the end of process 1; from now on the caller does.
+    fn is_process1_watched(&self) -> bool {
+        self.process1_watched.swap(true, Ordering::Relaxed)
     }
 
     /// Notes, for its record, that a stop begins. False when it was noted before, or nothing is left to stop.

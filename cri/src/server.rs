@@ -1,5 +1,6 @@
 //! The CRI services over [`Runtime`]: one call a file, and the gRPC server on a Unix socket.
 
+mod authority;
 mod checkpoint;
 mod container_create;
 mod container_remove;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 use coracle_proto::cri::image_service_server::ImageServiceServer;
 use coracle_proto::cri::runtime_service_server::RuntimeServiceServer;
 use tokio::net::UnixListener;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -70,11 +72,12 @@ impl Runtime {
         let image = ImageServiceServer::new(self)
             .max_decoding_message_size(MESSAGE_LIMIT)
             .max_encoding_message_size(MESSAGE_LIMIT);
+        let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(authority::Stream::new));
         let served = Server::builder()
             .layer(deadline::Deadlines)
             .add_service(runtime)
             .add_service(image)
-            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
+            .serve_with_incoming_shutdown(incoming, stop)
             .await;
         nri.close().await;
         served.map_err(Error::Serve)

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coracle_proto::shim::{self, reply, request};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedRwLockReadGuard, mpsc};
 use tokio::time::timeout;
 
 pub use self::error::{Error, ErrorKind};
@@ -148,7 +148,7 @@ impl Shim {
         let socket = connected.map_err(|_late| Error::silent())??;
         let process = match process {
             Some(process) => process,
-            None => Process::open(socket.peer_pid()?)?,
+            None => Process::open_peer(socket.peer_pid()?, dir)?,
         };
         let (sender, receiver) = mpsc::unbounded_channel();
         let link = Link::open(socket, sender);
@@ -169,6 +169,17 @@ impl Shim {
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.inner.process.pid()
+    }
+
+    /// As long as the guard lives, the pid of a shim that this process has started is no other process's.
+    pub(crate) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
+        self.inner.process.keep_pid().await
+    }
+
+    /// Whether the shim's process has not ended: what was read before by its pid was its own.
+    #[must_use]
+    pub(crate) fn is_alive(&self) -> bool {
+        self.inner.process.is_alive()
     }
 
     /// The directory that the shim lives in.

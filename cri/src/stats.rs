@@ -94,7 +94,8 @@ impl Runtime {
     /// The interfaces of a pod that lives and has a network of its own: the node's are nobody's in particular.
     pub(crate) fn interfaces_of(&self, sandbox: &Sandbox) -> Option<Vec<Interface>> {
         let live = sandbox.live().filter(|_| namespaces::own_network(sandbox.config()))?;
-        interfaces(live.shim.pid())
+        let found = interfaces(live.shim.pid());
+        found.filter(|_| live.shim.is_alive())
     }
 
     pub(crate) fn stats_of(&self, container: &Container) -> cri::ContainerStats {

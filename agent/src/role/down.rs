@@ -13,9 +13,7 @@ use coracle_proto::cri::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPod
 use coracle_systemd::property::v1;
 use coracle_systemd::{Systemd, unit};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tonic::Request;
 
 use super::node::{self, Parts};
@@ -111,7 +109,14 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
     let process = rustix::process::Pid::from_raw(pid).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
     // Gone meanwhile is what we want.
     let Some(Ok(process)) = process else { return Ok(()) };
-    kill(Pid::from_raw(pid), Signal::SIGTERM).with_context(|| format!("cannot stop process {pid}"))?;
+    // It holds the directory still, so that the descriptor is not another process's with its number.
+    if Lock::holder(run_dir) != Some(pid) {
+        return Ok(());
+    }
+    match pidfd_send_signal(&process, Signal::TERM) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+        Err(errno) => return Err(errno).with_context(|| format!("cannot stop process {pid}")),
+    }
     for _ in 0..1200 {
         let ended = poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
         if ended? > 0 {

@@ -45,6 +45,7 @@ use crate::fault;
 use crate::host_mounts::HostMounts;
 use crate::kernel;
 use crate::overlay::{self, OverlayError};
+use crate::process::PidNamespace;
 use crate::report::{Speaker, Word};
 use crate::seccomp;
 use crate::selinux;
@@ -79,6 +80,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) seccomp_program: &'a [u8],
     /// The shim's pid.
     pub(crate) shim: i32,
+    /// The pid namespaces of the pod that the spec may name, by its process 1 or by a container's first process.
+    pub(crate) pid_namespaces: &'a [&'a PidNamespace],
     /// One byte of it starts the container.
     pub(crate) gate: &'a OwnedFd,
 }
@@ -98,6 +101,8 @@ enum CreateError {
     Missing(&'static str),
     #[error("the cgroup {0:?} is not below the root of its hierarchy")]
     Cgroup(String),
+    #[error("join the namespace {}: the pod has no process {pid} that runs", .path.display())]
+    NotOfThePod { path: PathBuf, pid: i32 },
     #[error("mount the root file system")]
     Rootfs(#[source] OverlayError),
     #[error("make the working directory {}", .path.display())]
@@ -138,6 +143,7 @@ pub(crate) fn run(plan: &Plan<'_>, speaker: Speaker) -> ! {
     let mut keep: Vec<RawFd> = ends.into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
     keep.extend([speaker.fd(), plan.gate.as_raw_fd(), plan.host_mounts.as_raw_fd()]);
     keep.extend(plan.user.map(|user| user.fd.as_raw_fd()));
+    keep.extend(plan.pid_namespaces.iter().map(|namespace| namespace.fd.as_raw_fd()));
     let closed = kernel::close_all_but(&keep).map_err(CreateError::Close);
     if let Err(error) = closed.and_then(|()| create(plan, speaker)) {
         speaker.say(&Word::Failed(kind(&error), fault::chain(&error)));
@@ -149,6 +155,7 @@ fn kind(error: &CreateError) -> Kind {
     match error {
         CreateError::Read { .. } | CreateError::Missing(_) | CreateError::Cgroup(_) => Kind::Invalid,
         CreateError::Stage(stage::StageError::SubPath { .. }) => Kind::Invalid,
+        CreateError::NotOfThePod { .. } => Kind::WrongState,
         CreateError::Library(error) => match **error {
             LibcontainerError::InvalidSpec(_) => Kind::Invalid,
             _ => Kind::Internal,
@@ -166,6 +173,7 @@ fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<(), CreateError> {
         speaker.say(&Word::SharesPids);
     }
 
+    spec::hold_namespaces(&mut spec, plan.shim, plan.pid_namespaces)?;
     spec::adjust(&mut spec, &spec::Host::look());
     set_parameters(&mut spec, plan.user)?;
     let way = if ordinary::is_ordinary(&spec) { Way::Ours } else { Way::Library };

@@ -1,91 +1,103 @@
-//! The first process of a pod's shared pid namespace. It does nothing: the kernel reaps for a process that ignores
-//! SIGCHLD.
+//! Process 1 of a pod's shared pid namespace. It waits for the end of the shim; the kernel reaps for a process that
+//! ignores SIGCHLD.
 //!
-//! It is a fork of the shim, and shares the shim's memory. Where processes have SELinux labels it has the pod's, as
-//! the first process of other runtimes' pods has: the pod's containers may then look at process 1. Only a process that
-//! starts a program gets another label (policies let nobody change his own while he runs), so there it starts this
-//! same program anew, under the name [`NAME`]. The policy of containers lets their processes begin with any program.
+//! A container of the pod that may trace reaches everything that process 1 has. So it has next to nothing:
+//! - [`root`]: a mount namespace of its own, whose only mount is a read-only tmpfs with the program;
+//! - [`program`]: an executable of its own, in which nothing of the shim's memory and of the node's files is left;
+//! - [`confine`]: the user and the profiles that the pod asks for, and no capability but that to trace;
+//! - two pipes as its standard streams.
 //!
-//! It becomes whom the pod's configuration says, and takes its profiles ([`confine`]); what it could not take the shim
-//! hears, and does not become a pod. A filter forbids at most what it has left to do: to wait.
-//!
-//! It lives in the shim's mounts, which are the node's, and a container that may trace processes reaches it. So it has
-//! an empty root directory, and no right but that to trace: who reaches it has that one, and gains no other.
+//! Where processes have SELinux labels it has the pod's, as the first process of other runtimes' pods has: the pod's
+//! containers may then look at process 1. A process gets another label only when it starts a program.
 
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
 
-use coracle_proto::shim::{InitProcess, SandboxConfig};
-use nix::errno::Errno;
+use coracle_proto::shim::SandboxConfig;
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::{chdir, fchdir};
-use prost::Message as _;
 
-use self::confine::Confinement;
+use self::confine::{ConfineError, Confinement};
 use crate::fault;
 use crate::kernel::{self, Fork};
+use crate::process::PidNamespace;
 use crate::report::note;
 use crate::selinux;
 
 mod confine;
+mod program;
+mod root;
 
-/// What an init is called that is a program of its own.
-pub(crate) const NAME: &std::ffi::CStr = c"coracle-init";
+/// Name of the process and of its program.
+const NAME: &std::ffi::CStr = c"coracle-init";
+/// The program in the root directory of process 1.
+const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
-/// A directory that shows what a process has open, of which it has next to nothing.
-const EMPTY: &str = "/proc/self/fdinfo";
-
-/// The descriptor that it says its word to. The third of three: a container's label may use no other kind, and who
-/// looks finds no more.
-const SAYS: RawFd = 2;
-/// What it says when it is what it was to become. Else it says why not.
+/// Descriptor whose end ends the program.
+const LIFELINE: RawFd = 0;
+/// Descriptors of the word that the program waits, or of the reason why it does not.
+const WORD: [RawFd; 2] = [1, 2];
+/// The word of the program when it waits.
 const SETTLED: u8 = b'+';
-/// The most that it says: what a pipe takes at once.
+/// Most bytes of an error: what a pipe takes at once.
 const LONGEST_WORD: usize = 4096;
 
-/// An init that is about to be.
+/// A process 1 to be started.
 #[derive(Debug)]
 pub(crate) struct Init {
     confinement: Confinement,
-    /// None leaves it a fork of the shim's.
-    relabelled: Option<Relabelled>,
-    /// Its word, and where it says it.
+    /// SELinux labels of the process and of its files; empty without SELinux.
+    process_label: String,
+    mount_label: String,
+    /// The kernel forgets the parent-death signal when a process gets another SELinux label. The pipe's end stays.
+    listens: OwnedFd,
+    lives: OwnedFd,
+    /// The word, and where it is said.
     hears: OwnedFd,
     says: OwnedFd,
 }
 
+/// Process 1 of the pod.
 #[derive(Debug)]
-struct Relabelled {
-    label: String,
-    /// The pod's shared memory, a mount with the pod's label; empty if it has none of its own.
-    shm_dir: String,
-    /// What it becomes, for the new program.
-    process: InitProcess,
-    /// Its end means the end of the shim. The kernel forgets what is to be sent when a parent dies as it gives a
-    /// process another label, and the shim may die before it is told again.
-    listens: OwnedFd,
-    lives: OwnedFd,
+pub(crate) struct Process1 {
+    pid: i32,
+    pidfd: OwnedFd,
+    namespace: PidNamespace,
+    /// The pipe whose end ends the program.
+    _lifeline: OwnedFd,
+}
+
+/// The step that failed.
+#[derive(Debug, thiserror::Error)]
+enum InitError {
+    #[error("connect the standard streams of process 1")]
+    Streams(#[source] io::Error),
+    #[error("give process 1 a root directory of its own")]
+    Root(#[source] io::Error),
+    #[error(transparent)]
+    Confine(#[from] ConfineError),
+    #[error("start the program of process 1")]
+    Program(#[source] nix::Error),
 }
 
 // === impl Init ===
 
 impl Init {
-    /// None where the pod has no pid namespace for all.
+    /// `None` for a pod without a shared pid namespace.
     pub(crate) fn of(config: &SandboxConfig) -> io::Result<Option<Self>> {
         if !config.share_pid {
             return Ok(None);
         }
-        let process = config.init.clone().unwrap_or_default();
         let (hears, says) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let relabelled = match config.process_label.as_str() {
-            "" => None,
-            label => Some(Relabelled::of(label, config, process.clone())?),
-        };
-        Ok(Some(Self { confinement: Confinement::of(process)?, relabelled, hears, says }))
+        let (listens, lives) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        Ok(Some(Self {
+            confinement: Confinement::of(config.init.clone().unwrap_or_default())?,
+            process_label: config.process_label.clone(),
+            mount_label: config.mount_label.clone(),
+            listens,
+            lives,
+            hears,
+            says,
+        }))
     }
 
     /// Starts it in a new pid namespace, and returns its pid.
@@ -96,178 +108,81 @@ impl Init {
         }
     }
 
-    /// The pod is made, so one that waits for that goes on. Returns when it is what it was to become, with what the
-    /// shim keeps for as long as it lives.
-    pub(crate) fn go_on(self) -> io::Result<Option<OwnedFd>> {
-        let Self { relabelled, hears, says, .. } = self;
-        // Or its end would not be heard.
+    /// Returns when the program waits. `pid` is the process that was started, which nobody has waited for.
+    pub(crate) fn settled(self, pid: i32) -> io::Result<Process1> {
+        let Self { hears, says, lives, .. } = self;
+        // With a copy of this end open, the end of process 1 would not be heard.
         drop(says);
-        if let Some(relabelled) = &relabelled {
-            relabelled.go_on()?;
-        }
         let mut word = [0; LONGEST_WORD];
         match nix::unistd::read(&hears, &mut word)? {
-            0 => Err(io::Error::other("it ended before it could wait")),
-            _ if word[0] == SETTLED => Ok(relabelled.map(|relabelled| relabelled.lives)),
+            0 => Err(io::Error::other("process 1 ended before it could wait")),
+            _ if word[0] == SETTLED => Process1::of_child(pid, lives),
             len => Err(io::Error::other(String::from_utf8_lossy(&word[..len]).into_owned())),
         }
     }
 
-    /// Is the init, to its end.
+    /// The whole life of process 1 up to its program.
     pub(crate) fn run(&self) -> ! {
         kernel::reset_signals();
-        if let Some(relabelled) = &self.relabelled
-            && let Err(error) = relabelled.begin_anew(self.says.as_raw_fd())
-        {
-            // With the shim's own label the pod is as good, but for looking at process 1.
-            note(&format!("start an init with the label {}: {error}", relabelled.label));
-        }
-        settle(self.settle_down());
-        loop {
-            stay(&mut []);
-        }
+        let Err(error) = self.become_program();
+        let why = fault::chain(&error);
+        let _unheard =
+            nix::unistd::write(kernel::borrow(WORD[0]), &why.as_bytes()[..why.len().min(LONGEST_WORD)]);
+        kernel::leave(1)
     }
 
-    fn settle_down(&self) -> Result<(), Box<dyn std::error::Error>> {
-        let null = fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-        (0..SAYS).try_for_each(|fd| kernel::place(null.as_raw_fd(), fd))?;
-        // All but these three are closed below, whoever owns them.
-        drop(null);
-        kernel::place(self.says.as_raw_fd(), SAYS)?;
-        chdir(EMPTY)?;
-        kernel::set_name(NAME)?;
+    fn become_program(&self) -> Result<std::convert::Infallible, InitError> {
+        self.take_label();
+        self.connect().map_err(InitError::Streams)?;
         kernel::ignore_children();
-        self.confinement.take()??;
-        Ok(self.confinement.close()?)
-    }
-}
-
-impl Relabelled {
-    fn of(label: &str, config: &SandboxConfig, process: InitProcess) -> io::Result<Self> {
-        let (listens, lives) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        Ok(Self { label: label.to_owned(), shm_dir: config.shm_dir.clone(), process, listens, lives })
-    }
-
-    /// What it becomes is less than what a pipe holds: a filter is 32 KiB at most.
-    fn go_on(&self) -> io::Result<()> {
-        let process = self.process.encode_length_delimited_to_vec();
-        let mut lives = fs::File::from(self.lives.try_clone()?);
-        io::Write::write_all(&mut lives, &[b"g", process.as_slice()].concat())
-    }
-
-    /// Returns when it is refused.
-    fn begin_anew(&self, says: RawFd) -> io::Result<()> {
-        // Without the other end, or it would wait for itself.
-        kernel::close_all_but(&[self.listens.as_raw_fd(), says])?;
-        // An init that is made inside a user namespace is there before the pod's mounts.
-        if nix::unistd::read(&self.listens, &mut [0]) != Ok(1) {
-            kernel::leave(1);
-        }
-        selinux::exec_as(&self.label)?;
-        let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
-        let root = self.root().unwrap_or(null.try_clone()?);
-        // The new program has three descriptors, of which a container's label may use the kind.
-        let errors = kernel::duplicate(2)?;
-        kernel::place(self.listens.as_raw_fd(), 0)?;
-        kernel::place(root.as_raw_fd(), 1)?;
-        kernel::place(says, SAYS)?;
+        // Needs /proc, which is out of reach from the new root.
+        self.confinement.take_profile()?;
+        let label = Some(self.mount_label.as_str()).filter(|label| !label.is_empty());
+        root::enter(label).map_err(InitError::Root)?;
+        self.confinement.take()?;
         let none: [&std::ffi::CStr; 0] = [];
-        let Err(errno) = nix::unistd::execve(c"/proc/self/exe", &[NAME], &none);
-        kernel::place(errors.as_raw_fd(), SAYS)?;
-        Err(errno.into())
+        let Err(errno) = nix::unistd::execve(PROGRAM, &[NAME], &none);
+        Err(InitError::Program(errno))
     }
 
-    /// What containers look for in process 1 are mounts with a label of the pod's.
-    fn root(&self) -> Option<fs::File> {
-        let mut how = fs::OpenOptions::new();
-        how.read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY);
-        how.open(&self.shm_dir).ok().filter(|_| Path::new(&self.shm_dir).is_absolute())
-    }
-}
-
-/// Says how it went, and ends where it did not.
-fn settle(settled: Result<(), Box<dyn std::error::Error>>) {
-    let says = kernel::borrow(SAYS);
-    match settled {
-        // The profile may forbid it, and then nobody hears that it is settled.
-        Ok(()) => {
-            if nix::unistd::write(says, &[SETTLED]).is_err() {
-                kernel::leave(1);
-            }
+    /// Of a pod without a label, and where the policy refuses, process 1 has the shim's own label. All that the pod
+    /// loses is that its containers may look at process 1.
+    fn take_label(&self) {
+        if self.process_label.is_empty() {
+            return;
         }
-        Err(why) => {
-            let why = fault::chain(why.as_ref());
-            let _unheard = nix::unistd::write(says, &why.as_bytes()[..why.len().min(LONGEST_WORD)]);
-            kernel::leave(1);
+        if let Err(error) = selinux::exec_as(&self.process_label) {
+            note(&format!("start an init with the label {}: {error}", self.process_label));
         }
     }
-}
 
-/// Waits, or ends where it is not let: it would never rest.
-fn stay(ends: &mut [PollFd<'_>]) {
-    match poll(ends, PollTimeout::NONE) {
-        Ok(0) | Err(Errno::EINTR) => {}
-        // Nothing is ever written: what comes is the end.
-        Ok(_) => kernel::leave(0),
-        Err(_) => kernel::leave(1),
+    fn connect(&self) -> io::Result<()> {
+        kernel::place(self.listens.as_raw_fd(), LIFELINE)?;
+        WORD.into_iter().try_for_each(|fd| kernel::place(self.says.as_raw_fd(), fd))
     }
 }
 
-/// Whether this program was started to be an init.
-pub(crate) fn is_called() -> bool {
-    std::env::args_os().next().is_some_and(|name| name.as_encoded_bytes() == NAME.to_bytes())
-}
+// === impl Process1 ===
 
-/// Is the init, until the shim ends.
-pub(crate) fn main() -> ! {
-    settle(settle_down());
-    let line = io::stdin();
-    loop {
-        stay(&mut [PollFd::new(line.as_fd(), PollFlags::empty())]);
+impl Process1 {
+    fn of_child(pid: i32, lifeline: OwnedFd) -> io::Result<Self> {
+        let pidfd = kernel::pidfd_open(pid)?;
+        let ended = || io::Error::other("process 1 has ended");
+        let namespace = PidNamespace::of_child(pid).ok_or_else(ended)?;
+        Ok(Self { pid, pidfd, namespace, _lifeline: lifeline })
     }
-}
 
-fn settle_down() -> Result<(), Box<dyn std::error::Error>> {
-    kernel::set_name(NAME)?;
-    kernel::ignore_children();
-    let process = read_process(&mut io::stdin().lock())?;
-    let confinement = Confinement::of(process)?;
-    fchdir(io::stdout()).or_else(|_no_directory| chdir(EMPTY))?;
-    // A policy may forbid it, which confines by itself.
-    let _rooted = confinement.take()?;
-    Ok(confinement.close()?)
-}
-
-/// What the shim wrote: a length, and as many bytes. Not a byte more, or it would wait for the end.
-fn read_process(line: &mut impl io::Read) -> io::Result<InitProcess> {
-    let mut prefix = Vec::new();
-    loop {
-        let mut byte = [0];
-        line.read_exact(&mut byte)?;
-        prefix.push(byte[0]);
-        // The last byte of a varint has no highest bit.
-        if byte[0] & 0x80 == 0 {
-            break;
-        }
+    /// Its number, which is another process's once it has ended.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
     }
-    let len = prost::decode_length_delimiter(prefix.as_slice())?;
-    let mut bytes = vec![0; len];
-    line.read_exact(&mut bytes)?;
-    Ok(InitProcess::decode(bytes.as_slice())?)
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    pub(crate) fn namespace(&self) -> &PidNamespace {
+        &self.namespace
+    }
 
-    #[test]
-    fn what_it_becomes_is_read_and_nothing_after_it() {
-        let process = InitProcess { uid: 7, seccomp_program: vec![1; 4096 * 8], ..InitProcess::default() };
-        let mut told = process.encode_length_delimited_to_vec();
-        told.extend(b"rest");
-        let mut told = told.as_slice();
-        assert_eq!(read_process(&mut told).unwrap(), process);
-        assert_eq!(told, b"rest");
-        assert!(read_process(&mut &b"\x05ab"[..]).is_err(), "torn");
+    /// The kernel kills all processes of its namespace with it.
+    pub(crate) fn kill(&self) {
+        let _ended_meanwhile = kernel::send_signal(&self.pidfd, libc::SIGKILL);
     }
 }

@@ -259,12 +259,6 @@ pub(crate) fn is_child(process: &OwnedFd) -> bool {
     unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, flags) == 0 }
 }
 
-/// Another descriptor for what `fd` is, closed when a program is started.
-pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: a descriptor number and an integer.
-    owned(c_long::from(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) }))
-}
-
 /// Makes `fd` one of the standard descriptors, without its close-on-exec flag.
 pub(crate) fn place(fd: RawFd, standard: RawFd) -> io::Result<()> {
     // SAFETY: both are plain descriptor numbers; `standard` is 0, 1 or 2, which no owner closes.

@@ -26,6 +26,7 @@ mod log;
 mod null;
 mod oom;
 mod overlay;
+mod process;
 mod program;
 mod report;
 mod restorer;
@@ -69,6 +70,8 @@ enum StartError {
     Read { path: PathBuf, source: io::Error },
     #[error("understand {}", .path.display())]
     Decode { path: PathBuf, source: prost::DecodeError },
+    #[error("close inherited descriptors")]
+    Inherited(#[source] io::Error),
     #[error("limit the open descriptors")]
     OpenFiles(#[source] nix::Error),
     #[error("become the pod")]
@@ -77,14 +80,6 @@ enum StartError {
     Ready(#[source] io::Error),
     #[error("wait for events")]
     Loop(#[source] nix::Error),
-}
-
-/// Whether the program was called to be the first process of a pod's pid namespace; then that is all it is, and this
-/// never returns. To be asked first, before any thread exists.
-pub fn init_if_called() {
-    if init::is_called() {
-        init::main();
-    }
 }
 
 /// Becomes the pod of `args.dir` and serves it until it is shut down.
@@ -106,6 +101,8 @@ pub fn main(args: ShimArgs) -> ExitCode {
 }
 
 fn run(dir: &Path) -> Result<(), StartError> {
+    // Whatever the process that starts the runtime has open is neither the pod's nor its containers'.
+    kernel::close_all_but(&[]).map_err(StartError::Inherited)?;
     let path = dir.join("shim.pb");
     let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
     let mut config =
@@ -141,7 +138,7 @@ fn move_into_cgroups(pod: &Pod) {
     if left.is_empty() {
         return;
     }
-    let pids = [std::process::id().cast_signed(), pod.init];
+    let pids = [std::process::id().cast_signed(), pod.init.as_ref().map_or(0, |init| init.pid())];
     let forked = kernel::fork_briefly(|| {
         for pid in pids.into_iter().filter(|pid| *pid > 0) {
             if let Err(error) = cgroup::put(left, pid) {

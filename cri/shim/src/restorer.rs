@@ -33,8 +33,8 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     pub(crate) restore: &'a RestoreContainer,
-    /// The container's first process, which waits.
-    pub(crate) waiting: i32,
+    /// The directory in /proc of the container's first process, which waits.
+    pub(crate) waiting: &'a OwnedFd,
     pub(crate) cgroups: Vec<PathBuf>,
     /// A directory of the container's to mount at.
     pub(crate) stage: &'a Path,
@@ -71,12 +71,18 @@ struct Tree {
     is_dir: bool,
 }
 
+impl Plan<'_> {
+    fn of_waiting(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{path}", self.waiting.as_raw_fd()))
+    }
+}
+
 /// The child's whole life.
 pub(crate) fn run(plan: &Plan<'_>) -> ! {
     kernel::die_with(plan.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-restore");
-    let closed = kernel::close_all_but(&[]).map_err(RestoreError::Close);
+    let closed = kernel::close_all_but(&[plan.waiting.as_raw_fd()]).map_err(RestoreError::Close);
     let Err(error) = closed.and_then(|()| become_criu(plan));
     let _ = writeln!(io::stderr(), "{}", fault::chain(&error));
     kernel::leave(1)
@@ -113,7 +119,8 @@ fn say_to(path: &Path) -> Result<(), RestoreError> {
 fn streams<'a>(plan: &'a Plan<'_>) -> io::Result<Vec<(&'a str, OwnedFd)>> {
     let mut streams = Vec::new();
     for stream in &plan.restore.streams {
-        let path = format!("/proc/{}/fd/{}", plan.waiting, stream.standard);
+        // The process may end any time; its directory is never another process's.
+        let path = plan.of_waiting(&format!("fd/{}", stream.standard));
         let end = File::options().read(stream.standard == 0).write(stream.standard != 0).open(path)?;
         fcntl(&end, FcntlArg::F_SETFD(FdFlag::empty()))?;
         streams.push((stream.pipe.as_str(), OwnedFd::from(end)));
@@ -123,13 +130,12 @@ fn streams<'a>(plan: &'a Plan<'_>) -> io::Result<Vec<(&'a str, OwnedFd)>> {
 
 /// Copies the root and the outer mounts, which is possible only from inside; and stays in the cgroup namespace.
 fn copy_mounts(plan: &Plan<'_>) -> Result<(Tree, Vec<(String, Tree)>), RestoreError> {
-    let open = |name: &'static str, pid: &str| {
-        let opened = File::open(format!("/proc/{pid}/ns/{name}"));
-        opened.map_err(|source| RestoreError::Namespace(name, source))
+    let open = |name: &'static str, path: PathBuf| {
+        File::open(path).map_err(|source| RestoreError::Namespace(name, source))
     };
-    let waiting = plan.waiting.to_string();
-    let (outside, mounts, cgroups) =
-        (open("mnt", "self")?, open("mnt", &waiting)?, open("cgroup", &waiting)?);
+    let outside = open("mnt", "/proc/self/ns/mnt".into())?;
+    let mounts = open("mnt", plan.of_waiting("ns/mnt"))?;
+    let cgroups = open("cgroup", plan.of_waiting("ns/cgroup"))?;
     let join = |name: &'static str, namespace: &File, flag| {
         setns(namespace.as_fd(), flag).map_err(|errno| RestoreError::Namespace(name, errno.into()))
     };

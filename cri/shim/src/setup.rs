@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::SandboxConfig;
@@ -16,7 +15,7 @@ use nix::sys::stat::{Mode, umask};
 
 use crate::cgroup::{self, CgroupError, Hierarchy};
 use crate::host_mounts::HostMounts;
-use crate::init::Init;
+use crate::init::{Init, Process1};
 use crate::kernel::{self, Fork};
 use crate::selinux;
 use crate::user_namespace::{self, Inside, Mapping, UserNamespace, UserNamespaceError};
@@ -70,10 +69,8 @@ pub(crate) struct Pod {
     pub(crate) host_mounts: HostMounts,
     pub(crate) signals: SignalFd,
     pub(crate) listener: Listener,
-    /// Pid of the shared pid namespace's init, or 0.
-    pub(crate) init: i32,
-    /// What that one ends with, if it is a program of its own.
-    pub(crate) _lifeline: Option<OwnedFd>,
+    /// Process 1 of the shared pid namespace, if containers share one.
+    pub(crate) init: Option<Process1>,
     /// The pod's own, if it is not the node's.
     pub(crate) user: Option<UserNamespace>,
 }
@@ -182,17 +179,8 @@ pub(crate) fn enter(
     }
     let path = PathBuf::from(&config.socket);
     let listener = Listener::bind(&path).map_err(|source| SetupError::Listen { path, source })?;
-    let lifeline = init.map_or(Ok(None), Init::go_on).map_err(SetupError::Init)?;
-    Ok(Pod {
-        hierarchies,
-        own_cgroups,
-        host_mounts,
-        signals,
-        listener,
-        init: init_pid,
-        _lifeline: lifeline,
-        user,
-    })
+    let init = init.map(|init| init.settled(init_pid)).transpose().map_err(SetupError::Init)?;
+    Ok(Pod { hierarchies, own_cgroups, host_mounts, signals, listener, init, user })
 }
 
 /// The mount namespace is the node's user namespace's in any case: in it the shim mounts what a pod's root

@@ -292,14 +292,18 @@ impl Shim {
         let unknown = || Err(Fault::new(Kind::Unsupported, "this shim does not know that call"));
         Some(match request.call {
             None => unknown(),
-            Some(_) if self.ending.is_some() => {
-                Err(Fault::new(Kind::WrongState, "the pod is being shut down"))
-            }
-            Some(Call::Hello(_)) => Ok((reply::Result::State(self.state()), Vec::new())),
             Some(Call::Acknowledge(acknowledge)) => {
                 self.events.acknowledge(acknowledge.sequence);
                 done()
             }
+            Some(Call::Shutdown(_)) => {
+                self.shut_down(Some(ticket));
+                return None;
+            }
+            Some(_) if self.ending.is_some() => {
+                Err(Fault::new(Kind::WrongState, "the pod is being shut down"))
+            }
+            Some(Call::Hello(_)) => Ok((reply::Result::State(self.state()), Vec::new())),
             Some(Call::Create(create)) => return self.create(ticket, &create).err().map(Err),
             Some(Call::Start(start)) => return self.start(ticket, &start.container_id).err().map(Err),
             Some(Call::Restore(restore)) => return self.restore(ticket, &restore).err().map(Err),
@@ -311,10 +315,6 @@ impl Shim {
             Some(Call::ReopenLog(reopen)) => self.reopen_log(&reopen.container_id).and_then(|()| done()),
             Some(Call::Delete(delete)) => return self.delete(ticket, &delete.container_id),
             Some(Call::Connect(connect)) => return self.connect(ticket, connect.port),
-            Some(Call::Shutdown(_)) => {
-                self.shut_down(Some(ticket));
-                return None;
-            }
         })
     }
 
@@ -323,7 +323,7 @@ impl Shim {
             protocol: PROTOCOL,
             sandbox_id: self.config.sandbox_id.clone(),
             pid: nix::unistd::getpid().as_raw(),
-            init_pid: self.pod.init,
+            init_pid: self.pod.init.as_ref().map_or(0, |init| init.pid()),
             containers: self.containers.values().map(Container::state).collect(),
             pending_events: self.events.pending().len() as u64,
             execs: self.execs.values().filter_map(Exec::state).collect(),

@@ -18,6 +18,8 @@ mod exec;
 mod fixture;
 #[path = "pod/lifecycle.rs"]
 mod lifecycle;
+#[path = "pod/process1.rs"]
+mod process1;
 #[path = "pod/recovery.rs"]
 mod recovery;
 #[path = "pod/root.rs"]
@@ -51,7 +53,10 @@ const TESTS: &[Test] = tests![
     lifecycle::a_shared_pid_namespace_has_an_init_that_reaps,
     lifecycle::an_init_leads_nowhere,
     lifecycle::an_init_with_a_label_that_nobody_knows_is_one_without,
-    lifecycle::an_init_that_is_a_program_of_its_own_ends_with_its_shim,
+    process1::it_has_a_program_and_a_root_of_its_own,
+    process1::its_end_ends_the_pod_and_the_exits_are_told,
+    process1::a_creator_joins_no_process_that_is_not_of_the_pod,
+    process1::inherited_descriptors_stay_outside,
     lifecycle::long_lines_go_out_in_parts,
     lifecycle::an_ordinary_user_with_a_profile_runs_without_no_new_privileges,
     lifecycle::each_volume_has_the_propagation_that_it_asks_for,
@@ -85,7 +90,6 @@ const TESTS: &[Test] = tests![
 ];
 
 fn main() -> ExitCode {
-    coracle_shim::init_if_called();
     let args: Vec<String> = std::env::args().collect();
     match args.get(1).map(String::as_str) {
         Some("shim") => coracle_shim::main(coracle_shim::ShimArgs { dir: PathBuf::from(&args[3]) }),

@@ -16,7 +16,8 @@ use oci_spec::runtime::Spec;
 
 use super::Subject;
 use super::frozen::Connections;
-use crate::pidfd;
+use crate::pidfd::{self, Process};
+use crate::shim_client::Shim;
 
 /// How much of what CRIU says is told.
 const LINES: usize = 3;
@@ -51,8 +52,9 @@ pub(super) fn dump(
     images: &Path,
     connections: Connections,
 ) -> Result<Vec<PathBuf>, CriuError> {
-    let mountinfo = format!("/proc/{}/mountinfo", subject.pid);
-    let mountinfo = fs::read_to_string(mountinfo).map_err(CriuError::Mounts)?;
+    // CRIU takes a number. A process that stands still in the container's cgroup does not end.
+    let process = Process::in_group(subject.pid, &subject.record.cgroup).map_err(CriuError::Mounts)?;
+    let mountinfo = process.read("mountinfo").map_err(CriuError::Mounts)?;
     let spec = Spec::load(subject.bundle.join("config.json"));
     let spec = spec.map_err(|error| CriuError::Mounts(io::Error::other(error)))?;
     let external = external(&mountinfo, &own(&spec));
@@ -71,7 +73,7 @@ pub(super) fn dump(
     for place in &external {
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
     }
-    enter(&mut command, subject.shim_pid).map_err(CriuError::Run)?;
+    enter(&mut command, &subject.shim).map_err(CriuError::Run)?;
     // No pipe of ours: it would be CRIU's end to write to it when we are gone, and that of what it dumps.
     let beside = workshop.join(BESIDE);
     let errors = File::create(&beside).map_err(CriuError::Run)?;
@@ -138,7 +140,7 @@ pub(super) async fn ended(workshop: &Path) -> io::Result<()> {
 }
 
 /// The command is run in the namespaces that a shim holds for its pod, and sees the mounts that it made.
-fn enter(command: &mut Command, shim_pid: i32) -> io::Result<()> {
+fn enter(command: &mut Command, shim: &Shim) -> io::Result<()> {
     let mut namespaces = Vec::new();
     for (name, kind) in [
         ("net", CloneFlags::CLONE_NEWNET),
@@ -146,7 +148,10 @@ fn enter(command: &mut Command, shim_pid: i32) -> io::Result<()> {
         ("uts", CloneFlags::CLONE_NEWUTS),
         ("mnt", CloneFlags::CLONE_NEWNS),
     ] {
-        namespaces.push((File::open(format!("/proc/{shim_pid}/ns/{name}"))?, kind));
+        namespaces.push((File::open(format!("/proc/{}/ns/{name}", shim.pid()))?, kind));
+    }
+    if !shim.is_alive() {
+        return Err(io::Error::other("the pod's shim has ended"));
     }
     let enter = move || {
         for (namespace, kind) in &namespaces {

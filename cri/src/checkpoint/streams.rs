@@ -9,9 +9,12 @@ use super::Subject;
 
 /// The standard streams of a frozen container, by the names that the kernel has for pipes: `pipe:[NUMBER]`.
 pub(super) fn find(subject: &Subject) -> BTreeMap<String, u32> {
-    let shim = format!("/proc/{}/fd", subject.shim_pid);
+    let shim = format!("/proc/{}/fd", subject.shim.pid());
     let held = fs::read_dir(shim).into_iter().flatten().flatten();
     let held: BTreeSet<String> = held.filter_map(|entry| link(&entry.path().to_string_lossy())).collect();
+    if !subject.shim.is_alive() {
+        return BTreeMap::new();
+    }
     let processes = [subject.pid].into_iter().chain(subject.freezer.processes());
     let found = processes.flat_map(|pid| {
         (0..3).filter_map(move |standard| Some((link(&format!("/proc/{pid}/fd/{standard}"))?, standard)))

@@ -2,7 +2,7 @@
 //! sent, or it cut us off since we were too far behind. It serves whoever connects last, and the run directory has one
 //! runtime at a time: a connection that is made again takes nobody else's place.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use coracle_proto::shim::State;
@@ -54,7 +54,7 @@ impl Rest {
 /// about to end.
 pub(crate) async fn connect_again(
     runtime: &Weak<Inner>,
-    sandbox: &Sandbox,
+    sandbox: &Arc<Sandbox>,
     shim: &Shim,
     rest: &mut Rest,
 ) -> Option<Shim> {

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::exits::exit_record;
 use crate::records::{ContainerPhase, SandboxRecord};
 use crate::runtime::Runtime;
-use crate::sandbox::{Sandbox, SandboxState};
+use crate::sandbox::{Sandbox, SandboxState, process1};
 use crate::server::now;
 use crate::shim_client::Shim;
 
@@ -37,7 +37,7 @@ impl Runtime {
     }
 
     /// Catches up with a shim to which the connection was made anew. False when its sandbox is over.
-    pub(super) async fn shim_linked(&self, sandbox: &Sandbox, shim: &Shim, state: State) -> bool {
+    pub(super) async fn shim_linked(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) -> bool {
         if sandbox.is_silent() {
             self.shim_woke(sandbox, shim, state).await;
             return !sandbox.is_over();
@@ -45,7 +45,7 @@ impl Runtime {
         self.shim_answered(sandbox, shim, state).await
     }
 
-    async fn shim_woke(&self, sandbox: &Sandbox, shim: &Shim, state: State) {
+    async fn shim_woke(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) {
         let _alone = sandbox.ending.lock().await;
         if !self.shim_answered(sandbox, shim, state).await {
             return;
@@ -60,11 +60,14 @@ impl Runtime {
     }
 
     /// Catches up with a shim that nobody heard for a while. False when its sandbox is over.
-    async fn shim_answered(&self, sandbox: &Sandbox, shim: &Shim, mut state: State) -> bool {
+    async fn shim_answered(&self, sandbox: &Arc<Sandbox>, shim: &Shim, mut state: State) -> bool {
         // From before any can be made that the shim did not know then.
         let containers = self.containers_of(&sandbox.id);
         if matches!(sandbox.answered(shim, state.init_pid), SandboxState::NotReady) {
             return false;
+        }
+        if let Some(live) = sandbox.live() {
+            process1::watch(sandbox, &live);
         }
         state.execs.retain(|exec| !sandbox.expects_exec(&exec.exec_id));
         self.end_execs(state.execs);

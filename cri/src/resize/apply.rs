@@ -1,11 +1,11 @@
 //! Writes a plan into a container's cgroup, all of it or, when something is refused, nothing.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use coracle_proto::cri::LinuxContainerResources;
 
-use super::note::{Note, Old, Scores, adjustment_file};
+use super::note::{ADJUSTMENT, Note, Old, Scores, set_adjustment};
 use super::{Seen, Step, Write, plan};
 use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
@@ -41,7 +41,8 @@ impl Resize<'_> {
         note.write(self.bundle)?;
         coracle_fault::point("update.noted");
         let all = steps.iter().try_for_each(|step| self.take(step));
-        let all = all.and_then(|()| note.scores.as_ref().map_or(Ok(()), move_scores));
+        let all =
+            all.and_then(|()| note.scores.as_ref().map_or(Ok(()), |scores| move_scores(scores, self.group)));
         let all = all.and_then(|()| self.cgroups.tell(self.group));
         if all.is_err() {
             note.put_back(self.cgroups, self.group);
@@ -120,10 +121,10 @@ impl Resize<'_> {
 }
 
 /// A process that is gone needs none.
-fn move_scores(scores: &Scores) -> Result<(), Error> {
+fn move_scores(scores: &Scores, group: &str) -> Result<(), Error> {
     for pid in &scores.pids {
-        let path = adjustment_file(*pid);
-        match std::fs::write(&path, scores.to.to_string()) {
+        let path = PathBuf::from(format!("/proc/{pid}/{ADJUSTMENT}"));
+        match set_adjustment(*pid, group, scores.to) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(Error::file("write", &path)(error));
             }

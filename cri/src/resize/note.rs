@@ -1,19 +1,23 @@
 //! What a change of a container's limits overwrites, noted in its bundle before the first write and forgotten when the
 //! change is on record. What is noted and not on record, a runtime that died has left half-done: it is put back.
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
 use coracle_proto::cri::LinuxContainerResources;
+use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::cgroup::Cgroups;
 use crate::error::Error;
+use crate::pidfd::Process;
 use crate::records::{message, replace};
 
 /// Its name in the bundle.
 const FILE: &str = "resize.json";
+/// The file of a process in /proc.
+pub(super) const ADJUSTMENT: &str = "oom_score_adj";
 
 /// One change.
 #[derive(Debug, Serialize, Deserialize)]
@@ -99,8 +103,7 @@ impl Note {
         }
         if let Some(scores) = &self.scores {
             // Only those that still are the container's: others may have their numbers.
-            let processes = cgroups.processes(group);
-            scores.pids.iter().filter(|pid| processes.contains(pid)).for_each(|pid| scores.put_back(*pid));
+            scores.pids.iter().for_each(|pid| scores.put_back(*pid, group));
         }
         if let Err(error) = cgroups.tell(group) {
             warn!(group, error = error.chain(), "could not tell of limits that were put back");
@@ -117,21 +120,25 @@ impl Scores {
         Self { from, to, pids }
     }
 
-    fn put_back(&self, pid: i32) {
+    fn put_back(&self, pid: i32, group: &str) {
         if adjustment(pid) == Some(self.to)
-            && let Err(error) = std::fs::write(adjustment_file(pid), self.from.to_string())
+            && let Err(error) = set_adjustment(pid, group, self.from)
+            && error.kind() != ErrorKind::NotFound
         {
             warn!(pid, %error, "could not put an OOM score back");
         }
     }
 }
 
-pub(super) fn adjustment_file(pid: i32) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/oom_score_adj"))
+/// Writes the adjustment of a process of the group; `NotFound` when it has ended, whoever has its pid then.
+pub(super) fn set_adjustment(pid: i32, group: &str, score: i32) -> io::Result<()> {
+    let process = Process::in_group(pid, group)?;
+    let mut file = process.file(ADJUSTMENT, OFlag::O_WRONLY)?;
+    file.write_all(score.to_string().as_bytes())
 }
 
 fn adjustment(pid: i32) -> Option<i32> {
-    std::fs::read_to_string(adjustment_file(pid)).ok()?.trim().parse().ok()
+    std::fs::read_to_string(format!("/proc/{pid}/{ADJUSTMENT}")).ok()?.trim().parse().ok()
 }
 
 /// Some files hold a line for each device, and take one at a time.

@@ -54,7 +54,7 @@ impl Runtime {
         let name = record.config.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
         Ok(Subject {
             pid: container.pid(),
-            shim_pid: self.shim_of(container)?.pid(),
+            shim: self.shim_of(container)?,
             bundle: inner.records.container_dir(&container.id),
             layer: inner.records.layer_dir(&container.id),
             image: name,

@@ -17,7 +17,9 @@ use crate::records::{SandboxPhase, SandboxRecord};
 use crate::runtime::Runtime;
 use crate::sandbox::sysctls::Own;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{self, Live, Sandbox, SandboxState, attachment, fields, files, namespaces, sysctls};
+use crate::sandbox::{
+    self, Live, Sandbox, SandboxState, attachment, fields, files, namespaces, process1, sysctls,
+};
 use crate::selinux::Labels;
 use crate::shim_client::Shim;
 use crate::steps::Steps;
@@ -92,6 +94,8 @@ impl Runtime {
         coracle_fault::point("run.shim");
         if namespaces::own_network(&record.config) {
             undo.push(Step::Network(id.clone()));
+            // The shim is a child of this process: until it is waited for, its number is its own.
+            let _zombie_at_most = shim.keep_pid().await;
             record.addresses = self.connect_pod(&record, shim.pid()).await?;
             steps.done("network");
             coracle_fault::point("run.network");
@@ -116,8 +120,9 @@ impl Runtime {
 
     /// Puts a sandbox whose shim lives into the table and listens to the shim.
     pub(crate) fn adopt_sandbox(&self, record: SandboxRecord, live: Live) -> Arc<Sandbox> {
-        let shim = live.shim.clone();
+        let (shim, watched) = (live.shim.clone(), live.clone());
         let sandbox = Arc::new(Sandbox::new(record, SandboxState::Ready(live)));
+        process1::watch(&sandbox, &watched);
         self.inner.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
         self.listen(Arc::clone(&sandbox), shim);
         sandbox

@@ -1,5 +1,5 @@
 //! The shim as a process: started, watched by a pidfd, reaped when it is our child.
-#![allow(unsafe_code, reason = "pidfd_send_signal and waitid on a pidfd have no safe wrapper here")]
+#![allow(unsafe_code, reason = "waitid on a pidfd has no safe wrapper here")]
 
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::io::Read as _;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use coracle_proto::shim::SandboxConfig;
 use prost::Message as _;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock, oneshot, watch};
 use tokio::time::timeout;
 
 use super::error::{Error, ErrorKind};
@@ -29,6 +29,8 @@ pub(super) struct Process {
     pid: i32,
     pidfd: Arc<OwnedFd>,
     alive: watch::Receiver<bool>,
+    /// Taken by the task that reaps.
+    pid_is_own: Arc<RwLock<()>>,
 }
 
 // === impl Process ===
@@ -44,6 +46,8 @@ impl Process {
         let watched = pidfd.try_clone().and_then(pidfd::watch);
         let watched = watched.map_err(|error| failed(&error))?;
         let (sender, alive) = watch::channel(true);
+        let pid_is_own = Arc::new(RwLock::new(()));
+        let reaping = Arc::clone(&pid_is_own);
         tokio::spawn(async move {
             tokio::select! {
                 // Only observed: the kernel keeps a pidfd readable for ever after the death.
@@ -51,10 +55,33 @@ impl Process {
                 // Nobody is interested any more; a child of ours then waits for our own end.
                 () = sender.closed() => return,
             }
+            let _nobody_uses_its_pid = reaping.write().await;
             reap(watched.get_ref());
             let _ = sender.send(false);
         });
-        Ok(Self { pid, pidfd: Arc::new(pidfd), alive })
+        Ok(Self { pid, pidfd: Arc::new(pidfd), alive, pid_is_own })
+    }
+
+    /// Watches the shim of a directory, at the other end of a socket. Its pid is of the time when it began to listen.
+    pub(super) fn open_peer(pid: i32, dir: &Path) -> Result<Self, Error> {
+        let process = Self::open(pid)?;
+        if is_of_directory(pid, dir) && pidfd::is_alive(&process.pidfd) {
+            return Ok(process);
+        }
+        Err(Error::new(
+            ErrorKind::Gone,
+            format!("process {pid} is not the shim of {} any more", dir.display()),
+        ))
+    }
+
+    /// As long as the guard lives, a child of this process keeps its pid, at worst as a zombie.
+    pub(super) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
+        Arc::clone(&self.pid_is_own).read_owned().await
+    }
+
+    /// Whether the process has not ended, by a look.
+    pub(super) fn is_alive(&self) -> bool {
+        pidfd::is_alive(&self.pidfd)
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -75,16 +102,7 @@ impl Process {
     }
 
     pub(super) async fn kill_and_reap(&self) {
-        // SAFETY: the descriptor is open, and no siginfo is passed.
-        let _ = unsafe {
-            libc::syscall(
-                libc::SYS_pidfd_send_signal,
-                self.pidfd.as_raw_fd(),
-                libc::SIGKILL,
-                std::ptr::null::<libc::siginfo_t>(),
-                0,
-            )
-        };
+        let _ended_meanwhile = pidfd::send(&self.pidfd, libc::SIGKILL);
         self.died().await;
     }
 }

@@ -48,7 +48,6 @@ pub(crate) use run;
 impl Session {
     /// Begins in namespaces of its own. Or is something else, to the end: the shim that the machine starts.
     pub(crate) fn begin(namespaces: CloneFlags) -> Result<Self, ExitCode> {
-        coracle_shim::init_if_called();
         let arguments: Vec<String> = std::env::args().collect();
         if arguments.get(1).is_some_and(|role| role == "shim") {
             let dir = arguments.last().cloned().unwrap_or_default().into();

@@ -1,1 +1,224 @@
 //! Pods that attack process 1 of their sandbox, their shim and the pids that the node knows.
+
+use std::fs;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
+
+use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(machine, &mut cluster);
+        cluster.down();
+    });
+}
+
+/// A pod whose containers share a pid namespace and may trace.
+fn start_shared(cluster: &Cluster, name: &str) {
+    let container = |name: &str| {
+        format!(
+            r#"{{"name":"{name}","image":"busybox","command":["sleep","100000"],
+                "securityContext":{{"capabilities":{{"add":["SYS_PTRACE"]}}}}}}"#
+        )
+    };
+    let (one, two) = (container("one"), container("two"));
+    cluster.apply(&format!(
+        r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{{"shareProcessNamespace":true,
+            "terminationGracePeriodSeconds":0,"containers":[{one},{two}]}}}}"#
+    ));
+    eventually("the pod to be ready", 60, || is_ready(cluster, name).then_some(()));
+}
+
+fn is_ready(cluster: &Cluster, pod: &str) -> bool {
+    let statuses = cluster.get(&["pod", pod])["status"]["containerStatuses"].clone();
+    let statuses = statuses.as_array().cloned().unwrap_or_default();
+    statuses.len() == 2 && statuses.iter().all(|status| status["ready"] == true)
+}
+
+fn sh(cluster: &Cluster, pod: &str, script: &str) -> String {
+    cluster.kubectl(&["exec", pod, "-c", "one", "--", "sh", "-c", script])
+}
+
+/// Process 1 of the only pod of this machine that has one, and its shim.
+fn process_1(machine: &Machine) -> Option<(i32, i32)> {
+    let run = machine.path("run");
+    let pids = fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.find_map(|pid| {
+        let read =
+            |pid: i32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let stat = read(pid, "stat");
+        let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+        let is_ours =
+            read(pid, "comm") == "coracle-init\n" && read(parent, "cmdline").contains(run.to_str()?);
+        is_ours.then_some((pid, parent))
+    })
+}
+
+/// Finding A2: with `SYS_PTRACE`, `/proc/1/root/..` led to the node's root.
+#[test]
+fn process_1_of_a_shared_pid_namespace_shows_nothing_of_the_node() {
+    with_cluster(|machine, cluster| {
+        let secret = machine.path("secret");
+        fs::write(&secret, "of the node\n").unwrap();
+        start_shared(cluster, "tracer");
+        let read =
+            |place: &str| sh(cluster, "tracer", &format!("cat {place}{} 2>&1; true", secret.display()));
+        for place in ["root", "root/..", "root/../..", "cwd", "cwd/..", "cwd/../..", "task/1/root/../.."] {
+            let read = read(&format!("/proc/1/{place}"));
+            assert!(read.contains("No such file"), "{place}: {read}");
+            let listed = sh(cluster, "tracer", &format!("ls -A /proc/1/{place}/"));
+            assert_eq!(listed.trim(), "coracle-init", "{place}");
+        }
+        // Read-only, also for root.
+        let made = sh(cluster, "tracer", "touch /proc/1/root/x 2>&1; true");
+        assert!(made.contains("Read-only file system"), "{made}");
+        let open = sh(cluster, "tracer", "cd /proc/1/fd; for fd in *; do readlink $fd; done");
+        assert!(open.lines().count() == 3 && open.lines().all(|open| open.starts_with("pipe:")), "{open}");
+        let program = sh(cluster, "tracer", "readlink /proc/1/exe; wc -c </proc/1/exe; cat /proc/1/environ");
+        let mut program = program.lines();
+        assert_eq!(program.next(), Some("/coracle-init"));
+        assert!(program.next().unwrap().trim().parse::<u32>().unwrap() < 4096);
+        assert_eq!(program.next(), None, "no environment");
+        let mapped =
+            sh(cluster, "tracer", "cd /proc/1/map_files && for file in *; do readlink $file; done; true");
+        assert!(mapped.lines().all(|file| file == "/coracle-init"), "{mapped}");
+        let maps = sh(cluster, "tracer", "cat /proc/1/maps");
+        let files = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+        assert!(files.clone().all(|file| file.starts_with('[') || file == "/coracle-init"), "{maps}");
+        let mounts = sh(cluster, "tracer", "cat /proc/1/mountinfo");
+        assert!(mounts.lines().count() == 1 && mounts.contains(" - tmpfs "), "{mounts}");
+        assert_eq!(sh(cluster, "tracer", "cat /proc/1/cmdline | tr '\\0' ' '").trim(), "coracle-init");
+    });
+}
+
+/// Finding A3: a pod whose process 1 had died stayed ready, and its containers failed to start.
+#[test]
+fn the_end_of_process_1_is_the_end_of_the_pod() {
+    with_cluster(|machine, cluster| {
+        start_shared(cluster, "ends");
+        let (init, shim) = process_1(machine).unwrap();
+        kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
+        eventually("the shim to end", 10, || {
+            (!Path::new(&format!("/proc/{shim}/cwd")).exists()).then_some(())
+        });
+        eventually("the containers to run again", 60, || {
+            let status = cluster.get(&["pod", "ends"])["status"].to_string();
+            (status.contains(r#""restartCount":1"#) && is_ready(cluster, "ends")).then_some(())
+        });
+        let events = cluster.get(&["events"]).to_string();
+        assert!(events.contains("SandboxChanged"), "{events}");
+        let (next, _) = process_1(machine).unwrap();
+        assert_ne!(next, init);
+        let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap();
+        let inside = sh(cluster, "ends", "readlink /proc/self/ns/pid");
+        assert_eq!(Path::new(inside.trim()), namespace(&next.to_string()));
+        assert_ne!(Path::new(inside.trim()), namespace("self"));
+    });
+}
+
+/// The same while the node's process is not there: the next one must not believe the numbers on record.
+#[test]
+fn the_end_of_process_1_is_noticed_by_the_next_agent() {
+    with_cluster(|machine, cluster| {
+        start_shared(cluster, "ends");
+        let (init, shim) = process_1(machine).unwrap();
+        cluster.kill();
+        kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
+        eventually("the shim to end", 10, || {
+            (!Path::new(&format!("/proc/{shim}/cwd")).exists()).then_some(())
+        });
+        cluster.start();
+        eventually("the containers to run again", 60, || {
+            let status = cluster.get(&["pod", "ends"])["status"].clone();
+            let codes = status.to_string().contains(r#""exitCode":137"#);
+            (codes && is_ready(cluster, "ends")).then_some(())
+        });
+    });
+}
+
+/// A container may kill what it shares a pid namespace with, process 1 by a tracer at most. The shim and the node stay.
+#[test]
+fn a_tracer_that_stops_or_ends_process_1_ends_its_own_pod_at_most() {
+    with_cluster(|machine, cluster| {
+        start_shared(cluster, "attacker");
+        cluster.kubectl(&["run", "bystander", "--image=busybox", "--command", "--", "sleep", "100000"]);
+        let (init, _) = process_1(machine).unwrap();
+        // Signals from inside do not reach it.
+        sh(cluster, "attacker", "kill -STOP 1; kill -KILL 1; kill -TERM 1; true");
+        assert_eq!(process_1(machine).map(|(pid, _)| pid), Some(init));
+        // Stopped from outside, as by a tracer: containers start, run and end.
+        kill(Pid::from_raw(init), Signal::SIGSTOP).unwrap();
+        sh(cluster, "attacker", "kill -9 $(pgrep -o sleep); true");
+        eventually("the container to run again", 60, || {
+            let status = cluster.get(&["pod", "attacker"])["status"].to_string();
+            (status.contains(r#""restartCount":1"#) && is_ready(cluster, "attacker")).then_some(())
+        });
+        assert_eq!(process_1(machine).map(|(pid, _)| pid), Some(init));
+        cluster.kubectl(&["delete", "pod", "attacker", "--wait", "--timeout=60s"]);
+        eventually("process 1 to end", 10, || process_1(machine).is_none().then_some(()));
+        assert_eq!(cluster.get(&["pod", "bystander"])["status"]["containerStatuses"][0]["restartCount"], 0);
+    });
+}
+
+/// Finding C16: root in a pod with the node's network could bind the abstract names by which an agent found another.
+#[test]
+fn abstract_socket_names_do_not_keep_the_agent_from_starting() {
+    on_a_machine(|machine| {
+        let names = [
+            "bridge/coracle0",
+            "nftables table/coracle",
+            "overlay interface/flannel.1",
+            "overlay interface/coracle.1",
+        ];
+        let held = names.map(|name| {
+            let address = SocketAddr::from_abstract_name(format!("coracle/{name}")).unwrap();
+            UnixListener::bind_addr(&address).unwrap()
+        });
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        assert!(!cluster.log().contains("has the name"), "{}", cluster.log());
+        cluster.down();
+        drop(held);
+    });
+}
+
+/// Finding C17: what the process that starts the node has open was open in every shim.
+#[test]
+fn shims_and_containers_inherit_no_descriptor_of_who_started_the_node() {
+    on_a_machine(|machine| {
+        let secret = machine.path("inherited");
+        fs::write(&secret, "secret").unwrap();
+        let file = fs::File::open(&secret).unwrap();
+        // Without the close-on-exec flag, as a shell passes descriptors on.
+        let inherited = fcntl(&file, FcntlArg::F_DUPFD(200)).unwrap();
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        nix::unistd::close(inherited).unwrap();
+        start_shared(&cluster, "heir");
+        sh(&cluster, "heir", "(sleep 100 &)");
+        let own = format!("/proc/{}", cluster.pid());
+        let has = |process: &Path| {
+            let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+            open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|file| file == secret)
+        };
+        assert!(has(Path::new(&own)), "the node's own process was started with it");
+        let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+        let ours: Vec<_> = processes
+            .filter(|process| {
+                let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
+                let is_shim = read("cmdline").contains(machine.path("run").to_str().unwrap());
+                (is_shim || read("cgroup").contains(machine.name())) && *process != Path::new(&own)
+            })
+            .collect();
+        assert!(ours.len() >= 4, "{ours:?}");
+        assert_eq!(ours.iter().filter(|process| has(process)).count(), 0);
+        cluster.down();
+    });
+}

@@ -13,6 +13,8 @@ use libcontainer::oci_spec::runtime::{
 };
 use nix::sys::resource::getrlimit;
 
+use super::CreateError;
+use crate::process::{self, PidNamespace};
 use crate::user_namespace::UserNamespace;
 
 /// What this machine and our own rights allow.
@@ -54,6 +56,25 @@ pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     if let Some(process) = spec.process_mut() {
         adjust_process(process, host);
     }
+}
+
+/// Replaces each namespace that the spec names by a process with the one that is held: the process may have ended since
+/// the spec was written, and its number be another's. Namespaces of the shim are those that this process is in.
+pub(super) fn hold_namespaces(spec: &mut Spec, shim: i32, held: &[&PidNamespace]) -> Result<(), CreateError> {
+    let namespaces = spec.linux_mut().as_mut().and_then(|linux| linux.namespaces_mut().as_mut());
+    for namespace in namespaces.into_iter().flatten() {
+        let Some(path) = namespace.path().clone() else { continue };
+        let Some((pid, name)) = process::named(&path) else { continue };
+        if name == "pid" {
+            let found = held.iter().find(|held| held.pid == pid);
+            let held = found.ok_or(CreateError::NotOfThePod { path, pid })?;
+            namespace.set_path(Some(held.path().into()));
+        } else if pid == shim {
+            // Others are of a plugin, which knows its processes.
+            namespace.set_path(Some(format!("/proc/self/ns/{name}").into()));
+        }
+    }
+    Ok(())
 }
 
 /// Has the container join the pod's user namespace. The others that it joins are opened now, since from

@@ -1,17 +1,13 @@
-//! What the init becomes: whom the pod runs as, and under its profiles.
+//! What process 1 becomes before its program starts: the pod's user, under the pod's profiles.
 //!
-//! Other runtimes start a program of an image there. Ours does nothing but wait, and these are what a container that
-//! shares its pid namespace sees of it, and what binds it if somebody has it do anything else.
+//! Other runtimes start a program of an image there. The program of process 1 only waits; user and profiles are what a
+//! container that shares the pid namespace sees of it, and what binds it if a tracer has it do anything else.
 
 use std::fs;
-use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::io::{self, Write as _};
 
 use caps::{CapSet, Capability};
 use coracle_proto::shim::InitProcess;
-use nix::poll::{PollTimeout, poll};
-use nix::unistd::chroot;
 
 use crate::kernel;
 use crate::seccomp::Filter;
@@ -19,10 +15,6 @@ use crate::seccomp::Filter;
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConfineError {
-    #[error("take an empty root directory")]
-    Root(#[source] io::Error),
-    #[error("open what AppArmor knows of it")]
-    Own(#[source] io::Error),
     #[error("set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
     #[error("give up capabilities")]
@@ -37,8 +29,6 @@ pub(super) enum ConfineError {
     End(#[source] io::Error),
     #[error("load the seccomp profile")]
     Seccomp(#[source] io::Error),
-    #[error("wait under the seccomp profile, which is all that it has to do")]
-    Wait(#[source] nix::Error),
 }
 
 /// What it becomes. Made ahead, so that who makes it hears of what is wrong.
@@ -57,25 +47,33 @@ impl Confinement {
         Ok(Self { process, filter })
     }
 
-    /// Makes the working directory the root, and gives up all rights but one. What is without rights anybody may trace
-    /// that has its user's id: he would be rid of his seccomp profile and of his limits.
+    /// Gives up all rights but one, and takes the seccomp profile. Everything that is open, but the standard streams, is
+    /// closed.
     ///
-    /// A root directory that a policy refuses is told by the inner result: the policy confines by itself.
-    pub(super) fn take(&self) -> Result<Result<(), ConfineError>, ConfineError> {
-        let own = self.own()?;
-        let rooted = chroot(".").map_err(|errno| ConfineError::Root(errno.into()));
-        self.take_user()?;
+    /// A process without capabilities is traced by every process with its user's id, and the tracer would act without its
+    /// own seccomp profile and limits. So process 1 keeps CAP_SYS_PTRACE, which its tracer must have then.
+    pub(super) fn take(&self) -> Result<(), ConfineError> {
+        kernel::close_all_but(&[]).map_err(ConfineError::Close)?;
+        let is_kept = |right: &Capability| *right == Capability::CAP_SYS_PTRACE;
         let all = caps::read(None, CapSet::Permitted).map_err(ConfineError::Capabilities)?;
-        let kept = all.into_iter().filter(|right| *right == Capability::CAP_SYS_PTRACE).collect();
-        for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+        // A program that root starts has the whole bounding set. It needs an effective capability, which the change of
+        // the user takes.
+        for right in caps::read(None, CapSet::Bounding).map_err(ConfineError::Capabilities)? {
+            if !is_kept(&right) {
+                caps::drop(None, CapSet::Bounding, right).map_err(ConfineError::Capabilities)?;
+            }
+        }
+        self.take_user()?;
+        let kept = all.into_iter().filter(is_kept).collect();
+        // The ambient set is what the program of another user than root has.
+        for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted, CapSet::Ambient] {
             caps::set(None, set, &kept).map_err(ConfineError::Capabilities)?;
         }
-        if let Some(own) = own {
-            self.take_profile(&own)?;
-        }
-        // Or whoever traces it has it start something as root.
+        // Or its tracer has it start something as root.
         kernel::no_new_privileges().map_err(ConfineError::NoNewPrivileges)?;
-        Ok(rooted)
+        // The kernel forgets it at a change of ids.
+        kernel::die_with_parent().map_err(ConfineError::End)?;
+        self.filter.as_ref().map_or(Ok(()), Filter::load).map_err(ConfineError::Seccomp)
     }
 
     fn take_user(&self) -> Result<(), ConfineError> {
@@ -87,33 +85,17 @@ impl Confinement {
         kernel::keep_capabilities(false).map_err(failed)
     }
 
-    /// Its directory in /proc, where it has something to do there: without a root directory it is not found any more.
-    fn own(&self) -> Result<Option<fs::File>, ConfineError> {
-        if self.process.apparmor_profile.is_empty() {
-            return Ok(None);
-        }
-        let opened = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH).open("/proc/self");
-        opened.map(Some).map_err(ConfineError::Own)
-    }
-
-    /// Opened here, since the kernel lets nobody write there who was another when he opened it.
-    fn take_profile(&self, own: &fs::File) -> Result<(), ConfineError> {
+    /// Has the program begin under the AppArmor profile, as the program of a container.
+    pub(super) fn take_profile(&self) -> Result<(), ConfineError> {
         let name = &self.process.apparmor_profile;
+        if name.is_empty() {
+            return Ok(());
+        }
         let failed = |source| ConfineError::Apparmor { name: name.clone(), source };
-        let open = |path| kernel::open_in_root(own, Path::new(path), libc::O_WRONLY);
+        let open = |path| fs::OpenOptions::new().write(true).open(path);
         // The first where several security modules are stacked, Linux 5.1.
-        let file = open("attr/apparmor/current").or_else(|_older| open("attr/current")).map_err(failed)?;
-        let change = format!("changeprofile {name}");
-        nix::unistd::write(&file, change.as_bytes()).map(drop).map_err(|errno| failed(errno.into()))
-    }
-
-    /// The last steps: the profile may forbid all but to wait and to say a word.
-    pub(super) fn close(&self) -> Result<(), ConfineError> {
-        kernel::close_all_but(&[]).map_err(ConfineError::Close)?;
-        // The kernel forgets it at a change of ids.
-        kernel::die_with_parent().map_err(ConfineError::End)?;
-        let Some(filter) = &self.filter else { return Ok(()) };
-        filter.load().map_err(ConfineError::Seccomp)?;
-        poll(&mut [], PollTimeout::ZERO).map(drop).map_err(ConfineError::Wait)
+        let file = open("/proc/self/attr/apparmor/exec").or_else(|_older| open("/proc/self/attr/exec"));
+        let change = format!("exec {name}");
+        file.and_then(|mut file| file.write_all(change.as_bytes())).map_err(failed)
     }
 }

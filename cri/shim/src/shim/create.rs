@@ -14,10 +14,12 @@ use crate::console::Console;
 use crate::container::{Container, Gate, Phase};
 use crate::creator;
 use crate::fault::Fault;
+use crate::init::Process1;
 use crate::kernel::{self, Fork};
 use crate::log;
 use crate::oom::OomEvents;
 use crate::overlay;
+use crate::process::PidNamespace;
 use crate::report::{Report, Speaker, Word, note};
 use crate::stdio::Stdio;
 
@@ -46,6 +48,12 @@ impl Shim {
         let console = if create.terminal { Some(Console::listen(&dir)?) } else { None };
         let (mut report, speaking) = Report::pair()?;
         let (waiting, gate) = pipe2(OFlag::O_CLOEXEC)?;
+        // Nobody has waited for these processes, so their numbers are their own.
+        let alive = self.containers.values().filter(|container| container.is_alive() && container.pid > 0);
+        let of_containers: Vec<_> =
+            alive.filter_map(|container| PidNamespace::of_child(container.pid)).collect();
+        let of_init = self.pod.init.as_ref().map(Process1::namespace);
+        let pid_namespaces: Vec<_> = of_init.into_iter().chain(&of_containers).collect();
         let plan = creator::Plan {
             id,
             bundle: Path::new(&create.bundle),
@@ -61,6 +69,7 @@ impl Shim {
             images: &create.images,
             seccomp_program: &create.seccomp_program,
             shim: nix::unistd::getpid().as_raw(),
+            pid_namespaces: &pid_namespaces,
             gate: &waiting,
         };
         let creator = fork_creator(&plan, Speaker::new(&speaking))?;

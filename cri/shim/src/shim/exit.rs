@@ -52,9 +52,13 @@ impl Shim {
     }
 
     fn ended(&mut self, pid: i32, status: i32) {
+        if self.pod.init.as_ref().is_some_and(|init| init.pid() == pid) {
+            return self.init_ended();
+        }
         if self.ended_restoring(pid, status) {
             return;
         }
+        self.forget_creator(pid);
         let container =
             self.containers.iter().find(|(_, c)| c.pid == pid && c.is_alive()).map(|(serial, _)| *serial);
         if let Some(serial) = container {
@@ -77,6 +81,22 @@ impl Shim {
         } else {
             self.early.clear();
         }
+    }
+
+    /// The number of a creator that was waited for may become another process's, which a deletion must not kill.
+    fn forget_creator(&mut self, pid: i32) {
+        for container in self.containers.values_mut() {
+            if let Phase::Creating { creator, .. } = &mut container.phase
+                && *creator == pid
+            {
+                *creator = 0;
+            }
+        }
+    }
+
+    /// Whether a process has ended that nobody has claimed yet.
+    pub(super) fn has_ended(&self, pid: i32) -> bool {
+        self.early.0.contains_key(&pid)
     }
 
     /// A container's first process has just been named: it may have ended before.

@@ -12,6 +12,7 @@ use crate::cgroup;
 use crate::container::Phase;
 use crate::fault::Fault;
 use crate::kernel::{self, Fork};
+use crate::process;
 use crate::restorer::{self, PID_FILE};
 
 impl Shim {
@@ -28,9 +29,11 @@ impl Shim {
             let what = "a container with a terminal or a user namespace cannot be restored";
             return Err(Fault::new(Kind::Unsupported, what));
         }
+        let waiting =
+            process::directory(container.pid).map_err(|error| Fault::doing("find the container", &error))?;
         let plan = restorer::Plan {
             restore,
-            waiting: container.pid,
+            waiting: &waiting,
             cgroups: cgroup::existing(&self.pod.hierarchies, &container.cgroup),
             stage: &dir,
             shim: nix::unistd::getpid().as_raw(),
@@ -65,10 +68,12 @@ impl Shim {
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let work = container.restored_in.take().unwrap_or_default();
         let first = if status == 0 {
-            read_pid(&work).map_err(|error| Fault::doing("learn the pid of the restored process", &error))
+            self.read_pid(&work)
+                .map_err(|error| Fault::doing("learn the pid of the restored process", &error))
         } else {
             Err(Fault::new(Kind::Internal, "CRIU did not restore the container"))
         };
+        let Some(container) = self.containers.get_mut(&serial) else { return };
         container.phase = Phase::Running;
         match first {
             Ok(pid) => {
@@ -82,6 +87,14 @@ impl Shim {
                 self.end_unrestored(serial);
             }
         }
+    }
+
+    /// The restored process is a child of the shim. It may have ended and been waited for by now.
+    fn read_pid(&self, work: &Path) -> io::Result<i32> {
+        let text = std::fs::read_to_string(work.join(PID_FILE))?;
+        let pid = text.trim().parse::<i32>().ok();
+        let pid = pid.filter(|pid| process::is_child(*pid) || self.has_ended(*pid));
+        pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
     /// Nothing of it is to go on. The end of the process that waited is the container's.
@@ -101,10 +114,4 @@ fn fork(plan: &restorer::Plan<'_>) -> io::Result<i32> {
         Fork::Parent(pid) => Ok(pid),
         Fork::Child => restorer::run(plan),
     }
-}
-
-fn read_pid(work: &Path) -> io::Result<i32> {
-    let text = std::fs::read_to_string(work.join(PID_FILE))?;
-    let pid = text.trim().parse::<i32>().ok().filter(|pid| *pid > 1);
-    pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }

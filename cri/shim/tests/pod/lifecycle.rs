@@ -1,11 +1,8 @@
 //! Create, start, exit, delete.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
-use coracle_proto::shim::InitProcess;
-use prost::Message as _;
 use serde_json::json;
 
 use crate::fixture::{Pod, cgroup_mounts, until};
@@ -160,8 +157,8 @@ pub(crate) async fn an_init_leads_nowhere(pod: Pod) {
         let shown = pod.output("c", "stdout");
         let only_tracing = ["CapPrm:\t0000000000080000", "CapEff:\t0000000000080000", "NoNewPrivs:\t1"];
         assert_eq!(shown[..3], only_tracing);
-        // Its descriptors, where it may be looked at.
-        assert_eq!(shown[3..], if may_trace { vec!["0", "1", "2"] } else { vec![] });
+        // Its program, where it may be looked at.
+        assert_eq!(shown[3..], if may_trace { vec!["coracle-init"] } else { vec![] });
         let refused = pod.output("c", "stderr").join(" ");
         let why = if may_trace { "No such file" } else { "Permission denied" };
         assert!(refused.contains(why), "{refused}");
@@ -185,49 +182,6 @@ pub(crate) async fn an_init_with_a_label_that_nobody_knows_is_one_without(pod: P
     let notes = fs::read_to_string(pod.dir.join("shim/shim.log")).unwrap();
     assert!(notes.contains("start an init with the label no:such:label"), "{notes}");
     pod.end().await;
-}
-
-/// As the init is where processes have labels.
-pub(crate) async fn an_init_that_is_a_program_of_its_own_ends_with_its_shim(pod: Pod) {
-    use std::os::unix::process::CommandExt as _;
-    use std::process::{Command, Stdio};
-    pod.end().await;
-    let mut begun = Command::new(std::env::current_exe().unwrap());
-    begun.arg0("coracle-init").env_clear();
-    begun.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut init = begun.spawn().unwrap();
-    // As the shim tells it: a user, and a filter that allows everything.
-    let allow_all = [6_u8, 0, 0, 0, 0, 0, 0xff, 0x7f];
-    let process = InitProcess {
-        uid: 1000,
-        gid: 3000,
-        groups: vec![42],
-        seccomp_program: allow_all.repeat(3000),
-        ..InitProcess::default()
-    };
-    let stdin = init.stdin.as_mut().unwrap();
-    stdin.write_all(&process.encode_length_delimited_to_vec()).unwrap();
-    let mut word = [0; 100];
-    let len = init.stderr.take().unwrap().read(&mut word).unwrap();
-    assert_eq!(String::from_utf8_lossy(&word[..len]), "+");
-    let status = || fs::read_to_string(format!("/proc/{}/status", init.id())).unwrap();
-    let ignored = |status: &str| {
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
-        u64::from_str_radix(mask, 16).unwrap()
-    };
-    // SIGCHLD is the 17th.
-    assert_ne!(ignored(&status()) & (1 << 16), 0);
-    for line in ["Uid:\t1000\t1000\t1000\t1000", "Gid:\t3000\t3000\t3000\t3000", "Groups:\t42", "Seccomp:\t2"]
-    {
-        assert!(status().contains(line), "{line}: {}", status());
-    }
-    assert!(status().starts_with("Name:\tcoracle-init\n"), "{}", status());
-    assert_eq!(fs::read_dir(format!("/proc/{}/fd", init.id())).unwrap().count(), 3);
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(init.try_wait().unwrap(), None, "it stays");
-    // The other end is the shim's.
-    drop(init.stdin.take());
-    assert!(init.wait().unwrap().success());
 }
 
 pub(crate) async fn long_lines_go_out_in_parts(mut pod: Pod) {

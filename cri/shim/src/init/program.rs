@@ -1,0 +1,178 @@
+//! The program of process 1: an ELF file of one page that waits for the end of its standard input.
+//!
+//! A program of its own, and not the shim's, because a container with CAP_SYS_PTRACE in the same pid namespace reads
+//! the memory of process 1 and opens its executable. Nothing of the node is there.
+#![allow(unsafe_code, reason = "the assembler's labels are foreign items")]
+
+use std::arch::global_asm;
+
+/// Address that the file is loaded at: above every `vm.mmap_min_addr`, a multiple of every page size.
+const BASE: u64 = 0x40_0000;
+/// Largest page size of the supported machines (arm64).
+const PAGE: u64 = 0x1_0000;
+/// Bytes of the ELF header and of one program header.
+const HEADER: u16 = 64;
+const SEGMENT: u16 = 56;
+const SEGMENTS: u16 = 2;
+
+// Steps: `ppoll` without waiting, to prove that the seccomp profile lets it; `write` of a plus sign to descriptor 2;
+// `ppoll` of descriptor 0 without a timeout, again after EINTR; `exit_group`. Every failure leads to the last step.
+// Stack: `struct pollfd` at 0 (descriptor 0, no events: hang-up is always reported), `struct timespec` at 8, the plus
+// sign at 24.
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".pushsection .rodata.coracle_init,\"a\"",
+    "coracle_init_begin:",
+    "sub rsp, 64",
+    "mov qword ptr [rsp], 0",
+    "mov qword ptr [rsp + 8], 0",
+    "mov qword ptr [rsp + 16], 0",
+    "mov byte ptr [rsp + 24], 43",
+    "mov rdi, rsp",
+    "mov esi, 1",
+    "lea rdx, [rsp + 8]",
+    "xor r10d, r10d",
+    "mov r8d, 8",
+    "mov eax, 271",
+    "syscall",
+    "test rax, rax",
+    "jnz 3f",
+    "mov edi, 2",
+    "lea rsi, [rsp + 24]",
+    "mov edx, 1",
+    "mov eax, 1",
+    "syscall",
+    "cmp rax, 1",
+    "jne 3f",
+    "2:",
+    "mov rdi, rsp",
+    "mov esi, 1",
+    "xor edx, edx",
+    "xor r10d, r10d",
+    "mov r8d, 8",
+    "mov eax, 271",
+    "syscall",
+    "cmp rax, -4",
+    "je 2b",
+    "3:",
+    "xor edi, edi",
+    "mov eax, 231",
+    "syscall",
+    "hlt",
+    "coracle_init_end:",
+    ".popsection",
+);
+
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .rodata.coracle_init,\"a\"",
+    ".balign 4",
+    "coracle_init_begin:",
+    "sub sp, sp, #64",
+    "str xzr, [sp]",
+    "str xzr, [sp, #8]",
+    "str xzr, [sp, #16]",
+    "mov w9, #43",
+    "strb w9, [sp, #24]",
+    "mov x0, sp",
+    "mov x1, #1",
+    "add x2, sp, #8",
+    "mov x3, xzr",
+    "mov x4, #8",
+    "mov x8, #73",
+    "svc #0",
+    "cbnz x0, 3f",
+    "mov x0, #2",
+    "add x1, sp, #24",
+    "mov x2, #1",
+    "mov x8, #64",
+    "svc #0",
+    "cmp x0, #1",
+    "b.ne 3f",
+    "2:",
+    "mov x0, sp",
+    "mov x1, #1",
+    "mov x2, xzr",
+    "mov x3, xzr",
+    "mov x4, #8",
+    "mov x8, #73",
+    "svc #0",
+    "cmn x0, #4",
+    "b.eq 2b",
+    "3:",
+    "mov x0, xzr",
+    "mov x8, #94",
+    "svc #0",
+    "brk #0",
+    "coracle_init_end:",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    static coracle_init_begin: u8;
+    static coracle_init_end: u8;
+}
+
+/// The content of the executable file.
+pub(super) fn file() -> Vec<u8> {
+    let code = code();
+    let headers = u64::from(HEADER + SEGMENT * SEGMENTS);
+    let len = headers + code.len() as u64;
+    let mut file = Vec::with_capacity(4096);
+    // struct Elf64_Ehdr: 64 bits, little endian, version 1, System V.
+    file.extend(b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0");
+    // ET_EXEC; EM_X86_64 or EM_AARCH64; version.
+    let machine = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+    file.extend([2, machine].into_iter().flat_map(u16::to_le_bytes));
+    file.extend(1_u32.to_le_bytes());
+    // Entry, offset of the program headers, of the section headers.
+    file.extend([BASE + headers, u64::from(HEADER), 0].into_iter().flat_map(u64::to_le_bytes));
+    file.extend(0_u32.to_le_bytes());
+    file.extend([HEADER, SEGMENT, SEGMENTS, 0, 0, 0].into_iter().flat_map(u16::to_le_bytes));
+    // PT_LOAD, readable and executable: the whole file.
+    file.extend([1, 5].into_iter().flat_map(u32::to_le_bytes));
+    file.extend([0, BASE, BASE, len, len, PAGE].into_iter().flat_map(u64::to_le_bytes));
+    // PT_GNU_STACK, readable and writable.
+    file.extend([0x6474_e551, 6].into_iter().flat_map(u32::to_le_bytes));
+    file.extend([0, 0, 0, 0, 0, 16].into_iter().flat_map(u64::to_le_bytes));
+    file.extend(code);
+    file
+}
+
+fn code() -> &'static [u8] {
+    let begin = &raw const coracle_init_begin;
+    let len = (&raw const coracle_init_end).addr() - begin.addr();
+    // SAFETY: both labels are in one section, the second one behind the code that begins at the first.
+    unsafe { std::slice::from_raw_parts(begin, len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn the_program_says_that_it_waits_and_ends_with_its_input() {
+        let path = std::env::temp_dir().join(format!("coracle-init-{}", std::process::id()));
+        std::fs::write(&path, file()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o555)).unwrap();
+        let mut init = loop {
+            // Another test's fork may have the file open for writing for a moment.
+            match Command::new(&path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+                Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+                started => break started.unwrap(),
+            }
+        };
+        std::fs::remove_file(&path).unwrap();
+        let mut word = [0; 2];
+        assert_eq!(init.stderr.as_mut().unwrap().read(&mut word).unwrap(), 1);
+        assert_eq!(word[0], b'+');
+        assert!(init.try_wait().unwrap().is_none());
+        drop(init.stdin.take());
+        assert!(init.wait().unwrap().success());
+        assert!(file().len() < 4096);
+    }
+}

@@ -1,0 +1,43 @@
+//! The mounts of process 1: one read-only tmpfs that holds its program.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nix::fcntl::{OFlag, openat};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::Mode;
+
+use super::{NAME, program};
+use crate::kernel::{self, Attributes, Depth};
+
+/// `MOUNT_ATTR_RDONLY` and `MOUNT_ATTR_NODEV`. Not `_NOSUID`: SELinux would let the program begin with another label
+/// only where the policy has a rule for that.
+const READ_ONLY: Attributes = Attributes { set: 0x1 | 0x4, clear: 0 };
+
+/// Gives the calling process mount and cgroup namespaces of its own and a new root directory, which is the only mount
+/// in there. The files have the SELinux label, if one is given.
+pub(super) fn enter(label: Option<&str>) -> io::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWCGROUP)?;
+    let root = make(label)?;
+    // pivot_root(2) wants the new root to be a mount in this namespace. On top of the old one it needs no directory.
+    kernel::attach_mount(&root, Path::new("/"))?;
+    kernel::change_root(&root)
+}
+
+fn make(label: Option<&str>) -> io::Result<OwnedFd> {
+    let fs = kernel::fs_open(c"tmpfs")?;
+    for (key, value) in [(c"mode", "555"), (c"size", "64k"), (c"nr_inodes", "4")] {
+        kernel::fs_set(&fs, key, Path::new(value))?;
+    }
+    kernel::fs_label(&fs, label)?;
+    kernel::fs_create(&fs)?;
+    let root = kernel::fs_mount(&fs, false)?;
+    let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+    let file = openat(&root, NAME, flags, Mode::from_bits_truncate(0o555))?;
+    // Closed before the program begins: a file that somebody may write to cannot be executed.
+    File::from(file).write_all(&program::file())?;
+    kernel::set_attributes(&root, READ_ONLY, Depth::One)?;
+    Ok(root)
+}

@@ -1,0 +1,59 @@
+//! Process 1 of a pod whose containers share a pid namespace: its end is the end of the pod.
+//!
+//! A shim ends its pod itself when process 1 has ended. One of an earlier version does not: then the runtime ends it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::{Live, Sandbox};
+use crate::pidfd;
+use crate::shim_client::Shim;
+
+/// Time for a shim to end by itself: what runs in the pod is killed and its last output read.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Ends the shim of a pod whose process 1 has ended. Needs no runtime, and ends with the shim.
+pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &Live) {
+    let (pid, shim) = (live.init_pid, live.shim.clone());
+    if pid == 0 || sandbox.is_process1_watched() {
+        return;
+    }
+    let id = sandbox.id.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            // Both only wait.
+            () = shim.died() => return,
+            () = ended(pid, &shim) => {}
+        }
+        warn!(sandbox = id, pid, "process 1 of a pod has ended");
+        if timeout(GRACE, shim.died()).await.is_ok() {
+            return;
+        }
+        if let Err(error) = shim.kill_itself().await {
+            warn!(sandbox = id, %error, "could not end the shim of a pod without process 1");
+        }
+    });
+}
+
+/// Returns when process 1 has ended. One that cannot be watched counts as alive: the shim watches it as well.
+async fn ended(pid: i32, shim: &Shim) {
+    let waited = match process(pid, shim) {
+        Ok(process) => process.ended().await,
+        Err(error) => Err(error),
+    };
+    match waited {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            warn!(pid, %error, "could not watch process 1 of a pod");
+            std::future::pending().await
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+/// Opens process 1 of a shim's pod, or a container's first process. Both are children of the shim.
+pub(crate) fn process(pid: i32, shim: &Shim) -> std::io::Result<pidfd::Process> {
+    pidfd::Process::child_of(pid, shim.pid())
+}

@@ -1,0 +1,208 @@
+//! Accepts the `:authority` of gRPC clients that are built on the C core (Python, C++, Ruby).
+//!
+//! They send the percent-encoded path of the socket. RFC 9110 allows no percent sign in a host, and the HTTP library
+//! ends the stream with PROTOCOL_ERROR. Servers of other languages accept it, and no server of a Unix socket looks at
+//! it. So percent signs become hyphens before the library reads them.
+//!
+//! The bytes are changed in place: no frame and no entry of the HPACK table changes its size, and nothing is buffered.
+//! Values that are Huffman-coded are left alone: the C core sends such headers plain.
+
+mod hpack;
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tonic::transport::server::Connected;
+
+use self::hpack::Block;
+
+/// Length of what an HTTP/2 client sends first (RFC 9113, section 3.4).
+const PREFACE: usize = 24;
+/// Length of a frame's header (RFC 9113, section 4.1).
+const HEADER: usize = 9;
+/// Types and flags of frames (RFC 9113, section 6).
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const PADDED: u8 = 0x8;
+const PRIORITY: u8 = 0x20;
+
+/// A client's connection.
+#[derive(Debug)]
+pub(super) struct Stream {
+    inner: UnixStream,
+    frames: Frames,
+}
+
+/// Position in what a client sends.
+#[derive(Debug)]
+struct Frames {
+    /// Bytes of the preface, of a frame's payload or of its padding that follow and are of no interest.
+    skip: usize,
+    header: [u8; HEADER],
+    /// Bytes of the header that have come.
+    come: usize,
+    part: Part,
+    block: Block,
+}
+
+/// Part of a frame that comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Header,
+    /// The length of the padding, and the bytes of the frame that follow it.
+    Padding {
+        left: usize,
+        priority: bool,
+    },
+    Fragment {
+        left: usize,
+        padding: usize,
+    },
+}
+
+// === impl Stream ===
+
+impl Stream {
+    pub(super) fn new(inner: UnixStream) -> Self {
+        Self { inner, frames: Frames::new() }
+    }
+}
+
+impl Connected for Stream {
+    type ConnectInfo = <UnixStream as Connected>::ConnectInfo;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.inner.connect_info()
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.inner).poll_read(context, buffer))?;
+        if let Some(new) = buffer.filled_mut().get_mut(before..) {
+            this.frames.pass(new);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(context)
+    }
+}
+
+// === impl Frames ===
+
+impl Frames {
+    fn new() -> Self {
+        Self { skip: PREFACE, header: [0; HEADER], come: 0, part: Part::Header, block: Block::default() }
+    }
+
+    /// Takes the next bytes that a client sent, in whatever pieces they come.
+    fn pass(&mut self, mut bytes: &mut [u8]) {
+        while !bytes.is_empty() {
+            let taken = self.pass_part(bytes);
+            bytes = bytes.get_mut(taken..).unwrap_or_default();
+        }
+    }
+
+    /// Returns how many bytes it took: one at least.
+    fn pass_part(&mut self, bytes: &mut [u8]) -> usize {
+        if self.skip > 0 {
+            let skipped = self.skip.min(bytes.len());
+            self.skip -= skipped;
+            return skipped;
+        }
+        match self.part {
+            Part::Header => {
+                let taken = (HEADER - self.come).min(bytes.len());
+                self.header[self.come..self.come + taken].copy_from_slice(&bytes[..taken]);
+                self.come += taken;
+                if self.come == HEADER {
+                    self.come = 0;
+                    self.begin_payload();
+                }
+                taken
+            }
+            Part::Padding { left, priority } => {
+                let padding = usize::from(bytes[0]);
+                self.begin_fragment(left, padding, priority);
+                1
+            }
+            Part::Fragment { left, padding } => {
+                let taken = left.min(bytes.len());
+                self.block.pass(&mut bytes[..taken]);
+                self.set_fragment(left - taken, padding);
+                taken
+            }
+        }
+    }
+
+    fn begin_payload(&mut self) {
+        let [high, middle, low, kind, flags, ..] = self.header;
+        let len = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+        match kind {
+            HEADERS => {
+                self.block = Block::default();
+                let priority = flags & PRIORITY != 0;
+                if flags & PADDED != 0 && len > 0 {
+                    self.part = Part::Padding { left: len - 1, priority };
+                } else {
+                    self.begin_fragment(len, 0, priority);
+                }
+            }
+            CONTINUATION => self.set_fragment(len, 0),
+            _ => self.skip = len,
+        }
+    }
+
+    fn begin_fragment(&mut self, left: usize, padding: usize, priority: bool) {
+        // A frame that is too short is an error, which the library finds.
+        let padding = padding.min(left);
+        self.skip = if priority { 5.min(left - padding) } else { 0 };
+        self.set_fragment(left - padding - self.skip, padding);
+    }
+
+    /// Behind the fragment comes the padding, then the next frame.
+    fn set_fragment(&mut self, left: usize, padding: usize) {
+        if left > 0 {
+            self.part = Part::Fragment { left, padding };
+        } else {
+            self.part = Part::Header;
+            self.skip += padding;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
