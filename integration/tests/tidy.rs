@@ -241,3 +241,27 @@ fn plans_are_pure() {
         }
     }
 }
+
+/// The last column of every table row of a document: words in backquotes without a slash that look like test names.
+fn tests_named_in(document: &str) -> Vec<String> {
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let rows = text.lines().filter(|line| line.starts_with("| "));
+    let cells = rows.filter_map(|row| row.trim_end_matches(['|', ' ']).rsplit('|').next());
+    let words = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let names = words.map(|word| word.trim_start_matches("hostile: ").to_owned());
+    names.filter(|name| name.contains('_') && !name.contains(['/', '.', ' '])).collect()
+}
+
+#[test]
+fn every_test_that_a_document_names_exists() {
+    let sources: Vec<String> = all_sources().iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    for document in ["docs/security.md", "docs/limits.md"] {
+        let named = tests_named_in(document);
+        assert!(!named.is_empty(), "{document} names no test");
+        let missing: Vec<_> = named
+            .iter()
+            .filter(|name| !sources.iter().any(|source| source.contains(&format!("fn {name}("))))
+            .collect();
+        assert_eq!(missing, Vec::<&String>::new(), "{document}");
+    }
+}
