@@ -55,11 +55,7 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
                 port(10250),
                 "hostPort 10250/TCP is in use on this node by the kubelet API".to_owned(),
             ),
-            (
-                "api",
-                port(6443),
-                format!("hostPort 6443/TCP is in use on this node by coracle (process {})", cluster.pid()),
-            ),
+            ("api", port(6443), format!("(process {})", cluster.pid())),
             ("sshd", port(2222), format!("(process {})", std::process::id())),
             (
                 "dns",
