@@ -17,6 +17,7 @@ pub(crate) mod fuzz;
 mod image_pull;
 mod image_service;
 mod list_stream;
+mod pid_namespace;
 mod pod_checkpoint;
 mod pod_restore;
 mod runtime_service;

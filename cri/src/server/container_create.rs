@@ -1,7 +1,6 @@
 //! CreateContainer: record, spec, layers, process, in this order, all of it or nothing.
 
 use std::fs::Permissions;
-use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +10,6 @@ use coracle_proto::cri::security_profile::ProfileType;
 use coracle_proto::{cri, shim};
 use cri::ContainerEventType::ContainerCreatedEvent;
 use oci_spec::runtime::{LinuxSeccomp, Process, Spec};
-use tracing::warn;
 
 use super::container_volumes::find_volumes;
 use super::image_pull::check_handler;
@@ -27,13 +25,11 @@ use crate::container::{self, Container, fields, mount_points, profile, signal, v
 use crate::error::{self, Error};
 use crate::host::Host;
 use crate::names::Claim;
-use crate::pidfd;
 use crate::records::{ContainerPhase, ContainerRecord, RestoreRecord, replace};
 use crate::resize::{check_huge_pages, check_unified};
 use crate::runtime::Runtime;
-use crate::sandbox::namespaces::Pids;
 use crate::sandbox::user_namespace::Mapping;
-use crate::sandbox::{Live, Sandbox, namespaces, process1};
+use crate::sandbox::{Live, Sandbox, namespaces};
 use crate::steps::Steps;
 use crate::undo::{Step, Undo};
 
@@ -157,13 +153,7 @@ impl Runtime {
         {
             let _exits_wait = container.starting.lock().await;
             undo.push(Step::ShimContainer(live.shim.clone(), id.clone()));
-            let joined = self.joined_process(sandbox, &live, &container.record.config)?;
-            let pid = live.shim.create(create).await.map_err(Error::shim("create the container"))?;
-            // A shim of an earlier version joins by the number, which was its own if the process lives now.
-            if let Some((process, id)) = joined.filter(|(process, _)| !process.is_alive()) {
-                warn!(container = container.id, pid = process.pid(), "the pid namespace to join has ended");
-                return Err(Error::WrongState { what: "the pid namespace of", id, state: "ended" });
-            }
+            let pid = self.create_in_shim(sandbox, &live, (&container, create)).await?;
             coracle_fault::point("create.made");
             steps.done("creator");
             container.created(pid);
@@ -381,46 +371,6 @@ impl Runtime {
             init_pid: live.init_pid,
             target_pid,
         })
-    }
-
-    /// The process whose pid namespace a container joins, and the sandbox or container whose process it is.
-    fn joined_process(
-        &self,
-        sandbox: &Sandbox,
-        live: &Live,
-        config: &cri::ContainerConfig,
-    ) -> Result<Option<(pidfd::Process, String)>, Error> {
-        let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-        let options = security.and_then(|security| security.namespace_options.as_ref());
-        let (pid, id) = match namespaces::pids(&namespaces::options(sandbox.config()), options) {
-            Pids::Own | Pids::Nodes => return Ok(None),
-            Pids::Pods => (live.init_pid, &sandbox.id),
-            Pids::Targets => {
-                let id = options.map(|options| &options.target_id).unwrap_or(&sandbox.id);
-                (self.target_pid(sandbox, id)?, id)
-            }
-        };
-        let process = process1::process(pid, &live.shim).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => {
-                Error::WrongState { what: "the pid namespace of", id: id.clone(), state: "ended" }
-            }
-            _ => Error::Kernel { doing: "open the process whose pid namespace is joined", source: error },
-        })?;
-        Ok(Some((process, id.clone())))
-    }
-
-    /// The first process of a container of the same pod.
-    fn target_pid(&self, sandbox: &Sandbox, id: &str) -> Result<i32, Error> {
-        let target = self.inner.containers.get(id).filter(|target| target.record.sandbox_id == sandbox.id);
-        let target = target.ok_or_else(|| Error::no_container(id))?;
-        match target.phase() {
-            ContainerPhase::Running { .. } => Ok(target.pid()),
-            _ => Err(Error::WrongState {
-                what: "target container",
-                id: target.id.clone(),
-                state: "not running",
-            }),
-        }
     }
 }
 
