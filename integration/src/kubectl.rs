@@ -15,7 +15,8 @@ pub struct Kubectl {
 // === impl Kubectl ===
 
 impl Kubectl {
-    pub(crate) fn new(kubeconfig: PathBuf) -> Self {
+    #[must_use]
+    pub fn new(kubeconfig: PathBuf) -> Self {
         Self { kubeconfig }
     }
 
