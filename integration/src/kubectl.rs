@@ -15,6 +15,7 @@ pub struct Kubectl {
 // === impl Kubectl ===
 
 impl Kubectl {
+    /// With this kubeconfig, which need not exist yet.
     #[must_use]
     pub fn new(kubeconfig: PathBuf) -> Self {
         Self { kubeconfig }
