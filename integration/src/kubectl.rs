@@ -15,7 +15,9 @@ pub struct Kubectl {
 // === impl Kubectl ===
 
 impl Kubectl {
-    pub(crate) fn new(kubeconfig: PathBuf) -> Self {
+    /// With this kubeconfig, which need not exist yet.
+    #[must_use]
+    pub fn new(kubeconfig: PathBuf) -> Self {
         Self { kubeconfig }
     }
 

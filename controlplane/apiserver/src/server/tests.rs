@@ -16,6 +16,7 @@ mod joining;
 mod list;
 mod load;
 mod rbac;
+mod services;
 
 /// A server and the directory that goes with it.
 struct Fixture {
