@@ -172,13 +172,13 @@ impl Apiserver {
                     Err(error) => Err(error),
                 }
             }
-            None => self.from_network(parts, info, body, upgrade).await,
+            None => self.handle_network(parts, info, body, upgrade).await,
         };
         outcome.unwrap_or_else(|error| reply::failure(&error))
     }
 
     /// Identifies the caller of a request from the network and limits its time and number.
-    async fn from_network<B>(
+    async fn handle_network<B>(
         &self,
         parts: http::request::Parts,
         info: RequestInfo,

@@ -37,10 +37,8 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     // A log goes to a WebSocket from here: the kubelet answers with plain text.
     let socket = if is_log { log_socket::Agreed::with(&call.headers)? } else { None };
     let mut request = Request::builder().method(method.clone()).uri(path).body(Empty::new());
-    if let Ok(request) = &mut request {
-        if !is_log {
-            *request.headers_mut() = upgrade_headers(&call.headers);
-        }
+    if let (Ok(request), false) = (&mut request, is_log) {
+        *request.headers_mut() = upgrade_headers(&call.headers);
     }
     let request = request.map_err(ApiError::internal)?;
     let mut answer = kubelet::send(call, node, request).await?;
