@@ -11,16 +11,16 @@ pub(crate) enum Action {
     Nothing,
     /// Its account does not exist, or is another one of the same name.
     Delete,
-    Fill(Missing),
+    Fill(Vec<Missing>),
 }
 
-/// The parts that are absent or out of date.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Missing {
-    pub(crate) token: bool,
-    pub(crate) ca: bool,
-    pub(crate) namespace: bool,
-    pub(crate) uid: bool,
+/// A part that is absent or out of date.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    Token,
+    Ca,
+    Namespace,
+    Uid,
 }
 
 /// The account that a Secret names.
@@ -38,13 +38,14 @@ pub(crate) fn plan(secret: &Secret, account: Option<&ServiceAccount>, ca: Option
         return Action::Delete;
     };
     let data = |key: &str| secret.data.get(key).map_or(&[][..], |bytes| &bytes.0);
-    let missing = Missing {
-        token: data("token").is_empty(),
-        ca: ca.is_some_and(|ca| data("ca.crt") != ca.as_bytes()),
-        namespace: data("namespace").is_empty(),
-        uid: uid.is_empty(),
-    };
-    if missing == Missing::default() { Action::Nothing } else { Action::Fill(missing) }
+    let parts = [
+        (Missing::Token, data("token").is_empty()),
+        (Missing::Ca, ca.is_some_and(|ca| data("ca.crt") != ca.as_bytes())),
+        (Missing::Namespace, data("namespace").is_empty()),
+        (Missing::Uid, uid.is_empty()),
+    ];
+    let missing: Vec<Missing> = parts.iter().filter(|(_, absent)| *absent).map(|(part, _)| *part).collect();
+    if missing.is_empty() { Action::Nothing } else { Action::Fill(missing) }
 }
 
 fn annotation<'a>(secret: &'a Secret, name: &str) -> Option<&'a str> {
@@ -69,8 +70,8 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"name": "a", "uid": "1"}})).unwrap();
         let b = |text: &str| BASE64_STANDARD.encode(text);
         let full = json!({"token": b("t"), "ca.crt": b("ca"), "namespace": b("n")});
-        let all = Missing { token: true, ca: true, namespace: true, uid: true };
-        let old = Missing { ca: true, ..Missing::default() };
+        let all = vec![Missing::Token, Missing::Ca, Missing::Namespace, Missing::Uid];
+        let old = vec![Missing::Ca];
         for (uid, data, there, ca, expect) in [
             ("", json!({}), true, "ca", Action::Fill(all)),
             ("1", full.clone(), true, "ca", Action::Nothing),

@@ -72,19 +72,19 @@ async fn account(context: &Context, key: &Key) -> Result<Option<Arc<ServiceAccou
 }
 
 /// The missing parts, for exactly this version of the Secret; nothing if there is no key to sign with.
-fn patch(context: &Context, secret: &Secret, account: &ServiceAccount, missing: &Missing) -> Option<Value> {
+fn patch(context: &Context, secret: &Secret, account: &ServiceAccount, missing: &[Missing]) -> Option<Value> {
     let (namespace, encode) = (secret.namespace(), |text: &str| Value::from(BASE64_STANDARD.encode(text)));
     let mut data = Map::new();
-    if missing.token {
+    if missing.contains(&Missing::Token) {
         let subject =
             Subject { namespace, secret: secret.name(), account: account.name(), account_uid: account.uid() };
         let token = context.config.account_tokens.as_ref()?.sign(&subject)?;
         data.insert("token".to_owned(), encode(&token));
     }
-    if let Some(ca) = context.config.root_ca_pem.as_deref().filter(|_| missing.ca) {
+    if let Some(ca) = context.config.root_ca_pem.as_deref().filter(|_| missing.contains(&Missing::Ca)) {
         data.insert("ca.crt".to_owned(), encode(ca));
     }
-    if missing.namespace {
+    if missing.contains(&Missing::Namespace) {
         data.insert("namespace".to_owned(), encode(namespace));
     }
     Some(json!({
