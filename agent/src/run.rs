@@ -21,7 +21,7 @@ use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, keep_images};
 use crate::pod;
 use crate::pod::sync::{Inputs, Pods};
 use crate::runtime::{ImageNews, Runtime};
-use crate::server::{Backend, Certificate, Server, ServerConfig, ServerError, Streams};
+use crate::server::{Access, Backend, Certificate, Server, ServerConfig, ServerError, Streams};
 use crate::source;
 use crate::source::remembered::Remembered;
 use crate::source::values::Values;
@@ -136,7 +136,8 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     let collected = (Arc::clone(&shared), pods.clone(), recorder.clone());
     let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts, agent.ips()), recorder)?);
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
-    let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime };
+    let access = Arc::new(Access::new(client.clone(), &node.config.node_name));
+    let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime, access };
     let (changes, received) = mpsc::channel(256);
     let inputs = Inputs { changes: received, node_object, pods };
     let statuses = node.statuses.clone();

@@ -1,10 +1,11 @@
 //! The kubelet's HTTPS API: logs, exec, attach, port-forward, pods and figures of this node.
 //!
-//! Its caller is the API server (or an administrator) with a client certificate of the cluster's CA; only
-//! `/healthz` answers everybody. Requests of pods are looked up in a [`PodView`], containers by asking
+//! Its callers are the API server and administrators with a client certificate of the cluster's CA, and all others to
+//! whom the API server gives the permission, by certificate or token ([`Access`]); only `/healthz` answers everybody. Requests of pods are looked up in a [`PodView`], containers by asking
 //! the runtime, so that an answer is never older than the runtime itself. Streams are the runtime's: a
 //! request is checked, exchanged for a token, and handed over whole ([`Streams`]).
 
+mod access;
 mod authorize;
 pub(crate) mod logs;
 mod route;
@@ -38,6 +39,7 @@ use crate::runtime::Runtime;
 use authorize::Caller;
 use route::Route;
 
+pub use access::Access;
 pub use streams::Proxy;
 
 /// The body of an answer.
@@ -93,6 +95,8 @@ pub struct Backend {
     pub runtime: Arc<dyn Runtime>,
     /// Ways into them.
     pub streams: Arc<dyn Streams>,
+    /// What the API server says of callers.
+    pub access: Arc<Access>,
 }
 
 /// Why the API cannot be served.
@@ -223,7 +227,8 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
     if matches!(route, Some(Route::Healthz)) {
         return text(StatusCode::OK, "ok");
     }
-    if let Err(refused) = caller.may_use(request.method().as_str()) {
+    let needed = access::Needed::of(request.method(), route.as_ref());
+    if let Err(refused) = caller.may_use(&backend.access, request.headers(), needed).await {
         return refused.answer();
     }
     if let Some(slot) = request.extensions().get::<Arc<Slot>>() {

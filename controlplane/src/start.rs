@@ -9,7 +9,7 @@ use std::{
 };
 
 use coracle_apiserver::{Apiserver, ApiserverConfig, KubeletTls, OpenError, ServiceRange, User};
-use coracle_controllers::{ControllersConfig, SignError, Signer};
+use coracle_controllers::{AccountTokenSigner, ControllersConfig, SignError, Signer};
 use coracle_scheduler::SchedulerConfig;
 use coracle_sealing::Keys;
 use coracle_store::{Embedded, EmbeddedOptions, Sealing};
@@ -53,6 +53,8 @@ pub struct ControlPlaneConfig {
     pub token_file: Option<PathBuf>,
     /// Key file for the encryption of Secrets; `None` is `sealing.key` in the state directory, made at the first start.
     pub encryption_key_file: Option<PathBuf>,
+    /// Configuration of the admission plugins: a file of upstream's `AdmissionConfiguration`.
+    pub admission_file: Option<PathBuf>,
     /// How long the certificates are valid that nodes and others ask for, if they do not ask for less.
     pub signing_duration: Duration,
     /// A node that is silent for so long is said to be Unknown, and its pods are moved.
@@ -136,6 +138,7 @@ impl ControlPlaneConfig {
             service_cidr: IpNetwork::V4(network(10, 43)),
             token_file: None,
             encryption_key_file: None,
+            admission_file: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
         }
@@ -221,6 +224,7 @@ fn apiserver_config(
         issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
         token_file: config.token_file.clone(),
         kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
+        admission_file: config.admission_file.clone(),
     })
 }
 
@@ -236,6 +240,7 @@ fn controllers_config(
         node_mask_v4: config.node_masks[0],
         node_mask_v6: config.node_masks[1],
         root_ca_pem: Some(pki.authority_pem().to_owned()),
+        account_tokens: AccountTokenSigner::new(&pki.service_account_key().map_err(Error::Pki)?),
         server: Some(format!("https://{address}")),
         reserved_ranges: [&config.cluster_cidrs[..], &[config.service_cidr]].concat(),
         server_names: leaf.names,

@@ -38,7 +38,7 @@ use self::idle::Watched;
 use self::spdy::Session;
 use self::spdy_command::wanted;
 pub(crate) use self::token::{Ticket, Tokens};
-use self::upgrade::{Protocol, Transport};
+use self::upgrade::{Codec, Protocol, Transport};
 pub(crate) use self::websocket::MOST_PORTS;
 use crate::runtime::Runtime;
 
@@ -105,7 +105,7 @@ impl Runtime {
 
     async fn serve_stream(&self, ticket: Ticket, transport: Transport, connection: Connection) {
         match (ticket, transport.protocol()) {
-            (Ticket::PortForward(request), Protocol::WebSocketChannels) => {
+            (Ticket::PortForward(request), Protocol::WebSocketChannels(_)) => {
                 websocket::forward(self, request, websocket::accept(connection).await).await;
             }
             (Ticket::PortForward(request), Protocol::WebSocketSpdy) => {
@@ -119,9 +119,13 @@ impl Runtime {
                 let (session, wanted) = (Session::open(connection), wanted(&command));
                 spdy_command::command(session, &wanted, async |client| self.run(command, client).await).await;
             }
-            (command, Protocol::WebSocketChannels | Protocol::WebSocketSpdy) => {
+            (command, protocol @ (Protocol::WebSocketChannels(_) | Protocol::WebSocketSpdy)) => {
+                let codec = match protocol {
+                    Protocol::WebSocketChannels(codec) => codec,
+                    Protocol::WebSocketSpdy | Protocol::Spdy => Codec::default(),
+                };
                 let socket = websocket::accept(connection).await;
-                websocket::command(socket, async |client| self.run(command, client).await).await;
+                websocket::command(socket, codec, async |client| self.run(command, client).await).await;
             }
         }
     }

@@ -1,10 +1,12 @@
-//! Who may use the API: the cluster's own parts and its administrators, by client certificate.
+//! Who may use the API: the cluster's own parts and its administrators, by client certificate; others by what the API
+//! server says of their certificate's name or of their token.
 
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::Refused;
+use super::access::{Access, Needed, User, token};
 
 /// Whoever opened the connection; the certificate was verified by the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,20 +37,37 @@ impl Caller {
         Caller::Certified { user: user.to_owned(), groups: groups.map(str::to_owned).collect() }
     }
 
-    /// Nothing, or the refusal.
-    pub(super) fn may_use(&self, method: &str) -> Result<(), Refused> {
-        match self {
-            Caller::Anonymous => Err(Refused(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())),
-            Caller::Certified { user, groups }
-                if USERS.contains(&user.as_str()) || groups.iter().any(|group| group == GROUP) =>
-            {
-                Ok(())
+    /// Nothing, or the refusal. A certificate wins over a token, as in the kubelet.
+    pub(super) async fn may_use(
+        &self,
+        access: &Access,
+        headers: &HeaderMap,
+        needed: Needed,
+    ) -> Result<(), Refused> {
+        if self.is_trusted() {
+            return Ok(());
+        }
+        let user = match self {
+            Caller::Certified { user, groups } if !user.is_empty() => {
+                // The API server would add the group to whoever shows this certificate.
+                let authenticated = "system:authenticated".to_owned();
+                let groups = groups.iter().cloned().chain([authenticated]).collect();
+                User { name: user.clone(), groups, ..User::default() }
             }
-            Caller::Certified { user, .. } => {
-                let verb = if method == "GET" { "get" } else { "create" };
-                let reason =
-                    format!("Forbidden (user={user}, verb={verb}, resource=nodes, subresource=proxy)");
-                Err(Refused(StatusCode::FORBIDDEN, reason))
+            Caller::Certified { .. } | Caller::Anonymous => match token(headers) {
+                Some(token) => access.authenticate(token).await?,
+                None => return Err(Refused(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned())),
+            },
+        };
+        access.authorize(&user, needed).await
+    }
+
+    /// Whether the API server need not be asked.
+    fn is_trusted(&self) -> bool {
+        match self {
+            Caller::Anonymous => false,
+            Caller::Certified { user, groups } => {
+                USERS.contains(&user.as_str()) || groups.iter().any(|group| group == GROUP)
             }
         }
     }
@@ -59,21 +78,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_server_and_administrators_may_and_nobody_else() {
-        let status = |user: &str, groups: &[&str]| {
-            let caller = Caller::Certified {
-                user: user.to_owned(),
-                groups: groups.iter().map(|g| (*g).to_owned()).collect(),
-            };
-            caller.may_use("GET").map_err(|refused| refused.0)
+    fn the_api_server_and_administrators_are_trusted_and_no_others() {
+        let trusted = |user: &str, groups: &[&str]| {
+            let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+            Caller::Certified { user: user.to_owned(), groups }.is_trusted()
         };
-        assert_eq!(status("kube-apiserver-kubelet-client", &[]), Ok(()));
-        assert_eq!(status("system:kube-apiserver", &[]), Ok(()));
-        assert_eq!(status("anybody", &["a", "system:masters"]), Ok(()));
-        assert_eq!(status("system:node:other", &["system:nodes"]), Err(StatusCode::FORBIDDEN));
-        assert_eq!(
-            Caller::Anonymous.may_use("GET").map_err(|refused| refused.0),
-            Err(StatusCode::UNAUTHORIZED)
-        );
+        assert!(trusted("kube-apiserver-kubelet-client", &[]));
+        assert!(trusted("system:kube-apiserver", &[]));
+        assert!(trusted("anybody", &["a", "system:masters"]));
+        assert!(!trusted("system:node:other", &["system:nodes"]));
+        assert!(!trusted("", &[]) && !Caller::Anonymous.is_trusted());
     }
 }

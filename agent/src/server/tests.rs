@@ -18,6 +18,26 @@ impl PodView for Pods {
     }
 }
 
+/// An API server that allows the token `good` to get `nodes/pods`, and the certificate of `scraper` to get `nodes/metrics`.
+fn reviews() -> kube::Client {
+    let service = tower::service_fn(|request: http::Request<kube::client::Body>| async move {
+        let body = request.into_body().collect_bytes().await.expect("body");
+        let mut review: serde_json::Value = serde_json::from_slice(&body).expect("json");
+        let (spec, asked) = (&review["spec"], &review["spec"]["resourceAttributes"]["subresource"]);
+        review["status"] = match review["kind"].as_str() {
+            Some("TokenReview") => {
+                json!({"authenticated": spec["token"] == "good", "user": {"username": "robot"}})
+            }
+            _ => {
+                json!({"allowed": spec["user"] == "robot" && asked == "pods" || spec["user"] == "scraper" && asked == "metrics"})
+            }
+        };
+        let answer = http::Response::new(kube::client::Body::from(review.to_string().into_bytes()));
+        Ok::<_, Infallible>(answer)
+    });
+    kube::Client::new(service, "default")
+}
+
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -88,6 +108,7 @@ impl Running {
             pods: Arc::new(Pods(pods)),
             runtime: Arc::new(Remote::new(nowhere)),
             streams: Arc::new(Proxy),
+            access: Arc::new(Access::new(reviews(), "n1")),
         };
         let shutdown = CancellationToken::new();
         tokio::spawn(server.run(backend, shutdown.clone()));
@@ -96,6 +117,11 @@ impl Running {
 
     /// Status line and body of a request, or nothing when the handshake was refused.
     async fn get(&self, path: &str, who: Option<Identity>) -> Option<(String, String)> {
+        self.get_with(path, who, "").await
+    }
+
+    /// The same with a header line.
+    async fn get_with(&self, path: &str, who: Option<Identity>, header: &str) -> Option<(String, String)> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority.der.clone()).expect("CA");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -111,7 +137,7 @@ impl Running {
         let name = ServerName::try_from("127.0.0.1").expect("name");
         let mut stream =
             tokio_rustls::TlsConnector::from(Arc::new(client)).connect(name, stream).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: n1\r\n{header}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.ok()?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await.ok()?;
@@ -147,6 +173,23 @@ async fn only_the_clusters_own_parts_get_an_answer_and_health_is_for_all() {
     assert_eq!(server.status("/pods", own("root", "system:masters")).await.as_deref(), Some("200"));
     let stranger = Authority::new().issue("root", "system:masters");
     assert_eq!(server.status("/pods", Some(stranger)).await, None);
+}
+
+#[tokio::test]
+async fn tokens_and_other_certificates_are_reviewed() {
+    let server = Running::start("tokens", Vec::new()).await;
+    let bearer = async |path: &str, token: &str| {
+        let header = format!("Authorization: Bearer {token}\r\n");
+        let (line, _) = server.get_with(path, None, &header).await.expect("an answer");
+        line.split(' ').nth(1).map(str::to_owned).expect("a status")
+    };
+    assert_eq!(bearer("/pods", "good").await, "200");
+    assert_eq!(bearer("/pods", "bad").await, "401");
+    assert_eq!(bearer("/stats/summary", "good").await, "403");
+    assert_eq!(bearer("/exec/ns/p/c?command=id&output=1", "good").await, "403");
+    let scraper = |path: &'static str| server.status(path, Some(server.authority.issue("scraper", "x")));
+    assert_eq!(scraper("/pods").await.as_deref(), Some("403"));
+    assert_ne!(scraper("/metrics/resource").await.as_deref(), Some("403"));
 }
 
 #[tokio::test]

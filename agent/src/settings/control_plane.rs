@@ -40,6 +40,9 @@ pub(crate) struct ControlPlaneSettings {
     /// decrypt [default: sealing.key in the state directory, made at the first start]
     #[arg(long, value_name = "FILE")]
     encryption_key_file: Option<PathBuf>,
+    /// Configuration of the PodSecurity admission plugin: defaults and exemptions, as for kube-apiserver
+    #[arg(long, value_name = "FILE")]
+    admission_control_config_file: Option<PathBuf>,
     /// A further name or address by which clients reach the API server, may be repeated
     #[arg(long, value_name = "NAME")]
     tls_san: Vec<String>,
@@ -63,6 +66,7 @@ pub(crate) struct ControlPlane {
     pub(crate) ranges: Ranges,
     pub(crate) token_auth_file: Option<PathBuf>,
     pub(crate) encryption_key_file: Option<PathBuf>,
+    pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) tls_sans: Vec<String>,
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
@@ -81,6 +85,9 @@ impl ControlPlaneSettings {
             node_cidr_mask_size_ipv6: self.node_cidr_mask_size_ipv6.or(file.node_cidr_mask_size_ipv6),
             token_auth_file: self.token_auth_file.or(file.token_auth_file),
             encryption_key_file: self.encryption_key_file.or(file.encryption_key_file),
+            admission_control_config_file: self
+                .admission_control_config_file
+                .or(file.admission_control_config_file),
             tls_san: if self.tls_san.is_empty() { file.tls_san } else { self.tls_san },
             own_node: self.own_node.or(file.own_node),
             cluster_signing_seconds: self.cluster_signing_seconds.or(file.cluster_signing_seconds),
@@ -101,6 +108,7 @@ impl ControlPlaneSettings {
             )?,
             token_auth_file: self.token_auth_file,
             encryption_key_file: self.encryption_key_file,
+            admission_control_config_file: self.admission_control_config_file,
             tls_sans: self.tls_san,
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds.unwrap_or(365 * 24 * 3600)),

@@ -8,13 +8,20 @@ mod mountable_secrets;
 mod namespace_lifecycle;
 mod node_restriction;
 mod node_taints;
+mod pod_security;
 mod priority;
 pub(crate) mod service_account;
 
 use coracle_kinds::Kind;
 use serde_json::Value;
 
-use crate::{authn::User, call::Call, error::Result, server::State};
+use crate::{
+    authn::User,
+    call::{Call, Warnings},
+    error::Result,
+    server::State,
+};
+pub(crate) use pod_security::PodSecurityConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
@@ -33,6 +40,8 @@ pub(crate) struct Attributes<'a> {
     pub(crate) user: &'a User,
     /// The object as it is stored; `None` for a new one.
     pub(crate) old: Option<&'a Value>,
+    /// Warnings for the client.
+    pub(crate) warnings: &'a Warnings,
 }
 
 /// One member of the chain. Members do nothing unless they say otherwise.
@@ -62,6 +71,7 @@ impl<'a> Attributes<'a> {
             subresource: &call.resource.subresource,
             user: &call.user,
             old,
+            warnings: &call.warnings,
         }
     }
 
@@ -74,7 +84,7 @@ impl<'a> Attributes<'a> {
 }
 
 impl Admission {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(pod_security: PodSecurityConfig) -> Self {
         Self {
             chain: vec![
                 Box::new(namespace_lifecycle::NamespaceLifecycle),
@@ -87,6 +97,7 @@ impl Admission {
                 Box::new(certificate::Certificates),
                 Box::new(bootstrap_token::BootstrapToken),
                 Box::new(escalation::Escalation),
+                Box::new(pod_security::PodSecurity(pod_security)),
             ],
         }
     }

@@ -18,6 +18,9 @@ use crate::{
 use service_account::Tokens;
 pub(crate) use token_file::TokenFile;
 
+/// Extra value that identifies the credential of a request.
+const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
+
 /// A caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {

@@ -35,6 +35,15 @@ pub(crate) fn authorize(question: &Question<'_>) -> Result<()> {
     Err(ApiError::forbidden(refusal(question)))
 }
 
+/// Whether a request opens a stream into a pod, which needs `create` whatever its method.
+pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
+    info.resource.as_ref().is_some_and(|resource| {
+        resource.group.is_empty()
+            && resource.resource == "pods"
+            && matches!(resource.subresource.as_str(), "exec" | "attach" | "portforward")
+    })
+}
+
 /// The same of something that no request is for: whether the user may do more than what it asks.
 pub(crate) fn authorize_also(cache: &Cache, user: &User, verb: &str, resource: ResourceInfo) -> Result<()> {
     let info =

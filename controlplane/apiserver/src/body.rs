@@ -87,7 +87,7 @@ fn tree(call: &Call) -> Result<Parsed> {
         BodyType::Protobuf => {
             let value =
                 protobuf::decode(&call.body).map_err(|error| ApiError::bad_request(error.to_string()))?;
-            Ok(Parsed { value, duplicates: Vec::new() })
+            Ok(Parsed { value, duplicates: Vec::new(), keys: Vec::new() })
         }
         BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch | BodyType::ApplyPatch => {
             Err(ApiError::unsupported_media_type("a patch is only understood in a PATCH request"))

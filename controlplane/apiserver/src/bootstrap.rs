@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     authn::User,
-    call::Call,
+    call::{Call, Warnings},
     error::{ApiError, Result},
     request::{Query, RequestInfo, ResourceInfo},
     server::State,
@@ -101,5 +101,6 @@ fn call(state: &Arc<State>, kind: &'static Kind, object: &Value) -> Call {
         kind,
         headers: HeaderMap::new(),
         body: bytes::Bytes::new(),
+        warnings: Warnings::default(),
     }
 }

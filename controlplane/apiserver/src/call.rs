@@ -1,6 +1,6 @@
 //! One request for a resource, identified and allowed, on its way to its verb.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use coracle_kinds::{Kind, schema::FieldValidation};
@@ -22,7 +22,29 @@ pub(crate) struct Call {
     pub(crate) kind: &'static Kind,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    pub(crate) warnings: Warnings,
 }
+
+/// Warnings for the client that admission collects, each once.
+#[derive(Default)]
+pub(crate) struct Warnings(Mutex<Vec<String>>);
+
+// === impl Warnings ===
+
+impl Warnings {
+    pub(crate) fn add(&self, text: String) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !list.contains(&text) {
+            list.push(text);
+        }
+    }
+
+    pub(crate) fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+// === impl Call ===
 
 impl Call {
     /// The form of the answer that the client prefers.

@@ -33,13 +33,14 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
         ["api", version] => discovery::resource_list("", version),
         ["apis", group] => discovery::api_group(group),
         ["apis", group, version] => discovery::resource_list(group, version),
+        ["openapi", "v2"] => return openapi_v2(info, headers).map(Some),
         ["openapi", "v3"] => return Ok(Some(reply::bytes(200, "application/json", openapi_root()))),
         ["openapi", "v3", rest @ ..] => return Ok(openapi_document(info, headers, &rest.join("/"))),
         ["version"] => Some(version()),
         [".well-known", "openid-configuration"] => Some(issuer(state)),
         ["openid", "v1", "jwks"] => Some(state.authenticators.tokens.key_set()),
         [] => Some(json!({"paths": [
-            "/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v3", "/readyz", "/version"
+            "/api", "/api/v1", "/apis", "/healthz", "/livez", "/openapi/v2", "/openapi/v3", "/readyz", "/version"
         ]})),
         _ => None,
     };
@@ -63,6 +64,30 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
 fn openapi_root() -> &'static str {
     static ROOT: OnceLock<String> = OnceLock::new();
     ROOT.get_or_init(|| openapi::root().to_string())
+}
+
+/// Media types of the document as protobuf: kubectl's, and that of clients before 1.26.
+const OPENAPI_V2_PROTOBUF: [&str; 2] = [
+    "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
+    "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
+];
+
+fn openapi_v2(info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
+    let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut names = accept.flat_map(|value| value.split(',')).filter_map(|part| part.split(';').next());
+    let protobuf = names.find_map(|name| OPENAPI_V2_PROTOBUF.into_iter().find(|known| *known == name.trim()));
+    let (media, bytes) = match protobuf {
+        Some(media) => (media, openapi::v2::protobuf()),
+        None => {
+            media::negotiate(headers, &info.query, &[])?;
+            ("application/json", openapi::v2::json().to_string().into_bytes())
+        }
+    };
+    let tag = tag(&bytes);
+    let mut reply = if matches(headers, &tag) { not_modified() } else { reply::bytes(200, media, bytes) };
+    set(&mut reply, header::ETAG, &tag);
+    set(&mut reply, header::VARY, "Accept-Encoding, Accept");
+    Ok(reply)
 }
 
 fn openapi_document(info: &RequestInfo, headers: &HeaderMap, path: &str) -> Option<Reply> {

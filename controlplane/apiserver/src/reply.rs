@@ -40,8 +40,17 @@ pub(crate) fn text(code: u16, text: impl Into<String>) -> Reply {
     bytes(code, "text/plain; charset=utf-8", text.into())
 }
 
+/// A Status as clients of upstream compare it: `kind` first, and a newline at the end.
+pub(crate) fn status_text(status: &Value) -> String {
+    const ORDER: [&str; 8] =
+        ["kind", "apiVersion", "metadata", "status", "message", "reason", "details", "code"];
+    let fields = ORDER.iter().filter_map(|name| Some((name, status.get(name)?)));
+    let fields: Vec<String> = fields.map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    format!("{{{}}}\n", fields.join(","))
+}
+
 pub(crate) fn failure(error: &ApiError) -> Reply {
-    let mut reply = json(error.code, &error.status());
+    let mut reply = bytes(error.code, "application/json", status_text(&error.status()));
     let retry = error.details.get("retryAfterSeconds").and_then(Value::as_u64);
     if let Some(seconds) = retry {
         reply.headers_mut().insert(header::RETRY_AFTER, seconds.into());
@@ -120,12 +129,9 @@ pub(crate) fn deleted(kind: &Kind, object: &Value) -> Result<Reply> {
 pub(crate) fn success(code: u16, details: Value) -> Reply {
     let mut status =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code});
-    if details.is_null() {
-        return json(code, &status);
-    }
-    if let Some(status) = status.as_object_mut() {
+    if let Some(status) = status.as_object_mut().filter(|_| !details.is_null()) {
         status.remove("code");
         status.insert("details".to_owned(), details);
     }
-    json(code, &status)
+    bytes(code, "application/json", status_text(&status))
 }

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use coracle_kinds::Kind;
 use http::Method;
 
+use crate::error::{ApiError, Result};
+
 /// A request's meaning, before anybody is asked whether it is allowed.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestInfo {
@@ -146,8 +148,9 @@ impl Query {
         self.values.get(key).map_or(&[], Vec::as_slice)
     }
 
+    /// A flag as upstream reads it: set by any value, also an empty one, other than `0` and `false`.
     pub(crate) fn flag(&self, key: &str) -> bool {
-        matches!(self.get(key), "1" | "t" | "T" | "true" | "True" | "TRUE")
+        self.has(key) && self.get(key) != "0" && !self.get(key).eq_ignore_ascii_case("false")
     }
 
     pub(crate) fn has(&self, key: &str) -> bool {
@@ -156,6 +159,15 @@ impl Query {
 
     pub(crate) fn number(&self, key: &str) -> Option<u64> {
         self.get(key).parse().ok()
+    }
+
+    /// Fails unless the parameter is absent or a whole number.
+    pub(crate) fn check_number(&self, key: &str) -> Result<()> {
+        let Some(text) = self.values.get(key).and_then(|all| all.first()) else { return Ok(()) };
+        let parsed = text.parse::<i64>().map(drop);
+        parsed.map_err(|_not_a_number| {
+            ApiError::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))
+        })
     }
 }
 
@@ -203,7 +215,12 @@ mod tests {
     fn verbs_follow_method_and_query() {
         let verb = |method: Method, uri: &str| RequestInfo::parse(&method, &uri.parse().unwrap()).verb;
         assert_eq!(verb(Method::GET, "/api/v1/pods"), "list");
-        assert_eq!(verb(Method::GET, "/api/v1/pods?watch=1"), "watch");
+        for yes in ["watch=1", "watch=yes", "watch", "watch=", "watch=t"] {
+            assert_eq!(verb(Method::GET, &format!("/api/v1/pods?{yes}")), "watch", "{yes}");
+        }
+        for no in ["watch=0", "watch=false", "watch=False", "watched=1"] {
+            assert_eq!(verb(Method::GET, &format!("/api/v1/pods?{no}")), "list", "{no}");
+        }
         assert_eq!(verb(Method::GET, "/api/v1/namespaces/a/pods/b"), "get");
         assert_eq!(verb(Method::DELETE, "/api/v1/namespaces/a/pods"), "deletecollection");
         assert_eq!(verb(Method::GET, "/healthz"), "get");

@@ -11,16 +11,17 @@ use rustls_pki_types::CertificateDer;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    admit::Admission,
+    admit::{Admission, PodSecurityConfig},
     authn::{Authenticators, User, service_account::Tokens},
     authz::{self, Question, impersonation},
     body, bootstrap,
     cache::Cache,
-    call::Call,
+    call::{Call, Warnings},
     documents,
     error::{ApiError, Result},
     health,
     in_flight::{self, BodyMemory, InFlight, REQUEST_TIMEOUT},
+    media,
     reply::{self, Reply},
     request::RequestInfo,
     service_range::ServiceRange,
@@ -42,6 +43,8 @@ pub struct ApiserverConfig {
     pub token_file: Option<PathBuf>,
     /// How this server shows itself to kubelets, and whose it trusts.
     pub kubelet: KubeletTls,
+    /// Configuration of the admission plugins, in upstream's form.
+    pub admission_file: Option<PathBuf>,
 }
 
 /// TLS towards kubelets: our client certificate, and the authority that theirs must come from.
@@ -65,6 +68,14 @@ pub enum OpenError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// The configuration of the admission plugins cannot be used.
+    #[error("cannot use the admission configuration {path}: {reason}")]
+    AdmissionFile {
+        /// Its path.
+        path: PathBuf,
+        /// Which field is wrong, or why the file cannot be read.
+        reason: String,
     },
     /// The first objects cannot be made.
     #[error("cannot make the first objects of the cluster")]
@@ -121,11 +132,12 @@ impl Apiserver {
         let path = config.token_file.clone().unwrap_or_default();
         let authenticators = Authenticators::new(config.token_file.as_deref(), tokens)
             .map_err(|source| OpenError::TokenFile { path, source })?;
+        let admission = PodSecurityConfig::read(config.admission_file.as_deref())?;
         let state = Arc::new(State {
             store,
             cache,
             authenticators,
-            admission: Admission::new(),
+            admission: Admission::new(admission),
             advertise: config.advertise,
             service_range: config.service_range,
             kubelet: config.kubelet,
@@ -160,13 +172,13 @@ impl Apiserver {
                     Err(error) => Err(error),
                 }
             }
-            None => self.from_network(parts, info, body, upgrade).await,
+            None => self.handle_network(parts, info, body, upgrade).await,
         };
         outcome.unwrap_or_else(|error| reply::failure(&error))
     }
 
     /// Identifies the caller of a request from the network and limits its time and number.
-    async fn from_network<B>(
+    async fn handle_network<B>(
         &self,
         parts: http::request::Parts,
         info: RequestInfo,
@@ -214,7 +226,12 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let state = &self.state;
-        authz::authorize(&Question { user: &user, verb: info.verb, info: &info, cache: &state.cache })?;
+        let question = Question { user: &user, verb: info.verb, info: &info, cache: &state.cache };
+        authz::authorize(&question)?;
+        if authz::enters_pod(&info) {
+            // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
+            authz::authorize(&Question { verb: "create", ..question })?;
+        }
         let Some(resource) = info.resource.clone() else {
             if let Some(reply) = health::find(state, &info) {
                 return Ok(reply);
@@ -224,12 +241,14 @@ impl Apiserver {
         };
         let Some(kind) = resource.kind() else { return Ok(reply::text(404, "404 page not found\n")) };
         let body = if method == Method::GET { Bytes::new() } else { body::read(body, &mut memory).await? };
-        let call = Call { state: state.clone(), user, info, resource, kind, headers, body };
-        if call.resource.subresource.is_empty() {
+        let warnings = Warnings::default();
+        let call = Call { state: state.clone(), user, info, resource, kind, headers, body, warnings };
+        let reply = if call.resource.subresource.is_empty() {
             on_resource(&call).await
         } else {
             on_subresource(&call, &method, upgrade).await
-        }
+        }?;
+        Ok(reply::warned(reply, &call.warnings.take()))
     }
 }
 
@@ -259,6 +278,10 @@ async fn on_subresource(call: &Call, method: &Method, upgrade: OnUpgrade) -> Res
     let verb = call.info.verb;
     if !row.verbs.contains(&verb) {
         return Err(ApiError::method_not_allowed());
+    }
+    if matches!(sub, "binding" | "eviction" | "token") {
+        // Their answers are neither tables nor metadata.
+        media::negotiate(&call.headers, &call.info.query, &[])?;
     }
     match (resource, sub, verb) {
         (_, "status", "get") => verb::get::run(call),

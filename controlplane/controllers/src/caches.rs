@@ -36,6 +36,8 @@ pub(crate) struct Caches {
     pub(crate) leases: Arc<Cache<Lease>>,
     /// Only those that are bootstrap tokens.
     pub(crate) tokens: Arc<Cache<Secret>>,
+    /// Only those with the token of a service account.
+    pub(crate) account_tokens: Arc<Cache<Secret>>,
     /// Only those that may tell machines where the cluster is.
     pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
     pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
@@ -60,6 +62,7 @@ impl Caches {
             signing_requests: Arc::new(Cache::new()),
             leases: Arc::new(Cache::new()),
             tokens: Arc::new(Cache::new()),
+            account_tokens: Arc::new(Cache::new()),
             cluster_infos: Arc::new(Cache::new()),
             budgets: Arc::new(Cache::new()),
             cluster_roles: Arc::new(Cache::new()),
@@ -71,6 +74,7 @@ impl Caches {
         let all = watch::config;
         let root_ca = watch::config().fields(&format!("metadata.name={ROOT_CA_NAME}"));
         let tokens = watch::config().fields("type=bootstrap.kubernetes.io/token");
+        let account_tokens = watch::config().fields("type=kubernetes.io/service-account-token");
         let leases = watch::config().fields("metadata.namespace=kube-node-lease");
         let cluster_info = watch::config().fields(&format!("metadata.name={CLUSTER_INFO_NAME}"));
         vec![
@@ -86,6 +90,7 @@ impl Caches {
             feed(client, &self.signing_requests, all()),
             feed(client, &self.leases, leases),
             feed(client, &self.tokens, tokens),
+            feed(client, &self.account_tokens, account_tokens),
             feed(client, &self.cluster_infos, cluster_info),
             feed(client, &self.budgets, all()),
             feed(client, &self.cluster_roles, all()),
@@ -106,6 +111,7 @@ impl Caches {
         self.signing_requests.synced().await;
         self.leases.synced().await;
         self.tokens.synced().await;
+        self.account_tokens.synced().await;
         self.cluster_infos.synced().await;
         self.budgets.synced().await;
         self.cluster_roles.synced().await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ipnetwork::IpNetwork;
 
+use crate::account_token::signer::AccountTokenSigner;
 use crate::csr_signing::Signer;
 
 /// Settings of the controllers.
@@ -18,6 +19,8 @@ pub struct ControllersConfig {
     pub node_mask_v6: u8,
     /// PEM of the cluster CA, published as ConfigMap `kube-root-ca.crt` in every namespace. None: not published.
     pub root_ca_pem: Option<String>,
+    /// Signs the tokens of Secrets of service accounts. None: they get none.
+    pub account_tokens: Option<AccountTokenSigner>,
     /// The API's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`. None: not
     /// published.
     pub server: Option<String>,
@@ -50,6 +53,7 @@ impl Default for ControllersConfig {
             node_mask_v4: 24,
             node_mask_v6: 64,
             root_ca_pem: None,
+            account_tokens: None,
             server: None,
             server_names: Vec::new(),
             server_addresses: Vec::new(),

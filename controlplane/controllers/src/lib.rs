@@ -9,6 +9,7 @@
 //! objects are written as patches of exactly the fields that are ours, so that fields newer than this crate
 //! survive.
 
+mod account_token;
 mod api_kind;
 mod bootstrap_signer;
 mod cache;
@@ -42,6 +43,7 @@ mod token_cleaner;
 mod watch;
 mod write;
 
+pub use account_token::signer::AccountTokenSigner;
 pub use config::ControllersConfig;
 pub use csr_signing::{SignError, Signer};
 pub use run::run;

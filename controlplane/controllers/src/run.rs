@@ -16,9 +16,9 @@ use crate::node_lifecycle::run::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
 use crate::{
-    bootstrap_signer, cluster_role_aggregation, csr_approving, csr_cleaner, csr_signing, deployment,
-    disruption, endpoints, garbage, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set, root_ca,
-    service_account, stale_disruption, taint_eviction, token_cleaner,
+    account_token, bootstrap_signer, cluster_role_aggregation, csr_approving, csr_cleaner, csr_signing,
+    deployment, disruption, endpoints, garbage, namespace, node_lifecycle, pod_cidr, pod_gc, replica_set,
+    root_ca, service_account, stale_disruption, taint_eviction, token_cleaner,
 };
 
 /// Runs every controller until `shutdown` is cancelled. Watches that fail are retried for ever.
@@ -65,6 +65,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         replica_set "replica-set" 4,
         service_account "service-account" 1,
         root_ca "root-ca" 1,
+        account_token "account-token" 1,
         pod_cidr "pod-cidr" 1,
         pod_gc "pod-gc" 1,
         namespace "namespace" 2,

@@ -15,6 +15,7 @@ pub mod fuzz;
 pub mod kind;
 pub mod openapi;
 pub mod patch;
+pub mod pod_security;
 pub mod protobuf;
 pub mod quantity;
 pub mod scale;

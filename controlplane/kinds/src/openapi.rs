@@ -4,6 +4,8 @@
 //! field validation from the `fieldValidation` parameter of its PATCH, and strategic merge from the PATCH's body
 //! types. Documents are made anew for each request and not kept: clients keep them, under the content hash.
 
+pub mod v2;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::LazyLock;
 

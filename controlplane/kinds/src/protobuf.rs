@@ -4,7 +4,7 @@
 //! Go writes a scalar that is no pointer even when it is zero, so the table says per field whether a zero counts.
 
 mod table;
-mod wire;
+pub(crate) mod wire;
 
 use base64::Engine;
 use serde_json::{Map, Value};

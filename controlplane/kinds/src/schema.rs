@@ -2,6 +2,7 @@
 
 mod check;
 pub(crate) mod model;
+mod order;
 mod parse;
 
 use serde_json::Value;
@@ -25,6 +26,8 @@ pub struct Parsed {
     pub value: Value,
     /// Messages of the form `duplicate field "spec.replicas"`.
     pub duplicates: Vec<String>,
+    /// Hashes of the paths of all keys in the order of the document, as [`parse_json`] makes them.
+    pub keys: Vec<u64>,
 }
 
 /// Why a body is no object of its kind (400 BadRequest; `Display` is the whole message).
@@ -58,7 +61,7 @@ pub fn decode(
     parsed: Parsed,
     validation: FieldValidation,
 ) -> Result<(Value, Vec<String>), SchemaError> {
-    let Parsed { mut value, duplicates } = parsed;
+    let Parsed { mut value, duplicates, keys } = parsed;
     let problem = |value: &Value, problem: String| {
         let api_version = value["apiVersion"].as_str().unwrap_or_default();
         let version = api_version.rsplit('/').next().unwrap_or_default().to_owned();
@@ -69,6 +72,7 @@ pub fn decode(
     };
     let mut notes = check::conform(definition, &mut value).map_err(|error| problem(&value, error))?;
     notes.splice(0..0, duplicates);
+    order::by_document(&mut notes, &keys);
     match validation {
         FieldValidation::Ignore => Ok((value, Vec::new())),
         FieldValidation::Warn => Ok((value, notes)),

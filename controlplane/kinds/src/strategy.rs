@@ -1,5 +1,7 @@
 //! What each way of writing may change: status, spec, generation and the metadata that the server owns.
 
+mod service;
+
 use serde_json::{Map, Value, json};
 
 use crate::Kind;
@@ -34,6 +36,9 @@ pub fn prepare_for_update(kind: &Kind, new: &mut Value, old: &Value) {
     if matches!(kind.kind, "Namespace" | "CertificateSigningRequest") {
         // Finalizers of a namespace go through /finalize; what was asked to be signed stays as it was.
         take(new, old, "spec");
+    }
+    if kind.kind == "Service" && kind.group.is_empty() {
+        service::drop_dependent_fields(new, old);
     }
     if writes.generation && is_new_generation(kind, new, old) {
         let generation = old["metadata"]["generation"].as_i64().unwrap_or(0) + 1;

@@ -15,8 +15,16 @@ const SPDY: &str = "SPDY/3.1";
 const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 
 /// What each kind of stream speaks, the best first.
-const WEBSOCKET_COMMAND: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
+const WEBSOCKET_COMMAND: [&str; 5] = [
+    "v5.channel.k8s.io",
+    "v4.channel.k8s.io",
+    "v4.base64.channel.k8s.io",
+    "channel.k8s.io",
+    "base64.channel.k8s.io",
+];
 const WEBSOCKET_FORWARD: [&str; 2] = ["SPDY/3.1+portforward.k8s.io", "v4.channel.k8s.io"];
+/// A WebSocket client that names no protocol: `channel.k8s.io` for commands, `v4.channel.k8s.io` for ports.
+const NO_PROTOCOL: &str = "";
 const SPDY_COMMAND: [&str; 2] = ["v5.channel.k8s.io", "v4.channel.k8s.io"];
 const SPDY_FORWARD: [&str; 1] = ["portforward.k8s.io"];
 
@@ -24,11 +32,20 @@ const SPDY_FORWARD: [&str; 1] = ["portforward.k8s.io"];
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     /// WebSocket messages, each with its channel.
-    WebSocketChannels,
+    WebSocketChannels(Codec),
     /// SPDY frames in WebSocket messages.
     WebSocketSpdy,
     /// SPDY frames.
     Spdy,
+}
+
+/// How messages of a channel protocol are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Codec {
+    /// Text messages: the channel as a digit, then base64.
+    pub(super) base64: bool,
+    /// Before version 4 the status is the text of an error, and absent after success.
+    pub(super) text_status: bool,
 }
 
 /// What was agreed on.
@@ -53,8 +70,8 @@ pub(super) fn negotiate(headers: &HeaderMap, ticket: &Ticket) -> Result<Transpor
         let key = headers.get(SEC_WEBSOCKET_KEY).ok_or("the WebSocket key is missing")?;
         let offered = list(headers, &SEC_WEBSOCKET_PROTOCOL);
         let ours: &[&'static str] = if forward { &WEBSOCKET_FORWARD } else { &WEBSOCKET_COMMAND };
-        let protocol =
-            choose(ours, &offered).ok_or("none of the offered WebSocket protocols is spoken here")?;
+        let protocol = if offered.is_empty() { Some(NO_PROTOCOL) } else { choose(ours, &offered) };
+        let protocol = protocol.ok_or("none of the offered WebSocket protocols is spoken here")?;
         return Ok(Transport::WebSocket { accept: derive_accept_key(key.as_bytes()), protocol });
     }
     if upgrade.iter().any(|name| name.eq_ignore_ascii_case(SPDY)) {
@@ -92,7 +109,10 @@ impl Transport {
     pub(super) fn protocol(&self) -> Protocol {
         match self {
             Self::WebSocket { protocol, .. } if *protocol == WEBSOCKET_FORWARD[0] => Protocol::WebSocketSpdy,
-            Self::WebSocket { .. } => Protocol::WebSocketChannels,
+            Self::WebSocket { protocol, .. } => Protocol::WebSocketChannels(Codec {
+                base64: protocol.contains("base64."),
+                text_status: !protocol.starts_with('v'),
+            }),
             Self::Spdy { .. } => Protocol::Spdy,
         }
     }
@@ -106,7 +126,9 @@ impl Transport {
         match self {
             Self::WebSocket { accept, protocol } => {
                 headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-                headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
+                if *protocol != NO_PROTOCOL {
+                    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
+                }
                 // Base64 is always a valid value.
                 headers
                     .extend(HeaderValue::from_str(accept).ok().map(|accept| (SEC_WEBSOCKET_ACCEPT, accept)));
@@ -157,10 +179,25 @@ mod tests {
             }
         );
         let python = negotiate(&websocket("v5.channel.k8s.io,v4.channel.k8s.io"), &forward).expect("agreed");
-        assert_eq!(python.protocol(), Protocol::WebSocketChannels);
+        assert_eq!(python.protocol(), Protocol::WebSocketChannels(Codec::default()));
         let kubectl = negotiate(&websocket("SPDY/3.1+portforward.k8s.io"), &forward).expect("agreed");
         assert_eq!(kubectl.protocol(), Protocol::WebSocketSpdy);
-        assert!(negotiate(&websocket("base64.channel.k8s.io"), &exec).is_err());
+        for (offered, base64, text_status) in [
+            ("base64.channel.k8s.io", true, true),
+            ("channel.k8s.io", false, true),
+            ("v4.base64.channel.k8s.io", true, false),
+            ("", false, true),
+        ] {
+            let agreed = negotiate(&websocket(offered), &exec).expect("agreed");
+            assert_eq!(
+                agreed.protocol(),
+                Protocol::WebSocketChannels(Codec { base64, text_status }),
+                "{offered}"
+            );
+            let answered = agreed.response().headers().get(SEC_WEBSOCKET_PROTOCOL).cloned();
+            assert_eq!(answered.is_some(), !offered.is_empty());
+        }
+        assert!(negotiate(&websocket("v3.channel.k8s.io"), &exec).is_err());
         let several = headers(&[
             ("upgrade", "SPDY/3.1"),
             ("x-stream-protocol-version", "v4.channel.k8s.io"),

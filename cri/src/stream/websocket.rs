@@ -1,10 +1,11 @@
-//! WebSocket: exec and attach as `v4`/`v5.channel.k8s.io`, port-forward as `v4.channel.k8s.io` or as
+//! WebSocket: exec and attach as `channel.k8s.io` in versions 1, 4 and 5, binary or base64, port-forward as `v4.channel.k8s.io` or as
 //! SPDY frames inside binary messages. Each binary message of a channel protocol is one byte of
 //! channel and its bytes.
 
 use std::io;
 use std::time::Duration;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::{Bytes, BytesMut};
 use coracle_proto::cri;
 use futures::stream::{SplitSink, SplitStream};
@@ -21,6 +22,7 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use super::Connection;
 use super::command::{self, Client, Input, Output};
 use super::forward::{Back, Forward};
+use super::upgrade::Codec;
 use crate::runtime::Runtime;
 
 const STDIN: u8 = 0;
@@ -49,12 +51,12 @@ pub(super) async fn accept(connection: Connection) -> Socket {
 }
 
 /// The two ends of a command's client; the futures that serve it must be polled beside the command.
-pub(super) async fn command(socket: Socket, run: impl AsyncFnOnce(Client)) {
+pub(super) async fn command(socket: Socket, codec: Codec, run: impl AsyncFnOnce(Client)) {
     let (sink, source) = socket.split();
     let (input_sender, input) = mpsc::channel(BACKLOG);
     let (output, output_receiver) = mpsc::channel(BACKLOG);
-    let receiving = tokio::spawn(receive(source, input_sender));
-    let sending = tokio::spawn(send(sink, output_receiver));
+    let receiving = tokio::spawn(receive(source, codec, input_sender));
+    let sending = tokio::spawn(send(sink, codec, output_receiver));
     run(Client { input, output }).await;
     // However long the client takes to read. It closes when it has the status.
     let _sent = sending.await;
@@ -64,17 +66,17 @@ pub(super) async fn command(socket: Socket, run: impl AsyncFnOnce(Client)) {
     }
 }
 
-async fn receive(mut source: Receiver, input: mpsc::Sender<Input>) {
+async fn receive(mut source: Receiver, codec: Codec, input: mpsc::Sender<Input>) {
     while let Some(Ok(message)) = source.next().await {
         match message {
             Message::Binary(bytes) => {
-                if let Some(decoded) = decode(&bytes) {
+                if let Some(decoded) = decode(codec, &bytes) {
                     // After the command's end the rest is read and dropped, until the client closes.
                     let _ended = input.send(decoded).await;
                 }
             }
             Message::Text(text) => {
-                if let Some(decoded) = decode(&Bytes::from(text)) {
+                if let Some(decoded) = decode(codec, &Bytes::from(text)) {
                     let _ended = input.send(decoded).await;
                 }
             }
@@ -84,9 +86,10 @@ async fn receive(mut source: Receiver, input: mpsc::Sender<Input>) {
     }
 }
 
-async fn send(mut sink: Sender, mut output: mpsc::Receiver<Output>) {
+async fn send(mut sink: Sender, codec: Codec, mut output: mpsc::Receiver<Output>) {
     while let Some(output) = output.recv().await {
-        if sink.send(Message::Binary(encode(&output))).await.is_err() {
+        let Some(message) = encode(codec, &output) else { continue };
+        if sink.send(message).await.is_err() {
             return;
         }
     }
@@ -100,7 +103,13 @@ async fn close(sink: &mut Sender) {
 }
 
 /// What a message of a client means; none for what has no meaning.
-fn decode(message: &Bytes) -> Option<Input> {
+fn decode(codec: Codec, message: &Bytes) -> Option<Input> {
+    if codec.base64 {
+        let (digit, text) = message.split_first()?;
+        let mut decoded = vec![digit.wrapping_sub(b'0')];
+        BASE64_STANDARD.decode_vec(text, &mut decoded).ok()?;
+        return decode(Codec::default(), &decoded.into());
+    }
     let (channel, rest) = message.split_first()?;
     match (*channel, rest) {
         (STDIN, _) => Some(Input::Stdin(message.slice(1..))),
@@ -110,12 +119,30 @@ fn decode(message: &Bytes) -> Option<Input> {
     }
 }
 
-fn encode(output: &Output) -> Bytes {
-    match output {
-        Output::Stdout(bytes) => on(STDOUT, bytes),
-        Output::Stderr(bytes) => on(STDERR, bytes),
-        Output::Status(bytes) => on(ERROR, bytes),
-    }
+/// The message of an output; none for the status of success before version 4.
+fn encode(codec: Codec, output: &Output) -> Option<Message> {
+    let text;
+    let (channel, bytes): (u8, &[u8]) = match output {
+        Output::Stdout(bytes) => (STDOUT, bytes),
+        Output::Stderr(bytes) => (STDERR, bytes),
+        Output::Status(status) if codec.text_status => {
+            text = error_text(status)?;
+            (ERROR, text.as_bytes())
+        }
+        Output::Status(status) => (ERROR, status),
+    };
+    Some(if codec.base64 {
+        let digit = char::from(b'0' + channel);
+        Message::Text(format!("{digit}{}", BASE64_STANDARD.encode(bytes)).into())
+    } else {
+        Message::Binary(on(channel, bytes))
+    })
+}
+
+/// The message of a Status; none for success.
+fn error_text(status: &[u8]) -> Option<String> {
+    let status: serde_json::Value = serde_json::from_slice(status).ok()?;
+    (status["status"] != "Success").then(|| status["message"].as_str().unwrap_or_default().to_owned())
 }
 
 fn on(channel: u8, bytes: &[u8]) -> Bytes {
@@ -232,14 +259,29 @@ mod tests {
             (b"", None),
         ];
         for (message, expected) in cases {
-            assert_eq!(decode(&Bytes::copy_from_slice(message)), expected, "{message:?}");
+            assert_eq!(decode(Codec::default(), &Bytes::copy_from_slice(message)), expected, "{message:?}");
         }
     }
 
     #[test]
     fn outputs_are_prefixed_by_their_channel() {
-        assert_eq!(encode(&Output::Stdout(Bytes::from_static(b"a"))), Bytes::from_static(b"\x01a"));
-        assert_eq!(encode(&Output::Stderr(Bytes::from_static(b"b"))), Bytes::from_static(b"\x02b"));
-        assert_eq!(encode(&Output::Status(Bytes::from_static(b"{}"))), Bytes::from_static(b"\x03{}"));
+        let binary = |output: Output| encode(Codec::default(), &output).expect("a message").into_data();
+        assert_eq!(binary(Output::Stdout(Bytes::from_static(b"a"))), Bytes::from_static(b"\x01a"));
+        assert_eq!(binary(Output::Stderr(Bytes::from_static(b"b"))), Bytes::from_static(b"\x02b"));
+        assert_eq!(binary(Output::Status(Bytes::from_static(b"{}"))), Bytes::from_static(b"\x03{}"));
+    }
+
+    #[test]
+    fn old_protocols_have_base64_and_a_text_for_a_status() {
+        let old = Codec { base64: true, text_status: true };
+        let out = encode(old, &Output::Stdout(Bytes::from_static(b"hi")));
+        assert_eq!(out, Some(Message::Text("1aGk=".into())));
+        assert_eq!(decode(old, &Bytes::from_static(b"0aGk=")), Some(Input::Stdin(Bytes::from_static(b"hi"))));
+        assert_eq!(decode(old, &Bytes::from_static(b"0???")), None);
+        let text = Codec { base64: false, text_status: true };
+        let status = |json: &'static str| encode(text, &Output::Status(Bytes::from_static(json.as_bytes())));
+        assert_eq!(status(r#"{"status": "Success"}"#), None);
+        let failed = status(r#"{"status": "Failure", "message": "exit code 1"}"#);
+        assert_eq!(failed, Some(Message::Binary(Bytes::from_static(b"\x03exit code 1"))));
     }
 }

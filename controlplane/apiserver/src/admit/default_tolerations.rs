@@ -11,7 +11,8 @@ pub(super) struct DefaultTolerations;
 
 impl Admit for DefaultTolerations {
     fn mutate(&self, _state: &State, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
-        if attributes.is(Operation::Create, "Pod") {
+        // Also on update: a client that sends the pod as it made it would remove them.
+        if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
             add(&mut object["spec"]);
         }
         Ok(())

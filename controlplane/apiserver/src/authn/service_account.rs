@@ -6,7 +6,7 @@ use ring::signature::{self, EcdsaKeyPair, KeyPair as _};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::User;
+use super::{CREDENTIAL, User};
 use crate::{
     cache::Cache,
     error::{ApiError, Result},
@@ -14,6 +14,10 @@ use crate::{
 
 /// A clock may be so many seconds behind ours.
 const LEEWAY: i64 = 10;
+
+/// Issuer of tokens in Secrets, which Kubernetes made before 1.24 and makes on demand since.
+const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
+const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 
 /// The signing key and what stands in every token.
 pub(crate) struct Tokens {
@@ -72,17 +76,22 @@ impl Tokens {
     /// The service account behind a token, if the token is ours, of now, and its objects still live.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.verified(token)?;
+        if claims["iss"] == LEGACY_ISSUER {
+            return self.legacy_user(cache, token, &claims, audiences);
+        }
         self.is_current(&claims, audiences).then_some(())?;
         let about = &claims["kubernetes.io"];
         let namespace = about["namespace"].as_str()?;
         let (name, uid) =
             (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
         lives(cache, "serviceaccounts", (namespace, name, uid))?;
-        let mut user = User::new(
-            &format!("system:serviceaccount:{namespace}:{name}"),
-            &["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")],
-        );
-        uid.clone_into(&mut user.uid);
+        let mut user = account(namespace, name, uid);
+        if let Some(id) = claims["jti"].as_str().filter(|id| !id.is_empty()) {
+            user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
+        }
+        if let Some(node) = about["node"]["name"].as_str() {
+            user.extra.insert("authentication.kubernetes.io/node-name".to_owned(), vec![node.to_owned()]);
+        }
         for (claim, resource) in [("pod", "pods"), ("secret", "secrets")] {
             let Some(bound) = about.get(claim) else { continue };
             let (name, uid) = (bound["name"].as_str()?, bound["uid"].as_str()?);
@@ -93,6 +102,23 @@ impl Tokens {
             }
         }
         Some(user)
+    }
+
+    /// The account behind the token in a Secret, as long as the Secret has it and both live. Such a token has no end
+    /// and is for this server alone.
+    fn legacy_user(&self, cache: &Cache, token: &str, claims: &Value, audiences: &[String]) -> Option<User> {
+        let for_us = audiences.iter().any(|one| self.audiences.contains(one));
+        let claim = |name: &str| claims[format!("kubernetes.io/serviceaccount/{name}")].as_str();
+        let (namespace, name) = (claim("namespace")?, claim("service-account.name")?);
+        let uid = claim("service-account.uid")?;
+        for_us.then_some(())?;
+        let kind = coracle_kinds::kind::by_resource("", "v1", "secrets")?;
+        let secret = cache.get(kind, namespace, claim("secret.name")?)?.value();
+        let stored = base64::prelude::BASE64_STANDARD.decode(secret["data"]["token"].as_str()?).ok()?;
+        let is_live = secret["metadata"]["deletionTimestamp"].is_null();
+        (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
+        lives(cache, "serviceaccounts", (namespace, name, uid))?;
+        Some(account(namespace, name, uid))
     }
 
     fn verified(&self, token: &str) -> Option<Value> {
@@ -133,9 +159,19 @@ impl Tokens {
     }
 }
 
+fn account(namespace: &str, name: &str, uid: &str) -> User {
+    let mut user = User::new(
+        &format!("system:serviceaccount:{namespace}:{name}"),
+        &["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")],
+    );
+    uid.clone_into(&mut user.uid);
+    user
+}
+
 /// Whether the object with this name is still the one with this uid.
 fn lives(cache: &Cache, resource: &str, (namespace, name, uid): (&str, &str, &str)) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let object = cache.get(kind, namespace, name)?.value();
-    (object["metadata"]["uid"] == uid).then_some(())
+    let live = object["metadata"]["deletionTimestamp"].is_null() || resource == "pods";
+    (live && object["metadata"]["uid"] == uid).then_some(())
 }

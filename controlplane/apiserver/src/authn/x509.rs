@@ -2,16 +2,20 @@
 //! several common names is nobody's.
 
 use rustls_pki_types::CertificateDer;
+use sha2::Digest as _;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::User;
+use super::{CREDENTIAL, User};
 
 pub(super) fn user(certificate: &CertificateDer<'_>) -> Option<User> {
+    let id = format!("X509SHA256={}", hex::encode(sha2::Sha256::digest(certificate)));
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     let subject = certificate.subject();
     let mut names = subject.iter_common_name();
     let (Some(name), None) = (names.next(), names.next()) else { return None };
     let name = name.as_str().ok()?;
     let groups: Vec<&str> = subject.iter_organization().filter_map(|group| group.as_str().ok()).collect();
-    (!name.is_empty()).then(|| User::new(name, &groups))
+    let mut user = User::new(name, &groups);
+    user.extra.insert(CREDENTIAL.to_owned(), vec![id]);
+    (!name.is_empty()).then_some(user)
 }

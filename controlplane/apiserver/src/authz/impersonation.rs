@@ -1,4 +1,8 @@
-//! In another's name (`kubectl --as`): whoever may `impersonate` the user, and each group that is named.
+//! Impersonation (`kubectl --as`): each of user, groups, uid and extra values needs the verb `impersonate`.
+//!
+//! Source: `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
+
+use std::collections::BTreeMap;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -11,45 +15,104 @@ use crate::{
 };
 
 const ACCOUNTS: &str = "system:serviceaccount:";
+const EXTRA: &str = "impersonate-extra-";
+/// Group of the resources `uids` and `userextras`.
+const GROUP: &str = "authentication.k8s.io";
+const AUTHENTICATED: &str = "system:authenticated";
+const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// Who a request is in the name of: the caller itself, unless headers say otherwise.
+/// The user of a request: the caller itself, or the user that the headers name.
 pub(crate) fn user(cache: &Cache, user: User, headers: &HeaderMap) -> Result<User> {
-    let text = |value: &HeaderValue| value.to_str().unwrap_or_default().to_owned();
-    let mut others = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("impersonate-"));
-    if let Some(other) = others.find(|name| !matches!(*name, "impersonate-user" | "impersonate-group")) {
-        return Err(ApiError::bad_request(format!("the header {other} is not supported")));
-    }
-    let Some(name) = headers.get("impersonate-user").map(text) else {
-        let alone = headers.contains_key("impersonate-group");
-        let why = "groups are impersonated without a user";
+    let mut wanted = wanted(headers)?;
+    if wanted.name.is_empty() {
+        let alone = !wanted.groups.is_empty() || !wanted.uid.is_empty() || !wanted.extra.is_empty();
+        let why = "groups, uid or extra values are impersonated without a user";
         return if alone { Err(ApiError::bad_request(why)) } else { Ok(user) };
-    };
-    let mut groups: Vec<String> = headers.get_all("impersonate-group").iter().map(text).collect();
-    let account = name.strip_prefix(ACCOUNTS).and_then(|rest| rest.split_once(':'));
+    }
+    let account = wanted.name.strip_prefix(ACCOUNTS).and_then(|rest| rest.split_once(':'));
     match account {
-        Some((namespace, account)) => may(cache, &user, ("serviceaccounts", namespace, account))?,
-        None => may(cache, &user, ("users", "", &name))?,
+        Some((namespace, account)) => may(cache, &user, ("", "serviceaccounts", ""), (namespace, account))?,
+        None => may(cache, &user, ("", "users", ""), ("", &wanted.name))?,
     }
-    for group in &groups {
-        may(cache, &user, ("groups", "", group))?;
+    for group in &wanted.groups {
+        may(cache, &user, ("", "groups", ""), ("", group))?;
     }
-    if let (Some((namespace, _)), true) = (account, groups.is_empty()) {
-        groups = vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
+    for (key, values) in &wanted.extra {
+        for value in values {
+            may(cache, &user, (GROUP, "userextras", key), ("", value))?;
+        }
     }
-    if name == "system:anonymous" {
-        groups.push("system:unauthenticated".to_owned());
-        return Ok(User { name, groups, ..User::default() });
+    if !wanted.uid.is_empty() {
+        may(cache, &user, (GROUP, "uids", ""), ("", &wanted.uid))?;
     }
-    Ok(User::new(&name, &groups.iter().map(String::as_str).collect::<Vec<_>>()))
+    if let (Some((namespace, _)), true) = (account, wanted.groups.is_empty()) {
+        wanted.groups =
+            vec!["system:serviceaccounts".to_owned(), format!("system:serviceaccounts:{namespace}")];
+    }
+    complete_groups(&mut wanted);
+    Ok(wanted)
 }
 
-fn may(cache: &Cache, user: &User, (resource, namespace, name): (&str, &str, &str)) -> Result<()> {
+/// The user that the headers describe; without a name when they describe none.
+fn wanted(headers: &HeaderMap) -> Result<User> {
+    let mut user = User::default();
+    let names = headers.keys().map(HeaderName::as_str).filter(|name| name.starts_with("impersonate-"));
+    for name in names {
+        let values = headers.get_all(name).iter().map(text).collect::<Result<Vec<_>>>()?;
+        match name {
+            "impersonate-user" => user.name = single(name, values)?,
+            "impersonate-uid" => user.uid = single(name, values)?,
+            "impersonate-group" => user.groups = values,
+            _ => match name.strip_prefix(EXTRA).filter(|key| !key.is_empty()) {
+                Some(key) => extra(&mut user.extra, key).extend(values),
+                None => return Err(ApiError::bad_request(format!("the header {name} is not supported"))),
+            },
+        }
+    }
+    Ok(user)
+}
+
+fn text(value: &HeaderValue) -> Result<String> {
+    let text = value.to_str().map(str::to_owned);
+    text.map_err(|_not_ascii| ApiError::bad_request("an impersonation header is not plain text"))
+}
+
+fn single(name: &str, values: Vec<String>) -> Result<String> {
+    match <[String; 1]>::try_from(values) {
+        Ok([value]) => Ok(value),
+        Err(_several) => Err(ApiError::bad_request(format!("the header {name} is given more than once"))),
+    }
+}
+
+/// The values of an extra key. Keys have letters that headers cannot have, so they are percent-encoded.
+fn extra<'a>(all: &'a mut BTreeMap<String, Vec<String>>, key: &str) -> &'a mut Vec<String> {
+    let decoded = percent_encoding::percent_decode_str(key).decode_utf8();
+    let decoded = decoded.map_or_else(|_not_utf8| key.to_owned(), std::borrow::Cow::into_owned);
+    all.entry(decoded.to_lowercase()).or_default()
+}
+
+/// Adds the group that every user of this kind has, unless the headers name one of both.
+fn complete_groups(user: &mut User) {
+    if user.is_in(AUTHENTICATED) || user.is_in(UNAUTHENTICATED) {
+        return;
+    }
+    let anonymous = user.name == "system:anonymous";
+    user.groups.push(if anonymous { UNAUTHENTICATED } else { AUTHENTICATED }.to_owned());
+}
+
+fn may(
+    cache: &Cache,
+    user: &User,
+    (group, resource, subresource): (&str, &str, &str),
+    (namespace, name): (&str, &str),
+) -> Result<()> {
     let resource = ResourceInfo {
+        group: group.to_owned(),
         version: "v1".to_owned(),
         namespace: namespace.to_owned(),
         resource: resource.to_owned(),
+        subresource: subresource.to_owned(),
         name: name.to_owned(),
-        ..ResourceInfo::default()
     };
     authorize_also(cache, user, "impersonate", resource)
 }

@@ -99,7 +99,9 @@ impl Policy {
                 Some("User") => self.users.entry(name.to_owned()),
                 Some("Group") => self.groups.entry(name.to_owned()),
                 Some("ServiceAccount") => {
-                    let of = subject["namespace"].as_str().unwrap_or_default();
+                    // In a RoleBinding an account without a namespace is one of the binding's namespace.
+                    let of = subject["namespace"].as_str().filter(|of| !of.is_empty()).or(namespace);
+                    let Some(of) = of else { continue };
                     self.users.entry(format!("system:serviceaccount:{of}:{name}"))
                 }
                 _ => continue,
@@ -193,6 +195,8 @@ mod tests {
             binding(Some("a"), "Role", "own", json!({"kind": "User", "name": "u"})),
             binding(Some("b"), "ClusterRole", "all", account),
             binding(Some("b"), "Role", "gone", json!({"kind": "User", "name": "u"})),
+            binding(Some("a"), "Role", "own", json!({"kind": "ServiceAccount", "name": "local"})),
+            binding(None, "ClusterRole", "all", json!({"kind": "ServiceAccount", "name": "local"})),
         ];
         let policy = Policy::new(roles.iter(), bindings.iter());
         let resources = |name: &str, namespace: &str| {
@@ -206,5 +210,7 @@ mod tests {
         assert_eq!(resources("u", ""), ["nodes"]);
         assert_eq!(resources("system:serviceaccount:c:s", "b"), ["nodes", "nodes"]);
         assert_eq!(resources("system:serviceaccount:b:s", "b"), ["nodes"]);
+        assert_eq!(resources("system:serviceaccount:a:local", "a"), ["pods", "nodes"]);
+        assert_eq!(resources("system:serviceaccount::local", "a"), ["nodes"]);
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     let left = Cell::new(bytes.len().saturating_mul(2).max(MIN_EXPANSION));
     let document = serde_yaml_ng::Deserializer::from_str(text);
     let value = Budget { left: &left }.deserialize(document).map_err(invalid)?;
-    Ok(Parsed { value, duplicates: Vec::new() })
+    Ok(Parsed { value, duplicates: Vec::new(), keys: Vec::new() })
 }
 
 /// Reads a tree whose nodes and texts together are bounded: an alias may stand for any of them, many times.

@@ -11,10 +11,13 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 
 mod access;
+mod answers;
 mod disruption;
+mod impersonation;
 mod joining;
 mod list;
 mod load;
+mod pod_security;
 mod rbac;
 mod services;
 
@@ -110,6 +113,10 @@ impl Fixture {
 }
 
 async fn open(directory: &std::path::Path) -> Apiserver {
+    open_with(directory, None).await
+}
+
+async fn open_with(directory: &std::path::Path, admission_file: Option<std::path::PathBuf>) -> Apiserver {
     let store = Embedded::open(&directory.join("store"), EmbeddedOptions::default()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let kubelet = rustls::ClientConfig::builder_with_provider(provider)
@@ -126,6 +133,7 @@ async fn open(directory: &std::path::Path) -> Apiserver {
         issuer: "https://kubernetes.default.svc".to_owned(),
         token_file: Some(token_file),
         kubelet: KubeletTls(Arc::new(kubelet)),
+        admission_file,
     };
     Apiserver::open(config, Arc::new(store), CancellationToken::new()).await.unwrap()
 }
@@ -282,7 +290,8 @@ async fn a_bound_pod_ends_gracefully_and_an_unbound_one_at_once() {
     let server = Fixture::new().await;
     assert_eq!(server.post(PODS, pod("waiting")).await.code, 201);
     let gone = server.delete(&format!("{PODS}/waiting"), json!({})).await;
-    assert_eq!((gone.code, &gone.body["status"]), (200, &json!("Success")));
+    assert_eq!((gone.code, &gone.body["metadata"]["name"]), (200, &json!("waiting")));
+    assert_eq!(server.get(&format!("{PODS}/waiting")).await.code, 404);
     let made = server.post(PODS, pod("bound")).await.body;
     assert_eq!(made["spec"]["serviceAccountName"], "default");
     let binding = json!({"metadata": {"name": "bound"}, "target": {"kind": "Node", "name": "n1"}});

@@ -28,7 +28,8 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
     let patch = patch::read(call)?;
     let validation = call.validation()?;
     write(call, |current| {
-        let parsed = Parsed { value: patch.apply(SCHEMA, current)?, duplicates: Vec::new() };
+        let value = patch.apply(SCHEMA, current)?;
+        let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
         let expected = Expected { api_version: "autoscaling/v1", kind: "Scale", schema: SCHEMA };
         Ok(body::check(parsed, &expected, validation)?.0)
     })

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
-use super::{kubelet, parent};
+use super::{kubelet, log_socket, parent};
 use crate::{
     call::Call,
     error::{ApiError, Result},
@@ -33,17 +33,23 @@ pub(crate) async fn run(call: &Call, method: &Method, client: OnUpgrade) -> Resu
     let node =
         node.ok_or_else(|| ApiError::bad_request(format!("pod {name} does not have a host assigned")))?;
     let path = path(call, &pod)?;
+    let is_log = verb_of(call) == "containerLogs";
+    // A log goes to a WebSocket from here: the kubelet answers with plain text.
+    let socket = if is_log { log_socket::Agreed::with(&call.headers)? } else { None };
     let mut request = Request::builder().method(method.clone()).uri(path).body(Empty::new());
-    if let Ok(request) = &mut request {
+    if let (Ok(request), false) = (&mut request, is_log) {
         *request.headers_mut() = upgrade_headers(&call.headers);
     }
     let request = request.map_err(ApiError::internal)?;
     let mut answer = kubelet::send(call, node, request).await?;
+    if is_log && !answer.status().is_success() {
+        return Err(refusal(answer).await);
+    }
+    if let Some(socket) = socket {
+        return Ok(socket.serve(client, answer.into_body(), call.state.shutdown.clone()));
+    }
     if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
-    }
-    if verb_of(call) == "containerLogs" && !answer.status().is_success() {
-        return Err(refusal(answer).await);
     }
     Ok(pass(answer))
 }

@@ -70,12 +70,30 @@ pub(crate) enum Outcome {
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let options = options(call)?;
     match one(call, &call.resource.name, &options).await? {
+        Outcome::Removed(object) if returns_object(call.kind) => {
+            let form = call.form().unwrap_or(Form::Plain);
+            Ok(reply::object(200, form, call.kind, &Stored::DryRun(object)))
+        }
         Outcome::Removed(object) => reply::deleted(call.kind, &object),
         Outcome::Marked(stored) => {
             let form = call.form().unwrap_or(Form::Plain);
             Ok(reply::object(200, form, call.kind, &stored))
         }
     }
+}
+
+/// Kinds whose deletion answers with the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
+fn returns_object(kind: &Kind) -> bool {
+    let core = [
+        "persistentvolumeclaims",
+        "persistentvolumes",
+        "pods",
+        "podtemplates",
+        "resourcequotas",
+        "serviceaccounts",
+        "services",
+    ];
+    kind.group.is_empty() && core.contains(&kind.plural)
 }
 
 /// Deletes one object of the call's kind and namespace.
@@ -140,6 +158,13 @@ pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
         .cloned()
         .or_else(|| query_text("propagationPolicy"));
     let orphan = tree.get("orphanDependents").and_then(Value::as_bool);
+    let orphan = orphan.or_else(|| query.has("orphanDependents").then(|| query.flag("orphanDependents")));
+    if let (Some(policy), Some(_)) = (&propagation, orphan) {
+        return Err(ApiError::unprocessable(format!(
+            "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: {policy}: \
+             orphanDependents and deletionPropagation cannot be both set"
+        )));
+    }
     let propagation = match propagation.as_ref().and_then(Value::as_str) {
         Some("Background") => Some(Propagation::Background),
         Some("Foreground") => Some(Propagation::Foreground),

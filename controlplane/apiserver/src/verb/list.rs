@@ -49,6 +49,9 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
 /// What the query selects.
 pub(crate) fn scope(call: &Call) -> Result<Scope> {
     let query = &call.info.query;
+    for number in ["limit", "timeoutSeconds"] {
+        query.check_number(number)?;
+    }
     let bad = |error: coracle_kinds::selector::SelectorError| ApiError::bad_request(error.to_string());
     let labels = match query.get("labelSelector") {
         "" => LabelSelector::default(),

@@ -34,7 +34,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         let patched = patch.apply(call.kind.schema, old)?;
         write::check_revision(call.kind, old, &patched["metadata"]["resourceVersion"])?;
         same_identity(old, &patched)?;
-        let parsed = Parsed { value: patched, duplicates: Vec::new() };
+        let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
         body::check(parsed, &expected, validation)
     };
     let stored = write::update(call, &call.resource.name, part, |old| {

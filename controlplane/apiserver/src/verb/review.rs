@@ -8,11 +8,14 @@ use crate::{
     body,
     call::Call,
     error::{ApiError, Result},
+    media,
     reply::{self, Reply},
     request::{Query, RequestInfo, ResourceInfo},
 };
 
 pub(crate) fn run(call: &Call) -> Result<Reply> {
+    // A review has no metadata to make a table of.
+    media::negotiate(&call.headers, &call.info.query, &[])?;
     let (mut review, warnings) = body::object(call)?;
     review["status"] = match call.kind.kind {
         "SelfSubjectReview" => json!({"userInfo": described(&call.user)}),
@@ -43,11 +46,17 @@ fn described(user: &User) -> Value {
 
 /// The user that a review asks about, exactly as it says.
 fn subject(spec: &Value) -> User {
-    let groups = spec["groups"].as_array().into_iter().flatten();
+    let texts = |list: &Value| {
+        let list = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+        list.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let extra = spec["extra"].as_object().into_iter().flatten();
     User {
         name: spec["user"].as_str().unwrap_or_default().to_owned(),
-        groups: groups.filter_map(Value::as_str).map(str::to_owned).collect(),
-        ..User::default()
+        uid: spec["uid"].as_str().unwrap_or_default().to_owned(),
+        groups: texts(&spec["groups"]),
+        extra: extra.map(|(key, values)| (key.clone(), texts(values))).collect(),
+        component: false,
     }
 }
 

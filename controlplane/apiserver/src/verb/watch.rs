@@ -17,7 +17,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     media::Form,
-    reply::{Reply, full},
+    reply::{Reply, full, status_text},
     request::Query,
     verb::list,
 };
@@ -72,7 +72,7 @@ pub(crate) fn run(call: &Call) -> Result<Reply> {
 /// A stream of one ERROR event. Upstream tells a revision that is too old in the stream, not by the status of
 /// the answer, and clients rely on it: kube-rs lists again only then.
 fn ended_by(error: &ApiError) -> Reply {
-    let line = format!("{}\n", json!({"type": "ERROR", "object": error.status()}));
+    let line = format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status_text(&error.status()).trim_end());
     let mut response = Response::new(full(line));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

@@ -2,11 +2,11 @@
 
 /// Bytes that do not follow the format.
 #[derive(Debug)]
-pub(super) struct WireError(pub(super) &'static str);
+pub(crate) struct WireError(pub(crate) &'static str);
 
 /// One value as it is on the wire.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum WireValue<'a> {
+pub(crate) enum WireValue<'a> {
     Varint(u64),
     Fixed64(u64),
     Fixed32(u32),
@@ -14,23 +14,23 @@ pub(super) enum WireValue<'a> {
 }
 
 /// Goes through the fields of one message.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
 
 // === impl Reader ===
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
         Reader { rest: bytes }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
     /// The next field's number and value.
-    pub(super) fn next(&mut self) -> Result<Option<(u32, WireValue<'a>)>, WireError> {
+    pub(crate) fn next(&mut self) -> Result<Option<(u32, WireValue<'a>)>, WireError> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A base-128 number of at most ten bytes.
-    pub(super) fn varint(&mut self) -> Result<u64, WireError> {
+    pub(crate) fn varint(&mut self) -> Result<u64, WireError> {
         let mut number = 0;
         for shift in (0..70).step_by(7) {
             let [byte] = self.array()?;
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
 
 impl WireValue<'_> {
     /// As a signed integer (two's complement, as proto's int32 and int64 are).
-    pub(super) fn int(self) -> Result<i64, WireError> {
+    pub(crate) fn int(self) -> Result<i64, WireError> {
         match self {
             WireValue::Varint(number) => Ok(number.cast_signed()),
             WireValue::Fixed64(number) => Ok(number.cast_signed()),
@@ -90,7 +90,7 @@ impl WireValue<'_> {
     }
 
     /// As a floating-point number.
-    pub(super) fn double(self) -> Result<f64, WireError> {
+    pub(crate) fn double(self) -> Result<f64, WireError> {
         match self {
             WireValue::Fixed64(bits) => Ok(f64::from_bits(bits)),
             _ => Err(WireError("a double was expected")),

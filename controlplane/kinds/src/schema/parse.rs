@@ -7,6 +7,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value};
 
 use super::Parsed;
+use super::order::PathHash;
 
 /// Maximum noted duplicates: each is written with its path, which may be as long as the text.
 const MAX_NOTES: usize = 100;
@@ -15,9 +16,11 @@ const MAX_NOTES: usize = 100;
 pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, serde_json::Error> {
     let duplicates = RefCell::new(Vec::new());
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let value = Seed { path: &Path::Root, duplicates: &duplicates }.deserialize(&mut reader)?;
+    let keys = RefCell::new(Vec::new());
+    let seed = Seed { path: &Path::Root, hash: PathHash::default(), duplicates: &duplicates, keys: &keys };
+    let value = seed.deserialize(&mut reader)?;
     reader.end()?;
-    Ok(Parsed { value, duplicates: duplicates.into_inner() })
+    Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: keys.into_inner() })
 }
 
 /// Where in the tree the reader is; a chain on the stack, written out only when needed.
@@ -40,7 +43,9 @@ impl fmt::Display for Path<'_> {
 
 struct Seed<'a> {
     path: &'a Path<'a>,
+    hash: PathHash,
     duplicates: &'a RefCell<Vec<String>>,
+    keys: &'a RefCell<Vec<u64>>,
 }
 
 impl<'de> DeserializeSeed<'de> for Seed<'_> {
@@ -86,8 +91,8 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut list = Vec::new();
         loop {
             let path = Path::Item(self.path, list.len());
-            let Some(item) = items.next_element_seed(Seed { path: &path, duplicates: self.duplicates })?
-            else {
+            let hash = self.hash.item(list.len());
+            let Some(item) = items.next_element_seed(Seed { path: &path, hash, ..self })? else {
                 return Ok(Value::Array(list));
             };
             list.push(item);
@@ -98,7 +103,9 @@ impl<'de> Visitor<'de> for Seed<'_> {
         let mut map = Map::new();
         while let Some(name) = entries.next_key::<String>()? {
             let path = Path::Field(self.path, &name);
-            let value = entries.next_value_seed(Seed { path: &path, duplicates: self.duplicates })?;
+            let hash = self.hash.field(&name);
+            self.keys.borrow_mut().push(hash.value());
+            let value = entries.next_value_seed(Seed { path: &path, hash, ..self })?;
             if map.contains_key(&name) && self.duplicates.borrow().len() < MAX_NOTES {
                 self.duplicates.borrow_mut().push(format!("duplicate field \"{path}\""));
             }

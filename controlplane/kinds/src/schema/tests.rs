@@ -53,9 +53,9 @@ fn unknown_and_duplicate_fields_follow_field_validation() {
     let pruned = r#"{"apiVersion":"v1","kind":"Pod","spec":{"containers":[{"name":"c"}],"nodeName":"b"}}"#;
     check(POD, input, FieldValidation::Ignore, pruned);
     let notes = [
+        r#"unknown field "spec.foo""#,
         r#"duplicate field "spec.nodeName""#,
         r#"unknown field "spec.containers[0].bar""#,
-        r#"unknown field "spec.foo""#,
     ];
     check(POD, input, FieldValidation::Warn, &format!("{pruned} {}", notes.join("; ")));
     check(

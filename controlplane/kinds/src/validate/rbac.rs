@@ -27,11 +27,11 @@ pub(crate) fn cluster_role(causes: &mut Causes, object: &Value, _old: Option<&Va
 }
 
 pub(crate) fn binding(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    bound(causes, object, old, &["ClusterRole", "Role"]);
+    bound(causes, object, old, true);
 }
 
 pub(crate) fn cluster_binding(causes: &mut Causes, object: &Value, old: Option<&Value>) {
-    bound(causes, object, old, &["ClusterRole"]);
+    bound(causes, object, old, false);
 }
 
 fn rules(causes: &mut Causes, list: &Value, namespaced: bool) {
@@ -61,7 +61,8 @@ fn rules(causes: &mut Causes, list: &Value, namespaced: bool) {
     }
 }
 
-fn bound(causes: &mut Causes, object: &Value, old: Option<&Value>, kinds: &[&str]) {
+fn bound(causes: &mut Causes, object: &Value, old: Option<&Value>, namespaced: bool) {
+    let kinds: &[&str] = if namespaced { &["ClusterRole", "Role"] } else { &["ClusterRole"] };
     let (path, role) = (Path::root("roleRef"), &object["roleRef"]);
     if role["apiGroup"] != GROUP {
         causes.unsupported(&path.field("apiGroup"), &role["apiGroup"], &[GROUP]);
@@ -76,14 +77,14 @@ fn bound(causes: &mut Causes, object: &Value, old: Option<&Value>, kinds: &[&str
         causes.format(&path.field("name"), name, format::path_segment(name));
     }
     for (index, one) in items(&object["subjects"]) {
-        subject(causes, &Path::root("subjects").index(index), one);
+        subject(causes, &Path::root("subjects").index(index), one, namespaced);
     }
     if old.is_some_and(|old| old["roleRef"] != *role) {
         causes.invalid(&path, role, "cannot change roleRef");
     }
 }
 
-fn subject(causes: &mut Causes, path: &Path, subject: &Value) {
+fn subject(causes: &mut Causes, path: &Path, subject: &Value, namespaced: bool) {
     let name = text(&subject["name"]);
     if name.is_empty() {
         causes.required(&path.field("name"), "");
@@ -97,7 +98,8 @@ fn subject(causes: &mut Causes, path: &Path, subject: &Value) {
             if !text(group).is_empty() {
                 causes.unsupported(&path.field("apiGroup"), group, &[""]);
             }
-            if text(&subject["namespace"]).is_empty() {
+            // In a RoleBinding an absent namespace means the binding's own.
+            if !namespaced && text(&subject["namespace"]).is_empty() {
                 causes.required(&path.field("namespace"), "");
             }
         }
@@ -163,11 +165,15 @@ mod tests {
             ("/subjects/0/kind", json!("Pod"), "subjects[0].kind"),
             ("/subjects/0/apiGroup", json!("x"), "subjects[0].apiGroup"),
             ("/subjects/0/name", json!(""), "subjects[0].name"),
-            ("/subjects/1/namespace", json!(""), "subjects[1].namespace"),
         ] {
             let mut wrong = good.clone();
             *wrong.pointer_mut(pointer).unwrap() = value;
             assert_eq!(said(binding, &wrong, None), [field]);
         }
+        let mut local = good.clone();
+        local["subjects"][1]["namespace"] = "".into();
+        assert!(said(binding, &local, None).is_empty());
+        local["roleRef"]["kind"] = "ClusterRole".into();
+        assert_eq!(said(cluster_binding, &local, None), ["subjects[1].namespace"]);
     }
 }

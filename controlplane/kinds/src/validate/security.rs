@@ -30,7 +30,7 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
         if name.is_empty() {
             causes.required(&here, "");
         } else if !is_sysctl(name) {
-            let detail = "must have at most 253 characters and match regex ^([a-z0-9][-_a-z0-9]*[\\./])*[a-z0-9][-_a-z0-9]*$";
+            let detail = "must have at most 253 characters and match regex ^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
             causes.invalid(&here, &sysctl["name"], detail);
         } else if !names.insert(name) {
             causes.duplicate(&here, &sysctl["name"]);
@@ -79,7 +79,9 @@ fn profile(causes: &mut Causes, path: &Path, profile: &Value) {
 fn is_sysctl(name: &str) -> bool {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let part = |part: &str| {
-        part.bytes().next().is_some_and(good) && part.bytes().all(|byte| good(byte) || b"-_".contains(&byte))
+        part.bytes().next().is_some_and(good)
+            && part.bytes().next_back().is_some_and(good)
+            && part.bytes().all(|byte| good(byte) || b"-_".contains(&byte))
     };
     name.len() <= 253 && name.split(['.', '/']).all(part)
 }

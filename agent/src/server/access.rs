@@ -1,0 +1,316 @@
+//! Bearer tokens and permissions of callers of the kubelet API, as the API server knows them.
+//!
+//! A token is checked by a TokenReview, a permission by a SubjectAccessReview, both cached as by the kubelet. The API
+//! server itself and administrators are known by their certificate, so that they also get answers during an outage.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, StatusCode, header};
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::Api;
+use kube::api::PostParams;
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+
+use super::Refused;
+use super::route::Route;
+use crate::node::chain;
+
+/// Time that a known token stays known, and an allowed request allowed. The kubelet's defaults.
+const KNOWN: Duration = Duration::from_secs(120);
+const ALLOWED: Duration = Duration::from_secs(300);
+/// Time that a refusal is kept.
+const UNKNOWN: Duration = Duration::from_secs(10);
+const DENIED: Duration = Duration::from_secs(30);
+/// Entries of each cache.
+const CAPACITY: usize = 1024;
+/// Reviews at the same time: callers without a valid token must not exhaust the API server.
+const REVIEWS: usize = 16;
+/// Time for one review.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes of a token.
+const LONGEST_TOKEN: usize = 16 << 10;
+
+/// A caller with a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct User {
+    pub(super) name: String,
+    pub(super) uid: Option<String>,
+    pub(super) groups: Vec<String>,
+    pub(super) extra: BTreeMap<String, Vec<String>>,
+}
+
+/// What a request needs: a verb on the first of these subresources of the node that is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Needed {
+    pub(super) verb: &'static str,
+    pub(super) subresources: &'static [&'static str],
+}
+
+/// Asks the API server, and remembers its answers for a while.
+pub struct Access {
+    client: kube::Client,
+    node: String,
+    tokens: Cache<[u8; 32], Option<User>>,
+    decisions: Cache<(User, &'static str, &'static str), bool>,
+    places: Semaphore,
+}
+
+struct Cache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
+
+// === impl Needed ===
+
+impl Needed {
+    /// By the route, not the path, so that no spelling of a path is authorized as one thing and served as another.
+    /// Streams need `create` whatever the method: a WebSocket begins with GET.
+    pub(super) fn of(method: &http::Method, route: Option<&Route>) -> Self {
+        let verb = match *method {
+            http::Method::POST => "create",
+            http::Method::PUT => "update",
+            http::Method::PATCH => "patch",
+            http::Method::DELETE => "delete",
+            _ => "get",
+        };
+        let (verb, subresources): (_, &[&str]) = match route {
+            Some(Route::Healthz) => (verb, &["healthz", "proxy"]),
+            Some(Route::Pods) => (verb, &["pods", "proxy"]),
+            Some(Route::StatsSummary) => (verb, &["stats"]),
+            Some(Route::Metrics | Route::MetricsResource) => (verb, &["metrics"]),
+            Some(Route::Exec(_) | Route::Attach(_) | Route::PortForward { .. }) => ("create", &["proxy"]),
+            Some(Route::Logs { .. }) | None => (verb, &["proxy"]),
+        };
+        Self { verb, subresources }
+    }
+}
+
+/// The token of a request.
+pub(super) fn token(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let token = token.trim();
+    let is_token = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= LONGEST_TOKEN;
+    is_token.then_some(token)
+}
+
+// === impl Access ===
+
+impl Access {
+    /// For the API of this node.
+    #[must_use]
+    pub fn new(client: kube::Client, node: &str) -> Self {
+        let node = node.to_owned();
+        Self { client, node, tokens: Cache::new(), decisions: Cache::new(), places: Semaphore::new(REVIEWS) }
+    }
+
+    /// The user of a token that is meant for the API server; a token for another audience is unknown.
+    pub(super) async fn authenticate(&self, token: &str) -> Result<User, Refused> {
+        let unauthorized = || Refused(StatusCode::UNAUTHORIZED, "Unauthorized".to_owned());
+        let key = Sha256::digest(token.as_bytes()).into();
+        let known = match self.tokens.get(&key) {
+            Some(known) => known,
+            None => {
+                let found = self.review_token(token).await.map_err(|error| {
+                    tracing::warn!(error, "cannot review a token for the kubelet API");
+                    unauthorized()
+                })?;
+                self.tokens.put(key, found.clone(), if found.is_some() { KNOWN } else { UNKNOWN });
+                found
+            }
+        };
+        known.ok_or_else(unauthorized)
+    }
+
+    /// Nothing, or the refusal.
+    pub(super) async fn authorize(&self, user: &User, needed: Needed) -> Result<(), Refused> {
+        let of = |subresource: &str| {
+            format!("user={}, verb={}, resource=nodes, subresource={subresource}", user.name, needed.verb)
+        };
+        for subresource in needed.subresources.iter().copied() {
+            let key = (user.clone(), needed.verb, subresource);
+            let allowed = match self.decisions.get(&key) {
+                Some(allowed) => allowed,
+                None => {
+                    let allowed =
+                        self.review_access(user, needed.verb, subresource).await.map_err(|error| {
+                            tracing::warn!(error, "cannot review an access to the kubelet API");
+                            let text = format!("Authorization error ({})", of(subresource));
+                            Refused(StatusCode::INTERNAL_SERVER_ERROR, text)
+                        })?;
+                    self.decisions.put(key, allowed, if allowed { ALLOWED } else { DENIED });
+                    allowed
+                }
+            };
+            if allowed {
+                return Ok(());
+            }
+        }
+        let last = needed.subresources.last().copied().unwrap_or_default();
+        Err(Refused(StatusCode::FORBIDDEN, format!("Forbidden ({})", of(last))))
+    }
+
+    async fn review_token(&self, token: &str) -> Result<Option<User>, String> {
+        let review = TokenReview {
+            spec: TokenReviewSpec { token: Some(token.to_owned()), audiences: None },
+            ..TokenReview::default()
+        };
+        let status = self.create(&review).await?.status.unwrap_or_default();
+        let user = status.user.filter(|_| status.authenticated == Some(true));
+        Ok(user.map(|user| User {
+            name: user.username.unwrap_or_default(),
+            uid: user.uid,
+            groups: user.groups.unwrap_or_default(),
+            extra: user.extra.unwrap_or_default(),
+        }))
+    }
+
+    async fn review_access(&self, user: &User, verb: &str, subresource: &str) -> Result<bool, String> {
+        let attributes = ResourceAttributes {
+            verb: Some(verb.to_owned()),
+            version: Some("v1".to_owned()),
+            resource: Some("nodes".to_owned()),
+            subresource: Some(subresource.to_owned()),
+            name: Some(self.node.clone()),
+            ..ResourceAttributes::default()
+        };
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.name.clone()),
+                uid: user.uid.clone(),
+                groups: Some(user.groups.clone()),
+                extra: Some(user.extra.clone()),
+                resource_attributes: Some(attributes),
+                ..SubjectAccessReviewSpec::default()
+            },
+            ..SubjectAccessReview::default()
+        };
+        let status = self.create(&review).await?.status.unwrap_or_default();
+        Ok(status.allowed && status.denied != Some(true))
+    }
+
+    async fn create<K>(&self, review: &K) -> Result<K, String>
+    where
+        K: kube::Resource<DynamicType = (), Scope = kube::core::ClusterResourceScope>
+            + serde::Serialize
+            + serde::de::DeserializeOwned
+            + Clone
+            + std::fmt::Debug,
+    {
+        let review = async {
+            let _place = self.places.acquire().await.map_err(|closed| closed.to_string())?;
+            let api: Api<K> = Api::all(self.client.clone());
+            api.create(&PostParams::default(), review).await.map_err(|error| chain(&error))
+        };
+        tokio::time::timeout(TIMEOUT, review).await.map_err(|_elapsed| "no answer in time".to_owned())?
+    }
+}
+
+// === impl Cache ===
+
+impl<K: Eq + Hash, V: Clone> Cache<K, V> {
+    fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    fn get(&self, key: &K) -> Option<V> {
+        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.get(key).filter(|(until, _)| Instant::now() < *until).map(|(_, value)| value.clone())
+    }
+
+    fn put(&self, key: K, value: V, time: Duration) {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if entries.len() >= CAPACITY {
+            entries.retain(|_, (until, _)| now < *until);
+        }
+        if entries.len() >= CAPACITY {
+            entries.clear();
+        }
+        entries.insert(key, (now + time, value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// An API server that knows one token, whose user may get `nodes/metrics`; and the count of its reviews.
+    fn access() -> (Access, Arc<AtomicUsize>) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async move {
+                let body = request.into_body().collect_bytes().await.expect("body");
+                let mut review: Value = serde_json::from_slice(&body).expect("json");
+                review["status"] = if review["kind"] == "TokenReview" {
+                    let good = review["spec"]["token"] == "good" && review["spec"]["audiences"].is_null();
+                    json!({"authenticated": good, "user": {"username": "prometheus", "groups": ["g"]}})
+                } else {
+                    let asked = &review["spec"]["resourceAttributes"];
+                    let good = review["spec"]["user"] == "prometheus"
+                        && asked["verb"] == "get"
+                        && asked["resource"] == "nodes"
+                        && asked["name"] == "n1"
+                        && asked["subresource"] == "metrics";
+                    json!({"allowed": good})
+                };
+                let answer = http::Response::new(kube::client::Body::from(review.to_string().into_bytes()));
+                Ok::<_, std::convert::Infallible>(answer)
+            }
+        });
+        (Access::new(kube::Client::new(service, "default"), "n1"), count)
+    }
+
+    #[tokio::test]
+    async fn tokens_and_permissions_are_reviewed_once() {
+        let (access, count) = access();
+        let metrics = Needed::of(&http::Method::GET, Some(&Route::Metrics));
+        for _ in 0..3 {
+            let user = access.authenticate("good").await.expect("known");
+            assert_eq!(user.name, "prometheus");
+            access.authorize(&user, metrics).await.expect("allowed");
+        }
+        assert_eq!(count.load(Ordering::Relaxed), 2);
+        let user = access.authenticate("good").await.expect("known");
+        let pods = Needed::of(&http::Method::GET, Some(&Route::Pods));
+        let refused = access.authorize(&user, pods).await.expect_err("refused");
+        assert_eq!(refused.0, StatusCode::FORBIDDEN);
+        assert_eq!(refused.1, "Forbidden (user=prometheus, verb=get, resource=nodes, subresource=proxy)");
+        for _ in 0..3 {
+            assert_eq!(access.authenticate("bad").await.expect_err("unknown").0, StatusCode::UNAUTHORIZED);
+        }
+        // Two for pods (`pods`, then `proxy`), one for the unknown token.
+        assert_eq!(count.load(Ordering::Relaxed), 5);
+    }
+
+    #[test]
+    fn streams_need_create_and_unknown_paths_need_all() {
+        let target = Route::of("/exec/ns/p/c");
+        let get = |route: Option<&Route>| Needed::of(&http::Method::GET, route);
+        assert_eq!(get(target.as_ref()), Needed { verb: "create", subresources: &["proxy"] });
+        for spelling in ["//exec/ns/p/c", "/exec/ns/p/c/", "/e%78ec/ns/p/c", "/stats/../exec/ns/p/c"] {
+            let route = Route::of(spelling);
+            let is_stream = matches!(route, Some(Route::Exec(_)));
+            assert!(route.is_none() || is_stream, "{spelling}");
+            assert_eq!(get(route.as_ref()).subresources, ["proxy"]);
+        }
+        assert_eq!(get(Route::of("/stats/summary").as_ref()).subresources, ["stats"]);
+    }
+
+    #[test]
+    fn the_cache_is_bounded() {
+        let cache = Cache::<usize, ()>::new();
+        (0..3 * CAPACITY).for_each(|key| cache.put(key, (), KNOWN));
+        assert!(cache.0.lock().expect("lock").len() <= CAPACITY);
+        cache.put(1, (), Duration::ZERO);
+        assert_eq!(cache.get(&1), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! Pod Security admission: namespaces decide by labels which pods they take.
+//!
+//! Source: `k8s.io/pod-security-admission/admission`. The checks themselves are in `coracle_kinds::pod_security`.
+
+mod config;
+mod namespace;
+
+use coracle_kinds::{
+    kind::by_resource,
+    pod_security::{self, Level, LevelVersion, Policy, Violation},
+};
+use serde_json::Value;
+
+use super::{Admit, Attributes, Operation};
+use crate::{
+    error::{ApiError, Result},
+    server::State,
+};
+pub(crate) use config::PodSecurityConfig;
+
+/// Subresources of pods that change nothing that the checks read. Any other one is checked.
+const IGNORED: [&str; 8] = ["exec", "attach", "binding", "eviction", "log", "portforward", "proxy", "status"];
+
+pub(super) struct PodSecurity(pub(super) PodSecurityConfig);
+
+impl Admit for PodSecurity {
+    fn validate(&self, state: &State, attributes: &Attributes<'_>, object: &Value) -> Result<()> {
+        if attributes.operation == Operation::Delete {
+            return Ok(());
+        }
+        match (attributes.kind.group, attributes.kind.plural) {
+            ("", "namespaces") => namespace::validate(&self.0, state, attributes, object),
+            ("", "pods") => self.pod(state, attributes, object),
+            (group, plural) => match pod_security::template(group, plural, object) {
+                Some((metadata, spec)) if attributes.subresource.is_empty() => {
+                    self.evaluate(state, attributes, (metadata, spec), false)
+                }
+                _ => Ok(()),
+            },
+        }
+    }
+}
+
+// === impl PodSecurity ===
+
+impl PodSecurity {
+    fn pod(&self, state: &State, attributes: &Attributes<'_>, pod: &Value) -> Result<()> {
+        let same = |old| !pod_security::is_significant_update(pod, old);
+        if IGNORED.contains(&attributes.subresource) || attributes.old.is_some_and(same) {
+            return Ok(());
+        }
+        self.evaluate(state, attributes, (&pod["metadata"], &pod["spec"]), true)
+    }
+
+    /// Checks a pod or a template. Only pods are rejected; a template is reported, since the pods that it makes are checked.
+    fn evaluate(
+        &self,
+        state: &State,
+        attributes: &Attributes<'_>,
+        (metadata, spec): (&Value, &Value),
+        enforce: bool,
+    ) -> Result<()> {
+        if let Some(reason) = self.exemption(attributes, spec) {
+            tracing::debug!(
+                namespace = attributes.namespace,
+                name = attributes.name,
+                reason,
+                "pod security exemption"
+            );
+            return Ok(());
+        }
+        let policy = self.policy(state, attributes)?;
+        let check = |at: LevelVersion| pod_security::evaluate(at, metadata, spec);
+        let enforced = if enforce { check(policy.enforce) } else { Vec::new() };
+        let audited = check(policy.audit);
+        if !audited.is_empty() {
+            log_audit(attributes, violates("would violate", policy.audit, &audited));
+        }
+        if !enforced.is_empty() {
+            let why = violates("violates", policy.enforce, &enforced);
+            return Err(ApiError::forbidden_object(attributes.kind, attributes.name, why));
+        }
+        let warned = check(policy.warn);
+        if !warned.is_empty() {
+            attributes.warnings.add(violates("would violate", policy.warn, &warned));
+        }
+        Ok(())
+    }
+
+    fn exemption(&self, attributes: &Attributes<'_>, spec: &Value) -> Option<&'static str> {
+        let config = &self.0;
+        let runtime_class = spec["runtimeClassName"].as_str().unwrap_or_default();
+        let has = |list: &[String], name: &str| list.iter().any(|one| one == name);
+        if has(&config.namespaces, attributes.namespace) {
+            Some("namespace")
+        } else if has(&config.usernames, &attributes.user.name) {
+            Some("user")
+        } else if !runtime_class.is_empty() && has(&config.runtime_classes, runtime_class) {
+            Some("runtimeClass")
+        } else {
+            None
+        }
+    }
+
+    /// The policy of the request's namespace.
+    fn policy(&self, state: &State, attributes: &Attributes<'_>) -> Result<Policy> {
+        let kind = by_resource("", "v1", "namespaces").ok_or_else(ApiError::no_resource)?;
+        let namespace = state.cache.get(kind, "", attributes.namespace);
+        let namespace = namespace.ok_or_else(|| {
+            ApiError::internal(format!("failed to lookup namespace {:?}", attributes.namespace))
+        })?;
+        let labels = &namespace.value()["metadata"]["labels"];
+        Ok(Policy::of_labels(labels, self.0.defaults).0)
+    }
+}
+
+/// `violates PodSecurity "restricted:latest": privileged (…)`.
+fn violates(verb: &str, at: LevelVersion, violations: &[Violation]) -> String {
+    format!("{verb} PodSecurity \"{at}\": {}", pod_security::details(violations))
+}
+
+/// The server has no audit log, so the annotation is logged.
+fn log_audit(attributes: &Attributes<'_>, violation: String) {
+    tracing::info!(
+        user = attributes.user.name,
+        resource = attributes.kind.plural,
+        namespace = attributes.namespace,
+        name = attributes.name,
+        annotation = format!("{}audit-violations", pod_security::PREFIX),
+        violation,
+        "pod security audit violation"
+    );
+}

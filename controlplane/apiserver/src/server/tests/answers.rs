@@ -1,0 +1,167 @@
+//! Answers that differ from upstream's in a way that clients notice.
+
+use super::*;
+
+const SERVICES: &str = "/api/v1/namespaces/default/services";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn accepting(method: &str, path: &str, accept: &str, body: Value) -> Request<Full<Bytes>> {
+    let request = Request::builder().method(method).uri(path).header("accept", accept);
+    request.header("content-type", "application/json").body(Full::from(body.to_string())).unwrap()
+}
+
+#[tokio::test]
+async fn deletion_answers_with_the_object_where_upstream_does() {
+    let server = Fixture::new().await;
+    let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
+    server.post(SERVICES, service).await;
+    let account = "/api/v1/namespaces/default/serviceaccounts";
+    server.post(account, json!({"metadata": {"name": "a"}})).await;
+    server.post(PODS, pod("p")).await;
+    server.post(MAPS, config_map("m", json!({}))).await;
+    for (path, kind) in [
+        (format!("{SERVICES}/s"), "Service"),
+        (format!("{account}/a"), "ServiceAccount"),
+        (format!("{PODS}/p"), "Pod"),
+        (format!("{MAPS}/m"), "Status"),
+    ] {
+        let gone = server.call("DELETE", &path, "", None).await;
+        assert_eq!((gone.code, gone.body["kind"].as_str()), (200, Some(kind)), "{path}");
+        if kind != "Status" {
+            assert!(gone.body["metadata"]["uid"].is_string(), "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_service_becomes_an_external_name() {
+    let server = Fixture::new().await;
+    for (name, kind) in [("a", "ClusterIP"), ("b", "NodePort"), ("c", "LoadBalancer")] {
+        let service = json!({"metadata": {"name": name}, "spec": {"type": kind, "ports": [{"port": 80}]}});
+        let mut made = server.post(SERVICES, service).await.body;
+        assert!(made["spec"]["clusterIP"].is_string());
+        made["spec"]["type"] = "ExternalName".into();
+        made["spec"]["externalName"] = "example.com".into();
+        let path = format!("{SERVICES}/{name}");
+        let changed = server.put(&path, made).await;
+        assert_eq!(changed.code, 200, "{}", changed.body);
+        let spec = &changed.body["spec"];
+        for gone in ["clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy", "externalTrafficPolicy"] {
+            assert!(spec[gone].is_null(), "{name}: {gone}");
+        }
+        assert!(spec["ports"][0]["nodePort"].is_null());
+        let back = server.merge(&path, json!({"spec": {"type": "ClusterIP", "externalName": null}})).await;
+        assert!(back.code == 200 && back.body["spec"]["clusterIP"].is_string(), "{}", back.body);
+    }
+}
+
+#[tokio::test]
+async fn an_update_without_the_default_tolerations_gets_them() {
+    let server = Fixture::new().await;
+    let mut made = server.post(PODS, pod("p")).await.body;
+    assert_eq!(made["spec"]["tolerations"].as_array().unwrap().len(), 2);
+    made["spec"].as_object_mut().unwrap().remove("tolerations");
+    let changed = server.put(&format!("{PODS}/p"), made).await;
+    assert_eq!(changed.code, 200, "{}", changed.body);
+    assert_eq!(changed.body["spec"]["tolerations"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_binding_takes_accounts_of_its_own_namespace() {
+    let server = Fixture::new().await;
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    let reader = json!({"metadata": {"name": "r"},
+        "rules": [{"verbs": ["list"], "apiGroups": [""], "resources": ["pods"]}]});
+    server.post(&format!("{rbac}/namespaces/default/roles"), reader).await;
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"});
+    let binding = json!({"metadata": {"name": "b"}, "roleRef": role,
+        "subjects": [{"kind": "ServiceAccount", "name": "default"}]});
+    let made = server.post(&format!("{rbac}/namespaces/default/rolebindings"), binding.clone()).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let account = |namespace: &str| User::new(&format!("system:serviceaccount:{namespace}:default"), &[]);
+    assert_eq!(server.get_as(account("default"), PODS).await.code, 200);
+    assert_eq!(server.get_as(account("kube-system"), PODS).await.code, 403);
+    let mut cluster = binding;
+    cluster["roleRef"]["kind"] = "ClusterRole".into();
+    assert_eq!(server.post(&format!("{rbac}/clusterrolebindings"), cluster).await.code, 422);
+}
+
+#[tokio::test]
+async fn a_review_is_no_table() {
+    let server = Fixture::new().await;
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let body = || json!({"spec": {"nonResourceAttributes": {"verb": "get", "path": "/"}}});
+    for (accept, code) in [
+        ("application/json;as=Table;v=v1;g=meta.k8s.io", 406),
+        ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", 201),
+        ("application/json", 201),
+    ] {
+        let answer = server.send(admin(), accepting("POST", path, accept, body())).await;
+        assert_eq!(answer.code, code, "{accept}");
+    }
+}
+
+#[tokio::test]
+async fn parameters_are_read_strictly() {
+    let server = Fixture::new().await;
+    for (query, code) in
+        [("limit=abc", 400), ("limit=", 400), ("timeoutSeconds=1s", 400), ("limit=5", 200), ("limit=-1", 200)]
+    {
+        assert_eq!(server.get(&format!("{MAPS}?{query}")).await.code, code, "{query}");
+    }
+    assert_eq!(server.get(&format!("{MAPS}?watch=maybe&timeoutSeconds=x")).await.code, 400);
+    server.post(MAPS, config_map("m", json!({}))).await;
+    let event = server.first_event(&format!("{MAPS}?watch=yes")).await;
+    assert_eq!(event["type"], "ADDED");
+    let both = json!({"propagationPolicy": "Background", "orphanDependents": false});
+    let refused = server.delete(&format!("{MAPS}/m"), both).await;
+    assert_eq!(refused.code, 422, "{}", refused.body);
+    let path = format!("{MAPS}/m?propagationPolicy=Orphan&orphanDependents=true");
+    assert_eq!(server.call("DELETE", &path, "", None).await.code, 422);
+    assert_eq!(server.get(&format!("{MAPS}/m")).await.code, 200);
+}
+
+#[tokio::test]
+async fn a_status_begins_with_its_kind_and_ends_with_a_newline() {
+    let server = Fixture::new().await;
+    server.post(MAPS, config_map("m", json!({}))).await;
+    for (method, path) in
+        [("GET", format!("{MAPS}/none")), ("DELETE", format!("{MAPS}/m")), ("PUT", MAPS.to_owned())]
+    {
+        let request = Request::builder().method(method).uri(&path).body(Full::<Bytes>::default()).unwrap();
+        let answer = server.api.handle(request, Some(admin())).await;
+        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        let text = std::str::from_utf8(&bytes).unwrap();
+        assert!(text.starts_with("{\"kind\":\"Status\",\"apiVersion\":\"v1\",\"metadata\":{}"), "{text}");
+        assert!(text.ends_with("}\n"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_openapi_document_comes_as_protobuf_or_json() {
+    let server = Fixture::new().await;
+    let protobuf = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+    for (accept, media) in
+        [(protobuf, protobuf), ("application/json", "application/json"), ("*/*", "application/json")]
+    {
+        let answer = server.send(admin(), accepting("GET", "/openapi/v2", accept, json!({}))).await;
+        assert_eq!((answer.code, answer.headers["content-type"].to_str().unwrap()), (200, media));
+        let mut again = accepting("GET", "/openapi/v2", accept, json!({}));
+        again.headers_mut().insert("if-none-match", answer.headers["etag"].clone());
+        assert_eq!(server.send(admin(), again).await.code, 304);
+    }
+    let other = server.send(admin(), accepting("GET", "/openapi/v2", "text/html", json!({}))).await;
+    assert_eq!(other.code, 406);
+}
+
+#[tokio::test]
+async fn strict_errors_follow_the_document() {
+    let server = Fixture::new().await;
+    let body = r#"{"metadata": {"name": "d"}, "spec": {"unknownField": 1, "replicas": 1, "replicas": 2, "alsoUnknown": 1}}"#;
+    let request = Request::post("/apis/apps/v1/namespaces/default/deployments?fieldValidation=Strict");
+    let refused = server.send(admin(), request.body(Full::from(body)).unwrap()).await;
+    let message = refused.body["message"].as_str().unwrap();
+    let expect = "strict decoding error: unknown field \"spec.unknownField\", duplicate field \"spec.replicas\", \
+        unknown field \"spec.alsoUnknown\"";
+    assert!(message.ends_with(expect), "{message}");
+}

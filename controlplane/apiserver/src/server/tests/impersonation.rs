@@ -1,0 +1,122 @@
+//! Impersonation, credentials, and the verbs of streams into pods.
+
+use super::*;
+
+const SELF: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+
+async fn grant(server: &Fixture, user: &str, rules: Value) {
+    let role = json!({"metadata": {"name": user}, "rules": rules});
+    assert_eq!(server.post(&format!("{RBAC}/clusterroles"), role).await.code, 201);
+    let binding = json!({"metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}]});
+    assert_eq!(server.post(&format!("{RBAC}/clusterrolebindings"), binding).await.code, 201);
+}
+
+async fn whoami(server: &Fixture, user: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut request = Request::post(SELF);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    server.send(User::new(user, &[]), request.body(Full::from("{}")).unwrap()).await
+}
+
+#[tokio::test]
+async fn uid_and_extra_values_are_impersonated_with_the_right_to() {
+    let server = Fixture::new().await;
+    grant(&server, "full", json!([
+        {"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"], "resourceNames": ["ben"]},
+        {"verbs": ["impersonate"], "apiGroups": ["authentication.k8s.io"], "resources": ["uids"], "resourceNames": ["7"]},
+        {"verbs": ["impersonate"], "apiGroups": ["authentication.k8s.io"], "resources": ["userextras/scopes"],
+            "resourceNames": ["view", "edit"]},
+    ])).await;
+    let good = [
+        ("impersonate-user", "ben"),
+        ("impersonate-uid", "7"),
+        ("impersonate-extra-scopes", "view"),
+        ("impersonate-extra-Scopes", "edit"),
+    ];
+    let answer = whoami(&server, "full", &good).await;
+    let expect = json!({"username": "ben", "uid": "7", "groups": ["system:authenticated"],
+        "extra": {"scopes": ["view", "edit"]}});
+    assert_eq!((answer.code, &answer.body["status"]["userInfo"]), (201, &expect), "{}", answer.body);
+    for bad in [
+        ("impersonate-uid", "8"),
+        ("impersonate-extra-scopes", "admin"),
+        ("impersonate-extra-other", "view"),
+        ("impersonate-extra-authentication.kubernetes.io%2fnode-name", "n1"),
+        ("impersonate-group", "system:masters"),
+    ] {
+        let refused = whoami(&server, "full", &[("impersonate-user", "ben"), bad]).await;
+        assert_eq!(refused.code, 403, "{bad:?}: {}", refused.body);
+    }
+    for alone in [("impersonate-uid", "7"), ("impersonate-extra-scopes", "view"), ("impersonate-group", "g")]
+    {
+        assert_eq!(whoami(&server, "full", &[alone]).await.code, 400, "{alone:?}");
+    }
+    assert_eq!(
+        whoami(&server, "full", &[("impersonate-user", "ben"), ("impersonate-user", "root")]).await.code,
+        400
+    );
+    assert_eq!(
+        whoami(&server, "full", &[("impersonate-user", "ben"), ("impersonate-other", "x")]).await.code,
+        400
+    );
+}
+
+#[tokio::test]
+async fn the_right_to_a_user_is_no_right_to_its_extras() {
+    let server = Fixture::new().await;
+    grant(&server, "some", json!([{"verbs": ["impersonate"], "apiGroups": [""], "resources": ["users"]}]))
+        .await;
+    assert_eq!(whoami(&server, "some", &[("impersonate-user", "ben")]).await.code, 201);
+    let forged = [
+        ("impersonate-user", "ben"),
+        ("impersonate-extra-authentication.kubernetes.io%2Fcredential-id", "JTI=x"),
+    ];
+    assert_eq!(whoami(&server, "some", &forged).await.code, 403);
+}
+
+#[tokio::test]
+async fn a_stream_into_a_pod_needs_create_whatever_the_method() {
+    let server = Fixture::new().await;
+    server.post(PODS, pod("p")).await;
+    let streams = ["pods/exec", "pods/attach", "pods/portforward"];
+    for (user, verbs) in
+        [("reader", json!(["get"])), ("maker", json!(["create"])), ("both", json!(["get", "create"]))]
+    {
+        grant(&server, user, json!([{"verbs": verbs, "apiGroups": [""], "resources": streams}])).await;
+    }
+    for sub in ["exec", "attach", "portforward"] {
+        let path = format!("{PODS}/p/{sub}?command=id&stdout=1&ports=80");
+        let ask = |user: &'static str, method: &'static str| {
+            let request = Request::builder().method(method).uri(&path).header("upgrade", "websocket");
+            server.send(User::new(user, &[]), request.body(Full::default()).unwrap())
+        };
+        let refused = ask("reader", "GET").await;
+        let message = refused.body["message"].as_str().unwrap();
+        assert!(refused.code == 403 && message.contains("cannot create resource"), "{sub}: {message}");
+        // The pod has no node: what is allowed gets as far as that.
+        for (user, method, code) in
+            [("reader", "POST", 403), ("maker", "GET", 403), ("maker", "POST", 400), ("both", "GET", 400)]
+        {
+            assert_eq!(ask(user, method).await.code, code, "{sub}: {user} {method}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_review_shows_the_credential() {
+    let server = Fixture::new().await;
+    let made =
+        server.post("/api/v1/namespaces/default/serviceaccounts/default/token", json!({"spec": {}})).await;
+    let token = made.body["status"]["token"].clone();
+    let review = json!({"spec": {"token": token}});
+    let answer = server.post("/apis/authentication.k8s.io/v1/tokenreviews", review).await;
+    let extra = &answer.body["status"]["user"]["extra"]["authentication.kubernetes.io/credential-id"];
+    assert!(extra[0].as_str().unwrap().starts_with("JTI="), "{}", answer.body);
+    let other = json!({"spec": {"token": token, "audiences": ["other"]}});
+    let answer = server.post("/apis/authentication.k8s.io/v1/tokenreviews", other).await;
+    assert_eq!(answer.body["status"]["authenticated"], false);
+}

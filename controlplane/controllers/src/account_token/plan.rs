@@ -1,0 +1,89 @@
+//! A Secret, its account and the cluster's CA → what the Secret lacks.
+
+use crate::object::{Object, Secret, ServiceAccount};
+
+pub(crate) const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
+pub(crate) const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
+
+/// What to do with a Secret.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Nothing,
+    /// Its account does not exist, or is another one of the same name.
+    Delete,
+    Fill(Vec<Missing>),
+}
+
+/// A part that is absent or out of date.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    Token,
+    Ca,
+    Namespace,
+    Uid,
+}
+
+/// The account that a Secret names.
+pub(crate) fn account_name(secret: &Secret) -> Option<&str> {
+    annotation(secret, ACCOUNT_NAME).filter(|name| !name.is_empty())
+}
+
+pub(crate) fn plan(secret: &Secret, account: Option<&ServiceAccount>, ca: Option<&str>) -> Action {
+    if secret.deleting() || account_name(secret).is_none() {
+        return Action::Nothing;
+    }
+    let uid = annotation(secret, ACCOUNT_UID).unwrap_or_default();
+    let same = |account: &&ServiceAccount| uid.is_empty() || uid == account.uid();
+    let Some(_account) = account.filter(|account| !account.deleting()).filter(same) else {
+        return Action::Delete;
+    };
+    let data = |key: &str| secret.data.get(key).map_or(&[][..], |bytes| &bytes.0);
+    let parts = [
+        (Missing::Token, data("token").is_empty()),
+        (Missing::Ca, ca.is_some_and(|ca| data("ca.crt") != ca.as_bytes())),
+        (Missing::Namespace, data("namespace").is_empty()),
+        (Missing::Uid, uid.is_empty()),
+    ];
+    let missing: Vec<Missing> = parts.iter().filter(|(_, absent)| *absent).map(|(part, _)| *part).collect();
+    if missing.is_empty() { Action::Nothing } else { Action::Fill(missing) }
+}
+
+fn annotation<'a>(secret: &'a Secret, name: &str) -> Option<&'a str> {
+    secret.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
+    use serde_json::{Value, json};
+
+    fn secret(uid: &str, data: Value) -> Secret {
+        let annotations = json!({ACCOUNT_NAME: "a", ACCOUNT_UID: uid});
+        let secret = json!({"metadata": {"name": "s", "annotations": annotations}, "data": data});
+        serde_json::from_value(secret).unwrap()
+    }
+
+    #[test]
+    fn a_secret_follows_its_account() {
+        let account: ServiceAccount =
+            serde_json::from_value(json!({"metadata": {"name": "a", "uid": "1"}})).unwrap();
+        let b = |text: &str| BASE64_STANDARD.encode(text);
+        let full = json!({"token": b("t"), "ca.crt": b("ca"), "namespace": b("n")});
+        let all = vec![Missing::Token, Missing::Ca, Missing::Namespace, Missing::Uid];
+        let old = vec![Missing::Ca];
+        for (uid, data, there, ca, expect) in [
+            ("", json!({}), true, "ca", Action::Fill(all)),
+            ("1", full.clone(), true, "ca", Action::Nothing),
+            ("1", full.clone(), true, "new", Action::Fill(old)),
+            ("2", full.clone(), true, "ca", Action::Delete),
+            ("1", full, false, "ca", Action::Delete),
+        ] {
+            assert_eq!(plan(&secret(uid, data), there.then_some(&account), Some(ca)), expect);
+        }
+        let going =
+            json!({"metadata": {"name": "a", "uid": "1", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        let going: ServiceAccount = serde_json::from_value(going).unwrap();
+        assert_eq!(plan(&secret("1", json!({})), Some(&going), None), Action::Delete);
+    }
+}

@@ -1,0 +1,97 @@
+//! Fills and deletes the Secrets.
+
+use std::sync::Arc;
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use kube::api::DeleteParams;
+use serde_json::{Map, Value, json};
+
+use super::plan::{ACCOUNT_UID, Action, Missing, account_name, plan};
+use super::signer::Subject;
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Key, Object, Secret, ServiceAccount};
+use crate::queue::{Next, Queue};
+use crate::write::Part;
+
+/// Queues Secrets that change and Secrets of accounts that come or go.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let own = queue.clone();
+    context.caches.account_tokens.on_change(move |change| {
+        if let Some(secret) = change.new {
+            own.add(secret.key());
+        }
+    });
+    let (own, secrets) = (queue.clone(), context.caches.account_tokens.clone());
+    context.caches.service_accounts.on_change(move |change| {
+        let Some(account) = change.latest() else { return };
+        let same = change
+            .old
+            .zip(change.new)
+            .is_some_and(|(old, new)| old.uid() == new.uid() && old.deleting() == new.deleting());
+        if same {
+            return;
+        }
+        for secret in secrets.in_namespace(account.namespace()) {
+            if account_name(&secret) == Some(account.name()) {
+                own.add(secret.key());
+            }
+        }
+    });
+}
+
+/// Brings one Secret up to date.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let Some(secret) = context.caches.account_tokens.get(&key) else { return Ok(Next::Wait) };
+    let Some(name) = account_name(&secret) else { return Ok(Next::Wait) };
+    let account = account(context, &Key::new(&key.namespace, name)).await?;
+    match plan(&secret, account.as_deref(), context.config.root_ca_pem.as_deref()) {
+        Action::Nothing => {}
+        Action::Delete => {
+            tracing::info!(secret = %key, account = name, "deleting a token of a service account that does not exist");
+            let failed = |source| Error::Request { verb: "delete", object: format!("Secret {key}"), source };
+            let writer = context.writer(&context.caches.account_tokens);
+            writer.delete(&secret, DeleteParams::default()).await.map_err(failed)?;
+        }
+        Action::Fill(missing) => {
+            if let Some(patch) = account.and_then(|account| patch(context, &secret, &account, &missing)) {
+                context.writer(&context.caches.account_tokens).merge(&key, Part::Main, patch).await?;
+            }
+        }
+    }
+    Ok(Next::Wait)
+}
+
+/// The account; one that the cache does not have is asked for, since a Secret must not be deleted by mistake.
+async fn account(context: &Context, key: &Key) -> Result<Option<Arc<ServiceAccount>>, Error> {
+    let cache = &context.caches.service_accounts;
+    if let Some(known) = cache.get(key) {
+        return Ok(Some(known));
+    }
+    Ok(context.writer(cache).live(key).await?.map(Arc::new))
+}
+
+/// The missing parts, for exactly this version of the Secret; nothing if there is no key to sign with.
+fn patch(context: &Context, secret: &Secret, account: &ServiceAccount, missing: &[Missing]) -> Option<Value> {
+    let (namespace, encode) = (secret.namespace(), |text: &str| Value::from(BASE64_STANDARD.encode(text)));
+    let mut data = Map::new();
+    if missing.contains(&Missing::Token) {
+        let subject =
+            Subject { namespace, secret: secret.name(), account: account.name(), account_uid: account.uid() };
+        let token = context.config.account_tokens.as_ref()?.sign(&subject)?;
+        data.insert("token".to_owned(), encode(&token));
+    }
+    if let Some(ca) = context.config.root_ca_pem.as_deref().filter(|_| missing.contains(&Missing::Ca)) {
+        data.insert("ca.crt".to_owned(), encode(ca));
+    }
+    if missing.contains(&Missing::Namespace) {
+        data.insert("namespace".to_owned(), encode(namespace));
+    }
+    Some(json!({
+        "metadata": {
+            "uid": secret.uid(), "resourceVersion": secret.metadata.resource_version,
+            "annotations": {ACCOUNT_UID: account.uid()},
+        },
+        "data": data,
+    }))
+}

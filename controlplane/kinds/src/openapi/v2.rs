@@ -1,0 +1,272 @@
+//! The OpenAPI v2 document, as JSON and as the protobuf message that kubectl reads.
+//!
+//! kubectl validates with it what it cannot have validated by the server, such as `kind: List`. Message and field
+//! numbers: `openapiv2/OpenAPIv2.proto` of gnostic.
+
+use serde_json::{Map, Value, json};
+
+use crate::kind::KINDS;
+use crate::schema::model::definitions_text;
+
+const V3: &str = "#/components/schemas/";
+const V2: &str = "#/definitions/";
+
+/// The document as JSON.
+pub fn json() -> Value {
+    let text = definitions_text();
+    let file: Value = serde_json::from_str(&text).unwrap_or_default();
+    let definitions = file["definitions"].as_object().into_iter().flatten();
+    let definitions: Map<String, Value> =
+        definitions.map(|(name, schema)| (name.clone(), schema_of(schema))).collect();
+    let version = format!("v{}", file["version"].as_str().unwrap_or_default());
+    json!({
+        "swagger": "2.0",
+        "info": {"title": "Kubernetes", "version": version},
+        "paths": paths(),
+        "definitions": definitions,
+    })
+}
+
+/// The document as protobuf.
+pub fn protobuf() -> Vec<u8> {
+    let document = json();
+    let mut message = Message::default();
+    message.text(1, &document["swagger"]);
+    let mut info = Message::default();
+    info.text(1, &document["info"]["title"]);
+    info.text(2, &document["info"]["version"]);
+    message.message(2, info);
+    let mut all = Message::default();
+    for (path, item) in entries(&document["paths"]) {
+        all.message(2, named(path, path_item(item)));
+    }
+    message.message(8, all);
+    let mut all = Message::default();
+    for (name, schema) in entries(&document["definitions"]) {
+        all.message(1, named(name, encoded(schema)));
+    }
+    message.message(9, all);
+    message.0
+}
+
+/// A schema in the form of version 2: a reference stands alone beside the description.
+fn schema_of(schema: &Value) -> Value {
+    match schema {
+        Value::Object(map) => {
+            let mut found = Map::new();
+            for (name, value) in map {
+                match (name.as_str(), value.get(0).and_then(|first| first.get("$ref"))) {
+                    ("allOf", Some(reference)) => {
+                        found.insert("$ref".to_owned(), reference_of(reference));
+                    }
+                    ("$ref", _) => {
+                        found.insert("$ref".to_owned(), reference_of(value));
+                    }
+                    _ => {
+                        found.insert(name.clone(), schema_of(value));
+                    }
+                }
+            }
+            Value::Object(found)
+        }
+        Value::Array(list) => list.iter().map(schema_of).collect(),
+        other => other.clone(),
+    }
+}
+
+fn reference_of(value: &Value) -> Value {
+    value.as_str().unwrap_or_default().replace(V3, V2).into()
+}
+
+/// Of each kind the path whose PATCH says which parameters writes have: clients look for no more.
+fn paths() -> Map<String, Value> {
+    let patched = KINDS.iter().filter(|kind| kind.has_verb("patch"));
+    patched
+        .map(|kind| {
+            let root = if kind.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", kind.group) };
+            let place = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
+            let path = format!("{root}/{}{place}/{}/{{name}}", kind.version, kind.plural);
+            let parameters = ["dryRun", "fieldManager", "fieldValidation"]
+                .map(|name| json!({"name": name, "in": "query", "type": "string"}));
+            let of = json!({"group": kind.group, "kind": kind.kind, "version": kind.version});
+            let patch = json!({
+                "parameters": parameters,
+                "responses": {"200": {"description": "OK", "schema": {"$ref": format!("{V2}{}", kind.schema)}}},
+                "x-kubernetes-action": "patch",
+                "x-kubernetes-group-version-kind": of,
+            });
+            (path, json!({"patch": patch}))
+        })
+        .collect()
+}
+
+// === messages ===
+
+/// A protobuf message that is being written.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    fn varint(&mut self, mut number: usize) {
+        while number >= 0x80 {
+            self.0.push((number % 0x80) as u8 | 0x80);
+            number /= 0x80;
+        }
+        self.0.push((number % 0x80) as u8);
+    }
+
+    fn bytes(&mut self, field: usize, bytes: &[u8]) {
+        self.varint(field << 3 | 2);
+        self.varint(bytes.len());
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn message(&mut self, field: usize, message: Message) {
+        self.bytes(field, &message.0);
+    }
+
+    /// A text, unless it is absent.
+    fn text(&mut self, field: usize, value: &Value) {
+        if let Some(text) = value.as_str() {
+            self.bytes(field, text.as_bytes());
+        }
+    }
+
+    /// The members whose names begin with `x-`.
+    fn extensions(&mut self, field: usize, object: &Value) {
+        for (name, value) in entries(object).filter(|(name, _)| name.starts_with("x-")) {
+            self.message(field, named(name, any(value)));
+        }
+    }
+}
+
+fn entries(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    value.as_object().into_iter().flatten()
+}
+
+fn items(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn named(name: &str, value: Message) -> Message {
+    let mut message = Message::default();
+    message.bytes(1, name.as_bytes());
+    message.message(2, value);
+    message
+}
+
+/// Any value is YAML, of which JSON is a part.
+fn any(value: &Value) -> Message {
+    let mut message = Message::default();
+    message.bytes(2, value.to_string().as_bytes());
+    message
+}
+
+fn only(field: usize, inner: Message) -> Message {
+    let mut message = Message::default();
+    message.message(field, inner);
+    message
+}
+
+/// `Schema`.
+fn encoded(schema: &Value) -> Message {
+    let mut message = Message::default();
+    message.text(1, &schema["$ref"]);
+    message.text(2, &schema["format"]);
+    message.text(4, &schema["description"]);
+    if !schema["default"].is_null() {
+        message.message(5, any(&schema["default"]));
+    }
+    items(&schema["required"]).for_each(|name| message.text(19, name));
+    if schema["additionalProperties"].is_object() {
+        message.message(21, only(1, encoded(&schema["additionalProperties"])));
+    }
+    if schema["type"].is_string() {
+        let mut types = Message::default();
+        types.text(1, &schema["type"]);
+        message.message(22, types);
+    }
+    if schema["items"].is_object() {
+        message.message(23, only(1, encoded(&schema["items"])));
+    }
+    if schema["properties"].is_object() {
+        let mut all = Message::default();
+        for (name, property) in entries(&schema["properties"]) {
+            all.message(1, named(name, encoded(property)));
+        }
+        message.message(25, all);
+    }
+    message.extensions(31, schema);
+    message
+}
+
+/// `PathItem` with its PATCH.
+fn path_item(item: &Value) -> Message {
+    let patch = &item["patch"];
+    let mut operation = Message::default();
+    for parameter in items(&patch["parameters"]) {
+        let mut query = Message::default();
+        query.text(2, &parameter["in"]);
+        query.text(4, &parameter["name"]);
+        query.text(6, &parameter["type"]);
+        // ParametersItem, Parameter, NonBodyParameter.
+        operation.message(8, only(1, only(2, only(3, query))));
+    }
+    let mut responses = Message::default();
+    for (code, response) in entries(&patch["responses"]) {
+        let mut value = Message::default();
+        value.text(1, &response["description"]);
+        value.message(2, only(1, encoded(&response["schema"])));
+        responses.message(1, named(code, only(1, value)));
+    }
+    operation.message(9, responses);
+    operation.extensions(13, patch);
+    only(7, operation)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protobuf::wire::{Reader, WireValue};
+
+    /// The messages and texts under a field number.
+    fn under(message: &[u8], wanted: u32) -> Vec<&[u8]> {
+        let mut reader = Reader::new(message);
+        let mut found = Vec::new();
+        while let Ok(Some((field, value))) = reader.next() {
+            if let (true, WireValue::Bytes(bytes)) = (field == wanted, value) {
+                found.push(bytes);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_reference_leads_to_a_definition() {
+        let document = json();
+        let text = document.to_string();
+        assert!(!text.contains("#/components/") && !text.contains("\"allOf\":"));
+        for name in text.split(&format!("\"$ref\":\"{V2}")).skip(1).filter_map(|rest| rest.split('"').next())
+        {
+            assert!(document["definitions"].get(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_kind_is_found_in_the_message_by_its_extension() {
+        let bytes = protobuf();
+        assert_eq!(under(&bytes, 1), [b"2.0"]);
+        let definitions = under(&bytes, 9)[0];
+        let pod =
+            under(definitions, 1).into_iter().find(|entry| under(entry, 1) == [b"io.k8s.api.core.v1.Pod"]);
+        let schema = under(pod.unwrap(), 2)[0];
+        let extension = under(schema, 31)
+            .into_iter()
+            .find(|entry| under(entry, 1) == [b"x-kubernetes-group-version-kind"]);
+        let yaml = under(under(extension.unwrap(), 2)[0], 2)[0];
+        assert_eq!(yaml, br#"[{"group":"","kind":"Pod","version":"v1"}]"#);
+        let properties = under(schema, 25)[0];
+        let spec = under(properties, 1).into_iter().find(|entry| under(entry, 1) == [b"spec"]).unwrap();
+        assert_eq!(under(under(spec, 2)[0], 1), [b"#/definitions/io.k8s.api.core.v1.PodSpec"]);
+    }
+}
