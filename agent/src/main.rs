@@ -1,5 +1,6 @@
 //! The `coracle` binary: one program, a role per subcommand.
 
+mod allocator;
 mod lock;
 mod places;
 mod role;
@@ -11,9 +12,8 @@ use clap::{Parser, Subcommand};
 
 use crate::settings::{ControlPlaneSettings, LogSettings, NodeSettings, Places, RuntimeSettings, Settings};
 
-/// musl's own gives every few pages back to the kernel and asks for them again, some forty times a pod.
 #[global_allocator]
-static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+static ALLOCATOR: allocator::ByRole = allocator::ByRole;
 
 /// The whole Kubernetes node in one light binary, and a thin control plane beside it.
 #[derive(Parser)]
@@ -91,6 +91,7 @@ enum Role {
 }
 
 fn main() -> ExitCode {
+    allocator::choose();
     // Before anything that starts a thread: the shim forks, and a fork of a threaded process may hang. And
     // before the rules of the whole command line are made: their memory would stay dirty in every shim.
     if let Some(dir) = shim_dir() {

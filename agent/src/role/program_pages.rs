@@ -1,4 +1,4 @@
-//! The code that only a start, or work that is done, needs leaves the memory of what goes on.
+//! Code and free memory that only a start, or work that is done, needed goes back to the kernel.
 #![allow(unsafe_code, reason = "advice about memory has no safe wrapper")]
 
 use std::fs;
@@ -29,6 +29,7 @@ pub(super) async fn let_go_at_rest(mut changes: watch::Receiver<()>) {
 /// each that is wanted. What is wanted later is mapped again, from memory as a rule; what is not, the kernel may use
 /// for something else.
 fn let_go() {
+    crate::allocator::collect();
     let (Ok(program), Ok(maps)) = (fs::read_link("/proc/self/exe"), fs::read_to_string("/proc/self/maps"))
     else {
         return;

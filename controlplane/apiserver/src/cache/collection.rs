@@ -309,3 +309,35 @@ fn weight(change: &Change) -> usize {
 fn too_old(asked: u64, oldest: u64) -> ApiError {
     ApiError::expired(format!("too old resource version: {asked} ({oldest})"))
 }
+
+#[cfg(test)]
+mod tests {
+    use coracle_kinds::kind::by_kind;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cache::{Cache, encode, key_of, parses, prefix_of};
+
+    #[test]
+    fn selectors_parse_each_object_once() {
+        const PODS: u64 = 100;
+        let (cache, kind) = (Cache::new(0), by_kind("v1", "Pod").unwrap());
+        for number in 1..=PODS {
+            let (name, app) = (format!("p{number}"), if number % 2 == 0 { "even" } else { "odd" });
+            let pod = json!({"metadata": {"name": name, "namespace": "ns", "labels": {"app": app}}});
+            let key = key_of(kind, "ns", &name).into();
+            let value = Some(encode(kind, &pod));
+            cache.apply(&Commit { key, revision: number, value, created: number });
+        }
+        let labels = LabelSelector::parse("app=even").unwrap();
+        let scope = Scope { prefix: prefix_of(kind, "ns"), labels, ..Scope::default() };
+        let list = || {
+            let before = parses::so_far();
+            let objects = cache.of(kind).unwrap();
+            let found = objects.under(&scope.prefix).filter(|object| scope.selects(kind, object)).count();
+            (found, parses::so_far() - before)
+        };
+        assert_eq!(list(), (50, 100));
+        assert_eq!(list(), (50, 0));
+    }
+}

@@ -1,0 +1,197 @@
+//! The allocator by role: jemalloc where threads serve many pods, dlmalloc in shims and short commands, and in builds
+//! for another C library than musl's.
+//!
+//! `docs/decisions/allocator.md` has the measurements. dlmalloc is one lock and gives little back to the kernel after
+//! a load; but its state takes one page, and there is a shim for each pod. A pointer must go back to the allocator
+//! that it came from, so the choice is made once, as the first thing in `main`. What the standard library allocates
+//! before that comes out of a small static area, which is never freed.
+#![allow(unsafe_code, reason = "an allocator is unsafe by its interface")]
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::UnsafeCell;
+use std::io::Read;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use dlmalloc::GlobalDlmalloc as Compact;
+#[cfg(not(target_env = "musl"))]
+use dlmalloc::GlobalDlmalloc as Threaded;
+#[cfg(target_env = "musl")]
+use tikv_jemallocator::Jemalloc as Threaded;
+
+/// Subcommands that serve for long and with several threads.
+const SERVERS: [&[u8]; 4] = [b"up", b"agent", b"controlplane", b"runtime"];
+/// Bytes for what is allocated before `main`: less than a hundred in today's standard library.
+const EARLY_SIZE: usize = 4096;
+/// More of the command line than this is not looked at.
+const COMMAND_LINE: usize = 4096;
+
+/// What jemalloc reads when it is first used. Two arenas, as there are two workers. Free pages go back after a second,
+/// when something else is allocated or freed: there is no thread for it.
+#[cfg(target_env = "musl")]
+#[unsafe(export_name = "_rjem_malloc_conf")]
+static MALLOC_CONF: &[u8; 47] = b"narenas:2,dirty_decay_ms:1000,muzzy_decay_ms:0\0";
+
+const UNDECIDED: u8 = 0;
+const COMPACT: u8 = 1;
+const SERVER: u8 = 2;
+
+/// Tests have a `main` of their own.
+static KIND: AtomicU8 = AtomicU8::new(if cfg!(test) { COMPACT } else { UNDECIDED });
+static EARLY: Early = Early { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
+
+/// The global allocator.
+pub(crate) struct ByRole;
+
+/// Memory that is handed out once.
+struct Early {
+    area: UnsafeCell<[u8; EARLY_SIZE]>,
+    used: AtomicUsize,
+}
+
+// SAFETY: `used` gives each byte of the area to one caller only.
+unsafe impl Sync for Early {}
+
+/// Chooses the allocator by the command line. To be called first in `main`, before there is a second thread.
+pub(crate) fn choose() {
+    let mut text = [0; COMMAND_LINE];
+    let read = std::fs::File::open("/proc/self/cmdline").and_then(|mut file| file.read(&mut text));
+    let words = text.get(..read.unwrap_or_default()).unwrap_or_default();
+    let kind = if is_server(words) { SERVER } else { COMPACT };
+    KIND.store(kind, Ordering::Relaxed);
+}
+
+/// Gives free memory back to the kernel, at a moment when nothing happens.
+#[cfg(target_env = "musl")]
+pub(crate) fn collect() {
+    /// `arena.<i>.purge` with the number that stands for all arenas (jemalloc(3)).
+    const PURGE: &std::ffi::CStr = c"arena.4096.purge";
+    if KIND.load(Ordering::Relaxed) != SERVER {
+        return;
+    }
+    let none = std::ptr::null_mut();
+    // SAFETY: the name ends with a zero byte, and this control takes and gives no value.
+    let error = unsafe { tikv_jemalloc_sys::mallctl(PURGE.as_ptr(), none, std::ptr::null_mut(), none, 0) };
+    if error != 0 {
+        tracing::debug!(error, "cannot give free memory back");
+    }
+}
+
+/// dlmalloc keeps what it has.
+#[cfg(not(target_env = "musl"))]
+pub(crate) fn collect() {}
+
+/// Whether one of the words is the subcommand of a server. A shim has none of them, whatever its directory is called.
+fn is_server(command_line: &[u8]) -> bool {
+    command_line.split(|byte| *byte == 0).skip(1).any(|word| SERVERS.contains(&word))
+}
+
+// === impl Early ===
+
+impl Early {
+    fn take(&self, layout: Layout) -> *mut u8 {
+        let start = self.area.get().cast::<u8>();
+        let mut used = self.used.load(Ordering::Relaxed);
+        loop {
+            let padding = start.wrapping_add(used).align_offset(layout.align());
+            let Some(begin) = used.checked_add(padding) else { return std::ptr::null_mut() };
+            let end = begin.checked_add(layout.size()).filter(|end| *end <= EARLY_SIZE);
+            let Some(end) = end else { return std::ptr::null_mut() };
+            match self.used.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return start.wrapping_add(begin),
+                Err(now) => used = now,
+            }
+        }
+    }
+
+    fn holds(&self, pointer: *mut u8) -> bool {
+        pointer.addr().wrapping_sub(self.area.get().addr()) < EARLY_SIZE
+    }
+}
+
+// === impl ByRole ===
+
+// SAFETY: each block comes from one of three allocators that keep the contract, and goes back to the same one: what is
+// not in the early area was allocated after the choice, which never changes.
+unsafe impl GlobalAlloc for ByRole {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match KIND.load(Ordering::Relaxed) {
+            // SAFETY: the caller's promise is passed on.
+            SERVER => unsafe { Threaded.alloc(layout) },
+            // SAFETY: as above.
+            COMPACT => unsafe { Compact.alloc(layout) },
+            _ => EARLY.take(layout),
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match KIND.load(Ordering::Relaxed) {
+            // SAFETY: the caller's promise is passed on.
+            SERVER => unsafe { Threaded.alloc_zeroed(layout) },
+            // SAFETY: as above.
+            COMPACT => unsafe { Compact.alloc_zeroed(layout) },
+            // Handed out once, so that it is zero as it began.
+            _ => EARLY.take(layout),
+        }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        if EARLY.holds(pointer) {
+            return;
+        }
+        if KIND.load(Ordering::Relaxed) == SERVER {
+            // SAFETY: the pointer is not of the early area, so it is this allocator's.
+            unsafe { Threaded.dealloc(pointer, layout) };
+        } else {
+            // SAFETY: as above.
+            unsafe { Compact.dealloc(pointer, layout) };
+        }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if EARLY.holds(pointer) {
+            // SAFETY: the caller promises that the size, rounded up to the alignment, does not overflow.
+            let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+            // SAFETY: the caller promises a size above zero.
+            let moved = unsafe { self.alloc(wanted) };
+            if !moved.is_null() {
+                // SAFETY: both blocks have at least this many bytes, and the new one is nobody else's.
+                unsafe { std::ptr::copy_nonoverlapping(pointer, moved, layout.size().min(size)) };
+            }
+            return moved;
+        }
+        if KIND.load(Ordering::Relaxed) == SERVER {
+            // SAFETY: the pointer is not of the early area, so it is this allocator's.
+            unsafe { Threaded.realloc(pointer, layout, size) }
+        } else {
+            // SAFETY: as above.
+            unsafe { Compact.realloc(pointer, layout, size) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_known_by_their_subcommand() {
+        assert!(is_server(b"coracle\0up\0--state-dir\0/x\0"));
+        assert!(is_server(b"/usr/bin/coracle\0--log-format\0json\0agent\0"));
+        assert!(!is_server(b"/proc/self/exe\0shim\0--dir\0/run/up\0"));
+        assert!(!is_server(b"up\0image\0list\0"));
+        assert!(!is_server(b""));
+    }
+
+    #[test]
+    fn early_memory_is_aligned_disjoint_and_limited() {
+        let early = Early { area: UnsafeCell::new([0; EARLY_SIZE]), used: AtomicUsize::new(0) };
+        let one = early.take(Layout::new::<u8>());
+        let two = early.take(Layout::new::<u64>());
+        assert!(early.holds(one) && early.holds(two) && two.addr() >= one.addr() + 1);
+        assert_eq!(two.addr() % align_of::<u64>(), 0);
+        assert!(early.take(Layout::new::<[u8; EARLY_SIZE]>()).is_null());
+        assert!(!early.take(Layout::new::<u8>()).is_null());
+        let mut outside = 0_u8;
+        assert!(!early.holds(&raw mut outside));
+    }
+}
