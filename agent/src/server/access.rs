@@ -153,7 +153,7 @@ impl Access {
 
     async fn review_token(&self, token: &str) -> Result<Option<User>, String> {
         let review = TokenReview {
-            spec: TokenReviewSpec { token: Some(token.to_owned()), audiences: None },
+            spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
             ..TokenReview::default()
         };
         let status = self.create(&review).await?.status.unwrap_or_default();
