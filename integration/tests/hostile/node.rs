@@ -50,18 +50,19 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
         };
         let port = |number: u16| with_port(json!({"containerPort": 80, "hostPort": number}));
         for (name, spec, message) in [
-            (
-                "kubelet",
-                port(10250),
-                "hostPort 10250/TCP is in use on this node by the kubelet API".to_owned(),
-            ),
-            ("api", port(6443), format!("(process {})", cluster.pid())),
             ("sshd", port(2222), format!("(process {})", std::process::id())),
             (
                 "dns",
                 with_port(json!({"containerPort": 53, "hostPort": 5353, "protocol": "UDP"})),
                 format!("(process {})", std::process::id()),
             ),
+            (
+                "kubelet",
+                port(10250),
+                "hostPort 10250/TCP is in use on this node by the kubelet API".to_owned(),
+            ),
+            // At last: without this check nothing answers there afterwards.
+            ("api", port(6443), format!("(process {})", cluster.pid())),
         ] {
             create(cluster, name, spec);
             until(cluster, name, "refused", |s| (s["phase"] == "Failed").then_some(()));
