@@ -3,7 +3,8 @@
 //! The limits are shares of the process's descriptor limit, so that clients cannot take the descriptors that the node
 //! itself needs. A connection is unproven until its client has authenticated. Unproven connections have a smaller limit
 //! and a maximum lifetime; when their limit is reached, the oldest of the source with the most of them is closed. A
-//! client that authenticates within milliseconds therefore gets through while others hold silent connections.
+//! client that authenticates within milliseconds therefore gets through while others hold silent connections. When the
+//! port is full, the newest connection of the source with the most makes room for a source with fewer.
 
 mod held;
 mod log_limit;
@@ -80,6 +81,7 @@ struct State {
     total: usize,
     /// By number, which is their age.
     unproven: BTreeMap<u64, (Source, CancellationToken)>,
+    proven: BTreeMap<u64, (Source, CancellationToken)>,
     sources: HashMap<Source, Count>,
 }
 
@@ -149,8 +151,9 @@ impl Connections {
         } else if state.unproven.len() >= limits.unproven || state.total >= limits.total {
             state.evict(None);
         }
-        // An evicted connection keeps its place until it is closed.
+        // An evicted connection keeps its place until it is closed: the next attempt finds room.
         if state.total >= limits.total {
+            state.evict_proven(all);
             return Err(Refusal::Total);
         }
         if all >= limits.per_source {
@@ -191,11 +194,24 @@ impl State {
         self.no_longer_unproven(number);
     }
 
-    fn no_longer_unproven(&mut self, number: u64) {
-        let Some((source, _)) = self.unproven.remove(&number) else { return };
-        if let Some(count) = self.sources.get_mut(&source) {
+    /// Closes the newest proven connection of the source with the most, for a source that has fewer.
+    fn evict_proven(&mut self, of_newcomer: usize) {
+        let most = self.sources.iter().max_by_key(|(_, count)| count.all);
+        let most = most.filter(|(_, count)| count.all > of_newcomer + 1).map(|(source, _)| *source);
+        let newest = self.proven.iter().rev().find(|(_, (owner, _))| Some(*owner) == most);
+        if let Some(number) = newest.map(|(number, _)| *number)
+            && let Some((_, evicted)) = self.proven.remove(&number)
+        {
+            evicted.cancel();
+        }
+    }
+
+    fn no_longer_unproven(&mut self, number: u64) -> Option<(Source, CancellationToken)> {
+        let connection = self.unproven.remove(&number)?;
+        if let Some(count) = self.sources.get_mut(&connection.0) {
             count.unproven -= 1;
         }
+        Some(connection)
     }
 }
 
@@ -204,7 +220,10 @@ impl State {
 impl Slot {
     /// The client has authenticated.
     pub fn prove(&self) {
-        self.inner.state().no_longer_unproven(self.number);
+        let mut state = self.inner.state();
+        if let Some(connection) = state.no_longer_unproven(self.number) {
+            state.proven.insert(self.number, connection);
+        }
     }
 
     /// Returns when the connection must be closed: evicted, or unproven for its maximum lifetime.
@@ -214,8 +233,9 @@ impl Slot {
             () = self.evicted.cancelled() => return,
             () = tokio::time::sleep(UNPROVEN_LIFETIME) => {}
         }
-        if !self.inner.state().unproven.contains_key(&self.number) && !self.evicted.is_cancelled() {
-            std::future::pending::<()>().await;
+        let is_unproven = self.inner.state().unproven.contains_key(&self.number);
+        if !is_unproven {
+            self.evicted.cancelled().await;
         }
     }
 }
@@ -224,6 +244,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.inner.state();
         state.no_longer_unproven(self.number);
+        state.proven.remove(&self.number);
         state.total -= 1;
         if let Some(count) = state.sources.get_mut(&self.source) {
             count.all -= 1;
@@ -300,6 +321,21 @@ mod tests {
         let few: Vec<Slot> =
             (2..5).map(|host| port.admit(from(&format!("10.0.0.{host}"))).expect("a place")).collect();
         assert!(many[0].evicted.is_cancelled());
+        assert!(few.iter().all(|slot| !slot.evicted.is_cancelled()));
+    }
+
+    #[test]
+    fn a_port_full_of_proven_connections_makes_room_for_other_sources() {
+        let port = Connections::new(LIMITS);
+        let proven = |address: &str, count: usize| -> Vec<Slot> {
+            let slots = (0..count).map(|_| port.admit(from(address)).expect("a place"));
+            slots.inspect(Slot::prove).collect()
+        };
+        let (mut many, few) = (proven("10.0.0.1", 5), proven("10.0.0.2", 3));
+        assert_eq!(port.admit(from("10.0.0.3")).map(|_| ()), Err(Refusal::Total));
+        assert!(many[4].evicted.is_cancelled() && !many[3].evicted.is_cancelled());
+        many.pop();
+        let _newcomer = port.admit(from("10.0.0.3")).expect("a place");
         assert!(few.iter().all(|slot| !slot.evicted.is_cancelled()));
     }
 

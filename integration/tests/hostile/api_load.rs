@@ -22,7 +22,7 @@ fn unfinished_post() -> String {
 fn config_map(plane: &Plane, name: &str, size: usize) {
     let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}}).to_string();
     let (code, _) =
-        plane.send(ADMIN, "POST", "/api/v1/namespaces/default/configmaps", "application/json", object);
+        plane.send(ADMIN, ("POST", "/api/v1/namespaces/default/configmaps"), "application/json", object);
     assert_eq!(code, 201);
 }
 
@@ -36,7 +36,7 @@ fn a_json_patch_cannot_multiply_an_object() {
         let before = plane.memory_peak();
         let patch = (0..17).map(double).collect::<serde_json::Value>().to_string();
         let path = "/api/v1/namespaces/default/configmaps/a";
-        let (code, answer) = plane.send(ADMIN, "PATCH", path, "application/json-patch+json", patch);
+        let (code, answer) = plane.send(ADMIN, ("PATCH", path), "application/json-patch+json", patch);
         assert_eq!((code, answer.contains("accumulated size increase of copy")), (413, true), "{answer}");
         // The largest intermediate object is three megabytes as text.
         let grown = plane.memory_peak() - before;
@@ -54,7 +54,7 @@ fn nested_yaml_does_not_stop_others() {
                 let plane = plane.address();
                 std::thread::spawn(move || {
                     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-                    plane.send(EVE, "POST", path, "application/yaml", "[".repeat(120_000))
+                    plane.send(EVE, ("POST", path), "application/yaml", "[".repeat(120_000))
                 })
             })
             .collect();
@@ -151,11 +151,11 @@ fn unfinished_requests_of_one_user_do_not_keep_others_out() {
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let review = r#"{"spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}"#;
         eventually("a request to be refused", 10, || {
-            let (code, answer) = plane.send(EVE, "POST", path, "application/json", review.to_owned());
+            let (code, answer) = plane.send(EVE, ("POST", path), "application/json", review);
             (code == 429 && answer.contains("Too many requests")).then_some(())
         });
         let other = "authorization: Bearer bob-token";
-        assert_eq!(plane.send(other, "POST", path, "application/json", review.to_owned()).0, 201);
+        assert_eq!(plane.send(other, ("POST", path), "application/json", review).0, 201);
         assert_eq!(plane.get(EVE, "/version").0, 200);
         assert_eq!(client::status(&mut unfinished[109]), 429);
     });
@@ -168,7 +168,7 @@ fn embedded_protobuf_objects_do_not_end_the_process() {
         let plane = Plane::start(machine, None);
         let body = client::nested_protobuf(50_000);
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let (code, answer) = plane.send(EVE, "POST", path, "application/vnd.kubernetes.protobuf", body);
+        let (code, answer) = plane.send(EVE, ("POST", path), "application/vnd.kubernetes.protobuf", body);
         assert_eq!((code, answer.contains("nested too deeply")), (400, true), "{answer}");
         assert_eq!(plane.get(EVE, "/version").0, 200);
     });
@@ -182,11 +182,11 @@ fn odd_names_and_many_warnings_are_answered() {
         let path = "/api/v1/namespaces/default/configmaps";
         let name = format!("a{}", "é".repeat(40));
         let object = json!({"metadata": {"generateName": name}}).to_string();
-        assert_eq!(plane.send(ADMIN, "POST", path, "application/json", object).0, 422);
+        assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", object).0, 422);
         let unknown: serde_json::Map<_, _> = (0..40_000).map(|at| (format!("f{at}"), json!(1))).collect();
         let mut object = json!({"metadata": {"name": "b"}});
         object.as_object_mut().unwrap().extend(unknown);
-        assert_eq!(plane.send(ADMIN, "POST", path, "application/json", object.to_string()).0, 201);
+        assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", object.to_string()).0, 201);
     });
 }
 
@@ -195,21 +195,27 @@ fn odd_names_and_many_warnings_are_answered() {
 fn an_unread_watch_does_not_keep_all_versions() {
     on_a_machine(|machine| {
         let plane = Plane::start(machine, None);
-        config_map(&plane, "large", 1_000_000);
-        let update = |round: usize| {
-            let patch = json!({"data": {"a": format!("{round}{}", "x".repeat(1_000_000))}}).to_string();
-            let path = "/api/v1/namespaces/default/configmaps/large";
-            assert_eq!(plane.send(ADMIN, "PATCH", path, "application/merge-patch+json", patch).0, 200);
+        // Leases are in memory only: nothing but the watch keeps their old versions.
+        let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+        let lease = |holder: String| {
+            json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": holder}}).to_string()
         };
-        // What the store keeps of its own in memory.
-        (0..150).for_each(update);
-        let before = plane.memory();
-        let request = format!("GET /api/v1/configmaps?watch=1 HTTP/1.1\r\nhost: a\r\n{ADMIN}\r\n\r\n");
+        let large = |round: usize| lease(format!("{round}{}", "x".repeat(1_000_000)));
+        assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", large(0)).0, 201);
+        let object = format!("{path}/l");
+        let update = |round| {
+            let (code, _) =
+                plane.send(ADMIN, ("PATCH", &object), "application/merge-patch+json", large(round));
+            assert_eq!(code, 200);
+        };
+        (0..20).for_each(update);
+        let request = format!("GET {path}?watch=1 HTTP/1.1\r\nhost: a\r\n{ADMIN}\r\n\r\n");
         let mut watch = plane.address().connect(&[]);
         watch.write_all(request.as_bytes()).unwrap();
         watch.flush().unwrap();
         assert_eq!(client::status(&mut watch), 200);
-        (0..150).for_each(update);
+        let before = plane.memory();
+        (0..80).for_each(update);
         let grown = plane.memory().saturating_sub(before);
         eprintln!("an unread watch: {} KiB", grown >> 10);
         assert!(grown < 60 << 20, "an unread watch keeps {grown} bytes");

@@ -14,6 +14,14 @@ use crate::{Commit, Entry, Error, Watch};
 /// Expiries are rounded up to this, so that many of them cost one wake-up.
 const EXPIRY_STEP: Duration = Duration::from_secs(60);
 
+/// Maximum bytes of the values of recent commits: large objects that change often would otherwise take hundreds of
+/// megabytes.
+const HISTORY_BYTES: usize = 4 << 20;
+
+fn weight(commit: &Commit) -> usize {
+    commit.value.as_ref().map_or(0, |value| value.len())
+}
+
 pub(super) struct State {
     /// The newest published commit.
     revision: u64,
@@ -22,6 +30,8 @@ pub(super) struct State {
     /// Commits after this one are in `recent`.
     compacted: u64,
     recent: VecDeque<Arc<Commit>>,
+    /// Bytes of the values in `recent`.
+    recent_bytes: usize,
     history: usize,
     watchers: Vec<(String, mpsc::UnboundedSender<Arc<Commit>>)>,
     volatile: BTreeMap<Arc<str>, Entry>,
@@ -36,6 +46,7 @@ impl State {
             reserved,
             compacted: revision,
             recent: VecDeque::new(),
+            recent_bytes: 0,
             history,
             watchers: Vec::new(),
             volatile: BTreeMap::new(),
@@ -102,12 +113,18 @@ impl State {
                 !sender.is_closed()
             }
         });
+        self.recent_bytes += weight(&commit);
         self.recent.push_back(commit);
-        if self.recent.len() > self.history
-            && let Some(oldest) = self.recent.pop_front()
-        {
+        while self.recent.len() > self.history || self.recent_bytes > HISTORY_BYTES {
+            let Some(oldest) = self.forget_oldest() else { break };
             self.compacted = oldest.revision;
         }
+    }
+
+    fn forget_oldest(&mut self) -> Option<Arc<Commit>> {
+        let oldest = self.recent.pop_front()?;
+        self.recent_bytes -= weight(&oldest);
+        Some(oldest)
     }
 
     pub(super) fn watch(&mut self, prefix: &str, after: u64) -> Result<Watch, Error> {
@@ -130,7 +147,7 @@ impl State {
             return Err(Error::Future { asked: revision, newest: self.revision });
         }
         while self.recent.front().is_some_and(|commit| commit.revision <= revision) {
-            self.recent.pop_front();
+            self.forget_oldest();
         }
         self.compacted = self.compacted.max(revision);
         Ok(())
@@ -140,5 +157,20 @@ impl State {
     fn expiry(&self, at: Instant) -> Instant {
         let steps = at.duration_since(self.started).as_secs() / EXPIRY_STEP.as_secs() + 1;
         self.started + Duration::from_secs(steps * EXPIRY_STEP.as_secs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_values_are_not_kept_as_history() {
+        let mut state = State::new(0, 1000, 256);
+        for revision in 1..=100 {
+            let value = Some(vec![0; 1 << 20].into());
+            state.publish(Arc::new(Commit { key: "a/b".into(), revision, value, created: 1 }));
+        }
+        assert_eq!((state.recent.len(), state.recent_bytes, state.compacted), (4, 4 << 20, 96));
     }
 }

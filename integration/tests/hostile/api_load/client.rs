@@ -73,18 +73,17 @@ impl Plane {
     }
 
     pub(super) fn get(&self, header: &str, path: &str) -> (u16, String) {
-        self.address.send(header, "GET", path, "", "")
+        self.address.send(header, ("GET", path), "", "")
     }
 
     pub(super) fn send(
         &self,
         header: &str,
-        method: &str,
-        path: &str,
+        (method, path): (&str, &str),
         media: &str,
         body: impl AsRef<[u8]>,
     ) -> (u16, String) {
-        self.address.send(header, method, path, media, body)
+        self.address.send(header, (method, path), media, body)
     }
 
     /// Bytes of resident memory.
@@ -156,19 +155,17 @@ impl Address {
     pub(super) fn send(
         &self,
         header: &str,
-        method: &str,
-        path: &str,
+        (method, path): (&str, &str),
         media: &str,
         body: impl AsRef<[u8]>,
     ) -> (u16, String) {
-        self.try_send(header, method, path, media, body.as_ref()).unwrap_or_default()
+        self.try_send(header, (method, path), media, body.as_ref()).unwrap_or_default()
     }
 
     fn try_send(
         &self,
         header: &str,
-        method: &str,
-        path: &str,
+        (method, path): (&str, &str),
         media: &str,
         body: &[u8],
     ) -> std::io::Result<(u16, String)> {
