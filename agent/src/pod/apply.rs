@@ -5,8 +5,10 @@ mod finish;
 mod make;
 mod mounts;
 mod start;
+mod start_queue;
 mod stop;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_proto::cri;
@@ -17,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Node;
 use super::plan::Action;
-use super::pull::Present;
+use super::pull::PullTask;
 use super::state::{Seen, Waiting};
 use crate::volume::Volumes;
 
@@ -29,10 +31,10 @@ pub(crate) enum Report {
     /// The sandbox or the volumes are not to be had now; the key is one of `Memory::pod_retries`.
     NotPrepared(&'static str),
     SandboxMade,
-    /// The image of this container was brought here while the sandbox was made.
-    Image {
+    /// The image of this container is being pulled since the sandbox was made.
+    Pulling {
         container: String,
-        present: Present,
+        pull: PullTask,
     },
     /// A container could not be started.
     NotStarted {
@@ -79,8 +81,8 @@ pub(crate) struct Job {
     pub(crate) seen: Seen,
     /// Volumes, once prepared.
     pub(crate) volumes: Option<Volumes>,
-    /// Images that were brought here ahead, by container name.
-    pub(crate) images: std::collections::HashMap<String, Present>,
+    /// Pulls that have begun ahead, by container name.
+    pub(crate) pulls: HashMap<String, PullTask>,
     /// Containers whose preStop hook has run already.
     pub(crate) hooked: std::collections::HashSet<String>,
     pub(crate) reports: mpsc::UnboundedSender<Report>,

@@ -20,6 +20,8 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
 use super::*;
+use crate::api_health::ApiHealth;
+use crate::checkpoint::Checkpoint;
 
 type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
 
@@ -129,7 +131,10 @@ impl Machine {
         let config =
             VolumeConfig { pods_dir: self.dir.join("pods"), memory_dir: self.dir.join("run/volumes") };
         let client = self.api.client();
-        let values = Values::new(client.clone(), &self.dir.join("values"));
+        let checkpoint =
+            Checkpoint::open(&self.dir.join("agent"), &self.dir.join("sealing.key")).expect("checkpoint");
+        let configs = ConfigCache::new(client.clone(), checkpoint, ApiHealth::default());
+        let (recorder, _events) = crate::pod::events(client, "n1");
         let node = NodeFacts {
             name: "n1".to_owned(),
             ips: Vec::new(),
@@ -137,7 +142,7 @@ impl Machine {
             allocatable: BTreeMap::new(),
             info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
         };
-        VolumeContext::open(config, client, values, Arc::new(node)).expect("root, to mount")
+        VolumeContext::open(config, configs, recorder, Arc::new(node)).expect("root, to mount")
     }
 
     fn mounts(&self) -> Vec<String> {

@@ -11,7 +11,6 @@ use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
 use crate::pod::admit::{HostPort, Taken, host_ports};
 use crate::server::PodView;
-use crate::source::values;
 
 /// The desired pods of this node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -28,8 +27,6 @@ struct State {
     burstable_millis: i64,
     /// Host ports by the uid of the pod that has them; most pods have none.
     ports: HashMap<String, Vec<HostPort>>,
-    /// How many pods refer to each record of a config map or secret.
-    records: HashMap<String, usize>,
 }
 
 #[derive(Debug)]
@@ -44,7 +41,6 @@ struct Share {
     /// None when the pod is over.
     requested: Option<Amount>,
     burstable_millis: i64,
-    records: Vec<String>,
 }
 
 // === impl Pods ===
@@ -92,11 +88,13 @@ impl Pods {
         }
     }
 
-    /// Forgets a pod. Returns the records that no other pod refers to.
-    pub(super) fn take(&self, uid: &str) -> Vec<String> {
+    /// Forgets a pod.
+    pub(super) fn take(&self, uid: &str) {
         let mut state = self.write();
         state.ports.remove(uid);
-        state.by_uid.remove(uid).map(|old| state.subtract(&old.share)).unwrap_or_default()
+        if let Some(old) = state.by_uid.remove(uid) {
+            state.subtract(&old.share);
+        }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
@@ -123,31 +121,14 @@ impl State {
         self.requested.cpu_millis += amount.cpu_millis;
         self.requested.memory += amount.memory;
         self.burstable_millis += share.burstable_millis;
-        for name in &share.records {
-            match self.records.get_mut(name) {
-                Some(count) => *count += 1,
-                None => drop(self.records.insert(name.clone(), 1)),
-            }
-        }
     }
 
-    /// Returns the records that nothing refers to any more.
-    fn subtract(&mut self, share: &Share) -> Vec<String> {
+    fn subtract(&mut self, share: &Share) {
         self.places -= usize::from(share.requested.is_some());
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis -= amount.cpu_millis;
         self.requested.memory -= amount.memory;
         self.burstable_millis -= share.burstable_millis;
-        let mut unused = Vec::new();
-        for name in &share.records {
-            let Some(count) = self.records.get_mut(name) else { continue };
-            *count -= 1;
-            if *count == 0 {
-                self.records.remove(name);
-                unused.push(name.clone());
-            }
-        }
-        unused
     }
 }
 
@@ -160,7 +141,6 @@ impl Share {
         Self {
             requested: (!over(pod)).then_some(requested),
             burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
-            records: values::records_of(pod),
         }
     }
 }
