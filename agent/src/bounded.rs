@@ -18,15 +18,6 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 /// other end.
 pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
-    regular(file)
-}
-
-/// As [`open`], but follows links: for files of the administrator's, which are often links.
-pub(crate) fn open_followed(path: &Path) -> io::Result<File> {
-    regular(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?)
-}
-
-fn regular(file: File) -> io::Result<File> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
@@ -41,14 +32,13 @@ pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     all(open(path)?, max)
 }
 
-/// As [`read`], following links.
-pub(crate) fn read_followed(path: &Path, max: u64) -> io::Result<Vec<u8>> {
-    all(open_followed(path)?, max)
-}
-
-/// As [`read_followed`], as text.
-pub(crate) fn read_text(path: &Path, max: u64) -> io::Result<String> {
-    String::from_utf8(read_followed(path, max)?)
+/// Reads a text file of the administrator's of `max` bytes at most. Links are followed and pipes are read, as a shell's
+/// process substitution makes them.
+///
+/// # Errors
+/// As by open(2); `FileTooLarge` when it is larger, `InvalidData` when it is not UTF-8.
+pub fn read_text(path: &Path, max: u64) -> io::Result<String> {
+    String::from_utf8(all(File::open(path)?, max)?)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
@@ -82,7 +72,8 @@ mod tests {
         assert_eq!(read(&at("sparse"), 1 << 20).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         symlink(at("file"), at("link")).unwrap();
         assert_eq!(read(&at("link"), 5).unwrap_err().raw_os_error(), Some(libc::ELOOP));
-        assert_eq!(read_followed(&at("link"), 5).unwrap(), b"12345");
+        assert_eq!(read_text(&at("link"), 5).unwrap(), "12345");
+        assert_eq!(read_text(&at("link"), 4).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
         nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
         assert_eq!(read(&at("fifo"), 5).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(read(Path::new("/dev/zero"), 5).unwrap_err().kind(), io::ErrorKind::InvalidInput);

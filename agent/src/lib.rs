@@ -27,6 +27,7 @@ pub mod volume;
 
 mod run;
 
+pub use bounded::read_text;
 pub use client::client;
 pub use duration::parse as duration;
 pub use image_gc::ImageGcPolicy;

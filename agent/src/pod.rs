@@ -50,6 +50,7 @@ pub(crate) struct Node {
     pub(crate) configs: ConfigCache,
     pub(crate) services: ServiceCache,
     pub(crate) recorder: Recorder,
+    pub(crate) pods: sync::Pods,
     pub(crate) statuses: StatusWriter,
     pub(crate) cgroups: Cgroups,
     pub(crate) volumes: VolumeContext,

@@ -142,7 +142,12 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     let images = (Arc::clone(&shared), runtime.image_news());
     let collected = (Arc::clone(&shared), pods.clone(), recorder.clone());
     let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
-    let node = Arc::new(assemble(config, configs, (Arc::clone(&shared), &facts, agent.ips()), recorder)?);
+    let node = Arc::new(assemble(
+        config,
+        configs,
+        (Arc::clone(&shared), &facts, agent.ips()),
+        (recorder, pods.clone()),
+    )?);
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let access = Arc::new(Access::new(client.clone(), &node.config.node_name));
     let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime, access };
@@ -193,7 +198,7 @@ fn assemble(
     config: AgentConfig,
     configs: ConfigCache,
     (runtime, facts, ips): (Arc<dyn Runtime>, &Arc<NodeFacts>, watch::Receiver<Vec<IpAddr>>),
-    recorder: pod::Recorder,
+    (recorder, pods): (pod::Recorder, Pods),
 ) -> Result<pod::Node, Error> {
     let (client, checkpoint) = (configs.client().clone(), configs.checkpoint().clone());
     let cgroups = CgroupConfig {
@@ -216,6 +221,7 @@ fn assemble(
         runtime,
         providers,
         recorder,
+        pods,
         services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
         statuses: pod::StatusWriter::new(client),
         configs,

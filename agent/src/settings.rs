@@ -28,6 +28,8 @@ pub(crate) use runtime::{Runtime, RuntimeSettings};
 
 /// Where the configuration is looked for when no `--config` names one.
 const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
+/// Maximum size of the configuration in bytes.
+const FILE_MAX: u64 = 1 << 20;
 
 /// How to log.
 #[derive(Args)]
@@ -426,8 +428,8 @@ impl File {
     }
 
     fn read(path: &Path) -> anyhow::Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = coracle_agent::read_text(path, FILE_MAX)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         toml::from_str(&text).map_err(|error: toml::de::Error| {
             // The library's own text draws the line over several; ours is one sentence.
             let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();

@@ -12,6 +12,10 @@ use rcgen::KeyPair;
 
 use super::request::{self, Identity};
 use super::{CaHash, Endpoint, JoinError};
+use crate::bounded;
+
+/// Maximum size in bytes of each file.
+const FILE_MAX: u64 = 1 << 20;
 
 /// The directory.
 pub(super) struct Files {
@@ -30,7 +34,7 @@ impl Files {
 
     pub(super) fn authority(&self) -> Result<String, JoinError> {
         let path = self.authority_path();
-        fs::read_to_string(&path).map_err(|error| unusable(&path, &error))
+        bounded::read_text(&path, FILE_MAX).map_err(|error| unusable(&path, &error))
     }
 
     /// Fails unless the cluster is the one whose authority has this hash.
@@ -59,7 +63,7 @@ impl Files {
     /// The key of a request that waits for its answer; a new one when there is none.
     pub(super) fn pending_key(&self) -> Result<KeyPair, JoinError> {
         let path = self.dir.join("pending.key");
-        let text = match fs::read_to_string(&path) {
+        let text = match bounded::read_text(&path, FILE_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             text => Some(text.map_err(|error| unusable(&path, &error))?),
         };
@@ -99,7 +103,7 @@ impl Files {
     /// Where the cluster is and which node of it this machine is; nothing when it has not joined.
     pub(super) fn kubeconfig(&self) -> Result<Option<(Endpoint, String)>, JoinError> {
         let path = self.dir.join("kubeconfig");
-        let text = match fs::read_to_string(&path) {
+        let text = match bounded::read_text(&path, FILE_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(|error| unusable(&path, &error))?,
         };
@@ -161,7 +165,7 @@ fn write_identity(path: &Path, identity: &Identity) -> Result<(), JoinError> {
 }
 
 fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
-    let text = match fs::read_to_string(path) {
+    let text = match bounded::read_text(path, FILE_MAX) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text.map_err(|error| unusable(path, &error))?,
     };

@@ -21,7 +21,11 @@ use super::Node;
 use super::plan::Action;
 use super::pull::PullTask;
 use super::state::{Seen, Waiting};
+use crate::bounded;
 use crate::volume::Volumes;
+
+/// Maximum size in bytes of the node's resolver configuration, as in the kubelet.
+const RESOLV_CONF_MAX: u64 = 10 << 20;
 
 /// What a job tells its worker.
 #[derive(Debug)]
@@ -169,7 +173,8 @@ impl Job {
     fn sandbox_config(&self, attempt: u32, parent: &str) -> (cri::PodSandboxConfig, bool) {
         use super::config::{dns, sandbox};
         let (config, spec) = (&self.node.config, self.spec());
-        let host = dns::parse(&std::fs::read_to_string(&config.resolv_conf).unwrap_or_default());
+        let host = bounded::read_text(&config.resolv_conf, RESOLV_CONF_MAX);
+        let host = dns::parse(&host.unwrap_or_default());
         let cluster = dns::Cluster {
             servers: &config.cluster_dns,
             domain: &config.cluster_domain,

@@ -271,6 +271,11 @@ impl Worker {
         }
         let status = status::status(&facts);
         let known = self.told.as_ref().filter(|told| !status::is_overruled(told, &api)).unwrap_or(&api);
+        if api == status {
+            self.node.pods.report(&self.uid, None);
+        } else if self.told.as_ref() != Some(&status) {
+            self.node.pods.report(&self.uid, Some(status.clone()));
+        }
         if *known == status {
             self.told = Some(status);
             return;

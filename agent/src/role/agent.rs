@@ -13,6 +13,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use crate::lock::Lock;
 use crate::settings::{Credentials, Node, Settings};
 
+/// Maximum sizes in bytes of the files that flags name.
+const KUBECONFIG_MAX: u64 = 1 << 20;
+const TOKEN_MAX: u64 = 4 << 10;
+
 /// How the agent comes to its control plane.
 #[derive(Args)]
 pub(crate) struct Way {
@@ -82,7 +86,7 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
         (Some(token), _) => Ok(token),
         (None, Some(path)) => {
             let context = || format!("cannot read a token from {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(context)?;
+            let text = coracle_agent::read_text(path, TOKEN_MAX).with_context(context)?;
             text.trim().parse().with_context(context)
         }
         (None, None) => anyhow::bail!("--join needs --token or --token-file"),
@@ -90,8 +94,9 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
 }
 
 async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
-    let file = Kubeconfig::read_from(kubeconfig)
-        .with_context(|| format!("cannot read the kubeconfig {}", kubeconfig.display()))?;
+    let context = || format!("cannot read the kubeconfig {}", kubeconfig.display());
+    let text = coracle_agent::read_text(kubeconfig, KUBECONFIG_MAX).with_context(context)?;
+    let file = Kubeconfig::from_yaml(&text).with_context(context)?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("{} names no usable cluster and user", kubeconfig.display()))?;

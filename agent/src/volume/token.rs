@@ -227,7 +227,7 @@ mod tests {
         assert!(hour.is_due(at(0)), "by a clock that was set back, it is asked for again");
         assert_eq!(hour.given(at(12_000)).renew_in.as_secs(), 880);
         assert_eq!(hour.given(at(0)).renew_in.as_secs(), 2880, "no longer than its life");
-        assert_eq!(hour.given(at(1 << 40)).renew_in, RETRY, "a clock that is ahead makes no loop");
+        assert_eq!(hour.given(at(1 << 37)).renew_in, RETRY, "a clock that is ahead makes no loop");
     }
 
     #[test]

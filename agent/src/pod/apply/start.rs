@@ -267,7 +267,7 @@ impl Job {
             let path = dir.join("etc-hosts");
             let aliases = shape.spec.host_aliases.as_deref().unwrap_or_default();
             let text = if shape.spec.host_network == Some(true) {
-                files::host_hosts(&std::fs::read_to_string("/etc/hosts").unwrap_or_default(), aliases)
+                files::host_hosts(&files::node_hosts()?, aliases)
             } else {
                 let ips = self.seen.sandbox().map(|s| s.ips.clone()).unwrap_or_default();
                 let (name, domain) = hostname(&self.pod, &self.node.config.cluster_domain);

@@ -2,10 +2,11 @@
 //! are here.
 
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures::future::FutureExt;
+use futures::future::{FutureExt, MaybeDone, maybe_done};
 
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{Missing, Present, PullTask};
@@ -16,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Containers whose images are awaited, in the order of the spec.
 pub(super) struct StartQueue {
-    waiting: Vec<(StartContainer, PullTask)>,
+    waiting: Vec<(StartContainer, MaybeDone<PullTask>)>,
     /// Whether the images that were here from the beginning had time to be found.
     looked: bool,
 }
@@ -24,7 +25,10 @@ pub(super) struct StartQueue {
 impl StartQueue {
     /// Containers without a pull are left out.
     pub(super) fn new(starts: impl Iterator<Item = (StartContainer, Option<PullTask>)>) -> Self {
-        Self { waiting: starts.filter_map(|(start, pull)| Some((start, pull?))).collect(), looked: false }
+        Self {
+            waiting: starts.filter_map(|(start, pull)| Some((start, maybe_done(pull?)))).collect(),
+            looked: false,
+        }
     }
 
     /// The next container to start; nothing when all were returned. Cancel-safe: a container stays in the queue until it
@@ -44,8 +48,8 @@ impl StartQueue {
             let _late = before.await;
             self.looked = true;
         }
-        let (start, pull) = self.waiting.remove(ready);
-        Some((start, pull.await))
+        let (start, mut pull) = self.waiting.remove(ready);
+        Some((start, Pin::new(&mut pull).take_output()?))
     }
 
     /// Index of the first container among the first `count` whose image is here, as soon as there is one.

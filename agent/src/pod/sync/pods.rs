@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::over;
 use crate::cgroup::resources::{Amount, pod_requests};
@@ -27,6 +27,8 @@ struct State {
     burstable_millis: i64,
     /// Host ports by the uid of the pod that has them; most pods have none.
     ports: HashMap<String, Vec<HostPort>>,
+    /// Statuses that the API server does not have yet, by uid.
+    statuses: HashMap<String, PodStatus>,
 }
 
 #[derive(Debug)]
@@ -88,10 +90,20 @@ impl Pods {
         }
     }
 
+    /// Notes a status that the API server does not have yet; none when it has it.
+    pub(crate) fn report(&self, uid: &str, status: Option<PodStatus>) {
+        let mut state = self.write();
+        match status {
+            Some(status) => drop(state.statuses.insert(uid.to_owned(), status)),
+            None => drop(state.statuses.remove(uid)),
+        }
+    }
+
     /// Forgets a pod.
     pub(super) fn take(&self, uid: &str) {
         let mut state = self.write();
         state.ports.remove(uid);
+        state.statuses.remove(uid);
         if let Some(old) = state.by_uid.remove(uid) {
             state.subtract(&old.share);
         }
@@ -109,6 +121,10 @@ impl Pods {
 impl PodView for Pods {
     fn pods(&self) -> Vec<Arc<Pod>> {
         self.all()
+    }
+
+    fn status(&self, uid: &str) -> Option<PodStatus> {
+        self.read().statuses.get(uid).cloned()
     }
 }
 
@@ -176,11 +192,8 @@ mod tests {
         assert_eq!(sums(&pods), (2, 3000, 1, 3000));
         pods.put("a", &pod("a", "1", 80, "s", "Failed"));
         assert_eq!(sums(&pods), (1, 2000, 0, 3000));
-        assert_eq!(pods.take("a"), Vec::<String>::new());
-        let unused = pods.take("b");
-        assert!(unused.contains(&"Secret_n_s.json".to_owned()), "{unused:?}");
-        assert_eq!(pods.take("b"), Vec::<String>::new());
+        ["a", "b", "b"].iter().for_each(|uid| pods.take(uid));
         assert_eq!(sums(&pods), (0, 0, 0, 0));
-        assert!(pods.read().records.is_empty() && pods.all().is_empty());
+        assert!(pods.all().is_empty());
     }
 }
