@@ -19,7 +19,7 @@ use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config_cache::ConfigCache;
 use crate::image_gc::{ImageGc, ImageGcPolicy, Occasion};
-use crate::join::Membership;
+use crate::join::{Membership, RequestedServing};
 use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, keep_images};
 use crate::pod;
 use crate::pod::sync::{Inputs, Pods};
@@ -71,8 +71,8 @@ pub struct AgentConfig {
     pub reserved: BTreeMap<String, String>,
     /// What the kubelet API shows itself by.
     pub identity: Identity,
-    /// The CA whose client certificates may call the kubelet API.
-    pub client_ca: PathBuf,
+    /// The CA whose client certificates may call the kubelet API; without it certificates are not accepted.
+    pub client_ca: Option<PathBuf>,
     /// How pods of other nodes are reached; none: not by us.
     pub overlay: Option<OverlayConfig>,
     /// When unused images are removed.
@@ -88,6 +88,8 @@ pub enum Identity {
     Files(PathBuf, PathBuf),
     /// Its own, renewed while the agent runs.
     Joined(Arc<Membership>),
+    /// A serving certificate that is requested from the cluster with the credentials of a kubeconfig, and renewed.
+    Requested(Arc<RequestedServing>),
 }
 
 /// Why the agent could not start or had to stop.
@@ -157,9 +159,11 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     let name = node.config.node_name.clone();
     tracing::info!(node = name, "agent started");
     let mut parts = JoinSet::new();
-    if let Identity::Joined(membership) = identity {
-        let addresses = agent.ips();
-        parts.spawn(async move { membership.keep(addresses).await });
+    let addresses = agent.ips();
+    match identity {
+        Identity::Files(..) => {}
+        Identity::Joined(membership) => drop(parts.spawn(async move { membership.keep(addresses).await })),
+        Identity::Requested(serving) => drop(parts.spawn(async move { serving.keep(addresses).await })),
     }
     parts.spawn(keep_images(images.0, images.1, agent.images()));
     parts.spawn(agent.run(shutdown.clone()));
@@ -252,6 +256,7 @@ fn server_config(config: &AgentConfig) -> ServerConfig {
         certificate: match &config.identity {
             Identity::Files(certificate, key) => Certificate::Files(certificate.clone(), key.clone()),
             Identity::Joined(membership) => Certificate::Current(membership.serving()),
+            Identity::Requested(serving) => Certificate::Current(serving.serving()),
         },
         client_ca: config.client_ca.clone(),
     }

@@ -52,8 +52,8 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Its own certificate.
     pub certificate: Certificate,
-    /// The CA whose client certificates are believed.
-    pub client_ca: PathBuf,
+    /// The CA whose client certificates are accepted; without it none are.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// What the node's API shows itself by.

@@ -187,15 +187,22 @@ pub(crate) struct NodeSettings {
     /// [default: 14400]
     #[arg(long, value_name = "SECONDS")]
     stream_idle_seconds: Option<u32>,
-    /// Certificate of the kubelet API (`agent` only; `up` makes its own)
+    /// Certificate of the kubelet API (`agent --kubeconfig` only) [default: one that the node makes, self-signed]
     #[arg(long, value_name = "FILE")]
     tls_cert_file: Option<PathBuf>,
     /// Key of that certificate
     #[arg(long, value_name = "FILE")]
     tls_private_key_file: Option<PathBuf>,
-    /// CA whose client certificates may call the kubelet API
+    /// CA whose client certificates may call the kubelet API (`agent --kubeconfig` only) [default: none may]
     #[arg(long, value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
+    /// Request the certificate of the kubelet API from the cluster, and renew it (`agent --kubeconfig` only)
+    /// [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    server_tls_bootstrap: Option<bool>,
+    /// Certificates that the node makes or requests [default: agent/pki in the state directory]
+    #[arg(long, value_name = "DIR")]
+    cert_dir: Option<PathBuf>,
 }
 
 /// Where a role keeps its things, all decided.
@@ -232,14 +239,26 @@ pub(crate) struct Node {
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
-    pub(crate) credentials: Option<Credentials>,
+    pub(crate) serving: Serving,
+}
+
+/// How the kubelet API of an agent with a kubeconfig proves itself, and whose certificates it accepts.
+#[derive(Clone, Debug)]
+pub(crate) struct Serving {
+    /// Certificate and key.
+    pub(crate) files: Option<(PathBuf, PathBuf)>,
+    /// Request one from the cluster.
+    pub(crate) bootstrap: bool,
+    /// Where the node keeps its own.
+    pub(crate) cert_dir: PathBuf,
+    pub(crate) client_ca: Option<PathBuf>,
 }
 
 /// What an agent on its own serves and verifies with.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
     pub(crate) identity: Identity,
-    pub(crate) client_ca: PathBuf,
+    pub(crate) client_ca: Option<PathBuf>,
 }
 
 /// All settings of one start: flags over file over defaults.
@@ -301,15 +320,7 @@ impl Settings {
 
     pub(crate) fn node(&self) -> anyhow::Result<Node> {
         let node = self.node.clone();
-        let credentials = match (node.tls_cert_file, node.tls_private_key_file, node.client_ca_file) {
-            (Some(certificate), Some(key), Some(client_ca)) => {
-                Some(Credentials { identity: Identity::Files(certificate, key), client_ca })
-            }
-            (None, None, None) => None,
-            _ => anyhow::bail!(
-                "tls-cert-file, tls-private-key-file and client-ca-file go together: set all or none"
-            ),
-        };
+        let serving = self.serving()?;
         let providers = (node.image_credential_provider_config, node.image_credential_provider_bin_dir);
         let credential_providers = match providers {
             (Some(file), Some(programs)) => Some((file, programs)),
@@ -358,7 +369,29 @@ impl Settings {
             log_max_size: node.log_max_size.unwrap_or(10 << 20),
             log_max_files: node.log_max_files.unwrap_or(5),
             stream_idle_limit: stream_idle_limit(node.stream_idle_seconds),
-            credentials,
+            serving,
+        })
+    }
+
+    fn serving(&self) -> anyhow::Result<Serving> {
+        let node = &self.node;
+        let files = match (node.tls_cert_file.clone(), node.tls_private_key_file.clone()) {
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (None, None) => None,
+            _ => anyhow::bail!("tls-cert-file and tls-private-key-file go together: set both or none"),
+        };
+        let bootstrap = node.server_tls_bootstrap.unwrap_or(false);
+        if bootstrap && files.is_some() {
+            anyhow::bail!(
+                "server-tls-bootstrap requests a certificate: it cannot be set together with tls-cert-file"
+            );
+        }
+        let cert_dir = node.cert_dir.clone().unwrap_or_else(|| self.dirs.state.join("agent/pki"));
+        Ok(Serving {
+            files,
+            bootstrap,
+            cert_dir: absolute(cert_dir)?,
+            client_ca: node.client_ca_file.clone(),
         })
     }
 
@@ -413,6 +446,8 @@ impl NodeSettings {
             tls_cert_file: self.tls_cert_file.or(file.tls_cert_file),
             tls_private_key_file: self.tls_private_key_file.or(file.tls_private_key_file),
             client_ca_file: self.client_ca_file.or(file.client_ca_file),
+            server_tls_bootstrap: self.server_tls_bootstrap.or(file.server_tls_bootstrap),
+            cert_dir: self.cert_dir.or(file.cert_dir),
         }
     }
 }

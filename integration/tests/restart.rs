@@ -13,6 +13,8 @@ mod alone;
 mod boot;
 #[path = "restart/follow.rs"]
 mod follow;
+#[path = "restart/kubeconfig.rs"]
+mod kubeconfig;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -83,21 +83,9 @@ impl Files {
         drop(fs::remove_dir(&self.dir));
     }
 
-    /// The serving certificate; nothing when there is none yet. One that cannot be used is asked for again.
-    pub(super) fn serving(&self) -> Result<Option<Identity>, JoinError> {
-        let path = self.dir.join("serving.pem");
-        match read(&path) {
-            Err(JoinError::Certificate(reason)) => {
-                tracing::warn!(path = %path.display(), reason, "setting an unusable certificate aside");
-                drop(fs::rename(&path, path.with_extension("bad")));
-                Ok(None)
-            }
-            other => other,
-        }
-    }
-
-    pub(super) fn write_serving(&self, identity: &Identity) -> Result<(), JoinError> {
-        write_identity(&self.dir.join("serving.pem"), identity)
+    /// The file of the serving certificate.
+    pub(super) fn serving(&self) -> ServingFile {
+        ServingFile { path: self.dir.join("serving.pem") }
     }
 
     /// Where the cluster is and which node of it this machine is; nothing when it has not joined.
@@ -157,6 +145,30 @@ fn unusable(path: &Path, reason: &dyn std::fmt::Display) -> JoinError {
     JoinError::File { path: path.to_owned(), reason: reason.to_string() }
 }
 
+/// The file of a serving certificate and its key.
+pub(super) struct ServingFile {
+    pub(super) path: PathBuf,
+}
+
+impl ServingFile {
+    /// The serving certificate; nothing when there is none yet. One that cannot be used is requested again.
+    pub(super) fn read(&self) -> Result<Option<Identity>, JoinError> {
+        let path = &self.path;
+        match read(path) {
+            Err(JoinError::Certificate(reason)) => {
+                tracing::warn!(path = %path.display(), reason, "setting an unusable certificate aside");
+                drop(fs::rename(path, path.with_extension("bad")));
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    pub(super) fn write(&self, identity: &Identity) -> Result<(), JoinError> {
+        write_identity(&self.path, identity)
+    }
+}
+
 const KEY: &str = "-----BEGIN PRIVATE KEY-----";
 
 /// Certificate and key in one file, so that neither is ever without the other.
@@ -175,7 +187,8 @@ fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
     Identity::new(certificate.to_owned(), key.to_owned()).map(Some)
 }
 
-fn write(path: &Path, text: &str) -> Result<(), JoinError> {
+/// Replaces a file of mode 0600; its directory is made if it is absent.
+pub(super) fn write(path: &Path, text: &str) -> Result<(), JoinError> {
     replace(path, text).map_err(|error| unusable(path, &error))
 }
 
@@ -212,7 +225,7 @@ mod tests {
     fn what_is_written_is_read_and_for_root_alone() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path());
-        assert!(files.kubeconfig().unwrap().is_none() && files.serving().unwrap().is_none());
+        assert!(files.kubeconfig().unwrap().is_none() && files.serving().read().unwrap().is_none());
         let identity = identity();
         files.write_client(&identity).unwrap();
         assert!(files.kubeconfig().unwrap().is_none(), "the kubeconfig makes the machine joined");
@@ -248,7 +261,7 @@ mod tests {
         for name in ["serving.pem", "client.pem"] {
             fs::write(files.dir.join(name), format!("torn\n{KEY}\n")).unwrap();
         }
-        assert!(files.serving().unwrap().is_none());
+        assert!(files.serving().read().unwrap().is_none());
         assert!(files.dir.join("serving.bad").exists());
         assert!(files.client().is_err());
     }

@@ -15,13 +15,13 @@ use crate::boot;
 const CIDRS: &str = "10.42.0.0/16";
 
 /// Objects that the pods below need.
-fn objects() -> Value {
-    json!({"apiVersion": "v1", "kind": "List", "items": [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"color": "blue"}},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "password"}, "stringData": {"word": "hunter2"}},
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
-            "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}},
-    ]})
+fn objects() -> Vec<Value> {
+    vec![
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"color": "blue"}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "password"}, "stringData": {"word": "hunter2"}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]}}),
+    ]
 }
 
 fn pod(name: &str, spec: Value) -> Value {
@@ -106,8 +106,8 @@ fn create(cluster: &Kubectl) {
     eventually("the service account", 10, || {
         cluster.try_kubectl(&["get", "serviceaccount", "default"]).status.success().then_some(())
     });
-    cluster.apply(&objects().to_string());
-    cluster.apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods()}).to_string());
+    let all = objects().into_iter().chain(pods());
+    cluster.apply(&all.map(|object| object.to_string()).collect::<Vec<_>>().join("\n---\n"));
     let names: Vec<String> = FIVE.iter().map(|name| format!("pod/{name}")).collect();
     let mut wait = vec!["wait", "--for=condition=Ready", "--timeout=120s"];
     wait.extend(names.iter().map(String::as_str));
@@ -300,7 +300,7 @@ fn killed_while_it_writes_a_node_boots_alone_all_the_same() {
             let mut writer = nodes.start(&["get", "--raw", "/version"]);
             for number in 0..4 {
                 let data =
-                    json!({"data": {"more": "x".repeat(200_000), "round": format!("{round}.{number}")}});
+                    json!({"data": {"more": "x".repeat(100_000), "round": format!("{round}.{number}")}});
                 nodes.kubectl(&["patch", "configmap", "settings", "-p", &data.to_string()]);
             }
             std::thread::sleep(Duration::from_millis(round * 3));
