@@ -205,7 +205,6 @@ fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
         nodes.apply(&always.to_string());
         nodes.apply(&doomed.to_string());
         nodes.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod/always", "pod/doomed"]);
-        is_sealed(&nodes.agent("node-1").path("state"));
 
         boot::of_agent(machine, nodes.agent("node-1"), 1);
         // While the node is off: a pod is deleted, a secret is changed.
@@ -228,6 +227,7 @@ fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
         });
         let kept: Vec<_> = alone.into_iter().filter(|(name, _)| name != "doomed").collect();
         assert_eq!(synced, kept, "nothing was made anew");
+        is_sealed(&nodes.agent("node-1").path("state"));
         eventually("the deleted pod's end", 30, || {
             (!nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()).then_some(())
         });

@@ -59,6 +59,10 @@ fn a_container_starts_when_its_own_image_is_here() {
         eventually("the second container", 10, || {
             let pod = cluster.get(&["pod", "p"]);
             let statuses = pod["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
+            let slow = statuses.iter().find(|one| one["name"] == "slow");
+            let reason =
+                slow.and_then(|slow| slow["state"]["waiting"]["reason"].as_str()).unwrap_or_default();
+            assert!(!reason.contains("Pull"), "the pull of the first image has failed before: {statuses:?}");
             statuses
                 .iter()
                 .any(|one| one["name"] == "fast" && one["state"]["running"].is_object())
