@@ -9,6 +9,7 @@ mod nri;
 mod overlay;
 mod ranges;
 mod runtime;
+mod serving;
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,6 +26,7 @@ use serde::Deserialize;
 
 pub(crate) use control_plane::{ControlPlane, ControlPlaneSettings};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
+pub(crate) use serving::Serving;
 
 /// Where the configuration is looked for when no `--config` names one.
 const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
@@ -242,18 +244,6 @@ pub(crate) struct Node {
     pub(crate) serving: Serving,
 }
 
-/// How the kubelet API of an agent with a kubeconfig proves itself, and whose certificates it accepts.
-#[derive(Clone, Debug)]
-pub(crate) struct Serving {
-    /// Certificate and key.
-    pub(crate) files: Option<(PathBuf, PathBuf)>,
-    /// Request one from the cluster.
-    pub(crate) bootstrap: bool,
-    /// Where the node keeps its own.
-    pub(crate) cert_dir: PathBuf,
-    pub(crate) client_ca: Option<PathBuf>,
-}
-
 /// What an agent on its own serves and verifies with.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
@@ -320,7 +310,7 @@ impl Settings {
 
     pub(crate) fn node(&self) -> anyhow::Result<Node> {
         let node = self.node.clone();
-        let serving = self.serving()?;
+        let serving = Serving::decide(&self.node, &self.dirs.state)?;
         let providers = (node.image_credential_provider_config, node.image_credential_provider_bin_dir);
         let credential_providers = match providers {
             (Some(file), Some(programs)) => Some((file, programs)),
@@ -370,28 +360,6 @@ impl Settings {
             log_max_files: node.log_max_files.unwrap_or(5),
             stream_idle_limit: stream_idle_limit(node.stream_idle_seconds),
             serving,
-        })
-    }
-
-    fn serving(&self) -> anyhow::Result<Serving> {
-        let node = &self.node;
-        let files = match (node.tls_cert_file.clone(), node.tls_private_key_file.clone()) {
-            (Some(certificate), Some(key)) => Some((certificate, key)),
-            (None, None) => None,
-            _ => anyhow::bail!("tls-cert-file and tls-private-key-file go together: set both or none"),
-        };
-        let bootstrap = node.server_tls_bootstrap.unwrap_or(false);
-        if bootstrap && files.is_some() {
-            anyhow::bail!(
-                "server-tls-bootstrap requests a certificate: it cannot be set together with tls-cert-file"
-            );
-        }
-        let cert_dir = node.cert_dir.clone().unwrap_or_else(|| self.dirs.state.join("agent/pki"));
-        Ok(Serving {
-            files,
-            bootstrap,
-            cert_dir: absolute(cert_dir)?,
-            client_ca: node.client_ca_file.clone(),
         })
     }
 
