@@ -29,6 +29,8 @@ pub(crate) use references::{TOKEN_SECONDS, account, references, token_key};
 
 use owners::Owners;
 
+/// Time for which writes are collected: a new pod changes again when its start is reported.
+const COLLECT: Duration = Duration::from_millis(100);
 /// Pause after a batch that could not be written (disk full); doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -240,6 +242,10 @@ impl Checkpoint {
         let mut pause = FIRST_PAUSE;
         loop {
             self.shared.due.notified().await;
+            // Removals have a caller that waits.
+            if !self.state().due.values().any(|change| matches!(**change, Change::Remove)) {
+                tokio::time::sleep(COLLECT).await;
+            }
             while !self.state().due.is_empty() {
                 let writer = self.clone();
                 let failed = tokio::task::spawn_blocking(move || writer.flush()).await.unwrap_or(true);

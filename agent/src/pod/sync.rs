@@ -235,9 +235,6 @@ impl Sync {
                 self.start(uid, Wish::Gone(pod), None);
             }
         }
-        // Copies that were left behind by an agent that was killed.
-        let pods = self.inputs.pods.all();
-        self.node.values.retain(pods.iter().map(|pod| &**pod));
         self.node.image_gc.pods_are_known();
     }
 

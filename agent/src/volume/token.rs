@@ -131,6 +131,11 @@ impl Tokens {
         self.checkpoint.put(key.clone(), issued);
     }
 
+    #[cfg(test)]
+    pub(super) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
     /// Drops what a pod had.
     pub(super) fn forget(&self, uid: &str) {
         lock(&self.held).retain(|_, held| held.uid != uid);
