@@ -16,6 +16,7 @@
 mod client;
 mod cluster;
 mod files;
+mod own_serving;
 mod request;
 mod rotate;
 mod serving;
@@ -36,6 +37,7 @@ use request::Wanted;
 use serving::Serving;
 
 pub use cluster::Endpoint;
+pub use own_serving::{RequestedServing, self_signed};
 pub use token::{CaHash, Token};
 
 /// How long approval and signature may take while somebody waits for the machine to join: the cluster's controllers
@@ -201,7 +203,7 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
         return Err(JoinError::Expired { node: node.to_owned(), at: identity.until().to_string() });
     }
     let current = Current::new(endpoint, files.authority()?, identity)?;
-    let serving = Serving::new(files.serving()?)?;
+    let serving = Serving::new(files.serving().read()?)?;
     let node = node.to_owned();
     Ok(Some(Membership { node, files, current: Arc::new(current), serving: Arc::new(serving) }))
 }
@@ -248,9 +250,10 @@ impl Membership {
     /// Renews both certificates when they are due, for ever; the serving one is for the node's name and its addresses,
     /// as they change.
     pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
+        let file = self.files.serving();
         tokio::join!(
             rotate::client(&self.current, &self.files, &self.node),
-            rotate::serving(&self.current, &self.files, (&self.serving, &self.node), addresses),
+            rotate::serving(|| self.current.client(), &file, (&self.serving, &self.node), addresses),
         );
     }
 }

@@ -29,11 +29,12 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::cgroup::{Cgroups, Machine};
+use crate::config_cache::ConfigCache;
 use crate::image_gc::Occasion;
 use crate::run::AgentConfig;
 use crate::runtime::Runtime;
-use crate::source::remembered::Remembered;
-use crate::source::values::Values;
+use crate::service_cache::ServiceCache;
+use crate::source::checkpoint::PodCheckpoint;
 use crate::volume::VolumeContext;
 
 pub(crate) use events::{Level, Recorder, channel as events};
@@ -46,8 +47,10 @@ pub(crate) use user_ids::UserIds;
 pub(crate) struct Node {
     pub(crate) config: AgentConfig,
     pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) values: Values,
+    pub(crate) configs: ConfigCache,
+    pub(crate) services: ServiceCache,
     pub(crate) recorder: Recorder,
+    pub(crate) pods: sync::Pods,
     pub(crate) statuses: StatusWriter,
     pub(crate) cgroups: Cgroups,
     pub(crate) volumes: VolumeContext,
@@ -56,7 +59,7 @@ pub(crate) struct Node {
     pub(crate) allocatable: (i64, i64),
     /// The node's addresses, the primary one first.
     pub(crate) ips: watch::Receiver<Vec<IpAddr>>,
-    pub(crate) remembered: Remembered,
+    pub(crate) checkpoint: PodCheckpoint,
     /// Programs that know registries' credentials.
     pub(crate) providers: Providers,
     pub(crate) user_ids: UserIds,

@@ -13,18 +13,21 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::api_health::ApiHealth;
 use crate::cgroup::quantity::milli;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
+use crate::checkpoint::{Checkpoint, CheckpointError};
+use crate::config_cache::ConfigCache;
 use crate::image_gc::{ImageGc, ImageGcPolicy, Occasion};
-use crate::join::Membership;
+use crate::join::{Membership, RequestedServing};
 use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, keep_images};
 use crate::pod;
 use crate::pod::sync::{Inputs, Pods};
 use crate::runtime::{ImageNews, Runtime};
 use crate::server::{Access, Backend, Certificate, Server, ServerConfig, ServerError, Streams};
+use crate::service_cache::ServiceCache;
 use crate::source;
-use crate::source::remembered::Remembered;
-use crate::source::values::Values;
+use crate::source::checkpoint::PodCheckpoint;
 use crate::volume::{VolumeConfig, VolumeContext, VolumeError};
 
 /// Everything that can be set about one node's agent.
@@ -32,7 +35,7 @@ use crate::volume::{VolumeConfig, VolumeContext, VolumeError};
 pub struct AgentConfig {
     /// The node's name in the API.
     pub node_name: String,
-    /// What outlives a boot: pod directories under `pods/`, remembered pods under `agent/`, `pki/`.
+    /// What outlives a boot: pod directories under `pods/`, stored objects under `agent/`, `sealing.key`, `pki/`.
     pub state_dir: PathBuf,
     /// What goes with a boot.
     pub run_dir: PathBuf,
@@ -68,8 +71,8 @@ pub struct AgentConfig {
     pub reserved: BTreeMap<String, String>,
     /// What the kubelet API shows itself by.
     pub identity: Identity,
-    /// The CA whose client certificates may call the kubelet API.
-    pub client_ca: PathBuf,
+    /// The CA whose client certificates may call the kubelet API; without it certificates are not accepted.
+    pub client_ca: Option<PathBuf>,
     /// How pods of other nodes are reached; none: not by us.
     pub overlay: Option<OverlayConfig>,
     /// When unused images are removed.
@@ -85,6 +88,8 @@ pub enum Identity {
     Files(PathBuf, PathBuf),
     /// Its own, renewed while the agent runs.
     Joined(Arc<Membership>),
+    /// A serving certificate that is requested from the cluster with the credentials of a kubeconfig, and renewed.
+    Requested(Arc<RequestedServing>),
 }
 
 /// Why the agent could not start or had to stop.
@@ -99,6 +104,9 @@ pub enum Error {
     /// The directories for volumes could not be prepared.
     #[error("cannot prepare the volumes of pods")]
     Volumes(#[source] VolumeError),
+    /// What pods need without the API server cannot be stored.
+    #[error(transparent)]
+    Checkpoint(CheckpointError),
     /// The credential providers cannot be used.
     #[error("cannot use the image credential providers")]
     CredentialProviders(#[source] pod::ProviderError),
@@ -131,10 +139,17 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let identity = config.identity.clone();
     let shared: Arc<dyn Runtime> = Arc::<R>::clone(&runtime);
+    let checkpoint = open_checkpoint(&config).await?;
     let pods = Pods::default();
     let images = (Arc::clone(&shared), runtime.image_news());
     let collected = (Arc::clone(&shared), pods.clone(), recorder.clone());
-    let node = Arc::new(assemble(config, &client, (Arc::clone(&shared), &facts, agent.ips()), recorder)?);
+    let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
+    let node = Arc::new(assemble(
+        config,
+        configs,
+        (Arc::clone(&shared), &facts, agent.ips()),
+        (recorder, pods.clone()),
+    )?);
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let access = Arc::new(Access::new(client.clone(), &node.config.node_name));
     let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime, access };
@@ -144,9 +159,11 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     let name = node.config.node_name.clone();
     tracing::info!(node = name, "agent started");
     let mut parts = JoinSet::new();
-    if let Identity::Joined(membership) = identity {
-        let addresses = agent.ips();
-        parts.spawn(async move { membership.keep(addresses).await });
+    let addresses = agent.ips();
+    match identity {
+        Identity::Files(..) => {}
+        Identity::Joined(membership) => drop(parts.spawn(async move { membership.keep(addresses).await })),
+        Identity::Requested(serving) => drop(parts.spawn(async move { serving.keep(addresses).await })),
     }
     parts.spawn(keep_images(images.0, images.1, agent.images()));
     parts.spawn(agent.run(shutdown.clone()));
@@ -155,7 +172,10 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     parts.spawn(events.run());
     parts.spawn(image_gc.run());
     parts.spawn(pod::sync::run(Arc::clone(&node), inputs));
-    parts.spawn(async move { source::apiserver::watch(client, &name, changes).await });
+    parts.spawn(node.services.clone().run());
+    parts.spawn(checkpoint.clone().run());
+    let health = node.configs.health().clone();
+    parts.spawn(async move { source::apiserver::watch((client, health), &name, changes).await });
     // Both may be dropped: the token stays cancelled, a part that ended badly has been logged.
     tokio::select! {
         () = shutdown.cancelled() => {}
@@ -163,6 +183,7 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     }
     // Whatever a part was doing is taken up by the next start; the pods do not notice.
     parts.shutdown().await;
+    let _unwritten = tokio::task::spawn_blocking(move || checkpoint.flush()).await;
     Ok(())
 }
 
@@ -179,11 +200,11 @@ async fn watch_over(parts: &mut JoinSet<()>) {
 
 fn assemble(
     config: AgentConfig,
-    client: &kube::Client,
+    configs: ConfigCache,
     (runtime, facts, ips): (Arc<dyn Runtime>, &Arc<NodeFacts>, watch::Receiver<Vec<IpAddr>>),
-    recorder: pod::Recorder,
+    (recorder, pods): (pod::Recorder, Pods),
 ) -> Result<pod::Node, Error> {
-    let values = Values::new(client.clone(), &config.state_dir.join("agent/values"));
+    let (client, checkpoint) = (configs.client().clone(), configs.checkpoint().clone());
     let cgroups = CgroupConfig {
         root: config.cgroup_root.clone(),
         driver: config.cgroup_driver,
@@ -193,7 +214,7 @@ fn assemble(
     let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
     let volumes =
         VolumeConfig { pods_dir: config.state_dir.join("pods"), memory_dir: config.run_dir.join("volumes") };
-    let volumes = VolumeContext::open(volumes, client.clone(), values.clone(), Arc::clone(facts));
+    let volumes = VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(facts));
     let machine =
         Machine { memory: facts.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() };
     let providers = match &config.credential_providers {
@@ -203,19 +224,30 @@ fn assemble(
     Ok(pod::Node {
         runtime,
         providers,
-        values,
         recorder,
-        statuses: pod::StatusWriter::new(client.clone()),
+        pods,
+        services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
+        statuses: pod::StatusWriter::new(client),
+        configs,
         machine,
         allocatable: (facts.allocatable.get("cpu").map_or(0, milli), facts.memory_allocatable()),
         ips,
         user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
         image_gc: Occasion::default(),
-        remembered: Remembered::new(&config.state_dir.join("agent/pods")),
+        checkpoint: PodCheckpoint::new(checkpoint),
         volumes: volumes.map_err(Error::Volumes)?,
         cgroups,
         config,
     })
+}
+
+async fn open_checkpoint(config: &AgentConfig) -> Result<Checkpoint, Error> {
+    let (dir, key) = (config.state_dir.join("agent"), config.state_dir.join("sealing.key"));
+    let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&dir, &key)).await;
+    match opened {
+        Ok(opened) => opened.map_err(Error::Checkpoint),
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
 }
 
 fn server_config(config: &AgentConfig) -> ServerConfig {
@@ -224,6 +256,7 @@ fn server_config(config: &AgentConfig) -> ServerConfig {
         certificate: match &config.identity {
             Identity::Files(certificate, key) => Certificate::Files(certificate.clone(), key.clone()),
             Identity::Joined(membership) => Certificate::Current(membership.serving()),
+            Identity::Requested(serving) => Certificate::Current(serving.serving()),
         },
         client_ca: config.client_ca.clone(),
     }

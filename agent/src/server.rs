@@ -27,7 +27,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use rustls::server::ResolvesServerCert;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
@@ -52,8 +52,8 @@ pub struct ServerConfig {
     pub listen: SocketAddr,
     /// Its own certificate.
     pub certificate: Certificate,
-    /// The CA whose client certificates are believed.
-    pub client_ca: PathBuf,
+    /// The CA whose client certificates are accepted; without it none are.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// What the node's API shows itself by.
@@ -76,6 +76,11 @@ pub trait PodView: Send + Sync + 'static {
             pod.metadata.namespace.as_deref() == Some(namespace) && pod.metadata.name.as_deref() == Some(name)
         };
         self.pods().into_iter().find(is)
+    }
+
+    /// The status of a pod as this node has it, which the API server may not have yet.
+    fn status(&self, _uid: &str) -> Option<PodStatus> {
+        None
     }
 }
 
@@ -258,8 +263,12 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
 }
 
 fn pods(backend: &Backend) -> Response<Body> {
-    let items: Vec<serde_json::Value> =
-        backend.pods.pods().iter().map(|pod| serde_json::json!(**pod)).collect();
+    let shown = |pod: &Arc<Pod>| {
+        let status = pod.metadata.uid.as_deref().and_then(|uid| backend.pods.status(uid));
+        let status = status.or_else(|| pod.status.clone());
+        serde_json::json!(Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status })
+    };
+    let items: Vec<serde_json::Value> = backend.pods.pods().iter().map(shown).collect();
     json(&serde_json::json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 

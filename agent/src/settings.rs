@@ -9,6 +9,7 @@ mod nri;
 mod overlay;
 mod ranges;
 mod runtime;
+mod serving;
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,9 +26,12 @@ use serde::Deserialize;
 
 pub(crate) use control_plane::{ControlPlane, ControlPlaneSettings};
 pub(crate) use runtime::{Runtime, RuntimeSettings};
+pub(crate) use serving::Serving;
 
 /// Where the configuration is looked for when no `--config` names one.
 const DEFAULT_FILE: &str = "/etc/coracle/config.toml";
+/// Maximum size of the configuration in bytes.
+const FILE_MAX: u64 = 1 << 20;
 
 /// How to log.
 #[derive(Args)]
@@ -185,15 +189,22 @@ pub(crate) struct NodeSettings {
     /// [default: 14400]
     #[arg(long, value_name = "SECONDS")]
     stream_idle_seconds: Option<u32>,
-    /// Certificate of the kubelet API (`agent` only; `up` makes its own)
+    /// Certificate of the kubelet API (`agent --kubeconfig` only) [default: one that the node makes, self-signed]
     #[arg(long, value_name = "FILE")]
     tls_cert_file: Option<PathBuf>,
     /// Key of that certificate
     #[arg(long, value_name = "FILE")]
     tls_private_key_file: Option<PathBuf>,
-    /// CA whose client certificates may call the kubelet API
+    /// CA whose client certificates may call the kubelet API (`agent --kubeconfig` only) [default: none may]
     #[arg(long, value_name = "FILE")]
     client_ca_file: Option<PathBuf>,
+    /// Request the certificate of the kubelet API from the cluster, and renew it (`agent --kubeconfig` only)
+    /// [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    server_tls_bootstrap: Option<bool>,
+    /// Certificates that the node makes or requests [default: agent/pki in the state directory]
+    #[arg(long, value_name = "DIR")]
+    cert_dir: Option<PathBuf>,
 }
 
 /// Where a role keeps its things, all decided.
@@ -230,14 +241,14 @@ pub(crate) struct Node {
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
-    pub(crate) credentials: Option<Credentials>,
+    pub(crate) serving: Serving,
 }
 
 /// What an agent on its own serves and verifies with.
 #[derive(Clone, Debug)]
 pub(crate) struct Credentials {
     pub(crate) identity: Identity,
-    pub(crate) client_ca: PathBuf,
+    pub(crate) client_ca: Option<PathBuf>,
 }
 
 /// All settings of one start: flags over file over defaults.
@@ -299,15 +310,7 @@ impl Settings {
 
     pub(crate) fn node(&self) -> anyhow::Result<Node> {
         let node = self.node.clone();
-        let credentials = match (node.tls_cert_file, node.tls_private_key_file, node.client_ca_file) {
-            (Some(certificate), Some(key), Some(client_ca)) => {
-                Some(Credentials { identity: Identity::Files(certificate, key), client_ca })
-            }
-            (None, None, None) => None,
-            _ => anyhow::bail!(
-                "tls-cert-file, tls-private-key-file and client-ca-file go together: set all or none"
-            ),
-        };
+        let serving = Serving::decide(&self.node, &self.dirs.state)?;
         let providers = (node.image_credential_provider_config, node.image_credential_provider_bin_dir);
         let credential_providers = match providers {
             (Some(file), Some(programs)) => Some((file, programs)),
@@ -356,7 +359,7 @@ impl Settings {
             log_max_size: node.log_max_size.unwrap_or(10 << 20),
             log_max_files: node.log_max_files.unwrap_or(5),
             stream_idle_limit: stream_idle_limit(node.stream_idle_seconds),
-            credentials,
+            serving,
         })
     }
 
@@ -411,6 +414,8 @@ impl NodeSettings {
             tls_cert_file: self.tls_cert_file.or(file.tls_cert_file),
             tls_private_key_file: self.tls_private_key_file.or(file.tls_private_key_file),
             client_ca_file: self.client_ca_file.or(file.client_ca_file),
+            server_tls_bootstrap: self.server_tls_bootstrap.or(file.server_tls_bootstrap),
+            cert_dir: self.cert_dir.or(file.cert_dir),
         }
     }
 }
@@ -426,8 +431,8 @@ impl File {
     }
 
     fn read(path: &Path) -> anyhow::Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = coracle_agent::read_text(path, FILE_MAX)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         toml::from_str(&text).map_err(|error: toml::de::Error| {
             // The library's own text draws the line over several; ours is one sentence.
             let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or_default();

@@ -1,10 +1,9 @@
 //! What is wanted on this node: the API server's pods with `spec.nodeName` of this node, or, while there is
-//! no API server, the remembered ones. Merged into one closed [`PodChange`].
+//! no API server, the stored ones. Merged into one closed [`PodChange`].
 
 pub(crate) mod apiserver;
+pub(crate) mod checkpoint;
 pub(crate) mod record;
-pub(crate) mod remembered;
-pub mod values;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,8 +13,8 @@ use k8s_openapi::api::core::v1::Pod;
 /// One change of what is wanted.
 #[derive(Clone, Debug)]
 pub(crate) enum PodChange {
-    /// Known from before this agent started; the API server has not been asked yet.
-    Remembered(Arc<Pod>),
+    /// Stored by an earlier life of the agent; the API server has not answered yet.
+    Stored(Arc<Pod>),
     /// New or changed in the API.
     Applied(Arc<Pod>),
     /// Gone from the API.

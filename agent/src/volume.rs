@@ -8,9 +8,9 @@
 //! these volumes are mounted read-only in containers ([`Volumes::read_only`]). Only `emptyDir` with
 //! `medium: Memory`, which pods write to, gets a mount of its own.
 //!
-//! [`mount_all`] is idempotent: pod sync calls it for a new pod, again after a failure, and again when the
-//! pod's labels or annotations changed. From the first success on, one task a pod rewrites what changes
-//! in the API (a watch for each object that is used, shared by all its users) and renews the tokens.
+//! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. From the first success
+//! on, one task a pod rewrites what changes in the API (a watch for each object that is used, shared by all its
+//! users; the pod's own labels, annotations and resources by [`follow`]) and renews the tokens.
 
 mod atomic;
 pub mod downward;
@@ -33,8 +33,9 @@ use k8s_openapi::api::core::v1::{Pod, Volume};
 
 pub(crate) use ownership::make_private;
 
+use crate::config_cache::ConfigCache;
 use crate::node::NodeFacts;
-use crate::source::values::Values;
+use crate::pod::Recorder;
 
 /// Where volumes lie and what they are filled from.
 #[derive(Clone, Debug)]
@@ -55,6 +56,7 @@ struct Shared {
     config: VolumeConfig,
     client: kube::Client,
     node: Arc<NodeFacts>,
+    recorder: Recorder,
     objects: objects::Objects,
     tokens: token::Tokens,
     /// The refreshing task of each pod, by uid.
@@ -139,9 +141,9 @@ pub enum SetUpError {
         /// The key.
         key: String,
     },
-    /// The API could not say.
+    /// The API server gave no answer.
     #[error("failed to get {kind} {name:?}: {reason}")]
-    Values {
+    Unavailable {
         /// `configmap` or `secret`.
         kind: &'static str,
         /// Its name.
@@ -205,10 +207,10 @@ impl VolumeContext {
     ///
     /// # Errors
     /// When a directory cannot be made or the tmpfs cannot be mounted.
-    pub fn open(
+    pub(crate) fn open(
         config: VolumeConfig,
-        client: kube::Client,
-        values: Values,
+        configs: ConfigCache,
+        recorder: Recorder,
         node: Arc<NodeFacts>,
     ) -> Result<Self, VolumeError> {
         let prepared = |path: &Path| {
@@ -219,10 +221,11 @@ impl VolumeContext {
         mounts::ensure_memory(&config.memory_dir).map_err(prepared(&config.memory_dir))?;
         let shared = Shared {
             config,
-            objects: objects::Objects::new(client.clone(), values),
-            client,
+            objects: objects::Objects::new(configs.client().clone(), configs.clone()),
+            client: configs.client().clone(),
             node,
-            tokens: token::Tokens::default(),
+            recorder,
+            tokens: token::Tokens::new(configs.checkpoint().clone(), configs.health().clone()),
             refreshing: Mutex::default(),
         };
         Ok(VolumeContext { shared: Arc::new(shared) })
@@ -267,13 +270,23 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
     let target = Target::new(ctx, pod)?;
     let mut volumes = Volumes::default();
     let mut sources = Vec::new();
+    // All objects are asked for before the first is waited for.
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         check_name(&volume.name)?;
-        let mounted = mount(&target, volume, &mut sources).await?;
+        let mounted = mount(&target, volume, &mut sources)?;
         volumes.mounted.insert(volume.name.clone(), mounted);
+    }
+    for source in &sources {
+        let failed = |reason| VolumeError::SetUp { volume: source.volume().to_owned(), reason };
+        source.write(ctx, pod).await.map_err(failed)?;
     }
     refresh::watch(ctx, pod, sources);
     Ok(volumes)
+}
+
+/// Brings files of the downward API to the newest version of their pod; cheap when they have it already.
+pub(crate) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
+    refresh::follow(ctx, pod);
 }
 
 /// Stops refreshing and removes all that the pod had here: mounts first, also those that an earlier life
@@ -334,7 +347,7 @@ impl<'a> Target<'a> {
     }
 }
 
-async fn mount(
+fn mount(
     target: &Target<'_>,
     volume: &Volume,
     sources: &mut Vec<refresh::Source>,
@@ -356,7 +369,6 @@ async fn mount(
         return Err(VolumeError::Unsupported { volume: volume.name.clone(), kind: kind(volume) });
     };
     let source = refresh::Source::new(target, &volume.name, projection);
-    source.write(target.ctx, target.pod).await.map_err(failed)?;
     let path = source.dir().to_owned();
     sources.push(source);
     Ok(Mounted { path, read_only: true })

@@ -3,8 +3,18 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::disallowed_methods,
-    reason = "a test panics and waits"
+    clippy::print_stderr,
+    reason = "a test panics, waits and prints figures"
 )]
+
+#[path = "restart/alone.rs"]
+mod alone;
+#[path = "restart/boot.rs"]
+mod boot;
+#[path = "restart/follow.rs"]
+mod follow;
+#[path = "restart/kubeconfig.rs"]
+mod kubeconfig;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use http_body_util::{BodyExt, Limited};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::config::Kubeconfig;
 use kube::{Api, Client, Config};
@@ -16,6 +17,8 @@ use super::{CaHash, JoinError, Token};
 
 /// How long a connection may take.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum size in bytes of the first answer, which may come from any server.
+const ANSWER_MAX: usize = 1 << 20;
 
 /// The API's URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,15 +69,11 @@ pub(super) async fn authority(
     config.accept_invalid_certs = true;
     tracing::info!(server = %endpoint, "asking for the cluster's authority, to be checked by its hash");
     let client = Client::try_from(config).map_err(|error| endpoint.unreachable(&error))?;
-    let asked = Api::<ConfigMap>::namespaced(client, "kube-public");
-    let answer = tokio::time::timeout(PATIENCE, asked.get("cluster-info")).await.map_err(|_elapsed| {
+    let answer = tokio::time::timeout(PATIENCE, cluster_info(&client, endpoint)).await;
+    let info = answer.map_err(|_elapsed| {
         let reason = format!("no answer within {} s", PATIENCE.as_secs());
         JoinError::Unreachable { server: endpoint.to_string(), reason }
-    })?;
-    let info = answer.map_err(|error| match error {
-        kube::Error::Api(status) => JoinError::ClusterInfo(status.message.clone()),
-        error => endpoint.unreachable(&error),
-    })?;
+    })??;
     let data = info.data.unwrap_or_default();
     let read = |key: &str| data.get(key).map(String::as_str);
     let Some(kubeconfig) = read("kubeconfig") else {
@@ -91,6 +90,22 @@ pub(super) async fn authority(
         Some(signature) if !is_signed(kubeconfig, signature, token) => Err(JoinError::WrongSecret { id }),
         Some(_) => Ok(authority),
     }
+}
+
+/// The config map of the cluster's first answer, of 1 MiB at most: the server is not trusted yet.
+async fn cluster_info(client: &Client, endpoint: &Endpoint) -> Result<ConfigMap, JoinError> {
+    let unusable = |error: &dyn std::fmt::Display| JoinError::ClusterInfo(error.to_string());
+    let request = http::Request::get("/api/v1/namespaces/kube-public/configmaps/cluster-info");
+    let request = request.body(kube::client::Body::empty()).map_err(|error| unusable(&error))?;
+    let answer = client.send(request).await.map_err(|error| endpoint.unreachable(&error))?;
+    let (head, body) = answer.into_parts();
+    let body = Limited::new(body, ANSWER_MAX).collect().await.map_err(|error| unusable(&error))?.to_bytes();
+    if head.status.is_success() {
+        return serde_json::from_slice(&body).map_err(|error| unusable(&error));
+    }
+    let status: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+    let message = status.as_ref().and_then(|status| status["message"].as_str());
+    Err(unusable(&message.unwrap_or(head.status.as_str())))
 }
 
 /// Whether a node of this name lives: then its name is taken, and so would be its pods.

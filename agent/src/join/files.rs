@@ -12,6 +12,10 @@ use rcgen::KeyPair;
 
 use super::request::{self, Identity};
 use super::{CaHash, Endpoint, JoinError};
+use crate::bounded;
+
+/// Maximum size in bytes of each file.
+const FILE_MAX: u64 = 1 << 20;
 
 /// The directory.
 pub(super) struct Files {
@@ -30,7 +34,7 @@ impl Files {
 
     pub(super) fn authority(&self) -> Result<String, JoinError> {
         let path = self.authority_path();
-        fs::read_to_string(&path).map_err(|error| unusable(&path, &error))
+        bounded::read_text(&path, FILE_MAX).map_err(|error| unusable(&path, &error))
     }
 
     /// Fails unless the cluster is the one whose authority has this hash.
@@ -59,7 +63,7 @@ impl Files {
     /// The key of a request that waits for its answer; a new one when there is none.
     pub(super) fn pending_key(&self) -> Result<KeyPair, JoinError> {
         let path = self.dir.join("pending.key");
-        let text = match fs::read_to_string(&path) {
+        let text = match bounded::read_text(&path, FILE_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             text => Some(text.map_err(|error| unusable(&path, &error))?),
         };
@@ -79,27 +83,15 @@ impl Files {
         drop(fs::remove_dir(&self.dir));
     }
 
-    /// The serving certificate; nothing when there is none yet. One that cannot be used is asked for again.
-    pub(super) fn serving(&self) -> Result<Option<Identity>, JoinError> {
-        let path = self.dir.join("serving.pem");
-        match read(&path) {
-            Err(JoinError::Certificate(reason)) => {
-                tracing::warn!(path = %path.display(), reason, "setting an unusable certificate aside");
-                drop(fs::rename(&path, path.with_extension("bad")));
-                Ok(None)
-            }
-            other => other,
-        }
-    }
-
-    pub(super) fn write_serving(&self, identity: &Identity) -> Result<(), JoinError> {
-        write_identity(&self.dir.join("serving.pem"), identity)
+    /// The file of the serving certificate.
+    pub(super) fn serving(&self) -> ServingFile {
+        ServingFile { path: self.dir.join("serving.pem") }
     }
 
     /// Where the cluster is and which node of it this machine is; nothing when it has not joined.
     pub(super) fn kubeconfig(&self) -> Result<Option<(Endpoint, String)>, JoinError> {
         let path = self.dir.join("kubeconfig");
-        let text = match fs::read_to_string(&path) {
+        let text = match bounded::read_text(&path, FILE_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(|error| unusable(&path, &error))?,
         };
@@ -153,6 +145,30 @@ fn unusable(path: &Path, reason: &dyn std::fmt::Display) -> JoinError {
     JoinError::File { path: path.to_owned(), reason: reason.to_string() }
 }
 
+/// The file of a serving certificate and its key.
+pub(super) struct ServingFile {
+    pub(super) path: PathBuf,
+}
+
+impl ServingFile {
+    /// The serving certificate; nothing when there is none yet. One that cannot be used is requested again.
+    pub(super) fn read(&self) -> Result<Option<Identity>, JoinError> {
+        let path = &self.path;
+        match read(path) {
+            Err(JoinError::Certificate(reason)) => {
+                tracing::warn!(path = %path.display(), reason, "setting an unusable certificate aside");
+                drop(fs::rename(path, path.with_extension("bad")));
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    pub(super) fn write(&self, identity: &Identity) -> Result<(), JoinError> {
+        write_identity(&self.path, identity)
+    }
+}
+
 const KEY: &str = "-----BEGIN PRIVATE KEY-----";
 
 /// Certificate and key in one file, so that neither is ever without the other.
@@ -161,7 +177,7 @@ fn write_identity(path: &Path, identity: &Identity) -> Result<(), JoinError> {
 }
 
 fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
-    let text = match fs::read_to_string(path) {
+    let text = match bounded::read_text(path, FILE_MAX) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         text => text.map_err(|error| unusable(path, &error))?,
     };
@@ -171,7 +187,8 @@ fn read(path: &Path) -> Result<Option<Identity>, JoinError> {
     Identity::new(certificate.to_owned(), key.to_owned()).map(Some)
 }
 
-fn write(path: &Path, text: &str) -> Result<(), JoinError> {
+/// Replaces a file of mode 0600; its directory is made if it is absent.
+pub(super) fn write(path: &Path, text: &str) -> Result<(), JoinError> {
     replace(path, text).map_err(|error| unusable(path, &error))
 }
 
@@ -208,7 +225,7 @@ mod tests {
     fn what_is_written_is_read_and_for_root_alone() {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::new(dir.path());
-        assert!(files.kubeconfig().unwrap().is_none() && files.serving().unwrap().is_none());
+        assert!(files.kubeconfig().unwrap().is_none() && files.serving().read().unwrap().is_none());
         let identity = identity();
         files.write_client(&identity).unwrap();
         assert!(files.kubeconfig().unwrap().is_none(), "the kubeconfig makes the machine joined");
@@ -244,7 +261,7 @@ mod tests {
         for name in ["serving.pem", "client.pem"] {
             fs::write(files.dir.join(name), format!("torn\n{KEY}\n")).unwrap();
         }
-        assert!(files.serving().unwrap().is_none());
+        assert!(files.serving().read().unwrap().is_none());
         assert!(files.dir.join("serving.bad").exists());
         assert!(files.client().is_err());
     }

@@ -16,6 +16,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use sha2::{Digest, Sha256};
+use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{Endpoint, JoinError};
@@ -134,6 +135,18 @@ impl Identity {
             (time(parsed.validity().not_before.timestamp())?, time(parsed.validity().not_after.timestamp())?);
         drop(parsed);
         Ok(Self { certificate, key, from, until })
+    }
+
+    /// Whether it names this host.
+    pub(super) fn is_for(&self, host: &str) -> bool {
+        let found = || {
+            let der = CertificateDer::from_pem_slice(self.certificate.as_bytes()).ok()?;
+            let (_, certificate) = X509Certificate::from_der(&der).ok()?;
+            let names = certificate.subject_alternative_name().ok()??;
+            let is = |name: &GeneralName<'_>| matches!(name, GeneralName::DNSName(dns) if *dns == host);
+            Some(names.value.general_names.iter().any(is))
+        };
+        found().unwrap_or(false)
     }
 
     /// When it ends.

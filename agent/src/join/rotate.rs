@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::JoinError;
 use super::client::Current;
-use super::files::Files;
+use super::files::{Files, ServingFile};
 use super::request::{self, Failure, Identity, Wanted};
 use super::serving::Serving;
 
@@ -50,8 +50,8 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
 
 /// Gets the serving certificate, and keeps it alive and true to the node's addresses, for ever.
 pub(super) async fn serving(
-    current: &Arc<Current>,
-    files: &Files,
+    client: impl Fn() -> Client,
+    file: &ServingFile,
     (serving, node): (&Serving, &str),
     mut addresses: watch::Receiver<Vec<IpAddr>>,
 ) {
@@ -65,12 +65,12 @@ pub(super) async fn serving(
                 () = changed(&mut addresses) => continue,
             }
         }
-        let client = current.client();
+        let client = client();
         tokio::select! {
             // A request for addresses that are not the node's any more is left to the cluster, which removes it.
             () = changed(&mut addresses) => {}
             identity = obtain(&client, &wanted, before.as_ref()) => {
-                told(serving.replace(identity.clone()).and(files.write_serving(&identity)));
+                told(serving.replace(identity.clone()).and(file.write(&identity)));
                 tracing::info!(user = wanted.user, until = %identity.until(), "the serving certificate is there");
                 tokio::select! {
                     () = pause(&identity) => {}

@@ -42,7 +42,8 @@ impl ResolvesServerCert for Serving {
     }
 }
 
-fn certified(identity: &Identity) -> Result<Arc<CertifiedKey>, JoinError> {
+/// A certificate and key as the server wants them.
+pub(super) fn certified(identity: &Identity) -> Result<Arc<CertifiedKey>, JoinError> {
     let unusable = |error: &dyn std::fmt::Display| JoinError::Certificate(error.to_string());
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(identity.certificate.as_bytes()).collect();
     let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).map_err(|error| unusable(&error))?;

@@ -5,8 +5,10 @@ mod finish;
 mod make;
 mod mounts;
 mod start;
+mod start_queue;
 mod stop;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_proto::cri;
@@ -17,9 +19,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::Node;
 use super::plan::Action;
-use super::pull::Present;
+use super::pull::PullTask;
 use super::state::{Seen, Waiting};
+use crate::bounded;
 use crate::volume::Volumes;
+
+/// Maximum size in bytes of the node's resolver configuration, as in the kubelet.
+const RESOLV_CONF_MAX: u64 = 10 << 20;
 
 /// What a job tells its worker.
 #[derive(Debug)]
@@ -29,10 +35,10 @@ pub(crate) enum Report {
     /// The sandbox or the volumes are not to be had now; the key is one of `Memory::pod_retries`.
     NotPrepared(&'static str),
     SandboxMade,
-    /// The image of this container was brought here while the sandbox was made.
-    Image {
+    /// The image of this container is being pulled since the sandbox was made.
+    Pulling {
         container: String,
-        present: Present,
+        pull: PullTask,
     },
     /// A container could not be started.
     NotStarted {
@@ -79,8 +85,8 @@ pub(crate) struct Job {
     pub(crate) seen: Seen,
     /// Volumes, once prepared.
     pub(crate) volumes: Option<Volumes>,
-    /// Images that were brought here ahead, by container name.
-    pub(crate) images: std::collections::HashMap<String, Present>,
+    /// Pulls that have begun ahead, by container name.
+    pub(crate) pulls: HashMap<String, PullTask>,
     /// Containers whose preStop hook has run already.
     pub(crate) hooked: std::collections::HashSet<String>,
     pub(crate) reports: mpsc::UnboundedSender<Report>,
@@ -167,7 +173,8 @@ impl Job {
     fn sandbox_config(&self, attempt: u32, parent: &str) -> (cri::PodSandboxConfig, bool) {
         use super::config::{dns, sandbox};
         let (config, spec) = (&self.node.config, self.spec());
-        let host = dns::parse(&std::fs::read_to_string(&config.resolv_conf).unwrap_or_default());
+        let host = bounded::read_text(&config.resolv_conf, RESOLV_CONF_MAX);
+        let host = dns::parse(&host.unwrap_or_default());
         let cluster = dns::Cluster {
             servers: &config.cluster_dns,
             domain: &config.cluster_domain,

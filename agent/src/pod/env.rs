@@ -5,6 +5,7 @@ mod field;
 mod service;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVar, EnvVarSource, Pod, Secret, Service};
 
@@ -15,7 +16,7 @@ pub(crate) use field::{Addresses, field};
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
     pub(crate) secrets: BTreeMap<String, Option<Secret>>,
-    pub(crate) services: Vec<Service>,
+    pub(crate) services: Vec<Arc<Service>>,
     pub(crate) addresses: Addresses,
     /// What counts as a limit where there is none: the node's cores in thousandths and bytes of memory.
     pub(crate) node: (i64, i64),

@@ -5,6 +5,7 @@ mod correlate;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
@@ -14,6 +15,8 @@ use kube::{Api, Client};
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use crate::api_health::is_unavailable;
+
 use super::foreign_text::printable;
 use correlate::Correlator;
 
@@ -22,6 +25,9 @@ pub(crate) const MESSAGE_MAX: usize = 1024;
 /// How many different events are remembered for counting up.
 const REMEMBERED: usize = 1024;
 const QUEUE: usize = 512;
+/// Pause before an event is sent again that the API server did not answer; doubled up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// How serious an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,34 +156,49 @@ impl Recorder {
 impl Sender {
     /// Sends until every recorder is gone.
     pub(crate) async fn run(mut self) {
-        while let Some(record) = self.receiver.recv().await {
-            if let Err(error) = self.send(record).await {
-                tracing::debug!(error = &error as &dyn std::error::Error, "event not taken");
+        while let Some(mut record) = self.receiver.recv().await {
+            if let Some(key) = self.correlator.admit(&mut record) {
+                self.deliver(&key, &record).await;
             }
         }
     }
 
-    async fn send(&mut self, mut record: Record) -> Result<(), kube::Error> {
-        let Some(key) = self.correlator.admit(&mut record) else { return Ok(()) };
+    /// Sends an event, and again until the API server is there: it tells of what the node did alone.
+    async fn deliver(&mut self, key: &Key, record: &Record) {
+        let mut pause = FIRST_PAUSE;
+        while let Err(error) = self.send(key, record).await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "event not taken");
+            if !is_unavailable(&error) {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn send(&mut self, key: &Key, record: &Record) -> Result<(), kube::Error> {
         let namespace = record.about.namespace.as_deref().unwrap_or("default");
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        if let Some(sent) = self.sent.get_mut(&key) {
-            sent.count += 1;
-            sent.last = record.at;
-            let mut patch = json!({"count": sent.count, "lastTimestamp": Time(record.at)});
+        if let Some(sent) = self.sent.get_mut(key) {
+            let count = sent.count + 1;
+            let mut patch = json!({"count": count, "lastTimestamp": Time(record.at)});
             if key.message != record.message {
                 patch["message"] = printable(&record.message, MESSAGE_MAX).into();
             }
             match api.patch(&sent.name, &PatchParams::default(), &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {}
-                other => return other.map(|_| ()),
+                Err(error) => return Err(error),
+                Ok(_) => {
+                    (sent.count, sent.last) = (count, record.at);
+                    return Ok(());
+                }
             }
         }
-        let event = event(&record, &self.node);
+        let event = event(record, &self.node);
         let name = event.metadata.name.clone().unwrap_or_default();
         api.create(&PostParams::default(), &event).await?;
         self.forget_oldest();
-        self.sent.insert(key, Sent { name, count: 1, last: record.at });
+        self.sent.insert(key.clone(), Sent { name, count: 1, last: record.at });
         Ok(())
     }
 

@@ -4,10 +4,15 @@
 mod provider;
 mod secret;
 
+use std::sync::Arc;
+
 use coracle_images::Reference;
 use coracle_proto::cri;
+use futures::future::{BoxFuture, FutureExt, Shared};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::Timestamp;
+use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Node;
 use super::apply::Failed;
@@ -26,11 +31,32 @@ pub(crate) struct Present {
 }
 
 /// Why an image is not here; `waiting.reason` is what the container's status shows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Missing {
     pub(crate) waiting: Waiting,
     /// What was tried: a pull, which backs off by image, or only the way to it.
     pub(crate) failed: Failed,
+}
+
+/// A pull that goes on by itself, and is cancelled when this is dropped.
+pub(crate) type PullTask = Shared<BoxFuture<'static, Result<Present, Missing>>>;
+
+/// Begins to make sure that the image of a container is here.
+pub(crate) fn begin(node: &Arc<Node>, pod: &Arc<Pod>, container: &Container) -> PullTask {
+    let (node, pod, container) = (Arc::clone(node), Arc::clone(pod), container.clone());
+    shared(tokio::spawn(async move { ensure(&node, &pod, &container, None).await }))
+}
+
+/// The result of a task, which is aborted when nothing awaits it any more.
+pub(crate) fn shared(task: JoinHandle<Result<Present, Missing>>) -> PullTask {
+    let task = AbortOnDropHandle::new(task);
+    let result = async move {
+        task.await.unwrap_or_else(|error| {
+            let waiting = Waiting { reason: "ErrImagePull".to_owned(), message: error.to_string() };
+            Err(Missing { waiting, failed: Failed::Start })
+        })
+    };
+    result.boxed().shared()
 }
 
 /// Makes sure that the image is here.

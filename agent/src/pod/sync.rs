@@ -63,8 +63,10 @@ pub(crate) async fn run(node: Arc<Node>, inputs: Inputs) {
         handles: HashMap::new(),
         workers: JoinSet::new(),
     };
-    for pod in sync.node.remembered.all() {
-        sync.change(PodChange::Remembered(Arc::new(pod)));
+    let stored = sync.node.checkpoint.clone();
+    let stored = tokio::task::spawn_blocking(move || stored.load()).await.unwrap_or_default();
+    for pod in stored {
+        sync.change(PodChange::Stored(Arc::new(pod)));
     }
     loop {
         // All arms are cancel-safe: channels keep what is not received, a joined task is joined once.
@@ -120,7 +122,7 @@ async fn follow_events(node: Arc<Node>, woken: mpsc::UnboundedSender<Woken>) {
 impl Sync {
     fn change(&mut self, change: PodChange) {
         match change {
-            PodChange::Remembered(pod) => self.want(&pod, false),
+            PodChange::Stored(pod) => self.want(&pod, false),
             PodChange::Applied(pod) => self.want(&pod, true),
             PodChange::Deleted(pod) => {
                 if let Some(uid) = &pod.metadata.uid {
@@ -140,14 +142,14 @@ impl Sync {
         }
         if let Some(handle) = self.handles.get(&uid) {
             if from_api {
-                self.node.remembered.keep(pod);
+                self.node.checkpoint.keep(Some(&**handle.wish.borrow().pod()), pod);
                 handle.wish.send_replace(Wish::Run(Arc::clone(pod)));
                 self.inputs.pods.put(&uid, pod);
             }
             return;
         }
         if from_api {
-            self.node.remembered.keep(pod);
+            self.node.checkpoint.keep(None, pod);
         }
         let verdict = self.admit(&uid, pod);
         self.inputs.pods.put(&uid, pod);
@@ -209,13 +211,13 @@ impl Sync {
         match self.handles.get(uid) {
             Some(handle) => drop(handle.wish.send_replace(Wish::Gone(Arc::clone(pod)))),
             None => {
-                self.node.values.forget(&self.inputs.pods.take(uid));
-                self.node.remembered.forget(uid);
+                self.inputs.pods.take(uid);
+                self.node.checkpoint.forget(uid);
             }
         }
     }
 
-    /// The API's truth is known: what runs or is remembered beside it has to go.
+    /// The API's truth is known: what runs or is stored beside it has to go.
     fn complete(&mut self, uids: &HashSet<String>) {
         self.finished.retain(|uid| uids.contains(uid));
         let stale: Vec<(String, Arc<Pod>)> = self
@@ -233,9 +235,6 @@ impl Sync {
                 self.start(uid, Wish::Gone(pod), None);
             }
         }
-        // Copies that were left behind by an agent that was killed.
-        let pods = self.inputs.pods.all();
-        self.node.values.retain(pods.iter().map(|pod| &**pod));
         self.node.image_gc.pods_are_known();
     }
 
@@ -260,7 +259,7 @@ impl Sync {
     fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
         match ended {
             Ok(uid) => {
-                self.node.values.forget(&self.inputs.pods.take(&uid));
+                self.inputs.pods.take(&uid);
                 self.weigh();
                 let wish = self.handles.remove(&uid).map(|handle| handle.wish.borrow().clone());
                 if matches!(wish, Some(Wish::Run(_))) {

@@ -12,10 +12,14 @@ use std::sync::{Mutex, PoisonError};
 use coracle_proto::cri;
 use serde::{Deserialize, Serialize};
 
+use crate::bounded;
+
 /// Ids of one pod, as many as 16-bit ids there are.
 const BLOCK: u32 = 1 << 16;
 /// The name of the record in a pod's directory, which is a kubelet's.
 const FILE: &str = "userns";
+/// Maximum size in bytes of that record.
+const RECORD_MAX: u64 = 4 << 10;
 
 /// Why a pod cannot have ids of its own.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +66,7 @@ impl UserIds {
     pub(crate) fn open(pods_dir: &Path) -> Self {
         let entries = std::fs::read_dir(pods_dir).into_iter().flatten().flatten();
         let taken = entries.filter_map(|entry| {
-            let text = std::fs::read(entry.path().join(FILE)).ok()?;
+            let text = bounded::read(&entry.path().join(FILE), RECORD_MAX).ok()?;
             Some((entry.file_name().into_string().ok()?, first_id(&text)?))
         });
         Self { pods_dir: pods_dir.to_owned(), taken: Mutex::new(taken.collect()) }

@@ -20,10 +20,10 @@ use super::events::Level;
 use super::observe::Cache;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
-use super::pull::Present;
+use super::pull::PullTask;
 use super::state::{Memory, Probed, Seen, Verdict, Wish};
 use super::status::{self, write::Update};
-use crate::volume::Volumes;
+use crate::volume::{self, Volumes};
 
 /// How long to wait after the runtime did not answer, or an action failed without a back-off of its own.
 const AFTER_ERROR: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
@@ -48,7 +48,7 @@ struct Worker {
     cache: Cache,
     seen: Seen,
     volumes: Option<Volumes>,
-    images: HashMap<String, Present>,
+    pulls: HashMap<String, PullTask>,
     hooked: HashSet<String>,
     told: Option<PodStatus>,
     probes: probing::Probes,
@@ -90,7 +90,10 @@ pub(crate) async fn run(start: Start) {
             Some(report) = worker.reports.1.recv() => worker.learn(report),
             Some(finding) = worker.findings.1.recv() => worker.found(finding),
             changed = worker.wishes.changed() => match changed {
-                Ok(()) => worker.not_before = None,
+                Ok(()) => {
+                    worker.not_before = None;
+                    volume::follow(&worker.node.volumes, worker.wishes.borrow().pod());
+                }
                 Err(_gone) => return,
             },
             () = wake.notified() => {}
@@ -143,7 +146,7 @@ impl Worker {
             cache: Cache::default(),
             seen: Seen::default(),
             volumes: None,
-            images: HashMap::new(),
+            pulls: HashMap::new(),
             hooked: HashSet::new(),
             told: None,
             probes: probing::Probes::default(),
@@ -217,7 +220,7 @@ impl Worker {
             uid: self.uid.clone(),
             seen: self.seen.clone(),
             volumes: self.volumes.clone(),
-            images: std::mem::take(&mut self.images),
+            pulls: std::mem::take(&mut self.pulls),
             hooked: self.hooked.clone(),
             reports: self.reports.0.clone(),
             interrupt: interrupt.clone(),
@@ -268,6 +271,11 @@ impl Worker {
         }
         let status = status::status(&facts);
         let known = self.told.as_ref().filter(|told| !status::is_overruled(told, &api)).unwrap_or(&api);
+        if api == status {
+            self.node.pods.report(&self.uid, None);
+        } else if self.told.as_ref() != Some(&status) {
+            self.node.pods.report(&self.uid, Some(status.clone()));
+        }
         if *known == status {
             self.told = Some(status);
             return;

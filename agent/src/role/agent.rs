@@ -6,12 +6,16 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use coracle_agent::Identity;
-use coracle_agent::join::{self, CaHash, Endpoint, JoinError, Membership, Token};
+use coracle_agent::join::{self, CaHash, Endpoint, JoinError, Membership, RequestedServing, Token};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use crate::lock::Lock;
-use crate::settings::{Credentials, Node, Settings};
+use crate::settings::{Credentials, Node, Serving, Settings};
+
+/// Maximum sizes in bytes of the files that flags name.
+const KUBECONFIG_MAX: u64 = 1 << 20;
+const TOKEN_MAX: u64 = 4 << 10;
 
 /// How the agent comes to its control plane.
 #[derive(Args)]
@@ -41,18 +45,34 @@ pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
     super::prepare(&node)?;
     let _lock = Lock::take(&node.dirs.run)?;
     if let Some(kubeconfig) = way.kubeconfig {
-        let credentials = node.credentials.clone().context(
-            "an agent with a kubeconfig needs --tls-cert-file, --tls-private-key-file and --client-ca-file; \
-             `coracle controlplane --issue-node NAME` writes them",
-        )?;
         let client = client(&kubeconfig).await?;
+        let identity = serving(&node, &client)?;
+        let credentials = Credentials { identity, client_ca: node.serving.client_ca.clone() };
         return super::node::run(node, credentials, client, super::until_signalled()?).await;
     }
     let membership = membership(&node, way).await?;
     let client = membership.client();
-    let credentials =
-        Credentials { client_ca: membership.client_ca(), identity: Identity::Joined(Arc::new(membership)) };
+    let credentials = Credentials {
+        client_ca: Some(membership.client_ca()),
+        identity: Identity::Joined(Arc::new(membership)),
+    };
     super::node::run(node, credentials, client, super::until_signalled()?).await
+}
+
+/// The certificate of the node's own API, as the kubelet has it: files that were made elsewhere, one that is requested from
+/// the cluster (`--server-tls-bootstrap`), or a self-signed one.
+fn serving(node: &Node, client: &Client) -> anyhow::Result<Identity> {
+    let Serving { files, bootstrap, cert_dir, .. } = &node.serving;
+    if let Some((certificate, key)) = files {
+        return Ok(Identity::Files(certificate.clone(), key.clone()));
+    }
+    if *bootstrap {
+        let requested = RequestedServing::open(client.clone(), &node.name, cert_dir)?;
+        return Ok(Identity::Requested(Arc::new(requested)));
+    }
+    let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
+    let (certificate, key) = join::self_signed(cert_dir, &node.name, &addresses)?;
+    Ok(Identity::Files(certificate, key))
 }
 
 async fn membership(node: &Node, way: Way) -> anyhow::Result<Membership> {
@@ -82,7 +102,7 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
         (Some(token), _) => Ok(token),
         (None, Some(path)) => {
             let context = || format!("cannot read a token from {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(context)?;
+            let text = coracle_agent::read_text(path, TOKEN_MAX).with_context(context)?;
             text.trim().parse().with_context(context)
         }
         (None, None) => anyhow::bail!("--join needs --token or --token-file"),
@@ -90,8 +110,9 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
 }
 
 async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
-    let file = Kubeconfig::read_from(kubeconfig)
-        .with_context(|| format!("cannot read the kubeconfig {}", kubeconfig.display()))?;
+    let context = || format!("cannot read the kubeconfig {}", kubeconfig.display());
+    let text = coracle_agent::read_text(kubeconfig, KUBECONFIG_MAX).with_context(context)?;
+    let file = Kubeconfig::from_yaml(&text).with_context(context)?;
     let config = kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
         .await
         .with_context(|| format!("{} names no usable cluster and user", kubeconfig.display()))?;

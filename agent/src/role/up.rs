@@ -22,7 +22,7 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     let identity = plane.node_identity(&node.name, &addresses)?;
     let credentials = Credentials {
         identity: Identity::Files(identity.serving_cert, identity.serving_key),
-        client_ca: identity.client_ca,
+        client_ca: Some(identity.client_ca),
     };
     let result = super::node::run(node, credentials, identity.client, shutdown).await;
     plane_shutdown.cancel();

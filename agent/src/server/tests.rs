@@ -91,7 +91,7 @@ fn config(dir: &Path, authority: &Authority) -> ServerConfig {
     ServerConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
         certificate: Certificate::Files(path("cert", &node.pem), path("key", &node.key_pem)),
-        client_ca: path("ca", &authority.pem),
+        client_ca: Some(path("ca", &authority.pem)),
     }
 }
 
@@ -220,7 +220,7 @@ async fn a_taken_port_and_a_bad_certificate_are_one_sentence() {
     let taken = ServerConfig { listen: first.address().expect("address"), ..good.clone() };
     let error = Server::bind(&taken).await.err().expect("taken");
     assert!(chain(&error).starts_with("cannot listen on 127.0.0.1:"), "{error}");
-    let bad = ServerConfig { client_ca: dir.join("key"), ..good };
+    let bad = ServerConfig { client_ca: Some(dir.join("key")), ..good };
     assert!(matches!(Server::bind(&bad).await.err(), Some(ServerError::Certificate { .. })));
     std::fs::remove_dir_all(&dir).expect("clean up");
 }

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::RootCertStore;
-use rustls::server::WebPkiClientVerifier;
+use rustls::crypto::CryptoProvider;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoClientAuth, WebPkiClientVerifier};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -14,17 +16,13 @@ use super::{Certificate, ServerConfig, ServerError};
 /// A caller without a certificate is let in as nobody, so that `/healthz` can answer.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(&config.client_ca)? {
-        roots.add(certificate).map_err(|error| failed(&config.client_ca, error))?;
-    }
-    let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-        .allow_unauthenticated()
-        .build();
-    let clients = clients.map_err(|error| failed(&config.client_ca, error))?;
+    let clients: Arc<dyn ClientCertVerifier> = match &config.client_ca {
+        Some(path) => clients_of(path, &provider)?,
+        None => Arc::new(NoClientAuth),
+    };
     let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let builder =
-        builder.map_err(|error| failed(&config.client_ca, error))?.with_client_cert_verifier(clients);
+        builder.map_err(|error| failed(Path::new("TLS"), error))?.with_client_cert_verifier(clients);
     let mut tls = match &config.certificate {
         Certificate::Files(certificate, key) => {
             let read = PrivateKeyDer::from_pem_file(key).map_err(|error| failed(key, error))?;
@@ -36,6 +34,21 @@ pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, Serv
     // Streams upgrade their connection, which HTTP/2 has no way for here.
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(tls)
+}
+
+/// Accepts certificates of the authorities in a file.
+fn clients_of(
+    path: &Path,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, ServerError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(path)? {
+        roots.add(certificate).map_err(|error| failed(path, error))?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .allow_unauthenticated()
+        .build()
+        .map_err(|error| failed(path, error))
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ServerError> {

@@ -12,15 +12,23 @@ use kube::{Api, Client};
 use tokio::sync::mpsc;
 
 use super::PodChange;
+use crate::api_health::ApiHealth;
 
 /// Sends changes until the receiver is gone.
-pub(crate) async fn watch(client: Client, node: &str, changes: mpsc::Sender<PodChange>) {
+pub(crate) async fn watch(
+    (client, health): (Client, ApiHealth),
+    node: &str,
+    changes: mpsc::Sender<PodChange>,
+) {
     let api: Api<Pod> = Api::all(client);
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let mut events = watcher::watcher(api, config).boxed();
     let mut pause = FIRST_PAUSE;
     let mut listed = HashSet::new();
     while let Some(event) = events.next().await {
+        if event.is_ok() {
+            health.answered();
+        }
         let change = match event {
             Ok(Event::Init) => {
                 listed.clear();

@@ -38,16 +38,6 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     }
 }
 
-/// Removes a record; the absent is removed.
-pub(crate) fn remove(path: &Path) {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(%error, path = %path.display(), "cannot remove a record");
-        }
-        _ => {}
-    }
-}
-
 /// The records in a directory, half-written and set-aside ones left out.
 pub(crate) fn list(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };

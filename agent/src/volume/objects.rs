@@ -2,28 +2,25 @@
 //! last of them.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex, Weak};
 
 use futures::StreamExt;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::payload::{Data, Kind, config_map_data, secret_data};
 use super::{SetUpError, lock};
+use crate::config_cache::{Config, ConfigCache};
 use crate::node::chain;
-use crate::source::values::Values;
 
 /// All that is being watched.
 pub(super) struct Objects {
     client: Client,
-    values: Values,
+    configs: ConfigCache,
     watched: Mutex<HashMap<Key, Weak<Object>>>,
 }
 
@@ -52,8 +49,8 @@ enum State {
 // === impl Objects ===
 
 impl Objects {
-    pub(super) fn new(client: Client, values: Values) -> Objects {
-        Objects { client, values, watched: Mutex::default() }
+    pub(super) fn new(client: Client, configs: ConfigCache) -> Objects {
+        Objects { client, configs, watched: Mutex::default() }
     }
 
     /// The object, asked for now unless it is watched already.
@@ -72,18 +69,18 @@ impl Objects {
 
     fn start(&self, key: Key) -> Object {
         let (publish, state) = watch::channel(State::Asked);
-        let (client, values, of) = (self.client.clone(), self.values.clone(), key.clone());
+        let (client, configs, of) = (self.client.clone(), self.configs.clone(), key.clone());
         let task = async move {
             match of.kind {
                 Kind::ConfigMap => {
-                    let first = values.config_map(&of.namespace, &of.name).await;
+                    let first = configs.get::<ConfigMap>(&of.namespace, &of.name).await;
                     publish.send_replace(known(first, config_map_data));
-                    follow::<ConfigMap>(client, &of, &publish, config_map_data).await;
+                    follow::<ConfigMap>(client, (&of, &configs), &publish, config_map_data).await;
                 }
                 Kind::Secret => {
-                    let first = values.secret(&of.namespace, &of.name).await;
+                    let first = configs.get::<Secret>(&of.namespace, &of.name).await;
                     publish.send_replace(known(first, secret_data));
-                    follow::<Secret>(client, &of, &publish, secret_data).await;
+                    follow::<Secret>(client, (&of, &configs), &publish, secret_data).await;
                 }
             }
         };
@@ -98,21 +95,19 @@ fn known<K, E: std::error::Error>(found: Result<Option<K>, E>, data: fn(K) -> Da
     }
 }
 
-async fn follow<K>(client: Client, key: &Key, publish: &watch::Sender<State>, data: fn(K) -> Data)
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + DeserializeOwned
-        + Debug
-        + Send
-        + 'static,
-{
+async fn follow<K: Config + Send + 'static>(
+    client: Client,
+    (key, configs): (&Key, &ConfigCache),
+    publish: &watch::Sender<State>,
+    data: fn(K) -> Data,
+) {
     let api: Api<K> = Api::namespaced(client, &key.namespace);
     let changes = watch_object(api, &key.name).default_backoff();
     let mut changes = std::pin::pin!(changes);
     while let Some(change) = changes.next().await {
         match change {
             Ok(found) => {
+                configs.learn(&key.namespace, &key.name, found.as_ref());
                 let found = found.map(|object| Arc::new(data(object)));
                 publish.send_if_modified(|state| state.update(found));
             }
@@ -165,6 +160,6 @@ impl Object {
     }
 
     fn failed(&self, reason: String) -> SetUpError {
-        SetUpError::Values { kind: self.key.kind.name(), name: self.key.name.clone(), reason }
+        SetUpError::Unavailable { kind: self.key.kind.name(), name: self.key.name.clone(), reason }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::future::{FutureExt, select_all};
 use k8s_openapi::api::core::v1::Pod;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::objects::Object;
@@ -32,8 +33,10 @@ pub(super) struct Source {
 
 /// The task of one pod; it ends when this is stopped.
 pub(super) struct Refreshing {
-    /// The pod that it writes for: its labels and annotations are shown in files.
-    pod: Pod,
+    /// The pod that it writes for; its labels, annotations and resources are shown in files.
+    pod: watch::Sender<Arc<Pod>>,
+    /// Whether any volume shows something of the pod itself.
+    shows_pod: bool,
     task: JoinHandle<()>,
 }
 
@@ -52,12 +55,14 @@ impl Refreshing {
 pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
     let Some(uid) = pod.metadata.uid.clone() else { return };
     let mut refreshing = lock(&ctx.shared.refreshing);
-    if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| is_same(&held.pod, pod)) {
+    if sources.is_empty() || refreshing.get(&uid).is_some_and(|held| is_same(&held.pod.borrow(), pod)) {
         return;
     }
     let old = refreshing.remove(&uid);
+    let shows_pod = sources.iter().any(Source::shows_pod);
+    let (newest, mut of) = watch::channel(Arc::new(pod.clone()));
     // The context holds the task, so the task must not hold the context: it would never be dropped.
-    let (weak, of) = (Arc::downgrade(&ctx.shared), pod.clone());
+    let weak = Arc::downgrade(&ctx.shared);
     let task = tokio::spawn(async move {
         if let Some(old) = old {
             old.stop().await;
@@ -66,11 +71,31 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
             // Subscribed before writing: what changes while writing wakes at once.
             let changes: Vec<_> = sources.iter().flat_map(Source::changes).collect();
             let Some(shared) = weak.upgrade() else { return };
-            let renew_in = refresh(&VolumeContext { shared }, &of, &sources).await;
-            wait(changes, renew_in).await;
+            let pod = Arc::clone(&of.borrow_and_update());
+            let renew_in = refresh(&VolumeContext { shared }, &pod, &sources).await;
+            tokio::select! {
+                // Both only wait: nothing is lost by dropping either.
+                () = wait(changes, renew_in) => {}
+                changed = of.changed() => if changed.is_err() { return },
+            }
         }
     });
-    refreshing.insert(uid, Refreshing { pod: pod.clone(), task });
+    refreshing.insert(uid, Refreshing { pod: newest, shows_pod, task });
+}
+
+/// Tells the pod's task of a newer version of the pod, if files show what differs.
+pub(super) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
+    let refreshing = lock(&ctx.shared.refreshing);
+    let held = pod.metadata.uid.as_deref().and_then(|uid| refreshing.get(uid));
+    if let Some(held) = held.filter(|held| held.shows_pod) {
+        held.pod.send_if_modified(|shown| {
+            let is_new = !Arc::ptr_eq(shown, pod) && !is_same(shown, pod);
+            if is_new {
+                *shown = Arc::clone(pod);
+            }
+            is_new
+        });
+    }
 }
 
 /// Whether files made for the one are right for the other.
@@ -135,6 +160,15 @@ impl Source {
             objects: projection.parts.iter().map(object).collect(),
             projection,
         }
+    }
+
+    /// Name of the volume.
+    pub(super) fn volume(&self) -> &str {
+        &self.volume
+    }
+
+    fn shows_pod(&self) -> bool {
+        self.projection.parts.iter().any(|part| matches!(part, Part::Downward(_)))
     }
 
     /// Where the files are.

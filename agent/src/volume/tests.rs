@@ -20,6 +20,8 @@ use tokio::sync::broadcast;
 use tokio_stream::wrappers::BroadcastStream;
 
 use super::*;
+use crate::api_health::ApiHealth;
+use crate::checkpoint::Checkpoint;
 
 type Frames = futures::stream::BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
 
@@ -29,11 +31,21 @@ struct Api {
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
     events: broadcast::Sender<(String, Value)>,
     tokens: Arc<std::sync::atomic::AtomicU64>,
+    /// Lifetime of issued tokens in seconds.
+    lifetime: Arc<std::sync::atomic::AtomicI64>,
+    /// Whether each request is refused as by a server that starts.
+    is_down: Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Api {
     fn new() -> Api {
-        Api { objects: Arc::default(), events: broadcast::channel(16).0, tokens: Arc::default() }
+        Api {
+            objects: Arc::default(),
+            events: broadcast::channel(16).0,
+            tokens: Arc::default(),
+            lifetime: Arc::new(3600.into()),
+            is_down: Arc::default(),
+        }
     }
 
     fn put(&self, resource: &str, name: &str, body: Value) {
@@ -65,6 +77,15 @@ impl Api {
             .nth(1)
             .map(|rest| format!("{path}/{}", rest.split('&').next().unwrap_or_default()));
         let (status, body) = match selected {
+            _ if self.is_down.load(std::sync::atomic::Ordering::SeqCst) => {
+                (503, one(json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 503})))
+            }
+            _ if path.ends_with("/events") => {
+                let number = self.tokens.fetch_add(0, std::sync::atomic::Ordering::SeqCst);
+                let event = json!({"kind": "Event", "apiVersion": "v1", "metadata": {"name": "e", "namespace": "ns"}, "involvedObject": {}});
+                lock(&self.objects).insert(format!("event {number}"), event.clone());
+                (201, one(event))
+            }
             _ if path.ends_with("/token") => (201, one(self.token())),
             Some(of) if query.contains("watch=") => {
                 let events = BroadcastStream::new(self.events.subscribe());
@@ -104,9 +125,11 @@ impl Api {
     fn token(&self) -> Value {
         let number = self.tokens.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
         let now = jiff::Timestamp::now();
-        let claims = BASE64_URL_SAFE_NO_PAD
-            .encode(json!({"iat": now.as_second(), "exp": now.as_second() + 3600}).to_string());
-        let ends = now.checked_add(jiff::SignedDuration::from_hours(1)).expect("time");
+        let lifetime = self.lifetime.load(std::sync::atomic::Ordering::SeqCst);
+        let claims = BASE64_URL_SAFE_NO_PAD.encode(
+            json!({"iat": now.as_second() - 3600 + lifetime, "exp": now.as_second() + lifetime}).to_string(),
+        );
+        let ends = now.checked_add(jiff::SignedDuration::from_secs(lifetime)).expect("time");
         json!({"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {"audiences": []},
             "status": {"token": format!("head.{claims}.{number}"), "expirationTimestamp": ends.to_string()}})
     }
@@ -129,7 +152,11 @@ impl Machine {
         let config =
             VolumeConfig { pods_dir: self.dir.join("pods"), memory_dir: self.dir.join("run/volumes") };
         let client = self.api.client();
-        let values = Values::new(client.clone(), &self.dir.join("values"));
+        let checkpoint =
+            Checkpoint::open(&self.dir.join("agent"), &self.dir.join("sealing.key")).expect("checkpoint");
+        let configs = ConfigCache::new(client.clone(), checkpoint, ApiHealth::default());
+        let (recorder, events) = crate::pod::events(client, "n1");
+        tokio::spawn(events.run());
         let node = NodeFacts {
             name: "n1".to_owned(),
             ips: Vec::new(),
@@ -137,7 +164,7 @@ impl Machine {
             allocatable: BTreeMap::new(),
             info: k8s_openapi::api::core::v1::NodeSystemInfo::default(),
         };
-        VolumeContext::open(config, client, values, Arc::new(node)).expect("root, to mount")
+        VolumeContext::open(config, configs, recorder, Arc::new(node)).expect("root, to mount")
     }
 
     fn mounts(&self) -> Vec<String> {
@@ -313,5 +340,68 @@ fn what_cannot_be_mounted_is_told_in_upstreams_words() {
             .expect("optional");
         assert!(unmount_all(&ctx, "../u1").await.is_err());
         unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
+
+#[test]
+fn after_a_boot_an_expired_token_is_used_until_the_api_server_is_back_and_an_event_says_so() {
+    apart(async {
+        let machine = Machine::new("alone");
+        let set = |down: bool, lifetime: i64| {
+            machine.api.is_down.store(down, std::sync::atomic::Ordering::SeqCst);
+            machine.api.lifetime.store(lifetime, std::sync::atomic::Ordering::SeqCst);
+        };
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        let pod = pod(json!([{"name": "access", "projected": {"sources": [
+            {"serviceAccountToken": {"path": "token"}}, {"configMap": {"name": "c"}}]}}]));
+        let open = |machine: &Machine| {
+            let ctx = machine.context();
+            ctx.shared.tokens.checkpoint().own("u1", crate::checkpoint::references(&pod));
+            ctx
+        };
+        set(false, -10);
+        let first = open(&machine);
+        let volumes = mount_all(&first, &pod).await.expect("mounted");
+        let token = content(&volumes, "access", "token").expect("token");
+        assert!(!first.shared.tokens.checkpoint().flush());
+        drop(first);
+        fs::remove_dir_all(machine.dir.join("run/volumes/u1")).expect("what goes with a boot");
+        set(true, 3600);
+        let second = open(&machine);
+        let volumes = mount_all(&second, &pod).await.expect("mounted alone");
+        assert_eq!(content(&volumes, "access", "token").as_ref(), Some(&token));
+        assert_eq!(content(&volumes, "access", "key").as_deref(), Some("one"));
+        set(false, 3600);
+        let told = async {
+            while !lock(&machine.api.objects).keys().any(|key| key.starts_with("event")) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), told).await.expect("an event");
+        unmount_all(&second, "u1").await.expect("removed");
+    });
+}
+
+#[test]
+fn a_checkpoint_on_a_full_disk_keeps_what_is_there_and_writes_the_rest_when_there_is_room() {
+    apart(async {
+        let machine = Machine::new("full");
+        let dir = machine.dir.join("small");
+        fs::create_dir(&dir).expect("mkdir");
+        kernel_mount(Some("small"), &dir, Some("tmpfs"), MsFlags::empty(), Some("size=256k")).expect("tmpfs");
+        let open = || Checkpoint::open(&dir.join("agent"), &dir.join("sealing.key")).expect("checkpoint");
+        let key = |name: &str| crate::checkpoint::Key::pod(name);
+        let checkpoint = open();
+        checkpoint.put(key("a"), &"old");
+        assert!(!checkpoint.flush());
+        fs::write(dir.join("ballast"), vec![1; 200 << 10]).expect("ballast");
+        checkpoint.put(key("a"), &"x".repeat(100 << 10));
+        checkpoint.put(key("b"), &"y".repeat(100 << 10));
+        assert!(checkpoint.flush(), "there is no room");
+        assert_eq!(open().get::<String>(&key("a")).as_deref(), Some("old"), "whole, though not new");
+        fs::remove_file(dir.join("ballast")).expect("room");
+        assert!(!checkpoint.flush());
+        assert_eq!(open().get::<String>(&key("a")).map(|text| text.len()), Some(100 << 10));
+        assert_eq!(open().get::<String>(&key("b")).map(|text| text.len()), Some(100 << 10));
     });
 }

@@ -1,4 +1,4 @@
-//! Service-account tokens bound to a pod: asked for once, kept in memory, renewed before they end.
+//! Service-account tokens bound to a pod: requested once, kept in memory and in the checkpoint, renewed before they end.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,34 +12,44 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount, ServiceAccountTokenProjection};
 use kube::Api;
 use kube::api::PostParams;
+use serde::{Deserialize, Serialize};
 
 use super::{SetUpError, VolumeContext, lock};
+use crate::api_health::{ApiHealth, is_unavailable};
+use crate::bounded;
+use crate::checkpoint::{Checkpoint, Key, TOKEN_SECONDS, account, token_key};
 use crate::node::chain;
+use crate::pod::Level;
 
-/// What is asked for when the volume does not say: an hour.
-const DEFAULT_SECONDS: i64 = 3600;
 /// A token is renewed at four fifths of its life, and every day at the latest.
 const OLDEST: i64 = 24 * 3600;
+/// Pause after a renewal that failed.
+const RETRY: Duration = Duration::from_secs(30);
+/// Maximum size in bytes of a token file that is read back.
+const TOKEN_MAX: u64 = 64 << 10;
 
 /// All tokens that pods of this node have.
-#[derive(Default)]
 pub(super) struct Tokens {
-    issued: Mutex<HashMap<Key, Issued>>,
+    checkpoint: Checkpoint,
+    health: ApiHealth,
+    held: Mutex<HashMap<Key, Held>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct Held {
     uid: String,
-    account: String,
-    audience: Option<String>,
-    seconds: i64,
+    issued: Issued,
+    /// An event told already that the token has expired.
+    told: bool,
 }
 
-#[derive(Clone)]
+/// A token and its times.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Issued {
     token: String,
-    renew: Timestamp,
-    ends: Timestamp,
+    /// Its begin, in seconds since 1970.
+    begins: i64,
+    /// Its end.
+    ends: i64,
 }
 
 /// A token and when the next one is due.
@@ -51,8 +61,13 @@ pub(super) struct Token {
 // === impl Tokens ===
 
 impl Tokens {
-    /// The pod's token for this projection: the one that it has, also from an earlier life of the agent
-    /// (`written`), or, when that is due, a new one.
+    pub(super) fn new(checkpoint: Checkpoint, health: ApiHealth) -> Self {
+        Self { checkpoint, health, held: Mutex::default() }
+    }
+
+    /// The pod's token for this projection: the one that it has, also from an earlier life of the agent (`written`, or the
+    /// checkpoint after a boot), or, when that is due, a new one. While the API server is away, the one that it has counts
+    /// even after its end.
     pub(super) async fn get(
         &self,
         ctx: &VolumeContext,
@@ -60,127 +75,177 @@ impl Tokens {
         wanted: &ServiceAccountTokenProjection,
         written: &Path,
     ) -> Result<Token, SetUpError> {
-        let key = Key {
-            uid: pod.metadata.uid.clone().unwrap_or_default(),
-            account: account(pod).to_owned(),
-            audience: wanted.audience.clone().filter(|audience| !audience.is_empty()),
-            seconds: wanted.expiration_seconds.unwrap_or(DEFAULT_SECONDS),
-        };
+        let key = token_key(pod, wanted);
         let now = Timestamp::now();
-        let held = lock(&self.issued).get(&key).cloned().or_else(|| Issued::read(written));
-        if let Some(held) = held.as_ref().filter(|held| held.renew > now) {
-            lock(&self.issued).insert(key, held.clone());
+        let held = lock(&self.held).get(&key).map(|held| held.issued.clone());
+        let held = held.or_else(|| Issued::read(written)).or_else(|| self.checkpoint.get(&key));
+        if let Some(held) = held.as_ref().filter(|held| !held.is_due(now)) {
+            self.keep(&key, pod, held);
             return Ok(held.given(now));
         }
-        match request(ctx, pod, &key).await {
-            Ok(issued) => {
-                let given = issued.given(now);
-                lock(&self.issued).insert(key, issued);
-                Ok(given)
+        if let Some(held) = held.as_ref().filter(|_| self.health.is_away()) {
+            return Ok(self.overdue(ctx, (&key, pod), held, now));
+        }
+        match self.health.ask(held.is_some(), request(ctx, pod, wanted)).await {
+            Ok(answer) => {
+                let issued = Issued::of(answer)?;
+                self.keep(&key, pod, &issued);
+                Ok(issued.given(now))
             }
-            // Not renewed in time is no harm yet: it is tried again within the last fifth of its life.
-            Err(error) => match held.filter(|held| held.ends > now) {
+            Err(error) => match held.filter(|held| is_unavailable(&error) || !held.is_over(now)) {
                 Some(held) => {
-                    tracing::warn!(
-                        error = chain(&error),
-                        uid = key.uid,
-                        "cannot renew a service-account token, trying again"
-                    );
-                    Ok(Token { token: held.token, renew_in: Duration::from_secs(30) })
+                    let (uid, error) = (pod.metadata.uid.as_deref(), chain(&error));
+                    tracing::warn!(error, uid, "cannot renew a service-account token, trying again");
+                    Ok(self.overdue(ctx, (&key, pod), &held, now))
                 }
-                None => Err(error),
+                None => Err(SetUpError::Token(chain(&error))),
             },
         }
     }
 
+    /// Gives a token that could not be renewed; one that has expired with a warning event, once.
+    fn overdue(&self, ctx: &VolumeContext, (key, pod): (&Key, &Pod), held: &Issued, now: Timestamp) -> Token {
+        self.keep(key, pod, held);
+        let is_news = held.is_over(now)
+            && lock(&self.held).get_mut(key).is_some_and(|held| !std::mem::replace(&mut held.told, true));
+        if is_news {
+            let message = format!(
+                "The API server is not reachable: the token of service account {:?} expired at {} and is used until it \
+                 can be renewed",
+                account(pod),
+                Timestamp::from_second(held.ends).unwrap_or_default(),
+            );
+            ctx.shared.recorder.pod(pod, Level::Warning, "ExpiredServiceAccountToken", message);
+        }
+        Token { token: held.token.clone(), renew_in: RETRY }
+    }
+
+    fn keep(&self, key: &Key, pod: &Pod, issued: &Issued) {
+        let mut held = lock(&self.held);
+        if held.get(key).is_some_and(|held| held.issued == *issued) {
+            return;
+        }
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        held.insert(key.clone(), Held { uid, issued: issued.clone(), told: false });
+        drop(held);
+        self.checkpoint.put(key.clone(), issued);
+    }
+
+    #[cfg(test)]
+    pub(super) fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
     /// Drops what a pod had.
     pub(super) fn forget(&self, uid: &str) {
-        lock(&self.issued).retain(|key, _| key.uid != uid);
+        lock(&self.held).retain(|_, held| held.uid != uid);
     }
 }
 
 // === impl Issued ===
 
 impl Issued {
+    fn of(answer: TokenRequest) -> Result<Issued, SetUpError> {
+        let issued = answer.status.and_then(|status| Some((status.token?, status.expiration_timestamp?.0)));
+        let (token, ends) = issued.ok_or_else(|| SetUpError::Token("the answer has no token".to_owned()))?;
+        let begins =
+            Issued::parse(&token).map_or_else(|| Timestamp::now().as_second(), |issued| issued.begins);
+        Ok(Issued { token, begins, ends: ends.as_second() })
+    }
+
     /// A token that was written before, with the times that it says of itself. It is handed back to the
     /// pod that it lies with and trusted with nothing else, so its signature does not matter here.
     fn read(written: &Path) -> Option<Issued> {
-        let token = std::fs::read_to_string(written).ok()?;
+        // `..data` leads there, so links are followed.
+        Issued::parse(&bounded::read_text(written, TOKEN_MAX).ok()?)
+    }
+
+    fn parse(token: &str) -> Option<Issued> {
         let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
         let claims: serde_json::Value = serde_json::from_slice(&claims).ok()?;
-        let time = |name: &str| Timestamp::from_second(claims.get(name)?.as_i64()?).ok();
-        let (issued, ends) = (time("iat")?, time("exp")?);
-        Some(Issued { token, renew: renewal(issued, ends), ends })
+        let time = |name: &str| claims.get(name)?.as_i64();
+        Some(Issued { token: token.to_owned(), begins: time("iat")?, ends: time("exp")? })
+    }
+
+    /// Seconds from its begin to its renewal.
+    fn life(&self) -> i64 {
+        (self.ends.saturating_sub(self.begins).max(0) / 5 * 4).min(OLDEST)
+    }
+
+    /// Whether it is to be renewed. A token that begins in the future is due: the clock was set back.
+    fn is_due(&self, now: Timestamp) -> bool {
+        let age = now.as_second().saturating_sub(self.begins);
+        age >= self.life() || age < -60
+    }
+
+    fn is_over(&self, now: Timestamp) -> bool {
+        now.as_second() >= self.ends
     }
 
     fn given(&self, now: Timestamp) -> Token {
-        let renew_in = Duration::try_from(self.renew.duration_since(now)).unwrap_or_default();
-        Token { token: self.token.clone(), renew_in }
+        let left = self.begins.saturating_add(self.life()).saturating_sub(now.as_second());
+        let renew_in = Duration::from_secs(u64::try_from(left.min(self.life())).unwrap_or_default());
+        // A new token that is due at once (a clock that is wrong) must not be requested again and again.
+        Token { token: self.token.clone(), renew_in: if renew_in.is_zero() { RETRY } else { renew_in } }
     }
 }
 
-fn account(pod: &Pod) -> &str {
-    pod.spec
-        .as_ref()
-        .and_then(|spec| spec.service_account_name.as_deref())
-        .filter(|name| !name.is_empty())
-        .unwrap_or("default")
-}
-
-async fn request(ctx: &VolumeContext, pod: &Pod, key: &Key) -> Result<Issued, SetUpError> {
-    let failed = |error: kube::Error| SetUpError::Token(chain(&error));
+async fn request(
+    ctx: &VolumeContext,
+    pod: &Pod,
+    wanted: &ServiceAccountTokenProjection,
+) -> Result<TokenRequest, kube::Error> {
     let api: Api<ServiceAccount> =
         Api::namespaced(ctx.shared.client.clone(), pod.metadata.namespace.as_deref().unwrap_or_default());
     let bound = BoundObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
         name: pod.metadata.name.clone(),
-        uid: Some(key.uid.clone()),
+        uid: pod.metadata.uid.clone(),
     };
+    let audience = wanted.audience.clone().filter(|audience| !audience.is_empty());
     let spec = TokenRequestSpec {
-        audiences: key.audience.clone().map(|audience| vec![audience]),
+        audiences: audience.map(|audience| vec![audience]),
         bound_object_ref: Some(bound),
-        expiration_seconds: Some(key.seconds),
+        expiration_seconds: Some(wanted.expiration_seconds.unwrap_or(TOKEN_SECONDS)),
         ..TokenRequestSpec::default()
     };
     let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
-    let answer =
-        api.create_token_request(&key.account, &PostParams::default(), &request).await.map_err(failed)?;
-    let issued = answer.status.and_then(|status| Some((status.token?, status.expiration_timestamp?.0)));
-    let (token, ends) = issued.ok_or_else(|| SetUpError::Token("the answer has no token".to_owned()))?;
-    let now = Timestamp::now();
-    Ok(Issued { token, renew: renewal(now, ends), ends })
-}
-
-/// When a token issued now that ends then is to be replaced.
-fn renewal(now: Timestamp, ends: Timestamp) -> Timestamp {
-    let life = ends.duration_since(now).as_secs().max(0);
-    let after = (life / 5 * 4).min(OLDEST);
-    now.checked_add(jiff::SignedDuration::from_secs(after)).unwrap_or(ends)
+    api.create_token_request(account(pod), &PostParams::default(), &request).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("time")
+    }
+
     #[test]
     fn a_token_is_renewed_at_four_fifths_of_its_life_or_after_a_day() {
-        let now = Timestamp::UNIX_EPOCH;
-        let after = |seconds: i64| renewal(now, Timestamp::from_second(seconds).expect("time")).as_second();
-        assert_eq!([3600, 600, 0].map(after), [2880, 480, 0]);
-        assert_eq!(after(365 * 24 * 3600), OLDEST);
-        assert_eq!(renewal(now, Timestamp::from_second(-5).expect("time")), now);
+        let issued = |begins, ends| Issued { token: String::new(), begins, ends };
+        assert_eq!([3600, 600, 0, -5].map(|ends| issued(0, ends).life()), [2880, 480, 0, 0]);
+        assert_eq!(issued(0, 365 * 24 * 3600).life(), OLDEST);
+        let hour = issued(10_000, 13_600);
+        assert_eq!([9_950, 12_879, 12_880].map(|now| hour.is_due(at(now))), [false, false, true]);
+        assert!(hour.is_due(at(0)), "by a clock that was set back, it is asked for again");
+        assert_eq!(hour.given(at(12_000)).renew_in.as_secs(), 880);
+        assert_eq!(hour.given(at(0)).renew_in.as_secs(), 2880, "no longer than its life");
+        assert_eq!(hour.given(at(1 << 37)).renew_in, RETRY, "a clock that is ahead makes no loop");
     }
 
     #[test]
     fn a_written_token_tells_its_own_times() {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(br#"{"iat":1000,"exp":4600}"#);
-        let path = std::env::temp_dir().join(format!("coracle-token-{}", std::process::id()));
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("token");
         std::fs::write(&path, format!("head.{claims}.sign")).expect("file");
         let read = Issued::read(&path).expect("a token");
-        assert_eq!((read.renew.as_second(), read.ends.as_second()), (3880, 4600));
+        assert_eq!((read.begins, read.ends), (1000, 4600));
         std::fs::write(&path, "no token").expect("file");
         assert!(Issued::read(&path).is_none());
-        std::fs::remove_file(&path).expect("clean up");
+        std::fs::write(&path, vec![b'.'; 1 << 20]).expect("file");
+        assert!(Issued::read(&path).is_none());
     }
 }

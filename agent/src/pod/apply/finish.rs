@@ -33,7 +33,7 @@ impl Job {
             return Err(errors);
         }
         self.node.user_ids.take_back(&self.uid);
-        self.node.remembered.forget(&self.uid);
+        self.node.checkpoint.forgotten(&self.uid).await;
         self.report(Report::Finished);
         Ok(())
     }

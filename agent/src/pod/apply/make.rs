@@ -30,7 +30,8 @@ impl Job {
         }
     }
 
-    /// Makes the next sandbox while volumes are mounted and the first images are pulled.
+    /// Makes the next sandbox while volumes are mounted and the first images are pulled. The pulls may take longer than
+    /// the sandbox: each container waits for its own.
     pub(super) async fn make_sandbox(
         &mut self,
         attempt: u32,
@@ -56,12 +57,13 @@ impl Job {
         if no_cluster_dns {
             self.tell_missing_dns();
         }
+        self.pull_first(first);
         let mounting = async {
             if self.volumes.is_none() {
                 self.mount().await;
             }
         };
-        let (ran, (), ()) = tokio::join!(self.run_sandbox(config), mounting, self.pull_first(first));
+        let (ran, ()) = tokio::join!(self.run_sandbox(config), mounting);
         ran
     }
 
@@ -83,25 +85,15 @@ impl Job {
         Ok(())
     }
 
-    /// Pulls what starts first; a failure is reported here, as it would be at the start of the container.
-    async fn pull_first(&self, first: &[String]) {
+    /// Begins to pull what starts first, unless an earlier try has begun already.
+    fn pull_first(&mut self, first: &[String]) {
         let spec = self.spec();
         let shape = Shape::of(&spec);
-        let containers: Vec<_> = first.iter().filter_map(|name| shape.container(name)).collect();
-        let pulls = containers.into_iter().map(|container| async move {
-            let ensured = pull::ensure(&self.node, &self.pod, container, None);
-            let Some(ensured) = self.interrupt.run_until_cancelled(ensured).await else { return };
-            let container_name = container.name.clone();
-            self.report(match ensured {
-                Ok(present) => Report::Image { container: container_name, present },
-                Err(missing) => Report::NotStarted {
-                    container: container_name,
-                    waiting: missing.waiting,
-                    failed: missing.failed,
-                },
-            });
-        });
-        futures::future::join_all(pulls).await;
+        for container in first.iter().filter_map(|name| shape.container(name)) {
+            let pull = self.pulls.remove(&container.name);
+            let pull = pull.unwrap_or_else(|| pull::begin(&self.node, &self.pod, container));
+            self.report(Report::Pulling { container: container.name.clone(), pull });
+        }
     }
 
     fn tell_missing_dns(&self) {

@@ -6,6 +6,7 @@ use coracle_proto::cri;
 use k8s_openapi::api::core::v1::Container;
 
 use super::mounts::OfRuntime;
+use super::start_queue::StartQueue;
 use super::{ApplyError, Failed, Job, Report};
 use crate::cgroup::container_resources;
 use crate::pod::admit::unsupported;
@@ -13,7 +14,7 @@ use crate::pod::config::{container as container_config, files, hostname};
 use crate::pod::env::{Addresses, Sources, environment, needs};
 use crate::pod::events::Level;
 use crate::pod::plan::StartContainer;
-use crate::pod::pull::{self, Present};
+use crate::pod::pull::{self, Present, PullTask};
 use crate::pod::state::{Shape, Waiting};
 use crate::pod::{hook, security};
 
@@ -34,21 +35,22 @@ impl NotStarted {
 }
 
 impl Job {
-    /// Starts each in turn; one that fails does not keep the others back.
+    /// Starts each container as soon as its own image is here; those whose images are here in the order of the spec, as
+    /// postStart hooks may rely on. One that fails does not keep the others back.
     pub(super) async fn start_all(&mut self, starts: Vec<StartContainer>) -> Result<(), Vec<ApplyError>> {
         let spec = self.spec();
         let shape = Shape::of(&spec);
-        let pulls = starts.iter().map(|start| self.image(&shape, &start.name));
-        let images = futures::future::join_all(pulls).await;
-        for (start, image) in starts.into_iter().zip(images) {
+        let begun = |start: &StartContainer| {
+            let pull = self.pulls.remove(&start.name);
+            pull.or_else(|| Some(pull::begin(&self.node, &self.pod, &*shape.any(&start.name)?)))
+        };
+        let pulls: Vec<Option<PullTask>> = starts.iter().map(begun).collect();
+        let mut queue = StartQueue::new(starts.into_iter().zip(pulls));
+        while let Some(Some((start, image))) = self.interrupt.run_until_cancelled(queue.next()).await {
             let Some(container) = shape.any(&start.name) else { continue };
-            if self.interrupt.is_cancelled() {
-                break;
-            }
             let started = match image {
-                Ok(Some(image)) => self.start(&shape, &container, &start, image).await,
-                Ok(None) => break,
-                Err(not) => Err(not),
+                Ok(image) => self.start(&shape, &container, &start, image).await,
+                Err(missing) => Err(NotStarted { waiting: missing.waiting, failed: missing.failed }),
             };
             match started {
                 Ok(()) => self.report(Report::Started { container: start.name, crashed: start.crashed }),
@@ -60,20 +62,6 @@ impl Job {
             }
         }
         Ok(())
-    }
-
-    /// The image of a container; `None` when interrupted.
-    async fn image(&self, shape: &Shape<'_>, name: &str) -> Result<Option<Present>, NotStarted> {
-        if let Some(present) = self.images.get(name) {
-            return Ok(Some(present.clone()));
-        }
-        let Some(container) = shape.any(name) else { return Ok(None) };
-        let ensured = pull::ensure(&self.node, &self.pod, &container, None);
-        match self.interrupt.run_until_cancelled(ensured).await {
-            None => Ok(None),
-            Some(Ok(present)) => Ok(Some(present)),
-            Some(Err(missing)) => Err(NotStarted { waiting: missing.waiting, failed: missing.failed }),
-        }
     }
 
     async fn start(
@@ -241,17 +229,18 @@ impl Job {
         let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
         let (maps, secrets) = needs(container);
         let (mut config_maps, mut found_secrets) = (BTreeMap::new(), BTreeMap::new());
-        let values = &self.node.values;
+        let configs = &self.node.configs;
         for name in maps {
-            let map = values.config_map(namespace, &name).await;
+            let map = configs.get(namespace, &name).await;
             config_maps.insert(name, map.map_err(NotStarted::config)?);
         }
         for name in secrets {
-            let secret = values.secret(namespace, &name).await;
+            let secret = configs.get(namespace, &name).await;
             found_secrets.insert(name, secret.map_err(NotStarted::config)?);
         }
         let links = self.pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
-        let services = values.services(links.then_some(namespace)).await;
+        let services = self.node.services.environment(links.then_some(namespace)).await;
+        let services = services.map_err(NotStarted::config)?;
         let sandbox_ips = self.seen.sandbox().map(|s| s.ips.clone()).filter(|ips| !ips.is_empty());
         Ok(Sources {
             config_maps,
@@ -278,7 +267,7 @@ impl Job {
             let path = dir.join("etc-hosts");
             let aliases = shape.spec.host_aliases.as_deref().unwrap_or_default();
             let text = if shape.spec.host_network == Some(true) {
-                files::host_hosts(&std::fs::read_to_string("/etc/hosts").unwrap_or_default(), aliases)
+                files::host_hosts(&files::node_hosts()?, aliases)
             } else {
                 let ips = self.seen.sandbox().map(|s| s.ips.clone()).unwrap_or_default();
                 let (name, domain) = hostname(&self.pod, &self.node.config.cluster_domain);

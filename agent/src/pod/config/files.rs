@@ -1,18 +1,21 @@
 //! Files that the agent lays beside a pod: its `/etc/hosts` and the files for termination messages.
 
 use std::fs;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::HostAlias;
 
+use crate::bounded;
 use crate::server::logs::Line;
 
 /// The most that is read of a termination message, and of a log in its stead.
 const MESSAGE_BYTES: u64 = 4096;
 const LOG_BYTES: u64 = 2048;
 const LOG_LINES: usize = 80;
+/// Maximum size in bytes of the node's hosts file.
+const HOSTS_MAX: u64 = 1 << 20;
 
 /// What `/etc/hosts` says inside a pod with a network of its own.
 pub(crate) fn hosts(ips: &[String], (name, domain): (&str, Option<&str>), aliases: &[HostAlias]) -> String {
@@ -49,22 +52,41 @@ fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
 
 /// Writes a pod's hosts file, if it differs. It is bind-mounted, so it is written in place.
 pub(crate) fn write_hosts(path: &Path, text: &str) -> io::Result<()> {
-    if fs::read_to_string(path).is_ok_and(|now| now == text) {
+    // Containers write to it: no more is read than the right text has.
+    if bounded::read(path, text.len() as u64).is_ok_and(|now| now == text.as_bytes()) {
         return Ok(());
     }
     if let Some(dir) = path.parent() {
         crate::volume::make_private(dir)?;
     }
-    fs::write(path, text)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
+    overwrite(path, text.as_bytes(), 0o644)
+}
+
+/// Writes a regular file in place, following no link.
+fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let mut options = fs::OpenOptions::new();
+    let mut file = bounded::checked(options.write(true).create(true).truncate(false).mode(mode), path)?;
+    file.set_len(0)?;
+    file.write_all(content)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+/// The node's own hosts file, for pods with its network; empty when there is none.
+///
+/// # Errors
+/// When it cannot be read or is larger than 1 MiB.
+pub(crate) fn node_hosts() -> io::Result<String> {
+    match bounded::read_text(Path::new("/etc/hosts"), HOSTS_MAX) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        read => read,
+    }
 }
 
 /// Makes the empty file that a container leaves its last words in; whoever it runs as may write it.
 pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf> {
     crate::volume::make_private(dir)?;
     let path = dir.join(format!("{attempt}.message"));
-    fs::write(&path, b"")?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    overwrite(&path, b"", 0o666)?;
     if let Some(old) = attempt.checked_sub(2) {
         let _ = fs::remove_file(dir.join(format!("{old}.message")));
     }
@@ -73,7 +95,7 @@ pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf>
 
 /// The last words of a container, at most 4 KiB.
 pub(crate) fn message(path: &Path) -> String {
-    let Ok(file) = fs::File::open(path) else { return String::new() };
+    let Ok(file) = bounded::open(path) else { return String::new() };
     let mut bytes = Vec::new();
     let _ = file.take(MESSAGE_BYTES).read_to_end(&mut bytes);
     String::from_utf8_lossy(&bytes).into_owned()
@@ -81,7 +103,7 @@ pub(crate) fn message(path: &Path) -> String {
 
 /// The end of a container's log, without what the log format adds. As in the log, a part of a line has no line end.
 pub(crate) fn log_tail(path: &Path) -> String {
-    let Ok(mut file) = fs::File::open(path) else { return String::new() };
+    let Ok(mut file) = bounded::open(path) else { return String::new() };
     // Each line carries a time stamp and a stream name, so read more than is wanted.
     let window = LOG_BYTES * 8;
     let length = file.metadata().map(|m| m.len()).unwrap_or_default();
@@ -116,6 +138,31 @@ mod tests {
         let text = hosts(&["10.42.0.5".into()], ("web", Some("sub.ns.svc.cluster.local")), &aliases);
         assert!(text.contains("\n10.42.0.5\tweb.sub.ns.svc.cluster.local\tweb\n"));
         assert!(text.ends_with("# Entries added by HostAliases.\n1.2.3.4\ta\tb\n"));
+    }
+
+    #[test]
+    fn a_hosts_file_that_a_container_made_huge_is_not_read_and_a_link_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc-hosts");
+        // More than there is memory for; the file has no blocks.
+        fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        write_hosts(&path, "right").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "right");
+        let (victim, link) = (dir.path().join("victim"), dir.path().join("link"));
+        fs::write(&victim, "kept").unwrap();
+        std::os::unix::fs::symlink(&victim, &link).unwrap();
+        assert!(write_hosts(&link, "right").is_err());
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
+        assert_eq!((message(&link), log_tail(&link)), (String::new(), String::new()));
+    }
+
+    #[test]
+    fn a_message_that_is_a_fifo_holds_nothing_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("0.message");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!((message(&path), log_tail(&path)), (String::new(), String::new()));
+        assert!(make_message_file(dir.path(), 0).is_err());
     }
 
     #[test]

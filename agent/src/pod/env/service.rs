@@ -1,11 +1,16 @@
 //! Variables for services, as Docker's links once had them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 
 /// The API server's own service is always there; the others of the namespace only with `links`.
-pub(super) fn environment(services: &[Service], namespace: &str, links: bool) -> BTreeMap<String, String> {
+pub(super) fn environment(
+    services: &[Arc<Service>],
+    namespace: &str,
+    links: bool,
+) -> BTreeMap<String, String> {
     let mut env = BTreeMap::new();
     for service in services {
         let (ns, name) = (service.metadata.namespace.as_deref(), service.metadata.name.as_deref());

@@ -81,7 +81,9 @@ fn the_api_server_is_always_linked_and_others_by_wish() {
         .unwrap()
     };
     let sources = Sources {
-        services: vec![service("default", "kubernetes"), service("n", "my-web"), service("z", "far")],
+        services: [service("default", "kubernetes"), service("n", "my-web"), service("z", "far")]
+            .map(std::sync::Arc::new)
+            .into(),
         ..Sources::default()
     };
     let env = env_of(json!({"name": "c"}), &sources).unwrap();

@@ -20,6 +20,7 @@ use serde::Deserialize;
 
 use self::flights::Flights;
 use super::secret::{Entry, location, matched};
+use crate::bounded;
 use crate::duration;
 
 const CONFIG_VERSIONS: [&str; 3] =
@@ -137,6 +138,9 @@ enum Key {
 
 type Entries = BTreeMap<String, Entry>;
 
+/// Maximum size of the configuration in bytes.
+const CONFIG_MAX: u64 = 1 << 20;
+
 struct Kept {
     until: Instant,
     entries: Entries,
@@ -147,7 +151,7 @@ struct Kept {
 impl Providers {
     /// Reads the configuration and finds its programs.
     pub(crate) fn load(file: &Path, programs: &Path) -> Result<Providers, ProviderError> {
-        let text = std::fs::read_to_string(file)
+        let text = bounded::read_text(file, CONFIG_MAX)
             .map_err(|source| ProviderError::Read { path: file.to_owned(), source })?;
         let config: Config = serde_yaml_ng::from_str(&text)
             .map_err(|source| ProviderError::Parse { path: file.to_owned(), source })?;

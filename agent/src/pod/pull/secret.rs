@@ -34,7 +34,7 @@ pub(super) async fn credentials(node: &Node, pod: &Pod, reference: &Reference) -
     let names = pod.spec.iter().flat_map(|s| s.image_pull_secrets.iter().flatten()).map(|r| &r.name);
     let mut found = Vec::new();
     for name in names.filter(|name| !name.is_empty()) {
-        match node.values.secret(namespace, name).await {
+        match node.configs.get(namespace, name).await {
             Ok(Some(secret)) => found.extend(matching(&secret, reference)),
             Ok(None) | Err(_) => node.recorder.pod(
                 pod,

@@ -4,14 +4,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::over;
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
 use crate::pod::admit::{HostPort, Taken, host_ports};
 use crate::server::PodView;
-use crate::source::values;
 
 /// The desired pods of this node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -28,8 +27,8 @@ struct State {
     burstable_millis: i64,
     /// Host ports by the uid of the pod that has them; most pods have none.
     ports: HashMap<String, Vec<HostPort>>,
-    /// How many pods refer to each record of a config map or secret.
-    records: HashMap<String, usize>,
+    /// Statuses that the API server does not have yet, by uid.
+    statuses: HashMap<String, PodStatus>,
 }
 
 #[derive(Debug)]
@@ -44,7 +43,6 @@ struct Share {
     /// None when the pod is over.
     requested: Option<Amount>,
     burstable_millis: i64,
-    records: Vec<String>,
 }
 
 // === impl Pods ===
@@ -92,11 +90,23 @@ impl Pods {
         }
     }
 
-    /// Forgets a pod. Returns the records that no other pod refers to.
-    pub(super) fn take(&self, uid: &str) -> Vec<String> {
+    /// Notes a status that the API server does not have yet; none when it has it.
+    pub(crate) fn report(&self, uid: &str, status: Option<PodStatus>) {
+        let mut state = self.write();
+        match status {
+            Some(status) => drop(state.statuses.insert(uid.to_owned(), status)),
+            None => drop(state.statuses.remove(uid)),
+        }
+    }
+
+    /// Forgets a pod.
+    pub(super) fn take(&self, uid: &str) {
         let mut state = self.write();
         state.ports.remove(uid);
-        state.by_uid.remove(uid).map(|old| state.subtract(&old.share)).unwrap_or_default()
+        state.statuses.remove(uid);
+        if let Some(old) = state.by_uid.remove(uid) {
+            state.subtract(&old.share);
+        }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
@@ -112,6 +122,10 @@ impl PodView for Pods {
     fn pods(&self) -> Vec<Arc<Pod>> {
         self.all()
     }
+
+    fn status(&self, uid: &str) -> Option<PodStatus> {
+        self.read().statuses.get(uid).cloned()
+    }
 }
 
 // === impl State ===
@@ -123,31 +137,14 @@ impl State {
         self.requested.cpu_millis += amount.cpu_millis;
         self.requested.memory += amount.memory;
         self.burstable_millis += share.burstable_millis;
-        for name in &share.records {
-            match self.records.get_mut(name) {
-                Some(count) => *count += 1,
-                None => drop(self.records.insert(name.clone(), 1)),
-            }
-        }
     }
 
-    /// Returns the records that nothing refers to any more.
-    fn subtract(&mut self, share: &Share) -> Vec<String> {
+    fn subtract(&mut self, share: &Share) {
         self.places -= usize::from(share.requested.is_some());
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis -= amount.cpu_millis;
         self.requested.memory -= amount.memory;
         self.burstable_millis -= share.burstable_millis;
-        let mut unused = Vec::new();
-        for name in &share.records {
-            let Some(count) = self.records.get_mut(name) else { continue };
-            *count -= 1;
-            if *count == 0 {
-                self.records.remove(name);
-                unused.push(name.clone());
-            }
-        }
-        unused
     }
 }
 
@@ -160,7 +157,6 @@ impl Share {
         Self {
             requested: (!over(pod)).then_some(requested),
             burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
-            records: values::records_of(pod),
         }
     }
 }
@@ -196,11 +192,8 @@ mod tests {
         assert_eq!(sums(&pods), (2, 3000, 1, 3000));
         pods.put("a", &pod("a", "1", 80, "s", "Failed"));
         assert_eq!(sums(&pods), (1, 2000, 0, 3000));
-        assert_eq!(pods.take("a"), Vec::<String>::new());
-        let unused = pods.take("b");
-        assert!(unused.contains(&"Secret_n_s.json".to_owned()), "{unused:?}");
-        assert_eq!(pods.take("b"), Vec::<String>::new());
+        ["a", "b", "b"].iter().for_each(|uid| pods.take(uid));
         assert_eq!(sums(&pods), (0, 0, 0, 0));
-        assert!(pods.read().records.is_empty() && pods.all().is_empty());
+        assert!(pods.all().is_empty());
     }
 }

@@ -10,6 +10,7 @@ use crate::pod::events::Level;
 use crate::pod::plan::Plan;
 use crate::pod::probe::Finding;
 use crate::pod::state::{Condemned, SANDBOX, Shape, VOLUMES, Wish};
+use crate::volume;
 
 impl Worker {
     pub(super) fn learn(&mut self, report: Report) {
@@ -19,11 +20,13 @@ impl Worker {
                 self.volumes = Some(volumes);
                 self.memory.prepared = true;
                 self.memory.pod_retries.clear(VOLUMES);
+                // The pod may have changed while its volumes were made.
+                volume::follow(&self.node.volumes, self.wishes.borrow().pod());
             }
             Report::NotPrepared(what) => self.memory.pod_retries.fail(what, now, now),
             Report::SandboxMade => self.memory.pod_retries.clear(SANDBOX),
-            Report::Image { container, present } => {
-                self.images.insert(container, present);
+            Report::Pulling { container, pull } => {
+                self.pulls.insert(container, pull);
             }
             Report::NotStarted { container, waiting, failed } => {
                 match failed {

@@ -5,7 +5,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::line::Line;
+use super::line::{LINE_MAX, Line};
+use crate::bounded;
 
 /// The log's files that there are now, the oldest first. Rotated ones have a time after the name, so
 /// their names sort as they were written.
@@ -36,7 +37,7 @@ pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
 pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> {
     let mut seen = Seen { wanted: count, lines: 0, is_open: false };
     for (index, file) in files.iter().enumerate().rev() {
-        match File::open(file) {
+        match bounded::open(file) {
             Ok(mut file) => {
                 if let Some(offset) = seen.backwards(&mut file)? {
                     return Ok((index, offset));
@@ -76,6 +77,10 @@ impl Seen {
                     return Ok(Some(start + until as u64));
                 }
                 until = newline + 1;
+            }
+            if until > LINE_MAX {
+                // What lies before a line that no runtime writes is not counted.
+                return Ok(Some(start + until as u64));
             }
             carry = block[..until].to_vec();
             end = start;

@@ -14,9 +14,10 @@ use tokio::sync::mpsc;
 
 use super::container::Ended;
 use super::files;
-use super::line::Printer;
+use super::line::{LINE_MAX, Printer};
 use super::options::Options;
 use super::watch::Watch;
+use crate::bounded;
 
 const CHUNK: usize = 64 * 1024;
 
@@ -80,6 +81,8 @@ struct Reader {
     printer: Printer,
     /// The beginning of a line that is still being written.
     rest: Vec<u8>,
+    /// That line is too long, and left out up to its end.
+    skips: bool,
 }
 
 struct Open {
@@ -100,7 +103,7 @@ impl Reader {
             None => (first_since(&all, options), 0),
         };
         let file = all.get(index).map(|path| Open::at(path, offset)).transpose()?.flatten();
-        Ok(Reader { log, file, printer: Printer::new(options), rest: Vec::new() })
+        Ok(Reader { log, file, printer: Printer::new(options), rest: Vec::new(), skips: false })
     }
 
     async fn drain(&mut self, sender: &mpsc::Sender<Bytes>) -> Result<Drained, ReadError> {
@@ -146,7 +149,9 @@ impl Reader {
     fn print(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
         while let Some(newline) = bytes.iter().position(|b| *b == b'\n') {
             let line = &bytes[..newline];
-            if self.rest.is_empty() {
+            if std::mem::take(&mut self.skips) {
+                self.rest.clear();
+            } else if self.rest.is_empty() {
                 self.printer.print(line, out);
             } else {
                 self.rest.extend_from_slice(line);
@@ -155,7 +160,13 @@ impl Reader {
             }
             bytes = &bytes[newline + 1..];
         }
-        self.rest.extend_from_slice(bytes);
+        if self.rest.len() + bytes.len() > LINE_MAX {
+            // No runtime writes such a line; its end is no line either.
+            self.rest.clear();
+            self.skips = true;
+        } else if !self.skips {
+            self.rest.extend_from_slice(bytes);
+        }
     }
 }
 
@@ -171,7 +182,7 @@ fn first_since(all: &[PathBuf], options: &Options) -> usize {
 impl Open {
     fn at(path: &Path, position: u64) -> Result<Option<Open>, ReadError> {
         let failed = |source| ReadError::File { path: path.to_owned(), source };
-        let mut file = match File::open(path) {
+        let mut file = match bounded::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(failed)?,
         };

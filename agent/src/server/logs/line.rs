@@ -4,6 +4,9 @@ use jiff::Timestamp;
 
 use super::options::Options;
 
+/// Maximum length in bytes of a line. Runtimes cut longer ones into parts, at 16 KiB as a rule.
+pub(super) const LINE_MAX: usize = 1 << 20;
+
 /// Which of a container's two outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {

@@ -171,3 +171,26 @@ async fn a_line_that_is_half_written_waits_for_its_end() {
     follower.tell("c1", ContainerEventType::ContainerStoppedEvent).await;
     assert_eq!(follower.finish().await, "half\n");
 }
+
+#[tokio::test]
+async fn a_line_without_an_end_takes_no_memory_and_hides_no_other() {
+    let dir = std::env::temp_dir().join(format!("coracle-logs-{}-endless", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("temp dir");
+    let log = dir.join("0.log");
+    let huge = "x".repeat(3 * super::super::line::LINE_MAX);
+    let head = "2026-01-01T00:00:00Z stdout F";
+    std::fs::write(&log, format!("{head} a\n{head} {huge}\n{head} b\n")).expect("file");
+    let mut reader = Reader::begin(log.clone(), &Options::default()).expect("reader");
+    let (sender, mut receiver) = mpsc::channel(64);
+    reader.drain(&sender).await.expect("read");
+    assert!(reader.rest.capacity() <= 2 * super::super::line::LINE_MAX);
+    drop(sender);
+    let mut out = Vec::new();
+    while let Some(bytes) = receiver.recv().await {
+        out.extend_from_slice(&bytes);
+    }
+    assert_eq!(out, b"a\nb\n");
+    let at = files::tail(&[log], 5).expect("tail");
+    assert_eq!(at, (0, (head.len() * 2 + huge.len() + 5) as u64), "behind the line that is too long");
+    std::fs::remove_dir_all(dir).expect("clean up");
+}

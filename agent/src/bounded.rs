@@ -1,0 +1,81 @@
+//! Reads of files that a container, an image, a plugin or a user controls: regular files only, without following a link
+//! in the last component, without blocking on a FIFO, up to a limit.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// As by open(2); `InvalidInput` when the file is not a regular one, ELOOP when it is a link.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    checked(OpenOptions::new().read(true), path)
+}
+
+/// Opens with these options, and refuses what is no regular file. O_NONBLOCK keeps the open of a FIFO from waiting for its
+/// other end.
+pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Reads a whole file of `max` bytes at most.
+///
+/// # Errors
+/// As [`open`]; `FileTooLarge` when it is larger.
+pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    all(open(path)?, max)
+}
+
+/// Reads a text file of the administrator's of `max` bytes at most. Links are followed and pipes are read, as a shell's
+/// process substitution makes them.
+///
+/// # Errors
+/// As by open(2); `FileTooLarge` when it is larger, `InvalidData` when it is not UTF-8.
+pub fn read_text(path: &Path, max: u64) -> io::Result<String> {
+    String::from_utf8(all(File::open(path)?, max)?)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn all(file: File, max: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    // The size is not trusted: the file may grow while it is read.
+    file.take(max.saturating_add(1)).read_to_end(&mut content)?;
+    if content.len() as u64 > max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {max} bytes")));
+    }
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    #[test]
+    fn a_large_file_a_link_a_fifo_and_a_device_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("file"), "12345").unwrap();
+        assert_eq!(read(&at("file"), 5).unwrap(), b"12345");
+        assert_eq!(read(&at("file"), 4).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        // A sparse file of a terabyte costs no more than the limit.
+        std::fs::File::create(at("sparse")).unwrap().set_len(1 << 40).unwrap();
+        assert_eq!(read(&at("sparse"), 1 << 20).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        symlink(at("file"), at("link")).unwrap();
+        assert_eq!(read(&at("link"), 5).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+        assert_eq!(read_text(&at("link"), 5).unwrap(), "12345");
+        assert_eq!(read_text(&at("link"), 4).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
+        assert_eq!(read(&at("fifo"), 5).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(read(Path::new("/dev/zero"), 5).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}

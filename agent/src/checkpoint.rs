@@ -1,0 +1,388 @@
+//! Checkpoint: the API objects that this node's pods need, on disk, so that pods start without the API server.
+//!
+//! One encrypted file an object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is written only
+//! when its content changed, by one background task that writes whatever is due as one batch (temporary file, fsync,
+//! rename, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to `*.bad` with a warning.
+//! Records of config maps, secrets, services and tokens belong to pods ([`Checkpoint::own`]) and are removed with the last
+//! of them.
+
+mod files;
+mod key;
+mod owners;
+mod plain;
+mod references;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use coracle_sealing::Keys;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
+
+pub(crate) use key::{Key, Kind};
+pub(crate) use references::{TOKEN_SECONDS, account, references, token_key};
+
+use owners::Owners;
+
+/// Time for which writes are collected: a new pod changes again when its start is reported.
+const COLLECT: Duration = Duration::from_millis(100);
+/// Pause after a batch that could not be written (disk full); doubled up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Maximum time that a caller waits for its removal to reach the disk.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Why the checkpoint cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// A directory cannot be made.
+    #[error("cannot create {path}")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The key file of the records cannot be used.
+    #[error("cannot open the checkpoint of pods")]
+    Key(#[source] coracle_sealing::Error),
+}
+
+/// Handle of the checkpoint; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Checkpoint {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    dir: PathBuf,
+    keys: Keys,
+    state: Mutex<State>,
+    /// Held while files are written; orders the background task and [`Checkpoint::flush`].
+    disk: Mutex<()>,
+    due: Notify,
+    written: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// SHA-256 of the content of each record that is on disk or due.
+    digests: HashMap<Key, [u8; 32]>,
+    due: BTreeMap<Key, Arc<Change>>,
+    owners: Owners,
+}
+
+#[derive(Debug)]
+enum Change {
+    Write {
+        content: Vec<u8>,
+        /// What is on disk is not known yet: it may be the same, from an earlier life of the agent.
+        compare: bool,
+    },
+    Remove,
+}
+
+/// Content of a file, before encryption.
+#[derive(Serialize, Deserialize)]
+struct Record<T> {
+    /// Version of this format.
+    version: u32,
+    name: String,
+    value: T,
+}
+
+const VERSION: u32 = 1;
+
+// === impl Checkpoint ===
+
+impl Checkpoint {
+    /// Opens the checkpoint in `<agent_dir>/checkpoint` with the keys of a file, which is made when it is absent. Takes over
+    /// the plain records of earlier versions.
+    ///
+    /// # Errors
+    /// When a directory or the key file cannot be used. Unreadable records are no error.
+    pub(crate) fn open(agent_dir: &Path, key_file: &Path) -> Result<Self, CheckpointError> {
+        let dir = agent_dir.join("checkpoint");
+        for dir in std::iter::once(dir.clone()).chain(Kind::ALL.map(|kind| dir.join(kind.directory()))) {
+            files::make_dir(&dir)
+                .map_err(|source| CheckpointError::Directory { path: dir.clone(), source })?;
+            files::remove_temporary(&dir);
+        }
+        let keys = Keys::load_or_create(key_file).map_err(CheckpointError::Key)?;
+        let shared = Shared {
+            dir,
+            keys,
+            state: Mutex::default(),
+            disk: Mutex::default(),
+            due: Notify::new(),
+            written: Notify::new(),
+        };
+        let checkpoint = Self { shared: Arc::new(shared) };
+        plain::take_over(&checkpoint, agent_dir);
+        Ok(checkpoint)
+    }
+
+    /// Stores a value, unless it is stored already or belongs to no pod.
+    pub(crate) fn put<T: Serialize>(&self, key: Key, value: &T) {
+        let mut state = self.state();
+        if key.kind().is_owned() && !state.owners.has(&key) {
+            return;
+        }
+        let record = Record { version: VERSION, name: key.name().to_owned(), value };
+        let content = match serde_json::to_vec(&record) {
+            Ok(content) => content,
+            Err(error) => {
+                tracing::warn!(%error, ?key, "cannot encode a checkpoint record");
+                return;
+            }
+        };
+        let digest: [u8; 32] = Sha256::digest(&content).into();
+        let before = state.digests.insert(key.clone(), digest);
+        if before == Some(digest) {
+            return;
+        }
+        state.due.insert(key, Arc::new(Change::Write { content, compare: before.is_none() }));
+        drop(state);
+        self.shared.due.notify_one();
+    }
+
+    /// Whether the record is stored, or about to be.
+    pub(crate) fn has(&self, key: &Key) -> bool {
+        self.state().digests.contains_key(key)
+    }
+
+    /// The stored value.
+    pub(crate) fn get<T: DeserializeOwned>(&self, key: &Key) -> Option<T> {
+        let due = self.state().due.get(key).cloned();
+        match due.as_deref() {
+            Some(Change::Remove) => None,
+            Some(Change::Write { content, .. }) => {
+                self.parse(&self.path(key), content).map(|(_, value)| value)
+            }
+            None => {
+                let (name, value, digest) = self.read(key.kind(), &self.path(key))?;
+                if name != key.name() {
+                    return None;
+                }
+                self.state().digests.entry(key.clone()).or_insert(digest);
+                Some(value)
+            }
+        }
+    }
+
+    /// All stored values of a kind.
+    pub(crate) fn all<T: DeserializeOwned>(&self, kind: Kind) -> Vec<T> {
+        // What is due is on disk first.
+        self.flush();
+        let paths = files::list(&self.shared.dir.join(kind.directory()));
+        let mut values = Vec::with_capacity(paths.len());
+        for path in paths {
+            let Some((name, value, digest)) = self.read(kind, &path) else { continue };
+            self.state().digests.insert(Key::new(kind, name), digest);
+            values.push(value);
+        }
+        values
+    }
+
+    /// Removes a record; an absent record counts as removed.
+    pub(crate) fn remove(&self, key: &Key) {
+        let mut state = self.state();
+        state.digests.remove(key);
+        state.due.insert(key.clone(), Arc::new(Change::Remove));
+        drop(state);
+        self.shared.due.notify_one();
+    }
+
+    /// Waits until the removal of a record has been carried out, for two seconds at most.
+    pub(crate) async fn removed(&self, key: &Key) {
+        let wait = async {
+            loop {
+                let written = self.shared.written.notified();
+                if !self.state().due.contains_key(key) {
+                    return;
+                }
+                written.await;
+            }
+        };
+        let _late = tokio::time::timeout(REMOVAL_TIMEOUT, wait).await;
+    }
+
+    /// Notes the records that a pod needs. Records of no pod are not stored.
+    pub(crate) fn own(&self, uid: &str, keys: Vec<Key>) {
+        let dropped = self.state().owners.set(uid, keys);
+        dropped.iter().for_each(|key| self.remove(key));
+    }
+
+    /// Removes the records that only this pod needed.
+    pub(crate) fn release(&self, uid: &str) {
+        self.own(uid, Vec::new());
+    }
+
+    /// Removes what is on disk and no pod needs: left by a pod that ended in a crash. To be called once, when all stored
+    /// pods have their records.
+    pub(crate) fn remove_unowned(&self) {
+        for kind in Kind::ALL.into_iter().filter(|kind| kind.is_owned()) {
+            let owned = self.state().owners.files(kind);
+            let dir = self.shared.dir.join(kind.directory());
+            let stray = files::list(&dir)
+                .into_iter()
+                .filter(|path| !owned.contains(path.file_name().unwrap_or_default()));
+            stray.for_each(|path| files::remove(&path));
+        }
+    }
+
+    /// Writes what is due, until dropped.
+    pub(crate) async fn run(self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            self.shared.due.notified().await;
+            // Removals have a caller that waits.
+            if !self.state().due.values().any(|change| matches!(**change, Change::Remove)) {
+                tokio::time::sleep(COLLECT).await;
+            }
+            while !self.state().due.is_empty() {
+                let writer = self.clone();
+                let failed = tokio::task::spawn_blocking(move || writer.flush()).await.unwrap_or(true);
+                if !failed {
+                    pause = FIRST_PAUSE;
+                    continue;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    /// Writes what is due now; true when something could not be written and stays due.
+    pub(crate) fn flush(&self) -> bool {
+        let _disk = self.shared.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        let due: Vec<(Key, Arc<Change>)> =
+            self.state().due.iter().map(|(key, change)| (key.clone(), Arc::clone(change))).collect();
+        if due.is_empty() {
+            return false;
+        }
+        let done = self.write(&due);
+        let mut state = self.state();
+        for (key, change) in done {
+            // A newer change of the same record stays due.
+            if state.due.get(key).is_some_and(|now| Arc::ptr_eq(now, change)) {
+                state.due.remove(key);
+            }
+        }
+        let failed =
+            due.iter().any(|(key, change)| state.due.get(key).is_some_and(|now| Arc::ptr_eq(now, change)));
+        drop(state);
+        self.shared.written.notify_waiters();
+        failed
+    }
+
+    /// Carries a batch out; returns what is done.
+    fn write<'a>(&self, batch: &'a [(Key, Arc<Change>)]) -> Vec<(&'a Key, &'a Arc<Change>)> {
+        let mut done = Vec::with_capacity(batch.len());
+        let mut error = None;
+        for (key, change) in batch {
+            let path = self.path(key);
+            let written = match &**change {
+                Change::Remove => {
+                    files::remove(&path);
+                    Ok(())
+                }
+                Change::Write { content, compare } if *compare && self.holds(key.kind(), &path, content) => {
+                    Ok(())
+                }
+                Change::Write { content, .. } => self
+                    .shared
+                    .keys
+                    .seal(content, &context(key.kind(), &path))
+                    .map_err(io::Error::other)
+                    .and_then(|sealed| files::write(&path, &sealed)),
+            };
+            match written {
+                Ok(()) => done.push((key, change)),
+                Err(failure) => error = Some(failure),
+            }
+        }
+        let kinds: std::collections::BTreeSet<Kind> = done.iter().map(|(key, _)| key.kind()).collect();
+        for kind in kinds {
+            if let Err(failure) = files::sync_dir(&self.shared.dir.join(kind.directory())) {
+                error = Some(failure);
+                done.retain(|(key, _)| key.kind() != kind);
+            }
+        }
+        if let Some(error) = error {
+            let records = batch.len() - done.len();
+            tracing::warn!(%error, records, "cannot write checkpoint records, trying again");
+        }
+        done
+    }
+
+    /// Whether a file has this content already.
+    fn holds(&self, kind: Kind, path: &Path, content: &[u8]) -> bool {
+        let sealed = files::read(path);
+        sealed.is_some_and(|sealed| {
+            let opened = self.shared.keys.open(&sealed, &context(kind, path));
+            opened.is_ok_and(|held| held == content) && self.shared.keys.is_current(&sealed)
+        })
+    }
+
+    /// Decrypts and parses a file: the record's name, its value and the digest of its content.
+    fn read<T: DeserializeOwned>(&self, kind: Kind, path: &Path) -> Option<(String, T, [u8; 32])> {
+        let sealed = files::read(path)?;
+        match self.shared.keys.open(&sealed, &context(kind, path)) {
+            Ok(content) => {
+                let (name, value) = self.parse(path, &content)?;
+                Some((name, value, Sha256::digest(&content).into()))
+            }
+            Err(error) => {
+                files::set_aside(path, &error);
+                None
+            }
+        }
+    }
+
+    fn parse<T: DeserializeOwned>(&self, path: &Path, content: &[u8]) -> Option<(String, T)> {
+        let record: Result<Record<T>, _> = serde_json::from_slice(content);
+        match record {
+            Ok(record) if record.version == VERSION => Some((record.name, record.value)),
+            Ok(record) => {
+                let version = record.version;
+                files::set_aside(path, &format!("its version is {version}, this program knows {VERSION}"));
+                None
+            }
+            Err(error) => {
+                files::set_aside(path, &error);
+                None
+            }
+        }
+    }
+
+    fn path(&self, key: &Key) -> PathBuf {
+        self.shared.dir.join(key.kind().directory()).join(key.file_name())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Associated data of a record: its kind and file name, so that no record can stand in for another.
+fn context(kind: Kind, path: &Path) -> Vec<u8> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    format!("coracle-agent-checkpoint/{}/{name}", kind.directory()).into_bytes()
+}
+
+impl std::fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The content is secret.
+        f.debug_struct("Checkpoint").field("dir", &self.shared.dir).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn open(dir: &Path) -> Checkpoint {
+    Checkpoint::open(&dir.join("agent"), &dir.join("sealing.key")).unwrap()
+}
+
+/// Every file of the checkpoint, by its path.
+fn all_files(dir: &Path) -> Vec<PathBuf> {
+    let kinds = Kind::ALL.map(|kind| dir.join("agent/checkpoint").join(kind.directory()));
+    kinds.iter().flat_map(|dir| fs::read_dir(dir).unwrap()).map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn a_value_is_encrypted_and_read_back_by_the_next_life() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = Key::secret("ns", "password");
+    {
+        let checkpoint = open(dir.path());
+        checkpoint.own("u", vec![key.clone()]);
+        checkpoint.put(key.clone(), &json!({"data": "hunter2"}));
+        assert_eq!(checkpoint.get::<Value>(&key), Some(json!({"data": "hunter2"})), "before it is written");
+        assert!(!checkpoint.flush());
+    }
+    let files = all_files(dir.path());
+    assert_eq!(files.len(), 1);
+    let content = fs::read(&files[0]).unwrap();
+    for secret in [&b"hunter2"[..], b"password"] {
+        assert!(!content.windows(secret.len()).any(|part| part == secret));
+        assert!(!files[0].to_str().unwrap().contains("password"));
+    }
+    assert_eq!(fs::metadata(&files[0]).unwrap().permissions().mode() & 0o777, 0o600);
+    for parent in files[0].ancestors().skip(1).take(2) {
+        assert_eq!(fs::metadata(parent).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    assert_eq!(open(dir.path()).get::<Value>(&key), Some(json!({"data": "hunter2"})));
+}
+
+#[test]
+fn an_unchanged_value_is_not_written_again_also_by_the_next_life() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = Key::pod("u");
+    open(dir.path()).put(key.clone(), &1);
+    let checkpoint = open(dir.path());
+    checkpoint.put(key.clone(), &1);
+    checkpoint.flush();
+    let before = fs::metadata(&all_files(dir.path())[0]).unwrap().modified().unwrap();
+    let checkpoint = open(dir.path());
+    assert_eq!(checkpoint.all::<i32>(Kind::Pod), [1]);
+    checkpoint.put(key, &1);
+    assert!(checkpoint.state().due.is_empty());
+    assert_eq!(fs::metadata(&all_files(dir.path())[0]).unwrap().modified().unwrap(), before);
+}
+
+#[test]
+fn a_torn_record_a_record_in_anothers_place_and_a_half_written_one_are_no_obstacle() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = open(dir.path());
+    for uid in ["a", "b", "c"] {
+        checkpoint.put(Key::pod(uid), &uid);
+    }
+    checkpoint.flush();
+    let path = |uid: &str| checkpoint.path(&Key::pod(uid));
+    let whole = fs::read(path("a")).unwrap();
+    fs::write(path("a"), &whole[..whole.len() - 1]).unwrap();
+    fs::copy(path("c"), path("b")).unwrap();
+    fs::write(path("d").with_extension("tmp"), "half").unwrap();
+    let again = open(dir.path());
+    assert_eq!(again.all::<String>(Kind::Pod), ["c"]);
+    assert!(path("a").with_extension("bad").exists() && path("b").with_extension("bad").exists());
+    assert!(!path("d").with_extension("tmp").exists());
+    again.put(Key::pod("a"), &"a");
+    again.flush();
+    assert!(!path("a").with_extension("bad").exists(), "replaced by the good one");
+}
+
+#[test]
+fn records_go_with_the_last_pod_that_needs_them_and_strays_at_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let (shared, own) = (Key::secret("ns", "shared"), Key::config_map("ns", "own"));
+    let checkpoint = open(dir.path());
+    checkpoint.own("1", vec![shared.clone(), own.clone()]);
+    checkpoint.own("2", vec![shared.clone()]);
+    for key in [&shared, &own] {
+        checkpoint.put(key.clone(), &true);
+    }
+    checkpoint.put(Key::secret("ns", "of nobody"), &true);
+    checkpoint.flush();
+    assert_eq!(all_files(dir.path()).len(), 2);
+    checkpoint.release("1");
+    checkpoint.flush();
+    assert_eq!(all_files(dir.path()), [checkpoint.path(&shared)]);
+    checkpoint.put(own, &true);
+    assert!(!checkpoint.flush() && all_files(dir.path()).len() == 1, "it came after the pod's end");
+    let next = open(dir.path());
+    next.remove_unowned();
+    assert!(all_files(dir.path()).is_empty());
+}
+
+#[test]
+fn what_cannot_be_written_stays_due_and_readable() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = open(dir.path());
+    let pods = dir.path().join("agent/checkpoint/pods");
+    fs::remove_dir(&pods).unwrap();
+    fs::write(&pods, "in the way").unwrap();
+    checkpoint.put(Key::pod("u"), &1);
+    assert!(checkpoint.flush());
+    assert_eq!(checkpoint.get::<i32>(&Key::pod("u")), Some(1));
+    fs::remove_file(&pods).unwrap();
+    fs::create_dir(&pods).unwrap();
+    assert!(!checkpoint.flush());
+    assert_eq!(open(dir.path()).all::<i32>(Kind::Pod), [1]);
+}
+
+#[test]
+fn plain_records_of_earlier_versions_are_encrypted_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pods, values) = (dir.path().join("agent/pods"), dir.path().join("agent/values"));
+    fs::create_dir_all(&pods).unwrap();
+    fs::create_dir_all(&values).unwrap();
+    let pod = json!({"metadata": {"uid": "u", "namespace": "ns", "name": "p"}, "spec": {"containers": [],
+        "volumes": [{"name": "v", "secret": {"secretName": "s"}}]}});
+    fs::write(pods.join("u.json"), pod.to_string()).unwrap();
+    let secret = json!({"metadata": {"name": "s"}, "data": {"k": "dg=="}});
+    fs::write(values.join("Secret_ns_s.json"), secret.to_string()).unwrap();
+    fs::write(values.join("Services_ns.json"), "[]").unwrap();
+    let checkpoint = open(dir.path());
+    assert!(!pods.exists() && !values.exists());
+    assert_eq!(checkpoint.all::<Value>(Kind::Pod).len(), 1);
+    assert!(checkpoint.get::<Value>(&Key::secret("ns", "s")).is_some());
+    assert!(checkpoint.get::<Value>(&Key::services("ns")).is_some());
+}

@@ -1,0 +1,132 @@
+//! Serving certificates of a node with a kubeconfig, as the kubelet has them: self-signed (`kubelet.crt`, `kubelet.key` in
+//! the certificate directory), or requested from the cluster (`kubelet-server-current.pem`).
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kube::Client;
+use rcgen::{
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyUsagePurpose, SanType,
+};
+use rustls::server::ResolvesServerCert;
+use tokio::sync::watch;
+
+use super::files::{self, ServingFile};
+use super::request::{self, Identity};
+use super::serving::{Serving, certified};
+use super::{JoinError, rotate};
+use crate::bounded;
+
+/// Lifetime of a self-signed certificate in days, as the kubelet's.
+const DAYS: i64 = 365;
+/// Maximum size in bytes of a certificate or key file.
+const FILE_MAX: u64 = 1 << 20;
+
+/// A serving certificate that is requested with the credentials of a kubeconfig.
+pub struct RequestedServing {
+    client: Client,
+    node: String,
+    file: ServingFile,
+    serving: Arc<Serving>,
+}
+
+impl RequestedServing {
+    /// Takes up the certificate of an earlier life, if there is one.
+    ///
+    /// # Errors
+    /// [`JoinError`] when the file cannot be read.
+    pub fn open(client: Client, node: &str, cert_dir: &Path) -> Result<Self, JoinError> {
+        let file = ServingFile { path: cert_dir.join("kubelet-server-current.pem") };
+        let serving = Arc::new(Serving::new(file.read()?)?);
+        Ok(Self { client, node: node.to_owned(), file, serving })
+    }
+
+    /// The certificate, as of each handshake; there is none until the cluster gives it.
+    #[must_use]
+    pub fn serving(&self) -> Arc<dyn ResolvesServerCert> {
+        self.serving.clone()
+    }
+
+    /// Requests the certificate for the node's name and addresses, and renews it, for ever.
+    pub async fn keep(&self, addresses: watch::Receiver<Vec<IpAddr>>) {
+        rotate::serving(|| self.client.clone(), &self.file, (&self.serving, &self.node), addresses).await;
+    }
+}
+
+impl std::fmt::Debug for RequestedServing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Keys are secret.
+        f.debug_struct("RequestedServing").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// A self-signed certificate for the node's name and addresses, and its key: the one that is there, or, when it does not
+/// exist, does not fit its key, has expired or is for another name, a new one.
+///
+/// # Errors
+/// [`JoinError`] when the files cannot be written.
+pub fn self_signed(
+    cert_dir: &Path,
+    node: &str,
+    addresses: &[IpAddr],
+) -> Result<(PathBuf, PathBuf), JoinError> {
+    let (certificate, key) = (cert_dir.join("kubelet.crt"), cert_dir.join("kubelet.key"));
+    if is_usable(&certificate, &key, node) {
+        return Ok((certificate, key));
+    }
+    let unusable = |error: rcgen::Error| JoinError::Certificate(error.to_string());
+    let pair = request::new_key()?;
+    let mut params = CertificateParams::new(vec![node.to_owned()]).map_err(unusable)?;
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, node);
+    params.subject_alt_names.extend(addresses.iter().map(|address| SanType::IpAddress(*address)));
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let now = std::time::SystemTime::now();
+    // An hour earlier, as upstream: clocks differ.
+    params.not_before = (now - std::time::Duration::from_secs(3600)).into();
+    params.not_after = (now + std::time::Duration::from_secs(DAYS.unsigned_abs() * 24 * 3600)).into();
+    let made = params.self_signed(&pair).map_err(unusable)?;
+    // The key first: a crash between both leaves a pair that does not fit, which the next start replaces.
+    files::write(&key, &pair.serialize_pem())?;
+    files::write(&certificate, &made.pem())?;
+    tracing::info!(path = %certificate.display(), "made a self-signed serving certificate");
+    Ok((certificate, key))
+}
+
+fn is_usable(certificate: &Path, key: &Path, node: &str) -> bool {
+    let read = |path: &Path| bounded::read_text(path, FILE_MAX).ok();
+    let (Some(certificate), Some(key)) = (read(certificate), read(key)) else { return false };
+    let Ok(identity) = Identity::new(certificate, key) else { return false };
+    let fits = certified(&identity).is_ok_and(|pair| pair.keys_match().is_ok());
+    fits && !identity.is_over(jiff::Timestamp::now()) && identity.is_for(node)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_self_signed_certificate_is_kept_until_it_does_not_fit() {
+        let dir = tempfile::tempdir().unwrap();
+        let make = |node: &str| {
+            let (certificate, key) =
+                self_signed(&dir.path().join("pki"), node, &["192.0.2.1".parse().unwrap()]).unwrap();
+            assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+            fs::read_to_string(certificate).unwrap()
+        };
+        let first = make("a");
+        assert_eq!(make("a"), first);
+        let second = make("b");
+        assert_ne!(second, first, "for another name");
+        fs::write(dir.path().join("pki/kubelet.key"), request::new_key().unwrap().serialize_pem()).unwrap();
+        let third = make("b");
+        assert_ne!(third, second, "the key is another's");
+        fs::write(dir.path().join("pki/kubelet.crt"), "torn").unwrap();
+        assert_ne!(make("b"), third);
+    }
+}

@@ -1,0 +1,233 @@
+//! All services of the cluster, by namespace: one watch an agent, shared by all that need services.
+//!
+//! While the API server is away, the cache has what the checkpoint has: the services of the namespaces of this node's
+//! pods. A consumer that follows services subscribes to [`ServiceCache::changes`] and reads the namespaces again.
+
+mod tables;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Service;
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client};
+use tokio::sync::{Notify, watch};
+
+use crate::api_health::ApiHealth;
+use crate::checkpoint::{Checkpoint, Key};
+use tables::Tables;
+
+/// Namespace and name of the API server's own service, which every pod's environment has.
+const OWN_NAMESPACE: &str = "default";
+const OWN_NAME: &str = "kubernetes";
+
+/// Pause before changes are stored, so that a burst is written once.
+const STORE_AFTER: Duration = Duration::from_secs(1);
+/// Maximum time to wait for the first list: with stored services, and without.
+const WITH_COPY: Duration = Duration::from_secs(2);
+const WITHOUT_COPY: Duration = Duration::from_secs(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// The cache; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct ServiceCache {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    client: Client,
+    checkpoint: Checkpoint,
+    health: ApiHealth,
+    tables: RwLock<Tables>,
+    progress: watch::Sender<Progress>,
+    unsaved: Mutex<BTreeSet<String>>,
+    unsaved_more: Notify,
+}
+
+/// How far the watch is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Whether everything was listed once.
+    pub(crate) listed: bool,
+    /// Whether the last attempt failed.
+    failed: bool,
+    /// Counts changes.
+    pub(crate) revision: u64,
+}
+
+/// The services are not known yet; the text is the kubelet's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("services have not yet been read at least once, cannot construct envvars")]
+pub(crate) struct NotListed;
+
+// === impl ServiceCache ===
+
+impl ServiceCache {
+    pub(crate) fn new(client: Client, checkpoint: Checkpoint, health: ApiHealth) -> Self {
+        let shared = Shared {
+            client,
+            checkpoint,
+            health,
+            tables: RwLock::default(),
+            progress: watch::Sender::default(),
+            unsaved: Mutex::default(),
+            unsaved_more: Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The services of a namespace, as far as they are known now.
+    #[must_use]
+    pub(crate) fn of(&self, namespace: &str) -> Vec<Arc<Service>> {
+        self.read(|tables| tables.of(namespace))
+    }
+
+    /// Wakes at each change.
+    pub(crate) fn changes(&self) -> watch::Receiver<Progress> {
+        self.shared.progress.subscribe()
+    }
+
+    /// The services that a container's environment has: the API server's own and, with a namespace, those of the
+    /// namespace. Waits for the first list; uses the checkpoint while the API server is away.
+    pub(crate) async fn environment(&self, namespace: Option<&str>) -> Result<Vec<Arc<Service>>, NotListed> {
+        let mut progress = self.changes();
+        let stored = !progress.borrow().listed && self.is_stored(namespace.unwrap_or(OWN_NAMESPACE));
+        let decided = progress.wait_for(|progress| {
+            progress.listed || stored && (progress.failed || self.shared.health.is_away())
+        });
+        let timeout = if stored { WITH_COPY } else { WITHOUT_COPY };
+        let listed = matches!(tokio::time::timeout(timeout, decided).await, Ok(Ok(now)) if now.listed);
+        if listed {
+            self.store_once(namespace);
+            return Ok(self.read(|tables| environment(tables, namespace)));
+        }
+        if !stored {
+            return Err(NotListed);
+        }
+        let mut tables = Tables::default();
+        for namespace in [Some(OWN_NAMESPACE), namespace].into_iter().flatten() {
+            let services: Vec<Service> =
+                self.shared.checkpoint.get(&Key::services(namespace)).unwrap_or_default();
+            services.into_iter().for_each(|service| tables.put(service));
+        }
+        Ok(environment(&tables, namespace))
+    }
+
+    /// Watches, and stores what changed, until dropped.
+    pub(crate) async fn run(self) {
+        tokio::join!(self.watch(), self.store());
+    }
+
+    async fn watch(&self) {
+        let api: Api<Service> = Api::all(self.shared.client.clone());
+        let mut events = watcher::watcher(api, watcher::Config::default()).boxed();
+        let (mut pause, mut listed) = (FIRST_PAUSE, Tables::default());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => {
+                    pause = FIRST_PAUSE;
+                    self.shared.health.answered();
+                    self.learn(event, &mut listed);
+                }
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "the watch on services broke");
+                    self.shared.progress.send_modify(|progress| progress.failed = true);
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn learn(&self, event: Event<Service>, listed: &mut Tables) {
+        let mut tables = self.shared.tables.write().unwrap_or_else(PoisonError::into_inner);
+        let changed: Vec<String> = match event {
+            Event::Init => {
+                *listed = Tables::default();
+                return;
+            }
+            Event::InitApply(service) => {
+                listed.put(lighten(service));
+                return;
+            }
+            Event::InitDone => {
+                let before = std::mem::replace(&mut *tables, std::mem::take(listed));
+                tables.differing(&before)
+            }
+            Event::Apply(service) => {
+                let namespace = service.metadata.namespace.clone();
+                tables.put(lighten(service));
+                namespace.into_iter().collect()
+            }
+            Event::Delete(service) => {
+                tables.take(&service);
+                service.metadata.namespace.into_iter().collect()
+            }
+        };
+        drop(tables);
+        self.shared.unsaved.lock().unwrap_or_else(PoisonError::into_inner).extend(changed);
+        self.shared.progress.send_modify(|progress| {
+            *progress = Progress { listed: true, failed: false, revision: progress.revision + 1 };
+        });
+        self.shared.unsaved_more.notify_one();
+    }
+
+    /// Stores the namespaces that changed; those without pods of this node are left out by the checkpoint.
+    async fn store(&self) {
+        loop {
+            self.shared.unsaved_more.notified().await;
+            tokio::time::sleep(STORE_AFTER).await;
+            let unsaved =
+                std::mem::take(&mut *self.shared.unsaved.lock().unwrap_or_else(PoisonError::into_inner));
+            unsaved.iter().for_each(|namespace| self.store_one(namespace));
+        }
+    }
+
+    /// Stores the namespaces of a pod that are not stored yet: the first pod of a namespace on this node.
+    fn store_once(&self, namespace: Option<&str>) {
+        for namespace in [Some(OWN_NAMESPACE), namespace].into_iter().flatten() {
+            if !self.shared.checkpoint.has(&Key::services(namespace)) {
+                self.store_one(namespace);
+            }
+        }
+    }
+
+    fn store_one(&self, namespace: &str) {
+        let services: Vec<Service> = self.of(namespace).iter().map(|service| essence(service)).collect();
+        self.shared.checkpoint.put(Key::services(namespace), &services);
+    }
+
+    fn is_stored(&self, namespace: &str) -> bool {
+        let key = Key::services(namespace);
+        self.shared.checkpoint.has(&key) || self.shared.checkpoint.get::<Vec<Service>>(&key).is_some()
+    }
+
+    fn read<T>(&self, read: impl FnOnce(&Tables) -> T) -> T {
+        read(&self.shared.tables.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn environment(tables: &Tables, namespace: Option<&str>) -> Vec<Arc<Service>> {
+    let own = tables.get(OWN_NAMESPACE, OWN_NAME).filter(|_| namespace != Some(OWN_NAMESPACE));
+    own.into_iter().chain(namespace.map(|namespace| tables.of(namespace)).into_iter().flatten()).collect()
+}
+
+/// A service without what no consumer reads and what is often large.
+fn lighten(mut service: Service) -> Service {
+    service.metadata.managed_fields = None;
+    service
+}
+
+/// A service without what an environment does not need.
+fn essence(service: &Service) -> Service {
+    let mut light = Service { spec: service.spec.clone(), ..Service::default() };
+    light.metadata.name.clone_from(&service.metadata.name);
+    light.metadata.namespace.clone_from(&service.metadata.namespace);
+    light
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+use serde_json::json;
+
+use super::*;
+use crate::checkpoint::references;
+
+fn service(namespace: &str, name: &str, ip: &str) -> Service {
+    serde_json::from_value(json!({"metadata": {"namespace": namespace, "name": name, "resourceVersion": "7"},
+        "spec": {"clusterIP": ip}}))
+    .unwrap()
+}
+
+/// A cache whose API server never answers.
+fn cache(dir: &std::path::Path) -> ServiceCache {
+    let checkpoint = Checkpoint::open(&dir.join("agent"), &dir.join("sealing.key")).unwrap();
+    let pod =
+        serde_json::from_value(json!({"metadata": {"namespace": "ns"}, "spec": {"containers": []}})).unwrap();
+    checkpoint.own("u", references(&pod));
+    let silent = tower::service_fn(|_request: http::Request<kube::client::Body>| {
+        std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+    });
+    ServiceCache::new(Client::new(silent, "default"), checkpoint, ApiHealth::default())
+}
+
+fn list(cache: &ServiceCache, services: Vec<Service>) {
+    let mut listed = Tables::default();
+    cache.learn(Event::Init, &mut listed);
+    services.into_iter().for_each(|service| cache.learn(Event::InitApply(service), &mut listed));
+    cache.learn(Event::InitDone, &mut listed);
+}
+
+fn names(services: &[Arc<Service>]) -> Vec<String> {
+    services.iter().map(|service| service.metadata.name.clone().unwrap()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_environment_has_the_services_of_its_namespace_and_the_api_servers_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    let all = [("default", "kubernetes"), ("default", "other"), ("ns", "a"), ("ns", "b"), ("z", "far")];
+    list(&cache, all.map(|(namespace, name)| service(namespace, name, "10.0.0.1")).into());
+    assert_eq!(names(&cache.environment(Some("ns")).await.unwrap()), ["kubernetes", "a", "b"]);
+    assert_eq!(names(&cache.environment(Some("default")).await.unwrap()), ["kubernetes", "other"]);
+    assert_eq!(names(&cache.environment(None).await.unwrap()), ["kubernetes"]);
+    let revision = cache.changes().borrow().revision;
+    cache.learn(Event::Delete(service("ns", "a", "")), &mut Tables::default());
+    cache.learn(Event::Apply(service("ns", "c", "10.0.0.2")), &mut Tables::default());
+    assert_eq!(names(&cache.of("ns")), ["b", "c"]);
+    assert_eq!(cache.changes().borrow().revision, revision + 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_life_has_the_stored_services_until_the_api_server_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = cache(dir.path());
+    list(&first, vec![service("default", "kubernetes", "10.0.0.1"), service("ns", "a", "10.0.0.2")]);
+    first.environment(Some("ns")).await.unwrap();
+    assert!(!first.shared.checkpoint.flush());
+    let next = cache(dir.path());
+    let began = tokio::time::Instant::now();
+    assert_eq!(names(&next.environment(Some("ns")).await.unwrap()), ["kubernetes", "a"]);
+    assert_eq!(began.elapsed(), WITH_COPY);
+    next.shared.health.failed();
+    let began = tokio::time::Instant::now();
+    assert_eq!(names(&next.environment(Some("ns")).await.unwrap()), ["kubernetes", "a"]);
+    assert!(began.elapsed().is_zero(), "known to be away");
+    list(&next, vec![service("ns", "b", "10.0.0.3")]);
+    assert_eq!(names(&next.environment(Some("ns")).await.unwrap()), ["b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_list_and_without_a_copy_a_container_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(cache(dir.path()).environment(Some("ns")).await, Err(NotListed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_changes_is_stored_once_and_only_where_pods_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    list(&cache, Vec::new());
+    let storing = tokio::spawn({
+        let cache = cache.clone();
+        async move { cache.store().await }
+    });
+    for number in 0..100 {
+        cache.learn(Event::Apply(service("ns", &format!("s{number}"), "10.0.0.1")), &mut Tables::default());
+        cache.learn(Event::Apply(service("z", &format!("s{number}"), "10.0.0.1")), &mut Tables::default());
+    }
+    tokio::time::sleep(STORE_AFTER * 2).await;
+    let stored: Vec<Service> = cache.shared.checkpoint.get(&Key::services("ns")).unwrap();
+    assert_eq!(stored.len(), 100);
+    assert!(!cache.shared.checkpoint.has(&Key::services("z")));
+    storing.abort();
+}

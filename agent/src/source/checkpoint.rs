@@ -1,0 +1,122 @@
+//! The stored pods of this node: they start while the API server is away.
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+
+use crate::checkpoint::{Checkpoint, Key, Kind, references};
+
+/// The stored pods; cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct PodCheckpoint {
+    checkpoint: Checkpoint,
+}
+
+impl PodCheckpoint {
+    pub(crate) fn new(checkpoint: Checkpoint) -> Self {
+        Self { checkpoint }
+    }
+
+    /// All stored pods, for the start of the agent. Removes the records that none of them needs.
+    pub(crate) fn load(&self) -> Vec<Pod> {
+        let pods: Vec<Pod> = self.checkpoint.all(Kind::Pod);
+        for pod in &pods {
+            self.checkpoint.own(uid(pod), references(pod));
+        }
+        self.checkpoint.remove_unowned();
+        pods
+    }
+
+    /// Stores a pod if a restart would treat it differently from its earlier version.
+    pub(crate) fn keep(&self, before: Option<&Pod>, pod: &Pod) {
+        if uid(pod).is_empty() || before.is_some_and(|before| is_same(before, pod)) {
+            return;
+        }
+        self.checkpoint.own(uid(pod), references(pod));
+        self.checkpoint.put(Key::pod(uid(pod)), &essence(pod));
+    }
+
+    /// Removes a pod's record, and all that only this pod needs.
+    pub(crate) fn forget(&self, uid: &str) {
+        self.checkpoint.release(uid);
+        self.checkpoint.remove(&Key::pod(uid));
+    }
+
+    /// As [`forget`](Self::forget), and waits until the record is gone: a pod must not start again after its object was
+    /// deleted.
+    pub(crate) async fn forgotten(&self, uid: &str) {
+        self.forget(uid);
+        self.checkpoint.removed(&Key::pod(uid)).await;
+    }
+}
+
+fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// Whether two versions of a pod have the same [`essence`], as far as the API server lets them differ.
+fn is_same(a: &Pod, b: &Pod) -> bool {
+    let meta = |pod: &Pod| {
+        let meta = &pod.metadata;
+        (meta.deletion_timestamp.clone(), meta.deletion_grace_period_seconds, meta.generation)
+    };
+    let shown = |a: &Pod, b: &Pod| {
+        a.metadata.labels == b.metadata.labels && a.metadata.annotations == b.metadata.annotations
+    };
+    meta(a) == meta(b) && lasting(a) == lasting(b) && shown(a, b) && a.spec == b.spec
+}
+
+/// A pod without what changes as it runs.
+fn essence(pod: &Pod) -> Pod {
+    let mut metadata = pod.metadata.clone();
+    metadata.resource_version = None;
+    metadata.managed_fields = None;
+    Pod { metadata, spec: pod.spec.clone(), status: lasting(pod) }
+}
+
+/// What a restart must know of a status: when the pod began, and whether it ended for good.
+fn lasting(pod: &Pod) -> Option<PodStatus> {
+    let status = pod.status.as_ref()?;
+    Some(PodStatus {
+        phase: status.phase.clone().filter(|phase| phase == "Failed" || phase == "Succeeded"),
+        start_time: status.start_time.clone(),
+        qos_class: status.qos_class.clone(),
+        ..PodStatus::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(status: serde_json::Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"uid": "u", "name": "p"}, "status": status})).unwrap()
+    }
+
+    #[test]
+    fn what_a_running_pod_reports_is_no_reason_to_write() {
+        let a = pod(json!({"phase": "Pending", "podIP": "1.1.1.1"}));
+        let b = pod(json!({"phase": "Running", "podIP": "1.1.1.2"}));
+        assert!(is_same(&a, &b));
+        assert_eq!(essence(&a), essence(&b));
+        let failed = pod(json!({"phase": "Failed"}));
+        assert!(!is_same(&a, &failed));
+        assert_ne!(essence(&a), essence(&failed));
+    }
+
+    #[test]
+    fn a_pod_comes_back_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || {
+            let checkpoint = Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();
+            PodCheckpoint::new(checkpoint)
+        };
+        let pods = open();
+        pods.keep(None, &pod(json!({})));
+        assert_eq!(pods.load().len(), 1);
+        assert_eq!(open().load().len(), 1);
+        pods.forget("u");
+        pods.forget("../x");
+        assert!(pods.load().is_empty() && open().load().is_empty());
+    }
+}
