@@ -73,14 +73,6 @@ impl Process {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Sends a signal. A process that has ended takes none, which is no error.
-    pub(crate) fn signal(&self, signal: i32) -> io::Result<()> {
-        match send(&self.pidfd, signal) {
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
-            sent => sent,
-        }
-    }
-
     /// Waits for its end. Cancel safe.
     pub(crate) async fn ended(&self) -> io::Result<()> {
         watch(self.pidfd.try_clone()?)?.readable().await.map(drop)
@@ -151,10 +143,10 @@ mod tests {
         assert_eq!(process.pid(), pid);
         assert_eq!(super::Process::child_of(pid, 1).unwrap_err().kind(), std::io::ErrorKind::NotFound);
         assert!(process.is_alive() && process.read("stat").is_ok());
-        process.signal(libc::SIGKILL).unwrap();
+        super::send(&process.pidfd, libc::SIGKILL).unwrap();
         child.wait().unwrap();
         assert!(!process.is_alive() && process.read("stat").is_err());
-        process.signal(libc::SIGKILL).unwrap();
+        assert!(super::send(&process.pidfd, libc::SIGKILL).is_err());
         for absent in [pid, 0, -1, i32::MAX] {
             assert_eq!(
                 super::Process::open(absent).unwrap_err().kind(),
