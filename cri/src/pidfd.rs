@@ -92,16 +92,6 @@ pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Sends a signal to the process that was opened. An error when it has ended.
-pub(crate) fn send(process: &OwnedFd, signal: i32) -> io::Result<()> {
-    let none = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: the descriptor is open, and no siginfo is passed.
-    match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Registers a process's descriptor, which becomes readable at the end of the process, and stays so.
 pub(crate) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
