@@ -99,6 +99,16 @@ pub(crate) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     registered.map_err(|error| io::Error::other(error.to_string()))
 }
 
+/// Sends a signal to the process that was opened, pidfd_send_signal(2). An error when it has ended.
+pub(crate) fn send(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is open, and no siginfo is passed.
+    match unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Whether a process has not ended. A zombie has.
 pub(crate) fn is_alive(pidfd: &OwnedFd) -> bool {
     let mut ended = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
