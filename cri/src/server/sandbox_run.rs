@@ -25,6 +25,9 @@ use crate::shim_client::Shim;
 use crate::steps::Steps;
 use crate::undo::{Step, Undo};
 
+/// Bytes of the node's own /etc/hosts and /etc/resolv.conf; a larger file is taken for empty.
+const NODE_FILE_MAX: u64 = 4 << 20;
+
 impl Runtime {
     /// Takes the name for a new sandbox. Refuses one that another sandbox has, and waits for one that is being made or
     /// undone.
@@ -209,7 +212,7 @@ impl Runtime {
     fn write_pod_files(&self, record: &SandboxRecord) -> Result<(), Error> {
         let dir = self.inner.records.sandbox_dir(&record.id);
         let dns = record.config.dns_config.as_ref().and_then(files::resolv_conf);
-        let resolver = dns.unwrap_or_else(|| std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
+        let resolver = dns.unwrap_or_else(|| of_node("/etc/resolv.conf"));
         let hostname = format!("{}\n", self.hostname_of(&record.config));
         for (name, text) in [("resolv.conf", resolver), ("hostname", hostname)] {
             write_pod_file(record, &dir.join(name), &text)?;
@@ -221,7 +224,7 @@ impl Runtime {
         let text = if namespaces::own_network(&record.config) {
             files::hosts(&self.hostname_of(&record.config), &record.addresses)
         } else {
-            std::fs::read_to_string("/etc/hosts").unwrap_or_default()
+            of_node("/etc/hosts")
         };
         write_pod_file(record, &self.inner.records.sandbox_dir(&record.id).join("hosts"), &text)
     }
@@ -234,6 +237,12 @@ impl Runtime {
             self.inner.host.hostname.clone()
         }
     }
+}
+
+/// A file of the node that its pods see; empty when it cannot be read. A pod may have it as a volume.
+fn of_node(path: &str) -> String {
+    let bytes = coracle_tree::read(Path::new(path), NODE_FILE_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Writes a file for all containers of a pod, whose users are to read it whatever our umask is. Given to the pod's root, since before Linux 6.3 a tmpfs, which the
