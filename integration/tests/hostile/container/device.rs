@@ -1,5 +1,7 @@
 //! Devices of the node that a container did not ask for, and frames of addresses that are not its own.
 
+use std::process::Command;
+
 use coracle_integration::eventually;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::json;
@@ -26,6 +28,18 @@ fn a_container_without_the_tun_device_cannot_make_one() {
     });
 }
 
+/// Tells every neighbour that an address is ours.
+const CLAIM: &str = r#"
+import socket, struct, sys, time
+link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+link.bind(("eth0", 0x0806))
+own, claimed = link.getsockname()[4], socket.inet_aton(sys.argv[1])
+arp = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + own + claimed + b"\xff" * 6 + claimed
+for _ in range(4):
+    time.sleep(1)
+    link.send(b"\xff" * 6 + own + b"\x08\x06" + arp)
+"#;
+
 /// Finding A4. Pods of a node share a bridge, and have CAP_NET_RAW by default.
 #[test]
 #[ignore = "pods may send frames of foreign addresses until the filter of the services issue"]
@@ -48,9 +62,10 @@ fn a_pod_cannot_claim_the_address_of_the_gateway() {
         let before = eventually("the gateway's entry", 10, || {
             Some(victim.sh(&neighbour)).filter(|entry| entry.contains("lladdr"))
         });
-        attacker.sh(&format!(
-            "ip addr add {gateway}/32 dev eth0; arping -U -c 3 -I eth0 -s {gateway} {gateway} || true"
-        ));
+        let pid = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].to_string();
+        // What CAP_NET_RAW allows: a gratuitous answer, more than a second (neigh/locktime) after the true one.
+        let sent = Command::new("nsenter").args(["-t", &pid, "-n", "python3", "-c", CLAIM, &gateway]).status();
+        assert!(sent.unwrap().success());
         let address = |entry: &str| entry.split_whitespace().nth(4).map(str::to_owned);
         let after = victim.sh(&format!("ip neigh show {gateway}"));
         assert_eq!(address(&after), address(&before), "{after}");
