@@ -64,7 +64,8 @@ fn a_pod_cannot_claim_the_address_of_the_gateway() {
         });
         let pid = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].to_string();
         // What CAP_NET_RAW allows: a gratuitous answer, more than a second (neigh/locktime) after the true one.
-        let sent = Command::new("nsenter").args(["-t", &pid, "-n", "python3", "-c", CLAIM, &gateway]).status();
+        let sent =
+            Command::new("nsenter").args(["-t", &pid, "-n", "python3", "-c", CLAIM, &gateway]).status();
         assert!(sent.unwrap().success());
         let address = |entry: &str| entry.split_whitespace().nth(4).map(str::to_owned);
         let after = victim.sh(&format!("ip neigh show {gateway}"));

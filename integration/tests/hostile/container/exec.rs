@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{Attacker, Pids, on_an_attacker};
 
@@ -121,5 +122,47 @@ fn a_working_directory_by_a_descriptor_is_refused() {
             config["working_dir"] = format!("/proc/self/fd/{number}").into();
             assert!(!attacker.try_create(&config, Pids::Container).status.success(), "{number}");
         }
+    });
+}
+
+/// A working directory that was a directory when the container began, and leads to the node when a command is run.
+#[test]
+fn a_working_directory_that_becomes_a_link_to_the_node_is_refused() {
+    for (pids, root) in [(Pids::Pod, "/proc/1/root/../../../../.."), (Pids::Node, "/proc/1/root")] {
+        on_an_attacker(pids, move |attacker| {
+            let mut config = super::container_config(pids);
+            config["metadata"]["name"] = "cwd".into();
+            config["working_dir"] = "/work".into();
+            let id = attacker.create(&config, pids);
+            attacker.cri.crictl(&["start", &id]);
+            let run = |command: &str| attacker.cri.try_crictl(&["exec", "-s", &id, "sh", "-c", command]);
+            let target = fs::canonicalize(attacker.machine.path("")).unwrap();
+            let replaced = run(&format!("cd /; rmdir /work; ln -s {root}{} /work", target.display()));
+            assert!(replaced.status.success());
+            let output = run("ls -a");
+            assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        });
+    }
+}
+
+/// Root in the container may stop whatever has its uid, also an exec before it is its command.
+#[test]
+fn an_exec_that_the_container_stops_is_ended_in_time() {
+    on_an_attacker(Pids::Container, |attacker| {
+        let mut stopper = attacker.cri.command();
+        let stop = "while :; do for p in /proc/[0-9]*; do p=${p#/proc/}; \
+                    test $p -gt 1 -a $p != $$ && kill -STOP $p; done; done 2>/dev/null";
+        stopper.args(["exec", &attacker.id, "sh", "-c", stop]);
+        let mut stopper = stopper.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        for _ in 0..5 {
+            let began = Instant::now();
+            let late = attacker.try_sh("sleep 100", "2");
+            assert!(!late.status.success());
+            assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+        }
+        // The shim serves on.
+        attacker.cri.crictl(&["stop", "-t", "1", &attacker.id]);
+        stopper.kill().unwrap();
+        stopper.wait().unwrap();
     });
 }
