@@ -9,9 +9,7 @@ mod recorded;
 mod removed;
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::cri;
@@ -326,14 +324,8 @@ impl ContainerRecord {
 /// Writes `bytes` so that a reader sees the old file or the new one.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let temporary = path.with_extension("new");
-    write_private(&temporary, bytes).map_err(Error::file("write", &temporary))?;
+    crate::shim_client::file::write_private(&temporary, bytes).map_err(Error::file("write", &temporary))?;
     std::fs::rename(&temporary, path).map_err(Error::file("rename into", path))
-}
-
-/// Writes a file that only root may read: records and specs have environment variables, which have secrets.
-pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(bytes)
 }
 
 fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {

@@ -11,7 +11,7 @@
 //! longer than its [`Times`] say, and none is lost on it: what it was asked it does when it wakes.
 
 mod error;
-mod file;
+pub(crate) mod file;
 mod link;
 mod process;
 mod socket;

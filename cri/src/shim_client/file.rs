@@ -1,7 +1,10 @@
-//! What is too large for a packet.
+//! Files of a shim: packets that are too large for its socket, and what is on disk for it.
 
+use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
@@ -11,4 +14,10 @@ pub(super) fn holding(content: &[u8]) -> std::io::Result<OwnedFd> {
     let mut file = std::fs::File::from(memory);
     file.write_all(content)?;
     Ok(file.into())
+}
+
+/// Writes a file that only root may read: records and specs have environment variables, which have secrets.
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(bytes)
 }

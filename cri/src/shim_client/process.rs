@@ -219,7 +219,7 @@ fn heard(words: &str) -> (Option<i32>, String) {
 /// The state directory is a tmpfs and gone after a crash of the machine, so renaming is enough.
 fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = path.with_extension("tmp");
-    crate::records::write_private(&temporary, bytes)?;
+    super::file::write_private(&temporary, bytes)?;
     std::fs::rename(&temporary, path)
 }
 

@@ -79,8 +79,8 @@ fn a_full_disk_refuses_new_objects_deletes_old_ones_and_recovers_by_itself() {
         assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
         let volatile = put("/lease", Expect::Absent, "kept", Tier::Volatile { ttl: None });
         store.write(volatile).await.unwrap();
-        for n in 0..50 {
-            store.write(delete(&format!("/{n:03}"), revisions[n])).await.unwrap();
+        for (n, revision) in revisions.iter().take(50).enumerate() {
+            store.write(delete(&format!("/{n:03}"), *revision)).await.unwrap();
         }
         // A removal of a finalizer must go on, too.
         store.write(put("/050", Expect::Revision(revisions[50]), "less", Tier::Durable)).await.unwrap();
