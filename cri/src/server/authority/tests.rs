@@ -73,10 +73,9 @@ fn check(authority: &[u8]) {
     assert_eq!(passed(&sent), changed(&sent));
     for cut in 1..block.len() {
         let sent = [headers(0, &block[..cut]), frame(9, 4, &block[cut..]), frame(0, 1, b"%")].concat();
-        let expected = [headers(0, &block), frame(0, 1, b"%")].concat();
-        let (_, expected) = (expected.len(), changed(&expected));
-        let bytes = |stream: &[u8]| stream.iter().filter(|byte| **byte == b'%').count();
-        assert_eq!(bytes(&passed(&sent)), bytes(&expected), "{cut}");
+        let percent_signs = |stream: &[u8]| stream.iter().filter(|byte| **byte == b'%').count();
+        // Those of the path alone; a frame's length may have the value of a percent sign.
+        assert_eq!(percent_signs(&passed(&sent)), percent_signs(&sent) - 2, "{cut}");
     }
 }
 
