@@ -61,7 +61,9 @@ use fixture::{Session, run};
 use nix::sched::CloneFlags;
 
 fn main() -> ExitCode {
-    let other = checkpoint_frozen::wait_if_called().or_else(checkpoint_killed::checkpoint_if_called);
+    let other = checkpoint_frozen::wait_if_called()
+        .or_else(checkpoint_killed::checkpoint_if_called)
+        .or_else(later::stand_in_if_called);
     if let Some(end) = other {
         return end;
     }

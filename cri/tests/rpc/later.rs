@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
@@ -57,44 +58,72 @@ pub(crate) async fn records_of_a_later_version_are_left_to_it(machine: &mut Mach
     assert_eq!(machine.traces().await, before);
 }
 
-/// Who answers in a shim's place.
+/// Variable by which this program is a stand-in for a shim.
+const STAND_IN: &str = "CORACLE_STAND_IN";
+
+/// What a stand-in for a shim answers.
 #[derive(Clone, Copy)]
 enum Later {
-    /// One that does not serve so early a version any more.
+    /// That it does not serve so early a version any more.
     Refuses,
-    /// One that says more than is known, of a container in a state that nobody knows, and tells more.
+    /// What the shim says, and more than is known: a container in an unknown state, and unknown events.
     SaysMore,
 }
 
-/// Takes the place of a shim's socket until it is dropped.
+/// A process that has the place of a shim's socket until it is dropped. The runtime talks to processes with the
+/// command line of a shim alone, so it has that.
 struct Place {
     path: PathBuf,
     aside: PathBuf,
+    process: Child,
 }
 
 impl Place {
-    /// Serves the connections that come, each in a thread of its own.
     fn take(dir: &Path, later: Later) -> Self {
-        let place = Self { path: dir.join("shim.sock"), aside: dir.join("shim.aside") };
-        std::fs::rename(&place.path, &place.aside).expect("aside");
-        let listener = seqpacket();
-        let at = std::fs::File::open(dir).expect("directory");
-        bind(listener.as_raw_fd(), &short(&at, "shim.sock")).expect("bind");
-        listen(&listener, Backlog::new(8).expect("backlog")).expect("listen");
-        std::thread::spawn(move || {
-            while let Ok(raw) = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
-                let at = at.try_clone().expect("directory");
-                std::thread::spawn(move || serve(&adopt(raw), &at, later));
-            }
-        });
+        let (path, aside) = (dir.join("shim.sock"), dir.join("shim.aside"));
+        std::fs::rename(&path, &aside).expect("aside");
+        let process = Command::new(std::env::current_exe().expect("our own path"))
+            .args(["shim", "--dir"])
+            .arg(dir)
+            .env(STAND_IN, if matches!(later, Later::Refuses) { "refuses" } else { "says-more" })
+            .spawn()
+            .expect("a stand-in");
+        let place = Self { path, aside, process };
+        let begun = Instant::now();
+        while !place.path.exists() {
+            assert!(begun.elapsed() < LONG, "the stand-in does not listen");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         place
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.process.kill().expect("kill");
+        self.process.wait().expect("wait");
         std::fs::rename(&self.aside, &self.path).expect("back");
     }
+}
+
+/// Serves in a shim's place, each connection in a thread of its own, if this process was started for that.
+pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
+    let later = match std::env::var(STAND_IN).ok()?.as_str() {
+        "refuses" => Later::Refuses,
+        _ => Later::SaysMore,
+    };
+    let dir = std::env::args_os().nth(3).expect("the directory");
+    let at = std::fs::File::open(&dir).expect("directory");
+    let listener = seqpacket();
+    bind(listener.as_raw_fd(), &short(&at, "shim.new")).expect("bind");
+    listen(&listener, Backlog::new(8).expect("backlog")).expect("listen");
+    let dir = Path::new(&dir);
+    std::fs::rename(dir.join("shim.new"), dir.join("shim.sock")).expect("into the place");
+    while let Ok(raw) = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
+        let at = at.try_clone().expect("directory");
+        std::thread::spawn(move || serve(&adopt(raw), &at, later));
+    }
+    Some(ExitCode::FAILURE)
 }
 
 #[allow(unsafe_code, reason = "takes the descriptor that the kernel hands over")]

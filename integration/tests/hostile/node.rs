@@ -98,6 +98,9 @@ fn limit_files(pid: u32, soft: &str) {
 fn a_probe_that_the_node_cannot_make_does_not_restart_the_pod() {
     with_cluster(|_, cluster| {
         let mut container = shell("exec httpd -f -p 80 -h /etc");
+        // A liveness probe before the server listens is a failure of the container's own.
+        container["startupProbe"] =
+            json!({"tcpSocket": {"port": 80}, "periodSeconds": 1, "failureThreshold": 60});
         container["livenessProbe"] =
             json!({"tcpSocket": {"port": 80}, "periodSeconds": 1, "failureThreshold": 1});
         container["readinessProbe"] =
