@@ -50,10 +50,26 @@ pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()
     if let Some(parent) = top.parent() {
         fs::create_dir_all(parent).with_context(context)?;
     }
-    restrict(top, TOP).with_context(context)?;
+    make(top, TOP).and_then(|()| restrict(top, TOP)).with_context(context)?;
     for (name, mode) in below.iter().copied().flatten() {
         let path = top.join(name);
-        restrict(&path, *mode).with_context(|| format!("cannot prepare the directory {}", path.display()))?;
+        let made = make(&path, *mode).and_then(|()| restrict(&path, *mode));
+        made.with_context(|| format!("cannot prepare the directory {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Takes away permissions that an earlier version gave to the directory and to the named ones below it, and makes none.
+///
+/// # Errors
+/// A mode cannot be changed.
+pub(crate) fn repair(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()> {
+    let named = below.iter().copied().flatten().map(|(name, mode)| (top.join(name), *mode));
+    for (path, mode) in std::iter::once((top.to_owned(), TOP)).chain(named) {
+        match restrict(&path, mode) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            other => other.with_context(|| format!("cannot repair the directory {}", path.display()))?,
+        }
     }
     Ok(())
 }
@@ -67,11 +83,14 @@ pub(crate) fn make_logs(path: &Path) -> anyhow::Result<()> {
     made.with_context(|| format!("cannot make the directory {}", path.display()))
 }
 
-fn restrict(path: &Path, mode: u32) -> io::Result<()> {
+fn make(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        other => return other,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        other => other,
     }
+}
+
+fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     let found = fs::metadata(path)?;
     let now = found.mode() & 0o7777;
     // A sticky directory, such as /tmp, belongs to all users: only what lies below it is ours.

@@ -72,10 +72,18 @@ fn require_root() -> anyhow::Result<()> {
 }
 
 /// Makes the directories of a node, and makes those of earlier versions private.
+///
+/// A node that still has to join calls [`repair`] first: a refused join leaves nothing in the state directory.
 fn prepare(node: &Node) -> anyhow::Result<()> {
     places::prepare(&node.dirs.state, &[places::NODE_STATE, places::RUNTIME_STATE])?;
     places::prepare(&node.dirs.run, &[places::NODE_RUN, places::RUNTIME_RUN])?;
     places::make_logs(&node.pod_log_dir)
+}
+
+/// Makes the run directory, and makes the directories of earlier versions private.
+fn repair(node: &Node) -> anyhow::Result<()> {
+    places::repair(&node.dirs.state, &[places::NODE_STATE, places::RUNTIME_STATE])?;
+    places::prepare(&node.dirs.run, &[places::NODE_RUN, places::RUNTIME_RUN])
 }
 
 /// For the roles that hold pods, each of which takes some descriptors, and connections.

@@ -42,15 +42,17 @@ pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     let node = settings.node()?;
-    super::prepare(&node)?;
+    super::repair(&node)?;
     let _lock = Lock::take(&node.dirs.run)?;
     if let Some(kubeconfig) = way.kubeconfig {
+        super::prepare(&node)?;
         let client = client(&kubeconfig).await?;
         let identity = serving(&node, &client)?;
         let credentials = Credentials { identity, client_ca: node.serving.client_ca.clone() };
         return super::node::run(node, credentials, client, super::until_signalled()?).await;
     }
     let membership = membership(&node, way).await?;
+    super::prepare(&node)?;
     let client = membership.client();
     let credentials = Credentials {
         client_ca: Some(membership.client_ca()),
