@@ -232,9 +232,11 @@ fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
             (!nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()).then_some(())
         });
         // Always means that the registry was asked, which was not there.
-        let always = nodes.get(&["pod", "always"]);
-        let reason = &always["status"]["containerStatuses"][0]["state"]["waiting"]["reason"];
-        assert!(reason == "ErrImagePull" || reason == "ImagePullBackOff", "{always}");
+        eventually("the failed pull of the image", 30, || {
+            let always = nodes.get(&["pod", "always"]);
+            let reason = &always["status"]["containerStatuses"][0]["state"]["waiting"]["reason"];
+            (reason == "ErrImagePull" || reason == "ImagePullBackOff").then_some(())
+        });
         eventually("the secret's new value", 60, || {
             let read = nodes.try_kubectl(&["exec", "files", "--", "cat", "/secret/word"]);
             (read.stdout == b"hunter2-rotated").then_some(())
