@@ -106,7 +106,7 @@ class Cluster:
     def delete(self, name):
         self.kubectl("delete", "deployment", name)
         # Names alone, and not all the time: the answer for a thousand pods is work, too.
-        wait("the pods' end", 600, lambda: not self.kubectl("get", "pods", "-o", "name") or time.sleep(0.2))
+        wait("the pods' end", 600, lambda: not self.kubectl("get", "pods", "-o", "name", "--chunk-size=0") or time.sleep(0.2))
 
     def stop(self):
         if self.process:
