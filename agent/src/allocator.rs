@@ -154,7 +154,7 @@ unsafe impl GlobalAlloc for ByRole {
             // SAFETY: the caller promises a size above zero.
             let moved = unsafe { self.alloc(wanted) };
             if !moved.is_null() {
-                // SAFETY: both blocks have at least this many bytes, and the new one is nobody else's.
+                // SAFETY: both blocks have at least this many bytes, and no other code has the new one.
                 unsafe { std::ptr::copy_nonoverlapping(pointer, moved, layout.size().min(size)) };
             }
             return moved;

@@ -49,7 +49,7 @@ impl Caller {
         }
         let user = match self {
             Caller::Certified { user, groups } if !user.is_empty() => {
-                // The API server would add the group to whoever shows this certificate.
+                // The API server would add the group to the user of this certificate.
                 let authenticated = "system:authenticated".to_owned();
                 let groups = groups.iter().cloned().chain([authenticated]).collect();
                 User { name: user.clone(), groups, ..User::default() }

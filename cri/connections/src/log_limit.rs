@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Interval between two lines about one source.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum sources that are told apart; all others count as one.
+/// Maximum sources with a count of their own; all others share one.
 const SOURCES: usize = 64;
 
 /// Limits the lines about one kind of event.

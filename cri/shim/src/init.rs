@@ -108,7 +108,7 @@ impl Init {
         }
     }
 
-    /// Returns when the program waits. `pid` is the process that was started, which nobody has waited for.
+    /// Returns when the program waits. `pid` is the started process, which is not reaped yet.
     pub(crate) fn settled(self, pid: i32) -> io::Result<Process1> {
         let Self { hears, says, lives, .. } = self;
         // With a copy of this end open, the end of process 1 would not be heard.

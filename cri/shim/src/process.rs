@@ -40,8 +40,8 @@ pub(crate) fn is_child(pid: i32) -> bool {
     pid > 1 && waitid(Id::Pid(nix::unistd::Pid::from_raw(pid)), look).is_ok()
 }
 
-/// Descriptor of a process's directory in /proc. Look-ups through it fail once the process has ended, whoever has its
-/// pid then.
+/// Descriptor of a process's directory in /proc. Look-ups through it fail once the process has ended, even if its pid is in
+/// use again.
 pub(crate) fn directory(pid: i32) -> io::Result<OwnedFd> {
     if pid <= 1 {
         return Err(ErrorKind::NotFound.into());

@@ -130,7 +130,7 @@ impl Scores {
     }
 }
 
-/// Writes the adjustment of a process of the group; `NotFound` when it has ended, whoever has its pid then.
+/// Writes the adjustment of a process of the group; `NotFound` when it has ended, even if its pid is in use again.
 pub(super) fn set_adjustment(pid: i32, group: &str, score: i32) -> io::Result<()> {
     let process = Process::in_group(pid, group)?;
     let mut file = process.file(ADJUSTMENT, OFlag::O_WRONLY)?;

@@ -36,7 +36,7 @@ fn make(label: Option<&str>) -> io::Result<OwnedFd> {
     let root = kernel::fs_mount(&fs, false)?;
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = openat(&root, NAME, flags, Mode::from_bits_truncate(0o555))?;
-    // Closed before the program begins: a file that somebody may write to cannot be executed.
+    // Closed before the program begins: the kernel executes no file that is open for writing.
     File::from(file).write_all(&program::file())?;
     kernel::set_attributes(&root, READ_ONLY, Depth::One)?;
     Ok(root)

@@ -94,7 +94,7 @@ impl Shim {
         }
     }
 
-    /// Whether a process has ended that nobody has claimed yet.
+    /// Whether the process has ended before a container claimed it.
     pub(super) fn has_ended(&self, pid: i32) -> bool {
         self.early.0.contains_key(&pid)
     }

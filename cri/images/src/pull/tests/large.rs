@@ -25,7 +25,7 @@ async fn more_than_the_limit_is_not_read_of_any_answer() {
         Fault::Reply(format!("HTTP/1.1 401 Unauthorized\r\n{challenge}\r\ncontent-length: 0\r\n\r\n"))
     })
     .await;
-    // Only the beginning of an error's text is told.
+    // The error has only the beginning of the registry's text.
     let refuses = Line::to(registry.address(), |_, _| answer("403 Forbidden", 10 << 20)).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
