@@ -19,7 +19,7 @@ def wait(what, seconds, done):
         if value:
             return value
         time.sleep(0.002)
-    raise SystemExit(f"bench: waited {seconds} s in vain for {what}")
+    raise SystemExit(f"bench: timed out after {seconds} s: {what}")
 
 
 def quantile(samples, q):

@@ -13,15 +13,14 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use coracle_testing::eventually;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 const BRIDGE: &str = "coracle0";
-/// For what is bound to come.
-const LONG: Duration = Duration::from_secs(120);
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// Of a link-local protocol: a bridge does not forward it, its port takes it for itself.
 const OF_THE_PORT: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 2];
@@ -64,14 +63,6 @@ fn ip(line: &str) -> String {
     let output = Command::new("ip").args(line.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LONG, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 fn on_a_node(test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
@@ -167,12 +158,7 @@ fn datagram(from: [u8; 6], to: [u8; 4], port: u16) -> Vec<u8> {
 /// A process that another test starts meanwhile has our sockets too, also one that we let go of, until it is another
 /// program.
 fn bound(at: &str) -> UdpSocket {
-    let mut socket = None;
-    eventually("the address is free", || {
-        socket = UdpSocket::bind(at).ok();
-        socket.is_some()
-    });
-    socket.unwrap()
+    eventually("the address is free", 20, || UdpSocket::bind(at).ok())
 }
 
 /// What is sent by the pod is taken by the node in order: when this is there, so is all before it.
@@ -180,7 +166,7 @@ fn until_taken(pod: &Pod) {
     let socket = bound("10.99.0.1:7000");
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let frame = datagram(pod.mac(), [10, 99, 0, 1], 7000);
-    eventually("the pod's datagrams come", || {
+    eventually("the pod's datagrams come", 20, || {
         pod.send(frame.clone());
         socket.recv(&mut [0; 64]).is_ok()
     });
@@ -202,7 +188,7 @@ fn a_pod_is_not_the_nodes_router() {
         let port = port.split(": ").nth(1).unwrap().split('@').next().unwrap().to_owned();
         for (interface, to) in [(bridge, ALL_NODES), (port, OF_THE_PORT)] {
             // Before, it takes no advertisement in any case.
-            eventually("the interface has its own address", || {
+            eventually("the interface has its own address", 20, || {
                 let own = ip(&format!("-6 addr show dev {interface} scope link"));
                 own.contains("fe80::") && !own.contains("tentative")
             });
@@ -215,7 +201,7 @@ fn a_pod_is_not_the_nodes_router() {
                 std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/accept_ra"), word).unwrap();
             };
             believe("1");
-            eventually("the advertisement is believed where they are", || {
+            eventually("the advertisement is believed where they are", 20, || {
                 pod.send(frame.clone());
                 until_taken(&pod);
                 is_fooled()
@@ -251,7 +237,7 @@ fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
                 let flushed =
                     Command::new("nft").args(["flush", "chain", "inet", "coracle", "input"]).status();
                 assert!(flushed.unwrap().success());
-                eventually("the datagram comes without the rules", || {
+                eventually("the datagram comes without the rules", 20, || {
                     pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));
                     until_taken(&pod);
                     secret.recv(&mut [0; 64]).is_ok()
@@ -261,7 +247,7 @@ fn a_pod_does_not_reach_what_listens_on_the_nodes_loopback() {
             let asking = UdpSocket::bind("127.0.0.1:0").unwrap();
             asking.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
             if has_port {
-                eventually("the host port answers the node", || {
+                eventually("the host port answers the node", 20, || {
                     echo.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
                     asking.send_to(b"who", "127.0.0.1:8080").unwrap();
                     if let Ok((_, from)) = echo.recv_from(&mut [0; 64]) {

@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_cni::{Attached, Attachment, Network, NetworkConfig};
+use coracle_testing::eventually_async;
 use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
@@ -152,16 +153,6 @@ fn links() -> usize {
     run("ip", &["-o", "link"]).lines().count()
 }
 
-async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
-    for _ in 0..3000 {
-        if done().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("waited half a minute in vain for {what}");
-}
-
 fn ipam(host: &Host, ranges: &Value) -> Value {
     json!({"type": "host-local", "dataDir": host.path("addresses"), "ranges": ranges,
         "routes": [{"dst": "0.0.0.0/0"}]})
@@ -228,10 +219,10 @@ fn addresses_that_other_plugins_asked_for_are_freed_after_a_boot() {
         boot(&host);
         let network = host.open().await;
         network.reconcile(&[]).await.unwrap();
-        eventually("the DELs", async || host.held("shared") == ["10.87.0.77"]).await;
+        eventually_async("the DELs", 20, async || host.held("shared") == ["10.87.0.77"]).await;
         assert!(a.run(&["ip", "link"]).contains("eth0"), "a namespace that has the number of one that was");
         let records = host.path("root/results");
-        eventually("no records", async || std::fs::read_dir(&records).unwrap().count() == 0).await;
+        eventually_async("no records", 20, async || std::fs::read_dir(&records).unwrap().count() == 0).await;
         assert_eq!(text(&network.add(&attachment("c1", &Sandbox::new())).await.unwrap()), ["10.87.0.4/24"]);
     });
 }
@@ -368,7 +359,7 @@ fn devices_of_limits_go_with_the_pods_that_nothing_is_known_of() {
         drop(network);
         std::fs::remove_dir_all(host.path("state")).unwrap();
         drop(b);
-        eventually("the end of the pair", async || {
+        eventually_async("the end of the pair", 20, async || {
             run("ip", &["-o", "link", "show", "type", "veth"]).lines().count() == 1
         })
         .await;
@@ -433,7 +424,7 @@ fn neighbours_learn_at_once_who_has_an_address_now() {
             (vec!["10.81.0.9/24".into(), "fd81::9/64".into()], "0a:00:00:00:00:02")
         );
         for address in ["10.81.0.9", "fd81::9"] {
-            eventually(address, async || {
+            eventually_async(address, 20, async || {
                 a.run(&["ip", "neigh", "show", address]).contains("0a:00:00:00:00:02")
             })
             .await;
@@ -495,7 +486,7 @@ fn what_is_asked_for_reaches_the_plugins_that_declare_it_and_must_be_given() {
         assert!(error == said && nothing(), "{error}");
         host.configure(&list(json!({"portMappings": true})));
         let said = "no plugin of the network asked declares the capability ips, by which it is asked for";
-        eventually("the other list", async || {
+        eventually_async("the other list", 20, async || {
             network.check_asked(&at).await.is_err_and(|error| error.to_string() == said)
         })
         .await;
@@ -519,8 +510,8 @@ fn the_network_is_what_the_directory_says() {
         std::fs::create_dir_all(host.path("addresses/own")).unwrap();
         std::fs::write(host.path("addresses/own/10.83.0.9"), "gone\r\neth0").unwrap();
         host.configure(&bridge(&host, &json!([[{"subnet": "10.83.0.0/24"}]]), &json!({})));
-        eventually("the address", async || host.held("own").is_empty()).await;
-        eventually("the list", async || {
+        eventually_async("the address", 20, async || host.held("own").is_empty()).await;
+        eventually_async("the list", 20, async || {
             let added = network.add(&attachment("b1", &b)).await;
             added.is_ok_and(|attached| text(&attached) == ["10.83.0.2/24"]) || {
                 network.del("b1").await.unwrap();
@@ -529,19 +520,23 @@ fn the_network_is_what_the_directory_says() {
         })
         .await;
         std::fs::write(host.path("conf/10-net.conflist"), "{").unwrap();
-        eventually("the error", async || network.ready().is_err_and(|why| why.contains("10-net.conflist")))
-            .await;
+        eventually_async("the error", 20, async || {
+            network.ready().is_err_and(|why| why.contains("10-net.conflist"))
+        })
+        .await;
         assert!(network.add(&attachment("c1", &b)).await.is_err());
         host.configure(&json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "absent"}]}));
-        eventually("the plugin", async || network.ready().is_err_and(|why| why.contains("no plugin absent")))
-            .await;
+        eventually_async("the plugin", 20, async || {
+            network.ready().is_err_and(|why| why.contains("no plugin absent"))
+        })
+        .await;
         // It is installed after the list that names it.
         std::fs::create_dir_all(host.path("bin")).unwrap();
         std::fs::write(host.path("bin/absent"), "#!/bin/sh\n").unwrap();
         std::fs::set_permissions(host.path("bin/absent"), std::fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(network.ready(), Ok(()));
         std::fs::remove_dir_all(host.path("conf")).unwrap();
-        eventually("the default", async || network.ready().is_ok()).await;
+        eventually_async("the default", 20, async || network.ready().is_ok()).await;
         // Each goes by the list that made it.
         network.del("a1").await.unwrap();
         network.del("b1").await.unwrap();
@@ -581,7 +576,7 @@ fn a_plugin_is_asked_for_its_status_and_its_garbage() {
         again.reconcile(&[attachment("a1", &a)]).await.unwrap();
         // Both may take their time, and nobody waits for them.
         let said = async || std::fs::read_to_string(&log).unwrap();
-        eventually("the DEL", async || said().await.lines().count() == 2).await;
+        eventually_async("the DEL", 20, async || said().await.lines().count() == 2).await;
         let said = said().await;
         let mut said: Vec<_> = said.lines().collect();
         said.sort_by_key(|line| !line.starts_with("GC "));
@@ -615,14 +610,14 @@ fn nobody_waits_for_a_plugin_of_others_that_hangs() {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         let (hanging, also) = (attachment("h1", &a), attachment("b1", &b));
         let others = async {
-            eventually("the ADD", async || said().contains("ADD h1")).await;
+            eventually_async("the ADD", 20, async || said().contains("ADD h1")).await;
             network.set_mtu(None).await.unwrap();
             network.set_mtu(Some(1300)).await.unwrap();
             network.set_unmasqueraded(vec!["10.2.0.0/16".parse().unwrap()]).await.unwrap();
             network.add(&also).await.unwrap();
             network.check("b1").await.unwrap();
             network.reconcile(&[hanging.clone(), also.clone()]).await.unwrap();
-            eventually("the GC", async || said().contains("GC ")).await;
+            eventually_async("the GC", 20, async || said().contains("GC ")).await;
             network.set_mtu(Some(1400)).await.unwrap();
             network.del("b1").await.unwrap();
             std::fs::write(format!("{}.go", log.display()), "").unwrap();
@@ -663,7 +658,7 @@ fn a_gc_that_hangs_keeps_no_pod_waiting_for_long_and_comes_again() {
             gcs.map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect::<Vec<_>>()
         };
         network.reconcile(&[]).await.unwrap();
-        eventually("the GC", async || told().len() == 1).await;
+        eventually_async("the GC", 20, async || told().len() == 1).await;
         // A plugin that hangs has a minute.
         let at = attachment("a1", &sandbox);
         let added = tokio::time::timeout(Duration::from_secs(40), network.add(&at));
@@ -673,9 +668,9 @@ fn a_gc_that_hangs_keeps_no_pod_waiting_for_long_and_comes_again() {
             || std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("stat"));
         let lives =
             || processes().filter_map(|stat| std::fs::read_to_string(stat).ok()).any(|s| of_first(&s));
-        eventually("the end of the GC and of what it runs", async || !lives()).await;
+        eventually_async("the end of the GC and of what it runs", 20, async || !lives()).await;
         std::fs::write(host.path("log.go"), "").unwrap();
-        eventually("another GC", async || told().len() == 2).await;
+        eventually_async("another GC", 20, async || told().len() == 2).await;
         network.del("a1").await.unwrap();
     });
 }
@@ -687,7 +682,7 @@ fn an_attachment_is_made_by_the_list_of_the_moment_in_which_it_goes_on_record() 
         let (network, sandbox) = (host.open().await, Sandbox::new());
         network.reconcile(&[]).await.unwrap();
         let said = || std::fs::read_to_string(host.path("log")).unwrap_or_default();
-        eventually("the GC", async || said().contains("GC ")).await;
+        eventually_async("the GC", 20, async || said().contains("GC ")).await;
         let replaced = async {
             let mut doubts = network.doubts();
             host.configure(&bridge(&host, &json!([[{"subnet": "10.91.0.0/24"}]]), &json!({})));
@@ -746,7 +741,7 @@ fn a_foreign_flush_is_repaired() {
             &["flush", "chain", "inet", "coracle", "hostports"],
         ] {
             run("nft", foreign);
-            eventually("the repair", async || whole() == before).await;
+            eventually_async("the repair", 20, async || whole() == before).await;
         }
         // Somebody else's table is somebody else's.
         run("nft", &["add", "table", "inet", "other"]);
@@ -878,7 +873,7 @@ fn plugins_of_others_are_not_asked_what_they_do_not_know() {
         network.del("a1").await.unwrap();
         // From 1.1.0 on they are, whatever they say.
         host.configure(&conf("1.1.0"));
-        eventually("the question", async || network.status().await.is_err()).await;
+        eventually_async("the question", 20, async || network.status().await.is_err()).await;
     });
 }
 
@@ -924,7 +919,7 @@ fn what_happens_beside_an_absent_directory_changes_nothing() {
         // Yet the directory is noticed.
         host.configure(&bridge(&host, &json!([[{"subnet": "10.95.0.0/24"}]]), &json!({})));
         let sandbox = Sandbox::new();
-        eventually("the list", async || {
+        eventually_async("the list", 20, async || {
             let added = network.add(&attachment("a1", &sandbox)).await;
             added.is_ok_and(|attached| text(&attached) == ["10.95.0.2/24"])
         })

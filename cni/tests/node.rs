@@ -16,6 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use coracle_testing::{eventually, eventually_async};
 use ipnetwork::IpNetwork;
 use nix::sched::{CloneFlags, unshare};
 
@@ -139,14 +140,6 @@ fn caller_seen_by(to: SocketAddr) -> std::io::Result<String> {
         std::thread::sleep(Duration::from_millis(10));
     }
     Err(std::io::ErrorKind::TimedOut.into())
-}
-
-fn usleep_until(mut done: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !done() {
-        assert!(begun.elapsed() < LONG, "waited in vain");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -290,7 +283,7 @@ fn a_crash_leaks_nothing_after_reconciling() {
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
         again.reconcile(&[attachment("aaaa", &a, vec![])]).await.unwrap();
         assert_eq!(held(node.dir.path()), ["10.99.0.2"]);
-        usleep_until(|| !run("ip", &["-o", "link"]).contains(&theirs[1]));
+        eventually("the interface is removed", 10, || !run("ip", &["-o", "link"]).contains(&theirs[1]));
         assert!(run("ip", &["-o", "link"]).contains(&ours[1]));
         a.serve(80);
         assert_eq!(caller_seen_by("10.99.0.2:80".parse().unwrap()).unwrap(), "10.99.0.1");
@@ -387,7 +380,7 @@ fn a_foreign_bridge_of_our_bridges_name_is_refused_and_left_alone() {
         run("ip", &["link", "set", "veththeirs", "master", "foreign0", "up"]);
         run("ip", &["link", "set", "foreign0", "address", "0a:00:00:00:00:01", "up"]);
         run("ip", &["addr", "add", "192.0.2.1/24", "dev", "foreign0"]);
-        usleep_until(|| !picture().contains("tentative"));
+        eventually("no address is tentative", 10, || !picture().contains("tentative"));
         let before = picture();
         let second = async || open_with(&node.dir.path().join("second"), "foreign0").await;
         let network = second().await;
@@ -634,7 +627,7 @@ fn pods_of_a_thousand_scattered_nodes_see_where_a_packet_is_from() {
         };
         assert!(has_port());
         run("nft", &["flush", "ruleset"]);
-        eventually(async || has_port()).await;
+        eventually_async("the host port is back", 10, async || has_port()).await;
         check_ranges(&wanted);
         // And nothing is repaired for ever.
         let table = handle();
@@ -653,14 +646,6 @@ fn own_ranges() -> Vec<IpNetwork> {
     vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()]
 }
 
-async fn eventually(mut done: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !done().await {
-        assert!(begun.elapsed() < LONG, "waited in vain");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
 #[test]
 fn a_pod_may_have_thousands_of_host_ports() {
     on_a_node(async |node| {
@@ -676,8 +661,10 @@ fn a_pod_may_have_thousands_of_host_ports() {
         node.network.add(&attachment("bbbb", &b, ports(20000))).await.unwrap();
         assert_eq!(count(), [4000, 4000]);
         run("nft", &["flush", "ruleset"]);
-        eventually(async || run("nft", &["list", "ruleset"]).contains("11999") && count() == [4000, 4000])
-            .await;
+        eventually_async("the rules of 4000 ports", 10, async || {
+            run("nft", &["list", "ruleset"]).contains("11999") && count() == [4000, 4000]
+        })
+        .await;
         node.network.del("aaaa").await.unwrap();
         assert_eq!(count(), [2000, 2000]);
         node.network.del("bbbb").await.unwrap();
@@ -730,7 +717,7 @@ fn a_table_that_cannot_be_changed_is_no_success_however_often_it_is_tried() {
         let mut owner = Command::new("nft").arg("-i").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let words = "delete table inet coracle; add table inet coracle { flags owner; }\n";
         owner.stdin.as_mut().unwrap().write_all(words.as_bytes()).unwrap();
-        eventually(async || {
+        eventually_async("the owned table", 10, async || {
             run("nft", &["list", "tables"]).contains("coracle")
                 && run("nft", &["list", "table", "inet", "coracle"]).contains("flags owner")
         })
@@ -757,12 +744,18 @@ fn a_released_network_that_cannot_be_taken_down_is_tried_again() {
         std::fs::rename(&file, file.with_extension("away")).unwrap();
         std::fs::create_dir(&file).unwrap();
         node.network.release("aaaa").await.unwrap();
-        eventually(async || !run("ip", &["-o", "link"]).contains(&host[1])).await;
+        eventually_async("the interface is removed", 10, async || {
+            !run("ip", &["-o", "link"]).contains(&host[1])
+        })
+        .await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(node.dir.path().join("results/aaaa.json").exists());
         std::fs::remove_dir(&file).unwrap();
         std::fs::rename(file.with_extension("away"), &file).unwrap();
-        eventually(async || !node.dir.path().join("results/aaaa.json").exists()).await;
+        eventually_async("the record is removed", 10, async || {
+            !node.dir.path().join("results/aaaa.json").exists()
+        })
+        .await;
         assert_eq!(held(node.dir.path()), Vec::<String>::new());
     });
 }

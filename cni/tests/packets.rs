@@ -17,6 +17,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use coracle_cni::{Attachment, Network, NetworkConfig, PortMapping, Protocol};
+use coracle_testing::eventually;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn6, sendto, setsockopt, socket,
@@ -305,30 +306,23 @@ fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
 fn a_node_that_begins_to_forward_goes_on_heeding_its_router() {
     on_a_node(&["10.42.0.0/24"], async |scene: Scene| {
         let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
-        // It comes a moment after both ends are up.
-        let begun = std::time::Instant::now();
-        let own: Ipv6Addr = loop {
+        // The kernel assigns it after both ends are up.
+        let own: Ipv6Addr = eventually("the link-local address of the uplink", 20, || {
             let own = ip("-6 -o addr show dev up0 scope link");
-            if let Some(own) = own.split(" inet6 ").nth(1) {
-                break own.split('/').next().unwrap().parse().unwrap();
-            }
-            assert!(begun.elapsed() < LONG, "the uplink has no address of its own");
-            std::thread::sleep(Duration::from_millis(20));
+            Some(own.split(" inet6 ").nth(1)?.split('/').next()?.parse().unwrap())
+        });
+        let advertise_until = |lifetime: u16, has_route: bool| {
+            eventually("the default route to follow the router's lifetime", 20, || {
+                advertise(&scene.beyond, own, lifetime);
+                by_router() == has_route
+            });
         };
-        let eventually = |seconds: u16, is: bool| {
-            let end = std::time::Instant::now() + LONG;
-            while by_router() != is {
-                assert!(std::time::Instant::now() < end, "{}", ip("-6 route"));
-                advertise(&scene.beyond, own, seconds);
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        };
-        eventually(1800, true);
+        advertise_until(1800, true);
         let ranges = ["10.42.0.0/24", "fd42::/64"].map(|range| range.parse().unwrap());
         scene.network.set_pod_cidrs(ranges.to_vec()).await.unwrap();
         assert_eq!(std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/forwarding").unwrap().trim(), "1");
         assert!(by_router(), "{}", ip("-6 route"));
-        eventually(0, false);
+        advertise_until(0, false);
         let bridge = std::fs::read_to_string("/proc/sys/net/ipv6/conf/coracle0/accept_ra").unwrap();
         assert_eq!(bridge.trim(), "0", "pods are no routers");
     });

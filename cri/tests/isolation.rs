@@ -26,15 +26,15 @@ mod volumes;
 
 use std::process::ExitCode;
 
-use fixture::{Machine, Session, run};
+use fixture::{Machine, Session, tests};
 use nix::sched::CloneFlags;
 
 fn main() -> ExitCode {
-    let mut session = match Session::begin(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS) {
+    let session = match Session::begin(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS) {
         Ok(session) => session,
         Err(end) => return end,
     };
-    run!(session:
+    session.run(tests![
         user_namespace::root_inside_is_nobody_outside_and_owns_what_is_inside,
         user_namespace::volumes_show_their_ids_as_the_mapping_says,
         user_namespace::everything_that_a_container_has_is_there,
@@ -60,8 +60,7 @@ fn main() -> ExitCode {
         volumes::read_only_is_recursive_when_asked,
         volumes::an_image_is_a_volume_whole_and_in_part,
         volumes::an_image_is_a_volume_of_a_pod_with_a_user_namespace,
-    );
-    session.end()
+    ])
 }
 
 /// Runs a command under `sh -c` in a container and returns what it wrote, when it ends well.

@@ -20,17 +20,17 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use fixture::{Machine, Session, alive, ends, run};
+use fixture::{Machine, Session, alive, ends, tests};
 use futures::StreamExt;
 use nix::sched::CloneFlags;
 use tonic::Request;
 
 fn main() -> ExitCode {
-    let mut session = match Session::begin(CloneFlags::CLONE_NEWNET) {
+    let session = match Session::begin(CloneFlags::CLONE_NEWNET) {
         Ok(session) => session,
         Err(end) => return end,
     };
-    run!(session:
+    session.run(tests![
         a_container_runs_logs_and_ends,
         execs_return_output_code_and_time_out,
         stop_asks_first_and_then_kills,
@@ -46,8 +46,7 @@ fn main() -> ExitCode {
         streams_carry_commands_and_connections,
         attach_logs_and_statistics_are_true,
         starting_is_fast,
-    );
-    session.end()
+    ])
 }
 
 async fn a_container_runs_logs_and_ends(machine: &mut Machine) {

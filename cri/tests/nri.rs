@@ -24,18 +24,18 @@ mod telling;
 
 use std::process::ExitCode;
 
-use fixture::{Session, run};
+use fixture::{Session, tests};
 use nix::sched::CloneFlags;
 
 fn main() -> ExitCode {
     if std::env::args().nth(1).is_some_and(|role| role == "plugin") {
         return joining::preinstalled();
     }
-    let mut session = match Session::begin(CloneFlags::CLONE_NEWNET) {
+    let session = match Session::begin(CloneFlags::CLONE_NEWNET) {
         Ok(session) => session,
         Err(end) => return end,
     };
-    run!(session:
+    session.run(tests![
         telling::every_event_comes_once_in_order_and_with_names,
         telling::an_older_plugin_hears_of_changes_of_state,
         telling::a_plugin_that_refuses_leaves_nothing_behind,
@@ -51,6 +51,5 @@ fn main() -> ExitCode {
         joining::a_late_plugin_learns_of_all_that_there_is,
         joining::a_plugin_with_a_wrong_name_is_not_taken,
         joining::a_preinstalled_plugin_is_there_from_the_start,
-    );
-    session.end()
+    ])
 }

@@ -57,7 +57,7 @@ mod wire;
 
 use std::process::ExitCode;
 
-use fixture::{Session, run};
+use fixture::{NamedTest, Session, tests};
 use nix::sched::CloneFlags;
 
 fn main() -> ExitCode {
@@ -67,11 +67,11 @@ fn main() -> ExitCode {
     if let Some(end) = other {
         return end;
     }
-    let mut session = match Session::begin(CloneFlags::CLONE_NEWNET) {
+    let session = match Session::begin(CloneFlags::CLONE_NEWNET) {
         Ok(session) => session,
         Err(end) => return end,
     };
-    run!(session:
+    let mut tests = tests![
         lists::streams_say_what_lists_say,
         lists::filters_take_truncated_ids_that_name_one,
         lists::what_is_unknown_is_told,
@@ -116,14 +116,14 @@ fn main() -> ExitCode {
         later::a_shim_that_refuses_this_version_is_left_alone,
         later::what_a_later_shim_says_beside_is_passed_over,
         later::a_pod_outlives_its_executable,
-    );
-    run_what_is_broken(&mut session);
-    session.end()
+    ];
+    tests.extend(tests_of_broken_parts());
+    session.run(tests)
 }
 
-/// What is frozen, cut off or silent.
-fn run_what_is_broken(session: &mut Session) {
-    run!(session:
+/// Tests of parts that are frozen, disconnected or do not respond.
+fn tests_of_broken_parts() -> Vec<NamedTest> {
+    tests![
         checkpoint::a_running_container_is_checkpointed_and_goes_on,
         checkpoint_pod::a_pod_is_restored_where_it_was,
         checkpoint_pod::what_cannot_be_checkpointed_is_refused,
@@ -146,5 +146,5 @@ fn run_what_is_broken(session: &mut Session) {
         wedged::a_shim_that_is_never_ready_is_ended,
         wedged::a_container_whose_record_is_lost_does_not_run_on,
         cut::pods_keep_the_limit_of_open_files_that_the_node_began_with,
-    );
+    ]
 }

@@ -1,4 +1,4 @@
-//! A test's cgroup, in whichever hierarchies there are: ended with all that is in it.
+//! Cleanup of a test's cgroup, in all cgroup hierarchies of the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,26 +7,26 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Kills every process below the cgroup of that name and removes it. Absent is ended; the root is never meant.
+/// Kills every process in the cgroup `name` and below, and removes the cgroup. Does nothing if it is absent or the root.
 pub fn end_cgroup(name: &str) {
     let name = name.trim_matches('/');
     if name.is_empty() || name.split('/').any(|part| part == "..") {
         return;
     }
-    // One may fork while another is killed, and what was killed leaves a moment later.
+    // A process may fork while another is killed, and a killed process leaves its cgroup a moment later: try again.
     for _ in 0..100 {
         let groups = below(name);
         if groups.is_empty() {
             return;
         }
         groups.iter().for_each(|group| kill_all(group));
-        // The deepest first.
+        // Children before parents.
         groups.iter().rev().for_each(|group| drop(fs::remove_dir(group)));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// All groups of that name and below, parents before children.
+/// The cgroups `name` of all hierarchies and all cgroups below them, parents before children.
 fn below(name: &str) -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -1,4 +1,4 @@
-//! A cluster on a test's machine, driven with the real kubectl.
+//! A cluster on a test's machine: `coracle up` and kubectl.
 
 use std::fs;
 use std::ops::Deref;
@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::{Kubectl, Machine, eventually};
 
-/// What `coracle up` runs, and how to talk to it.
+/// A running `coracle up`. Dereferences to kubectl for this cluster.
 pub struct Cluster {
     process: Option<Child>,
     flags: Vec<String>,
@@ -21,20 +21,20 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `coracle up` on this machine, with its node Ready.
+    /// Starts `coracle up` on this machine and waits until the node is Ready.
     ///
     /// # Panics
-    /// When it does not become so within 30 s.
+    /// When the node is not Ready in time.
     #[must_use]
     pub fn up(machine: &Machine, mirrors: &std::path::Path) -> Self {
-        // Whoever tests may have little disk left.
+        // The test machine may have little free disk space.
         Self::up_with(machine, mirrors, &["--image-gc-high-threshold", "100"])
     }
 
-    /// As [`up`](Self::up), with more flags, also of when images are collected.
+    /// As [`up`](Self::up), with more flags. They include those of image garbage collection.
     ///
     /// # Panics
-    /// When the node is not Ready within 30 s, or the default namespace takes no pods.
+    /// When the node is not Ready in time, or the default service account does not exist.
     #[must_use]
     pub fn up_with(machine: &Machine, mirrors: &std::path::Path, flags: &[&str]) -> Self {
         let more = flags.iter().map(|flag| (*flag).to_owned());
@@ -50,7 +50,7 @@ impl Cluster {
             ("--cgroup-root", format!("/{}", machine.name())),
             ("--registry-config-dir", text(mirrors.to_owned())),
             ("--node-name", "node-1".to_owned()),
-            // Whoever tests may have little disk left.
+            // The test machine may have little free disk space.
             ("--disk-free-percent", "1".to_owned()),
         ];
         let mut cluster = Self {
@@ -62,19 +62,19 @@ impl Cluster {
             cgroup: machine.name().to_owned(),
         };
         cluster.start();
-        // Without one, no pod is taken.
-        eventually("the namespace's service account", 10, || {
-            cluster.try_kubectl(&["get", "serviceaccount", "default"]).status.success().then_some(())
+        // Admission rejects pods without a service account.
+        eventually("the default service account", 10, || {
+            cluster.try_kubectl(&["get", "serviceaccount", "default"]).status.success()
         });
         cluster
     }
 
-    /// Starts `coracle up` and waits for the node.
+    /// Starts `coracle up` and waits until the node is Ready.
     ///
     /// # Panics
-    /// When the node is not Ready within 30 s.
+    /// When the node is not Ready in time.
     pub fn start(&mut self) {
-        assert!(self.process.is_none(), "it runs already");
+        assert!(self.process.is_none(), "the process is already running");
         let log = fs::File::options().create(true).append(true).open(&self.log).unwrap();
         let mut command = Command::new(Machine::coracle());
         command.arg("up").args(&self.places).args(&self.flags);
@@ -86,16 +86,16 @@ impl Cluster {
             }
             let ready = "{.items[*].status.conditions[?(@.type==\"Ready\")].status}";
             let output = self.try_kubectl(&["get", "nodes", "-o", &format!("jsonpath={ready}")]);
-            (output.status.success() && output.stdout == b"True").then_some(())
+            output.status.success() && output.stdout == b"True"
         });
     }
 
-    /// SIGTERM to `coracle up`, and waits for its end.
+    /// Sends SIGTERM to `coracle up` and waits until it exits.
     pub fn stop(&mut self) {
         self.end(Signal::SIGTERM);
     }
 
-    /// SIGKILL to `coracle up`.
+    /// Kills `coracle up` with SIGKILL.
     pub fn kill(&mut self) {
         self.end(Signal::SIGKILL);
     }
@@ -107,19 +107,19 @@ impl Cluster {
         }
     }
 
-    /// The process of `coracle up`.
+    /// The process id of `coracle up`; 0 if it is not running.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.as_ref().map_or(0, Child::id)
     }
 
-    /// What the log says so far.
+    /// The current content of the log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// `coracle down`, which stops the cluster if it runs and removes every pod; the state stays.
+    /// Runs `coracle down`, which stops the cluster and removes every pod. The state directory stays.
     ///
     /// # Panics
     /// When it fails.

@@ -1,5 +1,5 @@
-//! A node of flannel's: the published flanneld on a host of its own, with the rights of its published manifest, and
-//! pods that the reference plugins attach, as flannel's own plugin has them do.
+//! A node with flannel: the published flanneld on its own host, with the RBAC rules of its published manifest. The
+//! reference CNI plugins attach its pods, called as flannel's plugin calls them.
 
 use std::fs;
 use std::io::Write;
@@ -14,33 +14,33 @@ use crate::nodes::{end, print_end, started};
 use crate::{Host, Machine, Nodes, eventually};
 
 const NAMESPACE: &str = "kube-flannel";
-/// Where Debian has the reference plugins.
+/// Directory of the reference plugins in Debian.
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// A node, and its pods. All end with this value; the Node object stays.
+/// A node and its pods. Dropping it ends the processes; the Node object stays.
 pub struct Flannel {
     host: Host,
     name: String,
     dir: PathBuf,
     process: Option<Child>,
-    /// Hold the network namespaces of pods.
+    /// Processes that keep the network namespaces of the pods alive.
     pods: Vec<Child>,
 }
 
 // === impl Flannel ===
 
 impl Flannel {
-    /// Makes `flannel-<number>`, whose network has these ranges, at most one of each family; it is up when this
-    /// returns. `backend` is what its configuration says of that.
+    /// Creates the node `flannel-<number>` and waits until flanneld is ready. `cidrs` has at most one range per family.
+    /// `backend` is the field of that name in flannel's configuration.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// When flanneld does not become ready.
     #[must_use]
     pub fn join(nodes: &Nodes, number: u8, cidrs: &str, backend: &Value) -> Self {
         let name = format!("flannel-{number}");
         let dir = nodes.dir_of(&name);
         let text = fs::read_to_string(Machine::tool("kube-flannel.yml", "scripts/flanneld")).unwrap();
-        // There are no daemon sets, and no image of it: the pod that one would make is made here.
+        // Coracle has no daemon set controller and the test has no image of flannel: create the pod directly.
         let manifest: Vec<&str> = text.split("---\n").filter(|part| !part.contains("DaemonSet")).collect();
         nodes.apply(&manifest.join("---\n"));
         nodes.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).to_string());
@@ -51,24 +51,24 @@ impl Flannel {
         nodes.apply(
             &json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}).to_string(),
         );
-        eventually("ranges for the node", 10, || {
-            nodes.get(&["node", &name])["spec"]["podCIDRs"].is_array().then_some(())
+        eventually("spec.podCIDRs of the node", 10, || {
+            nodes.get(&["node", &name])["spec"]["podCIDRs"].is_array()
         });
         let token = nodes.kubectl(&["create", "token", "flannel", "-n", NAMESPACE]);
         fs::write(dir.join("kubeconfig"), nodes.kubeconfig(&format!("token: '{}'", token.trim()))).unwrap();
         fs::write(dir.join("net-conf.json"), net_conf(nodes, cidrs, backend)).unwrap();
         let host = nodes.host(10 + number);
-        // For the lock of iptables.
+        // iptables needs a writable /run for its lock.
         host.run("mount", &["-t", "tmpfs", "none", "/run"]);
         let mut flannel = Self { host, name, dir, process: None, pods: Vec::new() };
         flannel.start();
         flannel
     }
 
-    /// Starts flanneld as its manifest does, and waits until it is up.
+    /// Starts flanneld with the arguments of its manifest and waits until it is ready.
     ///
     /// # Panics
-    /// When it does not come up.
+    /// When it does not become ready.
     pub fn start(&mut self) {
         fs::remove_file(self.dir.join("subnet.env")).ok();
         let log = fs::File::options().create(true).append(true).open(self.log()).unwrap();
@@ -81,18 +81,18 @@ impl Flannel {
         command.env("POD_NAME", &self.name).env("POD_NAMESPACE", NAMESPACE).env("EVENT_QUEUE_DEPTH", "5000");
         self.process = Some(started(command, log));
         let path = self.dir.join("subnet.env");
-        eventually("flanneld to be up", 30, || path.exists().then_some(()));
+        eventually("flanneld to write subnet.env", 30, || path.exists());
     }
 
-    /// Ends flanneld; what it has told the kernel stays.
+    /// Stops flanneld. Its kernel state stays.
     pub fn stop(&mut self) {
         end(&mut self.process, Signal::SIGTERM);
     }
 
-    /// A pod: a process in its network namespace, and its addresses.
+    /// Attaches a pod and returns a process in its network namespace, and its addresses.
     ///
     /// # Panics
-    /// When it cannot be attached.
+    /// When the bridge plugin fails.
     pub fn attach(&mut self) -> (u32, Vec<String>) {
         let mut command = self.host.command("unshare");
         command.args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -106,7 +106,7 @@ impl Flannel {
             (program.ends_with("cat") && of(process) != outside).then_some(())
         });
         let netns = format!("/proc/{process}/ns/net");
-        // As the loopback plugin does.
+        // Instead of the loopback plugin.
         self.host.run("nsenter", &[&format!("--net={netns}"), "ip", "link", "set", "lo", "up"]);
         let mut command = self.host.command(format!("{PLUGINS}/bridge"));
         command.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", format!("pod-{number}"));
@@ -122,15 +122,16 @@ impl Flannel {
         (process, result["ips"].as_array().unwrap().iter().map(address).collect())
     }
 
-    /// What flannel's plugin hands to the bridge plugin: the manifest's `delegate`, and what `subnet.env` says.
+    /// The configuration that flannel's plugin passes to the bridge plugin: the manifest's `delegate`, with the values of
+    /// `subnet.env`.
     fn delegate(&self) -> Value {
         let text = fs::read_to_string(self.dir.join("subnet.env")).unwrap();
         let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(&format!("{key}=")));
         let families =
             [("FLANNEL_SUBNET", "FLANNEL_NETWORK"), ("FLANNEL_IPV6_SUBNET", "FLANNEL_IPV6_NETWORK")];
-        let has: Vec<_> = families.into_iter().filter_map(|(s, n)| Some((value(s)?, value(n)?))).collect();
-        let ranges: Vec<Value> = has.iter().map(|(subnet, _)| json!([{"subnet": range(subnet)}])).collect();
-        let routes: Vec<Value> = has.iter().map(|(_, network)| json!({"dst": network})).collect();
+        let found: Vec<_> = families.into_iter().filter_map(|(s, n)| Some((value(s)?, value(n)?))).collect();
+        let ranges: Vec<Value> = found.iter().map(|(subnet, _)| json!([{"subnet": range(subnet)}])).collect();
+        let routes: Vec<Value> = found.iter().map(|(_, network)| json!({"dst": network})).collect();
         json!({
             "name": "cbr0", "cniVersion": "1.0.0", "type": "bridge", "hairpinMode": true, "isDefaultGateway": true,
             "isGateway": true, "ipMasq": value("FLANNEL_IPMASQ") != Some("true"),
@@ -145,7 +146,7 @@ impl Flannel {
         &self.name
     }
 
-    /// The machine that it runs on.
+    /// The host of the node.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
@@ -156,7 +157,7 @@ impl Flannel {
     }
 }
 
-/// The range that an address with a prefix length is in.
+/// The subnet of an address with a prefix length.
 fn range(address: &str) -> String {
     let (ip, length) = address.split_once('/').unwrap();
     let length: u32 = length.parse().unwrap();
@@ -167,11 +168,14 @@ fn range(address: &str) -> String {
     format!("{first}/{length}")
 }
 
-/// The manifest's `net-conf.json` with our ranges.
+/// The manifest's `net-conf.json` with the ranges and the backend of the test.
 fn net_conf(nodes: &Nodes, cidrs: &str, backend: &Value) -> String {
     let map = nodes.get(&["configmap", "kube-flannel-cfg", "-n", NAMESPACE]);
     let mut conf: Value = serde_json::from_str(map["data"]["net-conf.json"].as_str().unwrap()).unwrap();
-    assert!(conf["Network"].is_string() && conf["Backend"]["Type"] == "vxlan", "another manifest: {conf}");
+    assert!(
+        conf["Network"].is_string() && conf["Backend"]["Type"] == "vxlan",
+        "unexpected net-conf.json in the manifest: {conf}"
+    );
     conf["EnableIPv4"] = cidrs.split(',').any(|cidr| !cidr.contains(':')).into();
     for cidr in cidrs.split(',') {
         if cidr.contains(':') {
@@ -181,7 +185,7 @@ fn net_conf(nodes: &Nodes, cidrs: &str, backend: &Value) -> String {
             conf["Network"] = cidr.into();
         }
     }
-    // Its iptables mode needs a module that not every machine has loaded.
+    // The iptables mode needs the module br_netfilter, which not every machine has loaded.
     conf["EnableNFTables"] = (!Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists()).into();
     conf["Backend"].clone_from(backend);
     conf.to_string()

@@ -1,7 +1,6 @@
-//! One machine of several: a network and a mount namespace of its own, on a bridge with the others.
+//! A simulated machine: a network namespace and a mount namespace. A bridge connects it with other hosts.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use nix::sched::{CloneFlags, setns};
@@ -10,29 +9,29 @@ use serde_json::Value;
 use crate::eventually;
 use crate::machine::run;
 
-/// The bridge of the test's own namespace that all hosts hang on, and its addresses there.
+/// The bridge in the test's namespace that connects all hosts, and its addresses.
 pub(crate) const BRIDGE: &str = "fabric0";
 pub(crate) const GATEWAY: &str = "192.0.2.1";
 pub(crate) const GATEWAY_V6: &str = "2001:db8:1::1";
 
-/// Which addresses machines have.
+/// Address families of the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Families {
-    /// IPv4 and IPv6.
+    /// Dual-stack.
     Both,
-    /// IPv6 alone.
+    /// IPv6 only.
     V6,
 }
 
-/// A machine that ends with this value, if nothing else holds its namespaces.
+/// A simulated machine. Dropping it ends the process that keeps its namespaces alive.
 pub struct Host {
-    /// Holds the namespaces, and ends when its standard input does: also when the test was killed.
+    /// Keeps the namespaces alive. It exits when its standard input closes, so also when the test is killed.
     holder: Child,
     number: u8,
     families: Families,
 }
 
-/// Makes the bridge in the namespace of the calling thread.
+/// Creates the bridge in the network namespace of the calling thread.
 pub(crate) fn make_bridge(families: Families) {
     run("ip", &["link", "add", BRIDGE, "type", "bridge"]);
     if families == Families::Both {
@@ -42,10 +41,10 @@ pub(crate) fn make_bridge(families: Families) {
     run("ip", &["link", "set", BRIDGE, "up"]);
 }
 
-/// Runs `work` on a thread of its own in the network namespace of a process.
+/// Runs `work` on a new thread in the network namespace of a process.
 ///
 /// # Panics
-/// When the process is gone, or `work` panics.
+/// When the process has exited, or `work` panics.
 pub fn inside<T: Send>(pid: u32, work: impl FnOnce() -> T + Send) -> T {
     let namespace = std::fs::File::open(format!("/proc/{pid}/ns/net")).unwrap();
     std::thread::scope(|scope| {
@@ -57,20 +56,28 @@ pub fn inside<T: Send>(pid: u32, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// A command that runs a program in the network and mount namespaces of a process.
+pub(crate) fn enter(pid: u32, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net=/proc/{pid}/ns/net")).arg(format!("--mount=/proc/{pid}/ns/mnt"));
+    command.arg("--").arg(program);
+    command
+}
+
 // === impl Host ===
 
 impl Host {
-    /// Makes the machine with the addresses `192.0.2.<number>` and `2001:db8:1::<number>` (hexadecimal) on `eth0`.
-    /// To be called in the namespace with the bridge.
+    /// Creates a host with the addresses `192.0.2.<number>` and `2001:db8:1::<number>` (hexadecimal) on `eth0`.
+    /// The calling thread must be in the network namespace with the bridge.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// When the host cannot be created.
     #[must_use]
     pub fn new(number: u8) -> Self {
         Self::with(Families::Both, number)
     }
 
-    /// The same with the addresses of some families.
+    /// As [`new`](Self::new), with addresses of the given families.
     pub(crate) fn with(families: Families, number: u8) -> Self {
         let holder = Command::new("unshare")
             .args(["--net", "--mount", "cat"])
@@ -93,7 +100,7 @@ impl Host {
         host
     }
 
-    /// Gives `eth0` the addresses of a number, and takes away those that it had.
+    /// Replaces the addresses of `eth0` with those of `number`.
     pub fn set_address(&self, number: u8) {
         self.run("ip", &["addr", "flush", "dev", "eth0", "scope", "global"]);
         if self.families == Families::Both {
@@ -102,7 +109,7 @@ impl Host {
         self.run("ip", &["addr", "add", &format!("2001:db8:1::{number:x}/64"), "dev", "eth0", "nodad"]);
     }
 
-    /// The first address that it had, of IPv4 if it has any.
+    /// The initial address: IPv4 if the host has IPv4, otherwise IPv6.
     #[must_use]
     pub fn address(&self) -> String {
         match self.families {
@@ -111,36 +118,31 @@ impl Host {
         }
     }
 
-    /// The first IPv6 address that it had.
+    /// The initial IPv6 address.
     #[must_use]
     pub fn address_v6(&self) -> String {
         format!("2001:db8:1::{:x}", self.number)
     }
 
-    /// The bridge's port that leads to it.
+    /// The interface of this host on the bridge's side.
     #[must_use]
     pub fn port(&self) -> String {
         format!("port{}", self.number)
     }
 
-    /// A process in its namespaces.
+    /// A process in the namespaces of this host.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.holder.id()
     }
 
-    /// A program there, to be given arguments. It is the process itself that starts.
+    /// A command that runs a program on this host; the caller adds arguments. The child process is the program itself.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        let namespaces = PathBuf::from(format!("/proc/{}/ns", self.pid()));
-        command.arg(format!("--net={}", namespaces.join("net").display()));
-        command.arg(format!("--mount={}", namespaces.join("mnt").display()));
-        command.arg("--").arg(program);
-        command
+        enter(self.pid(), program)
     }
 
-    /// Runs a program there to its end; its output.
+    /// Runs a program on this host and returns its standard output.
     ///
     /// # Panics
     /// When it fails.
@@ -151,7 +153,7 @@ impl Host {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What `ip -d -j` says there.
+    /// Output of `ip -d -j` on this host.
     #[must_use]
     pub fn ip(&self, arguments: &[&str]) -> Value {
         let mut all = vec!["-d", "-j"];
@@ -159,25 +161,25 @@ impl Host {
         serde_json::from_str(&self.run("ip", &all)).unwrap()
     }
 
-    /// What a program says there in JSON; none when it fails, as of an interface that is being made.
+    /// Runs a program on this host and parses its JSON output. None if it fails, for example if an interface does not exist.
     #[must_use]
     pub fn try_json(&self, program: &str, arguments: &[&str]) -> Option<Value> {
         let output = self.command(program).args(arguments).output().unwrap();
         output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
     }
 
-    /// Takes it off the bridge.
+    /// Disconnects the host from the bridge.
     pub fn cut(&self) {
         run("ip", &["link", "set", &self.port(), "down"]);
     }
 
-    /// Puts it back.
+    /// Connects the host to the bridge again.
     pub fn join(&self) {
         run("ip", &["link", "set", &self.port(), "up"]);
     }
 
-    /// Lets only frames with so many bytes behind the Ethernet header through between it and the bridge; its own
-    /// interface does not know of that.
+    /// Sets the MTU of the bridge's side of the link. The host's own interface keeps its MTU, so that longer packets are
+    /// lost without an event.
     pub fn narrow(&self, mtu: u32) {
         run("ip", &["link", "set", &self.port(), "mtu", &mtu.to_string()]);
     }
@@ -187,7 +189,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         self.holder.kill().ok();
         self.holder.wait().ok();
-        // The pair goes with the namespace at the kernel's leisure; the next host may have the same number.
+        // The kernel removes the veth pair some time after the namespace. The next host may need the same name.
         std::process::Command::new("ip").args(["link", "del", &self.port()]).output().ok();
     }
 }

@@ -1,4 +1,4 @@
-//! The real kubectl, led to one cluster.
+//! The published kubectl, connected to one cluster.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::Machine;
 
-/// Runs kubectl as the user of one kubeconfig.
+/// Runs kubectl with one kubeconfig.
 pub struct Kubectl {
     kubeconfig: PathBuf,
 }
@@ -15,13 +15,13 @@ pub struct Kubectl {
 // === impl Kubectl ===
 
 impl Kubectl {
-    /// With this kubeconfig, which need not exist yet.
+    /// For a kubeconfig, which may be created later.
     #[must_use]
     pub fn new(kubeconfig: PathBuf) -> Self {
         Self { kubeconfig }
     }
 
-    /// Runs kubectl; its standard output.
+    /// Runs kubectl and returns its standard output.
     ///
     /// # Panics
     /// When it fails.
@@ -36,13 +36,13 @@ impl Kubectl {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs kubectl 1.37, whatever comes of it.
+    /// Runs kubectl 1.37, which may fail.
     #[must_use]
     pub fn try_kubectl(&self, arguments: &[&str]) -> Output {
         self.kubectl_of("1.37", arguments, "")
     }
 
-    /// Runs kubectl of a minor version with something on its standard input.
+    /// Runs kubectl of a minor version with `input` as its standard input. It may fail.
     #[must_use]
     pub fn kubectl_of(&self, version: &str, arguments: &[&str], input: &str) -> Output {
         use std::io::Write;
@@ -59,7 +59,7 @@ impl Kubectl {
         child.wait_with_output().unwrap()
     }
 
-    /// Starts kubectl with its standard output for whoever reads it; it goes on by itself, and says what fails.
+    /// Starts kubectl in the background. Its standard output is a pipe; errors go to the test's output.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -71,10 +71,10 @@ impl Kubectl {
         command.spawn().unwrap()
     }
 
-    /// Runs kubectl in a terminal of its own, to its end; what stands there then.
+    /// Runs kubectl in a new terminal and returns the terminal's output.
     ///
     /// # Panics
-    /// When there is no terminal to be had.
+    /// When `script` cannot be started.
     #[must_use]
     pub fn in_a_terminal(&self, arguments: &[&str]) -> String {
         let words = format!("{} {}", Machine::kubectl("1.37").display(), arguments.join(" "));
@@ -84,13 +84,16 @@ impl Kubectl {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// `kubectl apply -f -`, which must succeed.
+    /// Runs `kubectl apply -f -`.
+    ///
+    /// # Panics
+    /// When it fails.
     pub fn apply(&self, manifest: &str) {
         let output = self.kubectl_of("1.37", &["apply", "-f", "-"], manifest);
         assert!(output.status.success(), "apply: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// `kubectl get … -o json`.
+    /// Runs `kubectl get … -o json` and parses the output.
     #[must_use]
     pub fn get(&self, arguments: &[&str]) -> Value {
         let mut all = vec!["get", "-o", "json"];

@@ -1,5 +1,5 @@
-//! A machine of a test's own: a network namespace with one uplink and no default route, directories, a
-//! cgroup, a registry server.
+//! The machine of one test: a network namespace with one uplink and no default route, directories, a cgroup, a registry
+//! server.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,7 +14,7 @@ use crate::{end_cgroup, eventually};
 /// The address of the machine's uplink.
 const ADDRESS: &str = "198.51.100.10";
 
-/// Where a test's things are.
+/// Resources of one test. Dropping it ends all processes in its cgroup.
 pub struct Machine {
     dir: tempfile::TempDir,
     name: String,
@@ -23,10 +23,10 @@ pub struct Machine {
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Runs the test on a thread whose network is its own; so is that of every process it starts.
+/// Runs a test on a new thread in a new network namespace. Processes that it starts inherit the namespace.
 ///
 /// # Panics
-/// When the test does, and when this is not run as root.
+/// When the test panics, or without root privileges.
 pub fn on_a_machine(test: impl FnOnce(&mut Machine) + Send + 'static) {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
@@ -57,16 +57,16 @@ impl Machine {
         self.dir.path().join(name)
     }
 
-    /// What only this machine's things are called, and its cgroup: `/<name>`.
+    /// A unique name. The machine's cgroup is `/<name>`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The built binary.
+    /// Path of the binary under test: `$CORACLE` or `target/coracle`.
     ///
     /// # Panics
-    /// When it is not built.
+    /// When it does not exist.
     #[must_use]
     pub fn coracle() -> PathBuf {
         let built = repository().join("target/coracle");
@@ -75,25 +75,25 @@ impl Machine {
         path
     }
 
-    /// The real kubectl of a minor version.
+    /// Path of kubectl of a minor version.
     #[must_use]
     pub fn kubectl(version: &str) -> PathBuf {
         Self::tool(&format!("kubectl-{version}"), &format!("scripts/kubectl {version}"))
     }
 
-    /// A published program that a script of ours has put into target/tools.
+    /// Path of a program in target/tools. `script` is the command that installs it.
     ///
     /// # Panics
-    /// When it is not there.
+    /// When it does not exist.
     #[must_use]
     pub fn tool(name: &str, script: &str) -> PathBuf {
         let path = repository().join("target/tools").join(name);
-        assert!(path.exists(), "{} is not there: run {script}", path.display());
+        assert!(path.exists(), "{} does not exist: run {script}", path.display());
         path
     }
 
-    /// Starts the real registry server with our images, and leads docker.io to it. The mirror settings'
-    /// directory.
+    /// Starts a registry server with the test images on loopback. Returns a directory with mirror settings that redirect
+    /// docker.io to it.
     ///
     /// # Panics
     /// When it does not start.
@@ -101,14 +101,14 @@ impl Machine {
         self.start_registry_at("127.0.0.1")
     }
 
-    /// The same for machines that reach this one by an address.
+    /// As [`start_registry`](Self::start_registry), at an address that other hosts can reach.
     ///
     /// # Panics
     /// When it does not start.
     pub fn start_registry_at(&mut self, address: &str) -> PathBuf {
         let (data, mirrors) = (self.path("registry"), self.path("mirrors"));
         let address: IpAddr = address.parse().unwrap();
-        // References to images have no IPv6 addresses for those who push.
+        // skopeo does not accept IPv6 addresses in image references: push over IPv4.
         let (listening, pushed) = match address {
             IpAddr::V4(_) => (SocketAddr::new(address, 5005), address),
             IpAddr::V6(_) => ((Ipv6Addr::UNSPECIFIED, 5005).into(), Ipv4Addr::LOCALHOST.into()),
@@ -145,24 +145,24 @@ impl Machine {
         mirrors
     }
 
-    /// Puts an image into the registry that runs on loopback: `busybox` with a file of so many megabytes of its own,
-    /// which take next to nothing on their way.
+    /// Pushes an image to the registry on loopback: `busybox` with one more file of `megabytes` MiB, which compresses
+    /// well.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// When the image cannot be built or pushed.
     pub fn push_image(&self, name: &str, megabytes: usize) {
         let root = self.path(&format!("{name}.root"));
         fs::create_dir_all(&root).unwrap();
-        let words = format!("{name}\n").repeat((megabytes << 20) / (name.len() + 1));
-        fs::write(root.join(name), words).unwrap();
+        let content = format!("{name}\n").repeat((megabytes << 20) / (name.len() + 1));
+        fs::write(root.join(name), content).unwrap();
         self.push_root(name, &root, &[]);
     }
 
-    /// Puts an image into the registry that runs on loopback: `busybox` with the files below `root`, and flags of
-    /// `scripts/oci-layout` for its configuration.
+    /// Pushes an image to the registry on loopback: `busybox` with the files below `root`. `flags` are those of
+    /// `scripts/oci-layout` for the image configuration.
     ///
     /// # Panics
-    /// When it cannot be made.
+    /// When the image cannot be built or pushed.
     pub fn push_root(&self, name: &str, root: &Path, flags: &[&str]) {
         let layout = self.path(&format!("{name}.oci"));
         let [pack, base] =
@@ -174,7 +174,7 @@ impl Machine {
         run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, &to]);
     }
 
-    /// Ends the registry server.
+    /// Stops the registry server.
     pub fn stop_registry(&mut self) {
         if let Some(mut server) = self.registry.take() {
             server.kill().ok();
@@ -186,17 +186,17 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         self.stop_registry();
-        // Pods outlive what runs them, also what a failed test has not ended.
+        // Pods outlive the runtime. A failed test may have left some.
         end_cgroup(&self.name);
     }
 }
 
-/// The repository's root.
+/// The root directory of the repository.
 fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Runs a program to its end; its output.
+/// Runs a program and returns its standard output.
 ///
 /// # Panics
 /// When it fails.

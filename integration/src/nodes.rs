@@ -1,4 +1,4 @@
-//! A cluster of several machines: the control plane on one, an agent on each of the others.
+//! A cluster of several hosts: the control plane on one host, and one host for each agent.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use crate::host::{Families, GATEWAY, GATEWAY_V6, make_bridge};
 use crate::machine::run;
 use crate::{Host, Kubectl, Machine, end_cgroup, eventually};
 
-/// The control plane's number on the bridge.
+/// Host number of the control plane.
 const PLANE: u8 = 2;
 
-/// A control plane and the agents that were added to it, each on a host of its own.
+/// A control plane and its agents. Dereferences to kubectl for this cluster.
 pub struct Nodes {
-    /// Agents first: they end before what they talk to.
+    /// Before `plane`, because fields are dropped in this order: agents stop before their control plane.
     agents: Vec<Agent>,
     plane: Plane,
     kubectl: Kubectl,
@@ -35,7 +35,7 @@ struct Plane {
     flags: Vec<String>,
 }
 
-/// `coracle agent` on a host of its own.
+/// `coracle agent` on its own host.
 pub struct Agent {
     host: Host,
     name: String,
@@ -49,11 +49,11 @@ pub struct Agent {
 // === impl Nodes ===
 
 impl Nodes {
-    /// A control plane with these ranges for pods, and so many nodes, all Ready. The registry that has the images
-    /// is the machine's.
+    /// Starts a control plane with the pod ranges `cidrs` and `count` nodes, and waits until they are Ready. Starts the
+    /// machine's registry.
     ///
     /// # Panics
-    /// When one does not become so.
+    /// When a node is not Ready in time.
     #[must_use]
     pub fn up(machine: &mut Machine, cidrs: &str, count: u8) -> Self {
         let mut nodes = Self::alone(machine, cidrs, &[]);
@@ -62,11 +62,11 @@ impl Nodes {
         nodes
     }
 
-    /// A control plane with these ranges for pods and more flags of its own, and no node yet. Where pods have IPv6
-    /// alone, machines have.
+    /// Starts a control plane with the pod ranges `cidrs` and more flags, without nodes. If all ranges are IPv6, the hosts
+    /// have no IPv4 addresses.
     ///
     /// # Panics
-    /// When it does not answer.
+    /// When the API server does not respond in time.
     #[must_use]
     pub fn alone(machine: &mut Machine, cidrs: &str, flags: &[&str]) -> Self {
         let of_v6 = cidrs.split(',').all(|cidr| cidr.contains(':'));
@@ -94,27 +94,25 @@ impl Nodes {
         nodes
     }
 
-    /// Starts the control plane, and waits until it answers.
+    /// Starts the control plane and waits until the API server responds.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not respond in time.
     pub fn start_plane(&mut self) {
         self.plane.start();
         let own = self.plane.dir.join("admin.kubeconfig");
         let text = eventually("the kubeconfig", 20, || fs::read_to_string(&own).ok());
         let text = text.replace("127.0.0.1:6443", &self.plane.server());
         fs::write(self.dir.join("admin.kubeconfig"), text).unwrap();
-        eventually("the API", 20, || {
-            self.kubectl.try_kubectl(&["get", "--raw", "/readyz"]).status.success().then_some(())
-        });
+        eventually("the API", 20, || self.kubectl.try_kubectl(&["get", "--raw", "/readyz"]).status.success());
     }
 
-    /// Ends the control plane.
+    /// Stops the control plane with SIGTERM.
     pub fn stop_plane(&mut self) {
         end(&mut self.plane.process, Signal::SIGTERM);
     }
 
-    /// Adds `node-<number>`, with more flags for its agent; it need not be Ready when this returns.
+    /// Adds `node-<number>`, with more flags for its agent. Does not wait until the node is Ready.
     pub fn add(&mut self, number: u8, flags: &[&str]) {
         let mut agent = self.machine(number, flags);
         let own = self.flags(&agent.host, &agent.name, &agent.dir);
@@ -123,12 +121,12 @@ impl Nodes {
         self.agents.push(agent);
     }
 
-    /// A machine that has not joined yet; `flags` are for every start of its agent.
+    /// A host without a running agent. `flags` are for every start of its agent.
     fn machine(&self, number: u8, flags: &[&str]) -> Agent {
         let name = format!("node-{number}");
         let dir = self.dir_of(&name);
         let registry = self.mirrors.to_str().unwrap();
-        // Whoever tests may have little disk left.
+        // The test machine may have little free disk space.
         let disk = ["--disk-free-percent", "1", "--image-gc-high-threshold", "100"];
         let registry = ["--registry-config-dir", registry].into_iter().chain(disk).map(str::to_owned);
         Agent {
@@ -142,16 +140,15 @@ impl Nodes {
         }
     }
 
-    /// Makes a machine `node-<number>` by the command that `coracle token create` printed; later starts of its agent
-    /// go without it. It need not be Ready when this returns.
+    /// Adds `node-<number>` with the command that `coracle token create` printed. Later starts of its agent do not use the
+    /// token. Does not wait until the node is Ready.
     pub fn join(&mut self, number: u8, command: &str, flags: &[&str]) {
         let mut agent = self.machine(number, flags);
         agent.join(command);
         self.agents.push(agent);
     }
 
-    /// Runs an agent on a machine of its own to its end, which must come by itself; what it said, and what it left in
-    /// its state directory.
+    /// Runs an agent on a new host until it exits. Returns its output and the paths in its state directory.
     #[must_use]
     pub fn try_agent(&self, number: u8, arguments: &[String]) -> (Output, Vec<String>) {
         let agent = self.machine(number, &[]);
@@ -160,7 +157,7 @@ impl Nodes {
         (output, left.map(|entry| entry.path().display().to_string()).collect())
     }
 
-    /// `coracle token …` where the control plane runs; its standard output.
+    /// Runs `coracle token …` on the host of the control plane and returns its standard output.
     ///
     /// # Panics
     /// When it fails.
@@ -172,19 +169,19 @@ impl Nodes {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A machine with addresses as these nodes have.
+    /// A new host with the address families of this cluster.
     pub(crate) fn host(&self, number: u8) -> Host {
         Host::with(self.families, number)
     }
 
-    /// A directory of a machine's own.
+    /// Creates the directory of a host.
     pub(crate) fn dir_of(&self, name: &str) -> PathBuf {
         let dir = self.dir.join(name);
         fs::create_dir_all(&dir).unwrap();
         dir
     }
 
-    /// The text of a kubeconfig for the user that these fields tell.
+    /// A kubeconfig whose user has these fields.
     pub(crate) fn kubeconfig(&self, user: &str) -> String {
         let (plane, authority) = (self.plane.server(), self.authority());
         format!(
@@ -200,18 +197,17 @@ impl Nodes {
         self.plane.dir.join("pki/ca.crt")
     }
 
-    /// The settings of registries that lead to the machine's own.
+    /// Directory of mirror settings that redirect registries to the machine's registry.
     pub(crate) fn mirrors(&self) -> &Path {
         &self.mirrors
     }
 
-    /// What the cgroups of machines begin with.
+    /// Prefix of the names of the hosts' cgroups.
     pub(crate) fn cgroup(&self) -> &str {
         &self.name
     }
 
-    /// Credentials for a node: its kubeconfig, the certificate and key that it serves with, and the authority's
-    /// certificate.
+    /// Creates the credentials of a node: kubeconfig, serving certificate, its key, and the cluster's CA certificate.
     pub(crate) fn credentials(&self, host: &Host, name: &str, dir: &Path) -> [PathBuf; 4] {
         let addresses = [host.address(), host.address_v6()];
         let pki = self.plane.dir.join("pki");
@@ -231,29 +227,29 @@ impl Nodes {
         flags.into_iter().zip(files).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }
 
-    /// Ends a node and removes it from its machine; its Node object stays.
+    /// Stops a node and removes its pods and state. The Node object stays.
     pub fn remove(&mut self, name: &str) {
         self.agents.retain(|agent| agent.name != name);
     }
 
-    /// The node of that name.
+    /// The node `name`.
     ///
     /// # Panics
-    /// When there is none.
+    /// When it does not exist.
     pub fn agent(&mut self, name: &str) -> &mut Agent {
         self.agents.iter_mut().find(|agent| agent.name == name).unwrap()
     }
 
-    /// All nodes.
+    /// The nodes that were added.
     #[must_use]
     pub fn agents(&self) -> &[Agent] {
         &self.agents
     }
 
-    /// Waits until every added node is Ready and takes pods.
+    /// Waits until every added node is Ready and has no taint that keeps pods away.
     ///
     /// # Panics
-    /// When one does not become so within 30 s.
+    /// When a node is not Ready in time.
     pub fn wait_ready(&self) {
         for agent in &self.agents {
             eventually(&format!("{} to be Ready", agent.name), 30, || {
@@ -261,7 +257,7 @@ impl Nodes {
                 let output = self.try_kubectl(&["get", "node", &agent.name, "-o", path]);
                 let said = String::from_utf8_lossy(&output.stdout).into_owned();
                 let kept_away = ["not-ready", "unreachable"].iter().any(|taint| said.contains(taint));
-                (said.starts_with("True") && !kept_away).then_some(())
+                said.starts_with("True") && !kept_away
             });
         }
     }
@@ -301,13 +297,13 @@ pub(crate) fn end(process: &mut Option<Child>, signal: Signal) {
     if let Some(mut process) = process.take() {
         let pid = Pid::from_raw(i32::try_from(process.id()).unwrap());
         kill(pid, signal).ok();
-        // What is frozen ends when it is not.
+        // A stopped process handles signals after SIGCONT.
         kill(pid, Signal::SIGCONT).ok();
         process.wait().unwrap();
     }
 }
 
-/// A certificate of the cluster's authority for a node, as somebody with the authority's key makes it.
+/// Issues a certificate for a node with openssl and the cluster's CA key. Returns the paths of certificate and key.
 fn issue(pki: &Path, dir: &Path, (kind, node): (&str, &str), extensions: &str) -> (PathBuf, PathBuf) {
     let [certificate, key, request, more] =
         ["crt", "key", "csr", "ext"].map(|ending| dir.join(format!("{kind}.{ending}")));
@@ -338,7 +334,7 @@ impl Plane {
         self.process = Some(started(command, log));
     }
 
-    /// Where the API is for others.
+    /// Address of the API server for other hosts.
     fn server(&self) -> String {
         SocketAddr::new(self.host.address().parse().unwrap(), 6443).to_string()
     }
@@ -351,31 +347,31 @@ pub(crate) fn started(mut command: Command, log: fs::File) -> Child {
 // === impl Agent ===
 
 impl Agent {
-    /// The node's name.
+    /// Name of the node.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The machine that it runs on.
+    /// The host of the node.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// The agent's process.
+    /// Process id of the agent; 0 if it is not running.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.as_ref().map_or(0, Child::id)
     }
 
-    /// What the agent's log says so far.
+    /// Current content of the agent's log.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// A process of the pod with that uid, if it runs here.
+    /// A process of the pod with this UID, if the pod runs on this node.
     #[must_use]
     pub fn process_of(&self, uid: &str) -> Option<u32> {
         let hierarchies = fs::read_dir("/sys/fs/cgroup").ok()?.flatten().map(|entry| entry.path());
@@ -383,7 +379,7 @@ impl Agent {
         roots.filter(|root| root.is_dir()).find_map(|root| process_below(&root, &format!("pod{uid}")))
     }
 
-    /// A path in the machine's directory.
+    /// A path in the directory of the host.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
@@ -394,14 +390,14 @@ impl Agent {
         self.start_with(&[]);
     }
 
-    /// Starts the agent by the command that `coracle token create` printed.
+    /// Starts the agent with the command that `coracle token create` printed.
     pub fn join(&mut self, command: &str) {
-        let way = command.trim().trim_start_matches("coracle agent ");
-        self.start_with(&way.split_whitespace().collect::<Vec<_>>());
+        let arguments = command.trim().trim_start_matches("coracle agent ");
+        self.start_with(&arguments.split_whitespace().collect::<Vec<_>>());
     }
 
     fn start_with(&mut self, more: &[&str]) {
-        assert!(self.process.is_none(), "it runs already");
+        assert!(self.process.is_none(), "the process is already running");
         let log = fs::File::options().create(true).append(true).open(&self.log).unwrap();
         let mut command = self.host.command(Machine::coracle());
         command.arg("agent").args(self.places(more)).args(&self.flags).args(more);
@@ -411,26 +407,26 @@ impl Agent {
     /// Runs the agent to its end, which must come by itself.
     ///
     /// # Panics
-    /// When it runs already.
+    /// When the process is already running.
     #[must_use]
     pub fn run_once(&self, more: &[&str]) -> Output {
-        assert!(self.process.is_none(), "it runs already");
+        assert!(self.process.is_none(), "the process is already running");
         let mut command = self.host.command("timeout");
         command.arg("300").arg(Machine::coracle()).arg("agent");
         command.args(self.places(more)).args(&self.flags).args(more).output().unwrap()
     }
 
-    /// Ends the agent with a signal; its pods go on.
+    /// Sends a signal to the agent and waits until it exits. Its pods continue.
     pub fn end(&mut self, signal: Signal) {
         end(&mut self.process, signal);
     }
 
-    /// Stops the agent's process where it is (SIGSTOP).
+    /// Stops the agent with SIGSTOP.
     pub fn freeze(&self) {
         kill(Pid::from_raw(i32::try_from(self.pid()).unwrap()), Signal::SIGSTOP).unwrap();
     }
 
-    /// Lets it go on.
+    /// Continues the agent with SIGCONT.
     pub fn thaw(&self) {
         kill(Pid::from_raw(i32::try_from(self.pid()).unwrap()), Signal::SIGCONT).unwrap();
     }

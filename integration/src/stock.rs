@@ -1,17 +1,17 @@
-//! A node of Kubernetes' own: the published kubelet beside `coracle runtime`, on a host of its own.
+//! A node with Kubernetes' kubelet and `coracle runtime`, on its own host.
 
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
+use std::process::Child;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::nodes::{end, print_end, started};
-use crate::{Host, Machine, Nodes, end_cgroup, eventually};
+use crate::{Crictl, Host, Machine, Nodes, end_cgroup, eventually};
 
-/// A node, and its pods. All end with this value; the Node object stays.
+/// A node and its pods. Dropping it ends the processes; the Node object stays.
 pub struct Stock {
     host: Host,
     name: String,
@@ -24,10 +24,10 @@ pub struct Stock {
     kubelet: Option<Child>,
 }
 
-/// The port that the kubelet answers anybody on.
+/// Port of the kubelet's API without authentication.
 const READ_ONLY: u16 = 10255;
 
-/// What a kubelet sets, and refuses to start without.
+/// Sysctls that the kubelet sets. It does not start with other values.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -40,10 +40,10 @@ const KERNEL: [(&str, &str); 6] = [
 // === impl Stock ===
 
 impl Stock {
-    /// Makes `stock-<number>`, with more settings for its kubelet, and waits until it is Ready.
+    /// Creates the node `stock-<number>` and waits until it is Ready. `settings` are more fields of KubeletConfiguration.
     ///
     /// # Panics
-    /// When it does not become so.
+    /// When the node is not Ready in time.
     #[must_use]
     pub fn join(nodes: &Nodes, number: u8, settings: &Value) -> Self {
         let name = format!("stock-{number}");
@@ -65,13 +65,13 @@ impl Stock {
             let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status} {.spec.taints[*].key}";
             let output = nodes.try_kubectl(&["get", "node", &stock.name, "-o", path]);
             let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            (said.starts_with("True") && !said.contains("not-ready")).then_some(())
+            said.starts_with("True") && !said.contains("not-ready")
         });
         stock
     }
 
-    /// Keeps the kubelet from the machine's files: it has places of its own that no setting changes. As on a machine
-    /// that systemd sets up, what it mounts the runtime sees.
+    /// Keeps the kubelet away from files of the real machine, some of whose paths are not configurable: overlays cover
+    /// /var/lib and /var/log. Mounts are shared, as with systemd, so that the runtime sees mounts of the kubelet.
     fn shield(&self) {
         let over = self.path("over");
         fs::create_dir_all(&over).unwrap();
@@ -89,18 +89,18 @@ impl Stock {
         }
     }
 
-    /// A shell's words that put files in the place of what the kubelet tells the kernel, for itself alone: where other
-    /// processes see such, the kernel lets no user namespace have a /proc.
-    fn instead_of_the_kernel(&self) -> String {
-        let mut words = "mount --make-private /proc\n".to_owned();
+    /// Shell commands that mount files over the sysctls that the kubelet writes. They run in the kubelet's mount namespace
+    /// only: the kernel does not allow a new /proc in a user namespace if the visible /proc has such mounts.
+    fn cover_sysctls(&self) -> String {
+        let mut script = "mount --make-private /proc\n".to_owned();
         for (name, _) in KERNEL {
             let file = self.path(&name.replace('/', "_"));
-            writeln!(words, "mount --bind {} /proc/sys/{name}", file.display()).unwrap();
+            writeln!(script, "mount --bind {} /proc/sys/{name}", file.display()).unwrap();
         }
-        words
+        script
     }
 
-    /// What a kubelet's user sets for it to be a node here, on a machine with little disk left, and with cgroup v1.
+    /// KubeletConfiguration for a machine with little free disk space and cgroup v1.
     fn settings(&self) -> Value {
         let [_, certificate, key, authority] = &self.tls;
         json!({
@@ -118,32 +118,32 @@ impl Stock {
         })
     }
 
-    /// Starts `coracle runtime` and waits until it answers.
+    /// Starts `coracle runtime` and waits until it responds.
     ///
     /// # Panics
-    /// When it does not.
+    /// When it does not respond in time.
     pub fn start_runtime(&mut self) {
-        assert!(self.runtime.is_none(), "it runs already");
+        assert!(self.runtime.is_none(), "the process is already running");
         let log = fs::File::options().create(true).append(true).open(self.log("runtime")).unwrap();
         let mut command = self.host.command(Machine::coracle());
         command.args(["runtime", "--listen", &self.socket(), "--cni-conf-dir", ""]);
         command.arg("--root").arg(self.path("state")).arg("--state").arg(self.path("run"));
         command.arg("--registry-config-dir").arg(&self.mirrors);
         self.runtime = Some(started(command, log));
-        eventually("the runtime", 20, || self.try_crictl(&["version"]).status.success().then_some(()));
+        eventually("the runtime", 20, || self.crictl().try_crictl(&["version"]).status.success());
     }
 
     /// Starts the kubelet.
     ///
     /// # Panics
-    /// When it runs already, or is not built.
+    /// When it is already running, or is not built.
     pub fn start_kubelet(&mut self) {
-        assert!(self.kubelet.is_none(), "it runs already");
+        assert!(self.kubelet.is_none(), "the process is already running");
         let file = self.path("kubelet.json");
         fs::write(&file, self.config.to_string()).unwrap();
         fs::create_dir_all(self.path("manifests")).unwrap();
         let log = fs::File::options().create(true).append(true).open(self.log("kubelet")).unwrap();
-        let script = format!("set -e\n{}exec \"$0\" \"$@\"", self.instead_of_the_kernel());
+        let script = format!("set -e\n{}exec \"$0\" \"$@\"", self.cover_sysctls());
         let mut command = self.host.command("unshare");
         command.args(["--mount", "--propagation", "unchanged", "sh", "-c", &script]);
         command.arg(Machine::tool("kubelet", "scripts/kubelet"));
@@ -153,70 +153,56 @@ impl Stock {
         self.kubelet = Some(started(command, log));
     }
 
-    /// Ends the runtime with SIGKILL; its pods go on.
+    /// Kills the runtime with SIGKILL. Its pods continue.
     pub fn kill_runtime(&mut self) {
         end(&mut self.runtime, Signal::SIGKILL);
     }
 
-    /// Ends the kubelet with SIGKILL; its pods go on.
+    /// Kills the kubelet with SIGKILL. Its pods continue.
     pub fn kill_kubelet(&mut self) {
         end(&mut self.kubelet, Signal::SIGKILL);
     }
 
-    /// Changes settings of the kubelet, for its next start.
+    /// Changes fields of KubeletConfiguration, for the next start of the kubelet.
     pub fn set(&mut self, settings: &Value) {
         self.config.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
     }
 
-    /// Runs the published crictl on the host, whatever comes of it.
+    /// The published crictl on this host.
     #[must_use]
-    pub fn try_crictl(&self, arguments: &[&str]) -> Output {
-        let mut command = self.host.command(Machine::tool("crictl", "scripts/critest tools"));
-        let socket = self.socket();
-        command.args(["-t", "60s", "-r", &socket, "-i", &socket]).args(arguments);
-        command.stdin(Stdio::null()).output().unwrap()
+    pub fn crictl(&self) -> Crictl {
+        Crictl::on(&self.host, &self.socket())
     }
 
-    /// Runs crictl, which must succeed; its standard output without the last line's end.
-    ///
-    /// # Panics
-    /// When it fails.
+    /// Response of the kubelet's read-only port; None after an error.
     #[must_use]
-    pub fn crictl(&self, arguments: &[&str]) -> String {
-        let output = self.try_crictl(arguments);
-        assert!(output.status.success(), "crictl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
-    }
-
-    /// What the kubelet answers to anybody on its read-only port; nothing when it does not.
-    #[must_use]
-    pub fn ask(&self, path: &str) -> Option<String> {
+    pub fn read_only(&self, path: &str) -> Option<String> {
         let address = format!("http://{}:{READ_ONLY}{path}", self.host.address());
         let output = self.host.command("curl").args(["-sf", &address]).output().unwrap();
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
     }
 
-    /// The node's name.
+    /// Name of the node.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The machine that it runs on.
+    /// The host of the node.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// A path in the node's directory.
+    /// A path in the directory of the node.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// What the log of `kubelet` or `runtime` says so far.
+    /// Current content of the log of `kubelet` or `runtime`.
     #[must_use]
-    pub fn said(&self, what: &str) -> String {
+    pub fn log_of(&self, what: &str) -> String {
         fs::read_to_string(self.log(what)).unwrap_or_default()
     }
 
@@ -236,7 +222,7 @@ impl Drop for Stock {
         }
         self.kill_kubelet();
         let mut down = self.host.command(Machine::coracle());
-        // All pods are below the kubelet's root; what else the machine has is not ours to end.
+        // Only cgroups below the kubelet's root: other cgroups of the machine are not part of the test.
         down.args(["down", "--purge", "--cgroup-root", &format!("/{}", self.cgroup)]);
         down.arg("--state-dir").arg(self.path("state"));
         let output = down.arg("--run-dir").arg(self.path("run")).output().unwrap();
@@ -245,14 +231,14 @@ impl Drop for Stock {
         }
         self.kill_runtime();
         end_cgroup(&self.cgroup);
-        // The runtime's own, beside what kubelets make. It stays while another runtime of the machine uses it.
+        // The runtime's own cgroup, which is not below the kubelet's root. Removing it fails while another runtime uses it.
         for hierarchy in hierarchies() {
             ["coracle/shims", "coracle"].iter().for_each(|group| drop(fs::remove_dir(hierarchy.join(group))));
         }
     }
 }
 
-/// Where the machine's cgroups begin.
+/// Root directories of the cgroup hierarchies.
 fn hierarchies() -> Vec<PathBuf> {
     let root = PathBuf::from("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
@@ -262,11 +248,11 @@ fn hierarchies() -> Vec<PathBuf> {
     entries.filter(|path| path.is_dir() && !path.is_symlink()).collect()
 }
 
-/// The cgroup that the kubelet is given, in every hierarchy. It makes none but those below.
+/// Creates the kubelet's root cgroup in every hierarchy: the kubelet creates only cgroups below it.
 fn make_cgroup(name: &str) {
     for hierarchy in hierarchies() {
         fs::create_dir_all(hierarchy.join(name)).unwrap();
-        // A group without processors and memory takes no process.
+        // With cgroup v1, a cpuset without CPUs or memory nodes accepts no process.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if let Ok(all) = fs::read(hierarchy.join(file)) {
                 fs::write(hierarchy.join(name).join(file), all).unwrap();

@@ -1,4 +1,4 @@
-//! What of a test's is on the machine, by the kernel's truth: what must be the same before and after.
+//! A snapshot of the resources that a test uses, as the kernel reports them. Tests compare snapshots to find leaks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,18 +7,18 @@ use std::path::Path;
 use crate::Machine;
 use crate::machine::run;
 
-/// Processes, links, mounts, cgroups, firewall tables and files of a machine.
+/// Processes, links, mounts, cgroups, nftables tables and files of a machine.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Trace(BTreeSet<String>);
 
 impl Trace {
-    /// Looks now.
+    /// Takes a snapshot.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
         Self::with(machine, &[])
     }
 
-    /// Looks now, also at what is in more of the machine's directories.
+    /// As [`of`](Self::of), with the files in more of the machine's directories.
     #[must_use]
     pub fn with(machine: &Machine, dirs: &[&str]) -> Self {
         let ours = machine.path("");
@@ -42,14 +42,14 @@ impl Trace {
         Self(found)
     }
 
-    /// What is here and was not there.
+    /// Resources in this snapshot that `before` does not contain.
     #[must_use]
     pub fn since<'a>(&'a self, before: &'a Self) -> Vec<&'a str> {
         self.0.difference(&before.0).map(String::as_str).collect()
     }
 }
 
-/// Processes whose command line names the machine's directory, by what they are, without their ids.
+/// Command lines of processes that contain the path of the machine's directory.
 fn processes(ours: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {

@@ -1,4 +1,4 @@
-//! What bad input gets: a clear error in Kubernetes' own form, and nothing half-done.
+//! Invalid input is rejected with an error in Kubernetes' format and leaves no partial state.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
@@ -27,12 +27,12 @@ fn pod(spec: &str) -> String {
     format!(r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"p"}},"spec":{spec}}}"#)
 }
 
-/// The reason why the pod's container waits, once it is this one.
+/// Waits until the pod's container waits with this reason.
 fn waits_for(cluster: &Cluster, pod: &str, reason: &str) {
     eventually(&format!("{pod} to wait with {reason}"), 60, || {
         let status = cluster.get(&["pod", pod]);
         let waiting = &status["status"]["containerStatuses"][0]["state"]["waiting"];
-        (waiting["reason"] == reason).then_some(())
+        waiting["reason"] == reason
     });
 }
 
@@ -44,12 +44,12 @@ fn event(cluster: &Cluster, reason: &str, says: &str) {
             .unwrap()
             .iter()
             .any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(says)));
-        found.then_some(())
+        found
     });
 }
 
 #[test]
-fn bad_manifests_are_refused_with_field_paths_and_nothing_is_stored() {
+fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
     with_cluster(|_, cluster| {
         refused(cluster, &pod(r#"{"containers":[{"name":"c"}],"hostNetwork":"yes"}"#), &["hostNetwork"]);
         refused(
@@ -74,10 +74,10 @@ fn bad_manifests_are_refused_with_field_paths_and_nothing_is_stored() {
 }
 
 #[test]
-fn image_troubles_end_in_back_off_with_their_reason() {
+fn image_errors_end_in_back_off_with_their_reason() {
     with_cluster(|machine, cluster| {
         cluster.kubectl(&["run", "absent", "--image=nosuchimage:1"]);
-        // kubectl run would refuse it before the API could.
+        // Not `kubectl run`: it rejects the reference before the API server sees it.
         cluster.apply(
             r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"badname"},"spec":{"containers":[{"name":"c","image":"UPPER//case"}]}}"#,
         );
@@ -94,7 +94,7 @@ fn image_troubles_end_in_back_off_with_their_reason() {
 }
 
 #[test]
-fn container_troubles_have_the_states_and_reasons_of_kubernetes() {
+fn container_errors_have_the_states_and_reasons_of_kubernetes() {
     with_cluster(|_, cluster| {
         cluster.kubectl(&["run", "nocommand", "--image=busybox", "--command", "--", "/no/such"]);
         cluster.kubectl(&["run", "crash", "--image=busybox", "--command", "--", "sh", "-c", "exit 3"]);
@@ -108,20 +108,20 @@ fn container_troubles_have_the_states_and_reasons_of_kubernetes() {
         event(cluster, "FailedMount", "configmap \"absent\" not found");
         event(cluster, "FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu");
         waits_for(cluster, "crash", "CrashLoopBackOff");
-        eventually("the done pod to succeed", 30, || {
-            (cluster.get(&["pod", "done"])["status"]["phase"] == "Succeeded").then_some(())
+        eventually("the pod `done` to succeed", 30, || {
+            cluster.get(&["pod", "done"])["status"]["phase"] == "Succeeded"
         });
         let crash = cluster.get(&["pod", "crash"]);
         assert_eq!(crash["status"]["containerStatuses"][0]["lastState"]["terminated"]["exitCode"], 3);
         eventually("the start error", 30, || {
             let status = cluster.get(&["pod", "nocommand"])["status"]["containerStatuses"][0].clone();
-            status.to_string().contains("/no/such").then_some(())
+            status.to_string().contains("/no/such")
         });
     });
 }
 
 #[test]
-fn strangers_are_refused_by_name() {
+fn unauthenticated_and_unauthorized_requests_are_rejected() {
     with_cluster(|_, cluster| {
         let output = cluster.try_kubectl(&["get", "pods", "--as=jane"]);
         assert!(!output.status.success());
@@ -148,7 +148,7 @@ fn up(machine: &Machine, more: &[&str]) -> Output {
         .unwrap()
 }
 
-/// One clear sentence and a non-zero exit.
+/// Asserts a failure with one line on standard error that contains all of `says`.
 fn one_sentence(output: &Output, says: &[&str]) {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{errors}");
@@ -160,7 +160,7 @@ fn one_sentence(output: &Output, says: &[&str]) {
 }
 
 #[test]
-fn a_start_that_cannot_succeed_says_why_and_leaves_nothing() {
+fn a_failed_start_reports_the_cause_and_leaves_nothing() {
     on_a_machine(|machine| {
         let before = Trace::of(machine);
         let taken = std::net::TcpListener::bind("0.0.0.0:6443").unwrap();
@@ -185,7 +185,7 @@ fn a_start_that_cannot_succeed_says_why_and_leaves_nothing() {
 }
 
 #[test]
-fn a_foreign_bridge_of_the_networks_name_is_refused_and_left_alone() {
+fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
     on_a_machine(|machine| {
         let ip = |arguments: &[&str]| {
             let output = Command::new("ip").args(arguments).output().unwrap();

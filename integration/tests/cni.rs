@@ -1,5 +1,5 @@
-//! Our network plugins as executables, beside the reference's (Debian's containernetworking-plugins) on the same
-//! inputs; with every field wrong in turn; killed at random; and the reference's run by our runtime.
+//! Our network plugins as executables, compared with the reference plugins (Debian's containernetworking-plugins): same
+//! inputs, invalid fields, random kills; and reference plugins under our runtime.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -33,7 +33,7 @@ use nix::sched::{CloneFlags, unshare};
 use plugins::{Plugins, Sandbox, normalized, run};
 use serde_json::{Value, json};
 
-/// A network with addresses below `dir`, in the version.
+/// A network configuration of a CNI version. host-local keeps addresses below `dir`.
 fn network(version: &str, dir: &Path, plugin: &Value, ipam: &Value) -> Value {
     let mut conf = json!({"cniVersion": version, "name": "net", "type": "bridge", "bridge": "br0"});
     conf.as_object_mut().unwrap().extend(plugin.as_object().unwrap().clone());
@@ -42,7 +42,7 @@ fn network(version: &str, dir: &Path, plugin: &Value, ipam: &Value) -> Value {
     conf
 }
 
-/// What one implementation makes of an input: result, sandbox, host, files, and what is left after DEL.
+/// Result of one implementation: ADD's result, state of sandbox and host, files, and the state after DEL.
 fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec<(&'static str, Value)> {
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
@@ -89,7 +89,7 @@ fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec
 }
 
 #[test]
-fn results_and_kernel_are_those_of_the_reference_field_by_field() {
+fn results_and_kernel_state_equal_the_references_field_by_field() {
     let gateway = json!({"isGateway": true, "ipMasq": true});
     let default = json!({"isDefaultGateway": true, "hairpinMode": true, "mtu": 1400});
     let one = json!({"subnet": "10.1.2.0/24", "routes": [{"dst": "0.0.0.0/0"}, {"dst": "192.0.2.0/24", "gw": "10.1.2.9"}]});
@@ -118,7 +118,7 @@ fn results_and_kernel_are_those_of_the_reference_field_by_field() {
 }
 
 #[test]
-fn host_local_alone_answers_as_the_reference_does() {
+fn host_local_responds_as_the_reference_does() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("resolv.conf"), "nameserver 10.0.0.53\nsearch a.b\noptions ndots:2\n").unwrap();
     let sandbox = Sandbox::none();
@@ -154,7 +154,7 @@ fn host_local_alone_answers_as_the_reference_does() {
 }
 
 #[test]
-fn each_takes_over_what_the_other_made() {
+fn each_implementation_handles_attachments_of_the_other() {
     on_a_machine(|machine| {
         let [ours, theirs] = ["coracle", "reference"].map(|of| Plugins::of(of, &machine.path("")));
         let ipam = json!({"subnet": "10.1.2.0/24"});
@@ -177,7 +177,7 @@ fn each_takes_over_what_the_other_made() {
     });
 }
 
-/// A configuration that works; each test of a wrong field changes one.
+/// A valid configuration. Each test of an invalid field changes one field.
 fn working(machine: &Machine) -> Value {
     network(
         "1.0.0",
@@ -188,7 +188,7 @@ fn working(machine: &Machine) -> Value {
 }
 
 #[test]
-fn every_wrong_field_gets_its_error_and_nothing_stays() {
+fn every_invalid_field_is_rejected_and_leaves_nothing() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let sandbox = Sandbox::new();
@@ -251,7 +251,7 @@ fn every_wrong_field_gets_its_error_and_nothing_stays() {
 }
 
 #[test]
-fn wrong_fields_of_the_other_plugins_are_named_too() {
+fn invalid_fields_of_the_other_plugins_are_named() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let sandbox = Sandbox::new();
@@ -299,7 +299,7 @@ fn wrong_fields_of_the_other_plugins_are_named_too() {
 }
 
 #[test]
-fn a_foreign_interface_of_the_bridges_name_is_left_alone() {
+fn a_foreign_interface_with_the_bridges_name_is_unchanged() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let sandbox = Sandbox::new();
@@ -308,7 +308,7 @@ fn a_foreign_interface_of_the_bridges_name_is_left_alone() {
         let error = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap_err();
         assert_eq!(error["msg"], "an interface named br0 exists and is not a bridge");
         run("ip", &["link", "del", "br0"]);
-        // Somebody's bridge, with somebody's address and somebody's port.
+        // A foreign bridge with an address and a port.
         run("ip", &["link", "add", "br0", "type", "bridge"]);
         run("ip", &["addr", "add", "192.0.2.1/24", "dev", "br0"]);
         let before = run("ip", &["-o", "link"]).lines().count();
@@ -348,12 +348,12 @@ fn a_chain_of_executables_serves_a_port_and_leaves_nothing() {
         assert_eq!(error["msg"], "host port 8080/tcp is taken by sandbox c1");
         run("nft", &["flush", "ruleset"]);
         assert_eq!(plugins.call(("portmap", "CHECK", "c1"), &sandbox, &ported).unwrap_err()["code"], 101);
-        // The next change brings all back.
+        // The next change restores all rules.
         ported["runtimeConfig"]["portMappings"][0]["hostPort"] = json!(8081);
         plugins.call(("portmap", "ADD", "c2"), &sandbox, &ported).unwrap();
         let listing = run("nft", &["list", "ruleset"]);
         assert!(listing.contains("8080") && listing.contains("8081"), "{listing}");
-        // GC frees what is not valid any more.
+        // GC removes attachments that are not valid.
         let mut gc = ported.clone();
         gc["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "eth0"}]);
         plugins.call(("portmap", "GC", ""), &Sandbox::none(), &gc).unwrap();
@@ -374,9 +374,9 @@ fn a_chain_of_executables_serves_a_port_and_leaves_nothing() {
     });
 }
 
-/// 10,000 operations by eight hands at once, of which every tenth is killed somewhere on its way.
+/// 10,000 operations in eight threads. Every tenth is killed at a random time.
 #[test]
-fn no_address_is_given_twice_and_none_leaks_whoever_is_killed() {
+fn no_address_is_allocated_twice_or_leaked_when_plugins_are_killed() {
     const HANDS: u64 = 8;
     const OPERATIONS: usize = 10_000 / HANDS as usize;
     let dir = tempfile::tempdir().unwrap();
@@ -394,7 +394,7 @@ fn no_address_is_given_twice_and_none_leaks_whoever_is_killed() {
     assert_eq!(plugins::addresses(&addresses.join("net")), [""; 0], "nothing leaked");
 }
 
-/// One hand: adds and deletes at random, with up to eight of its own; how often the range was full.
+/// One thread: random ADDs and DELs with up to eight attachments. Returns how often the range was exhausted.
 fn work(
     hand: u64,
     operations: usize,
@@ -423,7 +423,7 @@ fn work(
                     assert_eq!(error["code"], 11, "{error}");
                     full += 1;
                 }
-                // Killed: whoever asked does not know, and asks for the DEL.
+                // Killed: the caller does not know the result and must call DEL.
                 None => mine.push((id, None)),
             }
         } else {
@@ -431,7 +431,7 @@ fn work(
             if let Some(address) = &address {
                 given.lock().unwrap().remove(address);
             }
-            // A DEL that was killed is asked for again.
+            // The caller repeats a DEL that was killed.
             if plugins.call_or_kill(("host-local", "DEL", &id), (&none, conf), kill).is_none() {
                 mine.push((id, None));
             }
@@ -445,7 +445,7 @@ fn work(
 }
 
 #[test]
-fn installing_makes_links_and_spares_what_is_not_ours() {
+fn installing_creates_links_and_keeps_foreign_files() {
     let dir = tempfile::tempdir().unwrap();
     let install = |more: &[&str]| {
         let mut command = std::process::Command::new(Machine::coracle());
@@ -462,7 +462,7 @@ fn installing_makes_links_and_spares_what_is_not_ours() {
     assert!(dir.path().join("bin/portmap").is_symlink());
 }
 
-/// The reference's own portmap, under a name that none of ours has.
+/// Runs a pod with the reference's portmap plugin. Its file has a name that our runtime does not implement itself.
 fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
     let theirs = machine.path("bin");
     fs::create_dir_all(&theirs).unwrap();
@@ -471,12 +471,12 @@ fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
         {"type": "ptp", "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
             "subnet": "10.67.0.0/24"}},
         {"type": "portmap-reference", "capabilities": {"portMappings": true}}]});
-    // Whole at once: a pod that meets half a list is refused.
+    // Replaced atomically: an ADD with a partly written list fails.
     fs::write(machine.path("net.d").join("10.new"), list.to_string()).unwrap();
     fs::rename(machine.path("net.d").join("10.new"), machine.path("net.d").join("10.conflist")).unwrap();
     let pod = pod.to_string().replace("\"1\"", "\"2\"").replace("web", "other");
     fs::write(machine.path("pod.json"), pod).unwrap();
-    let id = eventually("a pod of their list", 30, || {
+    let id = eventually("a pod with the reference's list", 30, || {
         let id = cri.crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
         let is_theirs = cri.json(&["inspectp", &id])["status"]["network"]["ip"] == "10.67.0.2";
         if !is_theirs {
@@ -493,7 +493,7 @@ fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
 }
 
 #[test]
-fn our_runtime_runs_a_third_party_list_and_tells_the_truth_of_it() {
+fn our_runtime_runs_a_third_party_list_and_reports_its_state() {
     on_a_machine(|machine| {
         let conf = machine.path("net.d");
         fs::create_dir_all(&conf).unwrap();
@@ -516,9 +516,11 @@ fn our_runtime_runs_a_third_party_list_and_tells_the_truth_of_it() {
         assert!(ready().0, "the default network");
         fs::write(format!("{conf}/10.conflist"), r#"{"cniVersion":"1.0.0","name":"n","type":"absent"}"#)
             .unwrap();
-        eventually("the bad list", 5, || Some(ready()).filter(|r| !r.0 && r.1.contains("no plugin absent")));
+        eventually("the error of the invalid list", 5, || {
+            Some(ready()).filter(|r| !r.0 && r.1.contains("no plugin absent"))
+        });
         fs::write(format!("{conf}/10.conflist"), list.to_string()).unwrap();
-        eventually("the good list", 5, || Some(ready()).filter(|r| r.0));
+        eventually("the valid list", 5, || Some(ready()).filter(|r| r.0));
         let pod = json!({"metadata": {"name": "web", "namespace": "default", "uid": "1"}, "linux": {},
             "port_mappings": [{"protocol": 0, "container_port": 80, "host_port": 8080}]});
         fs::write(machine.path("pod.json"), pod.to_string()).unwrap();
@@ -535,9 +537,9 @@ fn our_runtime_runs_a_third_party_list_and_tells_the_truth_of_it() {
     });
 }
 
-/// What a plugin is told of a pod: its name for `CNI_ARGS`, its annotations and ports for the capabilities it has.
+/// Arguments that the runtime passes to a plugin: the pod's name in `CNI_ARGS`, annotations and ports as capabilities.
 #[test]
-fn a_plugin_is_told_the_pods_name_and_its_bandwidth() {
+fn a_plugin_receives_the_pods_name_and_bandwidth() {
     on_a_machine(|machine| {
         let [conf, bin, log] = ["net.d", "bin", "told"].map(|name| machine.path(name));
         for dir in [&conf, &bin] {

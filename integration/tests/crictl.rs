@@ -1,4 +1,4 @@
-//! The published crictl as somebody who debugs a node uses it: a pod's whole life, streams, logs, figures.
+//! The published crictl against `coracle runtime`: pod life cycle, streams, logs, metrics.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
@@ -12,7 +12,7 @@ use coracle_integration::{Cri, Machine, Trace, eventually, on_a_machine};
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
 const NGINX: &str = "docker.io/library/nginx:latest";
 
-/// A crictl that goes on by itself, and ends with the test.
+/// A crictl in the background, killed when it is dropped.
 struct Running(Child);
 
 impl Running {
@@ -34,7 +34,7 @@ impl Drop for Running {
     }
 }
 
-/// Writes the configurations of a pod and of containers in it; the path of one by its name.
+/// Writes the configurations of a pod and its containers. Returns a function from names to their paths.
 fn configs(machine: &Machine) -> impl Fn(&str) -> String {
     let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
     let logs = path("logs");
@@ -57,7 +57,7 @@ fn configs(machine: &Machine) -> impl Fn(&str) -> String {
     move |name| format!("{}/{name}.json", logs.trim_end_matches("/logs"))
 }
 
-/// A machine with a runtime and its images' registry; at the end nothing is left.
+/// Runs a test with a runtime and a registry, and checks that nothing is left at the end.
 fn on_a_runtime(test: impl FnOnce(&Machine, &Cri) + Send + 'static) {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
@@ -70,7 +70,7 @@ fn on_a_runtime(test: impl FnOnce(&Machine, &Cri) + Send + 'static) {
     });
 }
 
-/// Pulls, runs the pod, creates and starts one container: ids of pod and container.
+/// Pulls the image, runs the pod, creates and starts one container. Returns the ids of pod and container.
 fn start(cri: &Cri, path: impl Fn(&str) -> String, image: &str, container: &str) -> (String, String) {
     cri.crictl(&["pull", image]);
     let pod = cri.crictl(&["runp", &path("pod")]);
@@ -80,7 +80,7 @@ fn start(cri: &Cri, path: impl Fn(&str) -> String, image: &str, container: &str)
     (pod, id)
 }
 
-fn limits_change_and_figures_come(cri: &Cri, pod: &str, id: &str) {
+fn limits_change_and_metrics_appear(cri: &Cri, pod: &str, id: &str) {
     let status = cri.json(&["inspect", id]);
     assert_eq!(status["status"]["resources"]["linux"]["memoryLimitInBytes"], "67108864");
     cri.crictl(&["update", "--memory", "134217728", id]);
@@ -92,7 +92,7 @@ fn limits_change_and_figures_come(cri: &Cri, pod: &str, id: &str) {
 }
 
 #[test]
-fn inspection_tells_what_scripts_read_of_other_runtimes() {
+fn inspect_has_the_fields_that_scripts_read_from_other_runtimes() {
     on_a_runtime(|machine, cri| {
         let (pod, id) = start(cri, configs(machine), BUSYBOX, "shell");
         let told = cri.json(&["inspectp", &pod]);
@@ -120,7 +120,7 @@ fn inspection_tells_what_scripts_read_of_other_runtimes() {
 }
 
 #[test]
-fn a_pod_lives_and_ends() {
+fn a_pod_runs_and_is_removed() {
     on_a_runtime(|machine, cri| {
         assert!(cri.crictl(&["version"]).contains("RuntimeName:  coracle"));
         let info = cri.json(&["info"]);
@@ -153,7 +153,7 @@ fn a_pod_lives_and_ends() {
             let used = of["cpu"]["usageCoreNanoSeconds"]["value"].as_str().unwrap();
             assert!(used.parse::<u64>().unwrap() > 0, "{figures}");
         }
-        limits_change_and_figures_come(cri, &pod, &id);
+        limits_change_and_metrics_appear(cri, &pod, &id);
         assert_eq!(cri.crictl(&["stop", "-t", "1", &id]), id);
         let ended = cri.json(&["inspect", &id]);
         assert_eq!(ended["status"]["state"], "CONTAINER_EXITED");
@@ -190,7 +190,7 @@ fn exec<'a>(transport: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn commands_run_and_logs_are_read() {
+fn exec_attach_and_logs_work() {
     on_a_runtime(|machine, cri| {
         let (_, id) = start(cri, configs(machine), BUSYBOX, "shell");
         for transport in ["spdy", "websocket"] {
@@ -206,11 +206,11 @@ fn commands_run_and_logs_are_read() {
         assert_eq!(cri.crictl(&["exec", "-s", &id, "echo", "at once"]), "at once");
         let late = cri.try_crictl(&["exec", "-s", "--timeout", "1", &id, "sleep", "100"]);
         assert!(String::from_utf8_lossy(&late.stderr).contains("timed out"));
-        eventually("the late command's end", 10, || {
-            (!cri.crictl(&["exec", &id, "ps"]).contains("sleep 100\n")).then_some(())
+        eventually("the timed-out command to be killed", 10, || {
+            !cri.crictl(&["exec", &id, "ps"]).contains("sleep 100\n")
         });
 
-        // A terminal, as `script` makes one for crictl, which tells its size when the program may run already.
+        // `script` gives crictl a terminal. crictl sends its size when the command may already be running.
         let program = "tty; until stty size 2>/dev/null | grep -v ^0; do sleep 0.1; done";
         let crictl = format!("{:?} exec -i -t {id} sh -c '{program}'", cri.command()).replace('"', "");
         let inner = format!("stty rows 33 cols 99; {crictl}");
@@ -241,7 +241,7 @@ fn page(port: u16) -> Option<String> {
 }
 
 #[test]
-fn ports_are_forwarded_and_everything_is_removed_by_force() {
+fn ports_are_forwarded_and_rmp_force_removes_everything() {
     on_a_runtime(|machine, cri| {
         let path = configs(machine);
         let (pod, _) = start(cri, &path, NGINX, "nginx");
@@ -258,7 +258,7 @@ fn ports_are_forwarded_and_everything_is_removed_by_force() {
             assert!(began.elapsed() < Duration::from_secs(120));
         }
         cri.crictl(&["rmp", "-f", &pod]);
-        // Pod and container in one command, then everything by force.
+        // Pod and container with one command, then removal with --force.
         let id = cri.crictl(&["run", &path("shell"), &path("pod")]);
         assert_eq!(cri.crictl(&["ps", "-q"]), id);
         cri.crictl(&["rmp", "-f", "-a"]);
@@ -269,7 +269,7 @@ fn ports_are_forwarded_and_everything_is_removed_by_force() {
 }
 
 #[test]
-fn a_node_is_set_its_metrics_are_named_and_a_container_is_checkpointed() {
+fn runtime_config_metrics_and_checkpoints_work() {
     on_a_runtime(|machine, cri| {
         cri.crictl(&["update-runtime-config", "--pod-cidr", "10.99.0.0/24"]);
         let (pod, id) = start(cri, configs(machine), BUSYBOX, "shell");
@@ -288,7 +288,7 @@ fn a_node_is_set_its_metrics_are_named_and_a_container_is_checkpointed() {
         let archive = machine.path("checkpoint.tar");
         let export = format!("--export={}", archive.display());
         let output = cri.try_crictl(&["checkpoint", &export, &id]);
-        // Not every CRIU knows every kernel; and where it does not, that is what is said.
+        // CRIU does not support every kernel. If it fails, its error is reported.
         if output.status.success() {
             assert!(fs::metadata(&archive).unwrap().len() > 0);
         } else {
@@ -300,7 +300,7 @@ fn a_node_is_set_its_metrics_are_named_and_a_container_is_checkpointed() {
 }
 
 #[test]
-fn what_is_not_there_is_told() {
+fn missing_objects_are_reported() {
     on_a_runtime(|machine, cri| {
         let path = configs(machine);
         let said = |arguments: &[&str]| {
@@ -319,7 +319,7 @@ fn what_is_not_there_is_told() {
     });
 }
 
-/// The program's pages that a process has mapped, in kB.
+/// Resident pages of the executable in a process, in kB.
 fn mapped(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
@@ -327,15 +327,15 @@ fn mapped(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_runtime_at_rest_lets_go_of_its_program() {
+fn an_idle_runtime_drops_pages_of_its_executable() {
     on_a_runtime(|machine, cri| {
-        // Some of them may have gone when one looks first.
+        // The runtime may have dropped some pages before the first look.
         let mut most = 0;
         let mut at_rest = |what: &str| {
             eventually(what, 20, || {
                 let now = mapped(cri.pid());
                 most = now.max(most);
-                (now < most / 2).then_some(())
+                now < most / 2
             });
         };
         at_rest("the pages of the start to go");

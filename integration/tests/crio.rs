@@ -1,5 +1,5 @@
-//! Our plugins as CRI-O runs them: the published CRI-O (`scripts/crio`), in places of its own. Run by
-//! `scripts/test-crio`; building CRI-O takes minutes.
+//! The published CRI-O (`scripts/crio`) with our network plugins, in its own directories. `scripts/test-crio` runs it,
+//! because building CRI-O takes minutes.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,22 +12,24 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use coracle_integration::{Machine, eventually, on_a_machine};
+use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
 use serde_json::{Value, json};
 
 const NODE: &str = "198.51.100.10";
 const IMAGE: &str = "127.0.0.1:5005/library/busybox:latest";
 const OK: &str = "HTTP/1.1 200 OK";
 
-/// CRI-O, alone with what it starts in namespaces of mounts and processes: what it leaves goes with them.
+/// CRI-O in its own mount and pid namespaces, so that its processes and mounts end with this value.
 struct Crio {
-    /// unshare, which is the parent of the first process inside: that starts and ends CRI-O as it is told.
+    /// `unshare`. Its child, process 1 of the namespace, restarts CRI-O after each signal name on standard input.
     process: Child,
     socket: String,
+    crictl: Crictl,
     log: PathBuf,
 }
 
@@ -49,7 +51,7 @@ fn list(machine: &Machine) -> Value {
         {"type": "firewall", "ingressPolicy": "same-bridge", "coracle": places}]})
 }
 
-/// All that can be told of CRI-O's places.
+/// CRI-O's configuration; it sets every path that is configurable.
 fn settings(machine: &Machine, tools: &Path) -> String {
     let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
     format!(
@@ -77,7 +79,7 @@ fn settings(machine: &Machine, tools: &Path) -> String {
 // === impl Crio ===
 
 impl Crio {
-    /// Serves with our plugins for the network `web`, and has the images of the machine's registry.
+    /// Starts CRI-O with our plugins for the network `web` and the images of the machine's registry.
     fn start(machine: &mut Machine) -> Self {
         machine.start_registry();
         let tools = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/crio"));
@@ -110,21 +112,26 @@ impl Crio {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &inside]);
         command.env("CONTAINERS_REGISTRIES_CONF", path("registries.conf"));
-        // The first process inside ends, and all others with it, when its standard input does.
+        // Process 1 exits when its standard input closes; the kernel then ends all others.
         command.stdin(Stdio::piped()).stdout(out.try_clone().unwrap()).stderr(out);
-        let crio = Self { process: command.spawn().unwrap(), socket, log };
+        let crio = Self {
+            process: command.spawn().unwrap(),
+            crictl: Crictl::new(&format!("unix://{socket}")),
+            socket,
+            log,
+        };
         crio.wait_ready();
         crio
     }
 
-    /// Has it ended by a signal, and started again.
+    /// Ends CRI-O with a signal and starts it again.
     fn restart(&mut self, signal: &str) {
-        // Whoever answers from now on is the new one.
+        // Without the socket of the old process, only the new one can respond.
         fs::remove_file(&self.socket).unwrap();
         writeln!(self.process.stdin.as_mut().unwrap(), "{signal}").unwrap();
     }
 
-    /// What it says of its network: whether it is ready, and why not.
+    /// The condition NetworkReady: status and message.
     fn network(&self) -> Option<(bool, String)> {
         let info: Value = serde_json::from_slice(&self.try_crictl(&["info"]).stdout).ok()?;
         let conditions = info["status"]["conditions"].as_array()?;
@@ -136,23 +143,9 @@ impl Crio {
         eventually("CRI-O's network", 60, || self.network().filter(|(ready, _)| *ready));
     }
 
-    fn try_crictl(&self, arguments: &[&str]) -> Output {
-        let endpoint = format!("unix://{}", self.socket);
-        let mut command = Command::new(Machine::tool("crictl", "scripts/critest tools"));
-        command.args(["--timeout", "120s", "--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]);
-        command.args(arguments);
-        command.stdin(Stdio::null()).output().unwrap()
-    }
-
-    fn crictl(&self, arguments: &[&str]) -> String {
-        let output = self.try_crictl(arguments);
-        assert!(output.status.success(), "crictl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    }
-
-    /// A pod that serves pages at port 80, which is the host's port, too; its id and addresses.
+    /// Runs a pod with an HTTP server on port 80 and a host port. Returns its id and addresses.
     fn pod(&self, machine: &Machine, name: &str, port: u16) -> (String, [String; 2]) {
-        // Of a pod that shares its processes CRI-O keeps one of its own, less likely to be killed than we may say.
+        // For a shared pid namespace, CRI-O starts a pause process with an OOM score that the test may not set.
         let linux = json!({"cgroup_parent": format!("/{}", machine.name()),
             "security_context": {"namespace_options": {"pid": 1}}});
         let pod = json!({"metadata": {"name": name, "namespace": "default", "uid": name}, "linux": linux,
@@ -187,6 +180,14 @@ impl Crio {
     }
 }
 
+impl Deref for Crio {
+    type Target = Crictl;
+
+    fn deref(&self) -> &Crictl {
+        &self.crictl
+    }
+}
+
 impl Drop for Crio {
     fn drop(&mut self) {
         self.process.kill().ok();
@@ -200,7 +201,7 @@ impl Drop for Crio {
     }
 }
 
-/// The first line of what is answered there.
+/// First line of the HTTP response.
 fn page(address: &str, port: u16) -> Option<String> {
     let mut stream = TcpStream::connect((address, port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -210,14 +211,14 @@ fn page(address: &str, port: u16) -> Option<String> {
     answer.lines().next().map(str::to_owned)
 }
 
-/// The addresses that are held.
+/// Allocated addresses.
 fn held(machine: &Machine) -> BTreeSet<String> {
     let files = fs::read_dir(machine.path("addresses/web")).unwrap().flatten();
     let names = files.map(|entry| entry.file_name().into_string().unwrap());
     names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect()
 }
 
-/// An ADD that nobody asked CRI-O for: of a pod that it does not know any more, when it is ended before it told anybody.
+/// Calls ADD for a pod that CRI-O does not know, as if CRI-O had been killed before it recorded the pod.
 fn add_unknown(machine: &Machine) {
     let list = list(machine);
     let mut conf = list["plugins"][0].clone();
@@ -237,7 +238,7 @@ fn add_unknown(machine: &Machine) {
 
 #[test]
 #[ignore = "needs CRI-O (scripts/test-crio)"]
-fn crio_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
+fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
     on_a_machine(|machine| {
         let mut crio = Crio::start(machine);
         let links = || run("ip", &["-o", "link"]).lines().count();
@@ -256,7 +257,7 @@ fn crio_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
             for address in &all {
                 assert_eq!(eventually("the pod", 20, || page(address, 80)), OK, "{address}");
             }
-            // CRI-O makes host ports itself, and lets other addresses than 127.0.0.1 use them.
+            // CRI-O configures host ports itself, for other addresses than 127.0.0.1 too.
             assert_eq!(page(NODE, 8080).as_deref(), Some(OK));
             let container = crio.crictl(&["ps", "--quiet", "--pod", &b]);
             for address in &of_a {
@@ -271,7 +272,7 @@ fn crio_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
         assert!(log.contains("Checking CNI network web (config version=1.1.0)"), "CHECK follows each ADD");
         assert!(run("nft", &["list", "table", "inet", "cni-test"]).contains("ip saddr 10.77.0.0/24"));
 
-        // However it ends: its pods stay as they are, and what belongs to none of them is collected at its start.
+        // After SIGTERM and SIGKILL, its pods are unchanged and GC at its start removes unknown attachments.
         for signal in ["TERM", "KILL"] {
             add_unknown(machine);
             assert_eq!(held(machine).len(), 6);
@@ -292,11 +293,13 @@ fn crio_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
         let claims = fs::read_dir(machine.path("plugins/firewall")).unwrap().flatten();
         assert_eq!(claims.map(|entry| entry.file_name()).collect::<Vec<_>>(), ["lock"]);
 
-        // STATUS, which CRI-O asks until it is well once: a network that takes no pods is not ready, with our reason.
+        // CRI-O calls STATUS until it succeeds once. If the network takes no pods, CRI-O reports our reason.
         run("ip", &["link", "del", "web0"]);
         run("ip", &["link", "add", "web0", "type", "veth", "peer", "name", "web1"]);
         crio.restart("TERM");
-        let why = eventually("our reason", 60, || crio.network().filter(|(_, why)| why.contains("web0"))).1;
+        let why =
+            eventually("the plugin's reason", 60, || crio.network().filter(|(_, why)| why.contains("web0")))
+                .1;
         assert!(why.contains("an interface named web0 exists and is not a bridge"), "{why}");
         run("ip", &["link", "del", "web0"]);
         crio.wait_ready();

@@ -1,5 +1,5 @@
-//! The published critest, unmodified, against the runtime alone and inside an agent; what comes of it must be what
-//! the README's conformance table says, to the spec.
+//! The published critest against the runtime alone and inside an agent. The number of specs that pass, fail and skip
+//! must be those of the README's conformance table.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use coracle_integration::Machine;
 use serde_json::Value;
 
-/// How many specs of a group passed, failed and were skipped by themselves.
+/// Numbers of specs in a group that passed, failed and skipped themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Outcome {
     passed: usize,
@@ -24,7 +24,7 @@ fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Runs all of critest; ginkgo's report, a list of specs.
+/// Runs all of critest. Returns the specs of ginkgo's report.
 fn critest(role: &str) -> Vec<Value> {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report.json");
@@ -40,7 +40,7 @@ fn critest(role: &str) -> Vec<Value> {
         .unwrap_or_else(|_| panic!("no report: {}{}", said(&output.stdout), said(&output.stderr)));
     let mut suites: Value = serde_json::from_slice(&text).unwrap();
     let Value::Array(specs) = suites[0]["SpecReports"].take() else { panic!("no specs in the report") };
-    // What a filter left out (the benchmarks) is "skipped" too, but says no reason.
+    // Specs that a filter excludes (the benchmarks) are also "skipped", but without a reason.
     let ran = |spec: &Value| {
         spec["LeafNodeType"] == "It" && (spec["State"] != "skipped" || !spec["Failure"].is_null())
     };
@@ -51,8 +51,7 @@ fn texts(spec: &Value) -> Vec<&str> {
     spec["ContainerHierarchyTexts"].as_array().unwrap().iter().filter_map(Value::as_str).collect()
 }
 
-/// The group that the table lists a spec in: the outermost text without its tags, for the security context with
-/// the next one.
+/// The row of the table for a spec: the outermost text without its tags; for the security context, also the next text.
 fn group(spec: &Value) -> String {
     let plain = |text: &str| {
         let words = text.split_whitespace().filter(|word| !word.starts_with('['));
@@ -108,7 +107,7 @@ fn table(readme: &str) -> Groups {
     groups
 }
 
-/// What did not pass, each spec with its message.
+/// Specs that did not pass, with their messages.
 fn account(specs: &[Value]) -> String {
     let mut text = String::new();
     for spec in specs.iter().filter(|spec| spec["State"] != "passed") {
@@ -137,11 +136,11 @@ fn conforms_as_the_readme_says(role: &str) {
 }
 
 #[test]
-fn the_runtime_alone_conforms_as_the_readme_says() {
+fn critest_of_the_runtime_matches_the_readme() {
     conforms_as_the_readme_says("runtime");
 }
 
 #[test]
-fn the_runtime_inside_an_agent_conforms_as_the_readme_says() {
+fn critest_of_the_agent_matches_the_readme() {
     conforms_as_the_readme_says("agent");
 }

@@ -1,5 +1,4 @@
-//! Budgets of disruptions, by kubectl: what they keep, how `drain` waits for them, and how it goes on; and a node that
-//! is out of service.
+//! PodDisruptionBudgets and `kubectl drain`, and the taint out-of-service.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -31,7 +30,7 @@ fn deployment(replicas: usize) -> String {
     .to_string()
 }
 
-/// Pods that are not on their way out, by node (empty for those that wait for one); only the Ready ones if asked.
+/// Node and name of each pod without deletionTimestamp. The node is empty before scheduling. `ready`: only Ready pods.
 fn pods(nodes: &Nodes, ready: bool) -> Vec<(String, String)> {
     let list = nodes.get(&["pods"]);
     let is_ready = |pod: &Value| {
@@ -47,26 +46,26 @@ fn pods(nodes: &Nodes, ready: bool) -> Vec<(String, String)> {
     found
 }
 
-/// The nodes of the pods that are Ready.
+/// Nodes of the Ready pods.
 fn ready_on(nodes: &Nodes) -> Vec<String> {
     pods(nodes, true).into_iter().map(|(node, _)| node).collect()
 }
 
-/// Waits until the status of the budget has these numbers: healthy, desired, expected, allowed.
+/// Waits until the budget's status has these numbers: currentHealthy, desiredHealthy, expectedPods, disruptionsAllowed.
 fn counted(nodes: &Nodes, numbers: [i64; 4]) {
     let fields = ["currentHealthy", "desiredHealthy", "expectedPods", "disruptionsAllowed"];
     eventually(&format!("the budget to count {numbers:?}"), 30, || {
         let status = nodes.get(&["pdb", "b"])["status"].clone();
-        (fields.map(|field| status[field].as_i64().unwrap()) == numbers).then_some(())
+        fields.map(|field| status[field].as_i64().unwrap()) == numbers
     });
 }
 
 #[test]
-fn kubectl_drains_as_far_as_budgets_allow() {
+fn drain_respects_disruption_budgets() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, CIDRS, 2);
         nodes.apply(&deployment(2));
-        eventually("a pod on each node", 60, || (ready_on(&nodes) == ["node-1", "node-2"]).then_some(()));
+        eventually("a pod on each node", 60, || ready_on(&nodes) == ["node-1", "node-2"]);
         nodes.kubectl(&["create", "pdb", "b", "--selector=app=d", "--min-available=2"]);
         counted(&nodes, [2, 2, 2, 0]);
         let table = nodes.kubectl(&["get", "pdb"]);
@@ -82,26 +81,26 @@ fn kubectl_drains_as_far_as_budgets_allow() {
         let says = "Cannot evict pod as it would violate the pod's disruption budget";
         assert!(said(&refused).contains(says), "{}", said(&refused));
         assert_eq!(pods(&nodes, false), before);
-        // As shares, and of a budget whose generation the eviction waits for.
+        // Percentages, and an eviction right after a change of the budget.
         let share = json!({"spec": {"minAvailable": null, "maxUnavailable": "50%"}}).to_string();
         nodes.kubectl(&["patch", "pdb", "b", "--type=merge", "-p", &share]);
         nodes.kubectl(&["drain", "node-2", "--timeout=300s"]);
-        eventually("both pods on node-1", 60, || (ready_on(&nodes) == ["node-1", "node-1"]).then_some(()));
+        eventually("both pods on node-1", 60, || ready_on(&nodes) == ["node-1", "node-1"]);
         counted(&nodes, [2, 1, 2, 1]);
         drain_waits(&nodes);
     });
 }
 
-/// With nowhere to go, one of two pods waits for a node, so that the other stays, until there is one.
+/// Drain evicts one of two pods. Its replacement finds no node, so that drain waits, until a node is available.
 fn drain_waits(nodes: &Nodes) {
     thread::scope(|scope| {
         let draining = scope.spawn(|| nodes.try_kubectl(&["drain", "node-1", "--timeout=600s"]));
         eventually("one pod to be evicted", 30, || {
             let found: Vec<String> = pods(nodes, false).into_iter().map(|(node, _)| node).collect();
-            (found == ["", "node-1"]).then_some(())
+            found == ["", "node-1"]
         });
         counted(nodes, [1, 1, 2, 0]);
-        // drain asks again after five seconds.
+        // drain tries again after five seconds.
         thread::sleep(Duration::from_secs(6));
         assert!(!draining.is_finished());
         assert_eq!(ready_on(nodes), ["node-1"]);
@@ -110,16 +109,16 @@ fn drain_waits(nodes: &Nodes) {
         assert!(output.status.success(), "{}", said(&output));
         assert!(said(&output).contains("(will retry after 5s)"), "{}", said(&output));
     });
-    eventually("both pods on node-2", 60, || (ready_on(nodes) == ["node-2", "node-2"]).then_some(()));
-    // What was spent has been seen.
-    eventually("no eviction to be waited for", 10, || {
-        nodes.get(&["pdb", "b"])["status"]["disruptedPods"].is_null().then_some(())
+    eventually("both pods on node-2", 60, || ready_on(nodes) == ["node-2", "node-2"]);
+    // The controller has observed the evictions.
+    eventually("disruptedPods to be empty", 10, || {
+        nodes.get(&["pdb", "b"])["status"]["disruptedPods"].is_null()
     });
     nodes.kubectl(&["delete", "pdb", "b"]);
 }
 
 #[test]
-fn a_node_out_of_service_gives_up_its_pods() {
+fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         let command = nodes.token(&["create", "--reusable"]);
@@ -128,7 +127,7 @@ fn a_node_out_of_service_gives_up_its_pods() {
         }
         nodes.wait_ready();
         nodes.apply(&deployment(2));
-        eventually("a pod on each node", 60, || (ready_on(&nodes) == ["node-1", "node-2"]).then_some(()));
+        eventually("a pod on each node", 60, || ready_on(&nodes) == ["node-1", "node-2"]);
         let lost = pods(&nodes, true)[1].1.clone();
         let uid = nodes.get(&["pod", &lost])["metadata"]["uid"].as_str().unwrap().to_owned();
         nodes.agent("node-2").end(Signal::SIGKILL);
@@ -140,29 +139,29 @@ fn a_node_out_of_service_gives_up_its_pods() {
                 nodes.get(&["node", "node-2"])["status"]["conditions"].as_array().cloned().unwrap();
             conditions.iter().any(|one| one["type"] == "Ready" && one["status"] == "True")
         };
-        // While it is Ready it may still end them itself.
+        // The node must not be Ready: a Ready node ends its pods itself.
         let there = nodes.try_kubectl(&["get", "pod", &lost]).status.success();
         assert!(there || !ready(&nodes));
-        eventually("its pod to be gone", 20, || {
-            (!nodes.try_kubectl(&["get", "pod", &lost]).status.success()).then_some(())
+        eventually("the pod of the lost node to be deleted", 20, || {
+            !nodes.try_kubectl(&["get", "pod", &lost]).status.success()
         });
         assert!(!ready(&nodes));
-        eventually("another in its place", 60, || (ready_on(&nodes) == ["node-1", "node-1"]).then_some(()));
+        eventually("a replacement", 60, || ready_on(&nodes) == ["node-1", "node-1"]);
         nodes.agent("node-2").start();
-        eventually("the node to end what it still had", 30, || {
-            nodes.agent("node-2").process_of(&uid).is_none().then_some(())
+        eventually("the node to end the deleted pod", 30, || {
+            nodes.agent("node-2").process_of(&uid).is_none()
         });
     });
 }
 
 #[test]
-fn a_mark_that_nothing_followed_is_taken_back() {
+fn a_stale_disruption_target_condition_is_reset() {
     on_a_machine(|machine| {
         let nodes = Nodes::alone(machine, CIDRS, &[]);
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {
             "containers": [{"name": "c", "image": "busybox"}]}});
-        eventually("the namespace's service account", 10, || {
-            nodes.try_kubectl(&["get", "serviceaccount", "default"]).status.success().then_some(())
+        eventually("the default service account", 10, || {
+            nodes.try_kubectl(&["get", "serviceaccount", "default"]).status.success()
         });
         nodes.apply(&pod.to_string());
         let mark = |since: &str| {
@@ -176,11 +175,11 @@ fn a_mark_that_nothing_followed_is_taken_back() {
             let mark = conditions.as_array().unwrap().iter().find(|one| one["type"] == "DisruptionTarget");
             mark.map(|mark| mark["status"].as_str().unwrap().to_owned())
         };
-        // It may still come, then it is late.
+        // The pod may still be deleted late, so the condition stays for now.
         mark("2100-01-01T00:00:00Z");
         thread::sleep(Duration::from_secs(1));
         assert_eq!(status().as_deref(), Some("True"));
         mark("2026-01-01T00:00:00Z");
-        eventually("the mark to be taken back", 10, || (status().as_deref() == Some("False")).then_some(()));
+        eventually("the condition DisruptionTarget to be reset", 10, || status().as_deref() == Some("False"));
     });
 }

@@ -1,13 +1,12 @@
-//! A gRPC client on the C core, as those of Python, C++ and Ruby are: it sends the percent-encoded path of the socket as
-//! `:authority`.
+//! A gRPC client with the C core (Python, C++, Ruby): it sends the percent-encoded path of the socket as `:authority`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::process::Command;
 
 use coracle_integration::{Cri, Machine, on_a_machine};
 
-/// Calls with empty messages, and prints the status and the length of each answer. Two calls on one connection: the
-/// second one names the authority by its entry in the header table.
+/// Makes two calls with empty messages on one connection and prints status and length of each response. The second call
+/// refers to the authority by its index in the HPACK table.
 const CLIENT: &str = r#"
 import sys, grpc
 with grpc.insecure_channel("unix://" + sys.argv[1]) as channel:
@@ -20,7 +19,7 @@ with grpc.insecure_channel("unix://" + sys.argv[1]) as channel:
 "#;
 
 #[test]
-fn a_client_on_the_c_core_is_served() {
+fn a_client_with_the_c_core_is_served() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cri = Cri::runtime(machine, &mirrors);

@@ -1,5 +1,5 @@
-//! A disk that fills with images: unused ones go, the longest unused first; those in use and the pinned stay, and a pull
-//! that found no room has it when it is tried again.
+//! Image garbage collection on a small disk: it removes unused images, least recently used first. Images in use and
+//! pinned images stay. A pull that failed for lack of space succeeds when it is retried.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -18,7 +18,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use tonic::transport::{Channel, Endpoint};
 
-/// A file system of so many MiB on a directory, seen by this thread and what it starts.
+/// Mounts a tmpfs of `size` MiB on a directory, in a mount namespace of this thread and its children.
 struct Small(PathBuf);
 
 impl Small {
@@ -39,14 +39,14 @@ impl Drop for Small {
     }
 }
 
-/// Asks the runtime.
+/// Calls the runtime.
 fn ask<T, F: Future<Output = T>>(machine: &Machine, what: impl FnOnce(Channel) -> F) -> T {
     let socket = format!("unix://{}", machine.path("run/cri.sock").display());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { what(Endpoint::try_from(socket).unwrap().connect().await.unwrap()).await })
 }
 
-/// How many containers there are, in whatever state.
+/// Number of containers in all states.
 fn containers(machine: &Machine) -> usize {
     let request = cri::ListContainersRequest::default();
     let listed = ask(machine, |channel| async {
@@ -55,7 +55,7 @@ fn containers(machine: &Machine) -> usize {
     listed.into_inner().containers.len()
 }
 
-/// What the runtime lists: short names, and whether they are pinned.
+/// Images that the runtime lists: short name, and whether the image is pinned.
 fn images(machine: &Machine) -> Vec<(String, bool)> {
     let request = cri::ListImagesRequest::default();
     let listed = ask(machine, |channel| async {
@@ -73,7 +73,7 @@ fn names(machine: &Machine) -> Vec<String> {
     images(machine).into_iter().map(|(name, _)| name).collect()
 }
 
-/// `coracle image`, which must succeed.
+/// Runs `coracle image`, which must succeed.
 fn image(machine: &Machine, arguments: &[&str]) {
     let mut command = Command::new(Machine::coracle());
     command
@@ -99,7 +99,7 @@ fn test(machine: &mut Machine, mirrors: &Path) {
     flags.extend(["--image-minimum-gc-age", "1s", "--pinned-image", "*PINNED*"]);
     let mut cluster = Cluster::up_with(machine, mirrors, &flags);
 
-    // 80 of 120 MiB, which is below the threshold. Times of use are told apart by seconds.
+    // 80 of 120 MiB, which is below the threshold. Times of last use have a resolution of one second.
     for name in ["pinned", "oldest", "older"] {
         image(machine, &["pull", name]);
         std::thread::sleep(std::time::Duration::from_millis(1100));
@@ -110,15 +110,15 @@ fn test(machine: &mut Machine, mirrors: &Path) {
         [("older", false), ("oldest", false), ("pinned", true), ("used", false)].map(own)
     );
 
-    // Over it: what is needed goes, and no more.
+    // Above the threshold: only as many images are removed as necessary.
     start(&cluster, "fresh");
-    eventually("the oldest image to go", 20, || {
-        (names(machine) == ["fresh", "older", "pinned", "used"]).then_some(())
+    eventually("the least recently used image to be removed", 20, || {
+        names(machine) == ["fresh", "older", "pinned", "used"]
     });
 
-    // Without a pod's container, an image may go, but nobody needs its room before the pull of another one.
+    // After the pod's container is removed, its image is unused, but it stays until a pull needs the space.
     cluster.kubectl(&["delete", "pod", "fresh", "--wait"]);
-    eventually("its container to go", 20, || (containers(machine) == 1).then_some(()));
+    eventually("its container to be removed", 20, || containers(machine) == 1);
     assert_eq!(names(machine), ["fresh", "older", "pinned", "used"]);
     start(&cluster, "big");
     assert_eq!(names(machine), ["big", "pinned", "used"]);
@@ -126,7 +126,7 @@ fn test(machine: &mut Machine, mirrors: &Path) {
         cluster.kubectl(&["get", "events", "--field-selector", "involvedObject.name=big", "-o", "json"]);
     assert!(failed.to_lowercase().contains("no space left on device"), "it had room at once: {failed}");
 
-    // Over the threshold again, and nothing left to go: the node says so.
+    // Above the threshold again, without removable images: the node reports an event.
     eventually("the event", 20, || {
         let events = cluster.get(&["events", "--field-selector", "involvedObject.kind=Node"]);
         let found =
@@ -138,7 +138,7 @@ fn test(machine: &mut Machine, mirrors: &Path) {
     });
     assert_eq!(names(machine), ["big", "pinned", "used"]);
 
-    // Who removes a pinned image by name means it.
+    // A request with the name of a pinned image removes it.
     image(machine, &["rm", "pinned"]);
     assert_eq!(names(machine), ["big", "used"]);
     cluster.down();
@@ -150,7 +150,7 @@ fn own((name, pinned): (&str, bool)) -> (String, bool) {
 }
 
 #[test]
-fn unused_images_make_room_for_those_that_are_needed() {
+fn unused_images_are_removed_when_the_disk_fills() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         for (name, megabytes) in

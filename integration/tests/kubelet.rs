@@ -1,7 +1,6 @@
-//! Kubernetes' own kubelet, as published, on `coracle runtime` and as a node of our control plane: what pods ask for
-//! they get by it as they do by our own agent.
+//! Kubernetes' published kubelet with `coracle runtime`, as a node of our control plane.
 //!
-//! Building it takes minutes: `scripts/test-kubelet` does that, and runs these.
+//! `scripts/test-kubelet` builds the kubelet, which takes minutes, and runs these tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::collections::BTreeSet;
@@ -12,7 +11,7 @@ use std::process::{Child, ChildStdout};
 use coracle_integration::{Machine, Nodes, Stock, eventually, on_a_machine};
 use serde_json::{Value, json};
 
-/// A control plane and one node of Kubernetes' own.
+/// Runs a test with a control plane and one node with Kubernetes' kubelet.
 fn on_a_stock_node(settings: Value, test: impl FnOnce(&Nodes, &mut Stock) + Send + 'static) {
     on_a_machine(move |machine: &mut Machine| {
         let nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
@@ -21,19 +20,19 @@ fn on_a_stock_node(settings: Value, test: impl FnOnce(&Nodes, &mut Stock) + Send
     });
 }
 
-/// A pod of these fields; its containers end quickly.
+/// A pod with these fields and a short grace period.
 fn pod(name: &str, spec: &Value) -> String {
     let mut spec = spec.clone();
     spec["terminationGracePeriodSeconds"] = 1.into();
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
 }
 
-/// A container of busybox that runs a shell's script.
+/// A busybox container that runs a shell script.
 fn shell(name: &str, script: &str) -> Value {
     json!({"name": name, "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]})
 }
 
-/// The first value that a look at a pod gives.
+/// Polls a pod until `look` returns a value.
 fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
     eventually(&format!("{name}: {what}"), 60, || look(&nodes.get(&["pod", name])))
 }
@@ -49,25 +48,24 @@ fn state(pod: &Value, container: usize) -> &Value {
 
 #[test]
 #[ignore = "needs Kubernetes' kubelet: scripts/test-kubelet builds it and runs this"]
-fn pods_are_what_their_specs_say() {
-    // All figures come of the runtime.
+fn the_kubelet_runs_pods_as_specified() {
+    // The kubelet reads all metrics from the runtime.
     let settings = json!({"featureGates": {"PodAndContainerStatsFromCRI": true}});
     on_a_stock_node(settings, |nodes, stock| {
         let said = nodes.get(&["node", stock.name()]);
         assert_eq!(said["status"]["nodeInfo"]["containerRuntimeVersion"], "coracle://0.1.0");
-        a_deployment_serves_and_answers(nodes);
-        containers_begin_in_order_and_end_as_told(nodes);
-        ends_are_told(nodes);
+        a_deployment_serves_requests(nodes);
+        containers_start_and_stop_in_order(nodes);
+        terminations_are_reported(nodes);
         a_pod_in_a_user_namespace_has_its_volumes(nodes);
-        figures_come(nodes, stock);
-        // The kubelet collects once a minute.
-        eventually("all to be removed", 120, || stock.crictl(&["pods", "-q"]).is_empty().then_some(()));
+        metrics_appear(nodes, stock);
+        // The kubelet removes dead containers once a minute.
+        eventually("all to be removed", 120, || stock.crictl().crictl(&["pods", "-q"]).is_empty());
     });
 }
 
-/// Readiness by HTTP, liveness by TCP, logs, exec, port-forward, and an address of the range that the control plane
-/// gave the node.
-fn a_deployment_serves_and_answers(nodes: &Nodes) {
+/// HTTP readiness probe, TCP liveness probe, logs, exec, port-forward, and an address in the node's pod CIDR.
+fn a_deployment_serves_requests(nodes: &Nodes) {
     let container = json!({"name": "nginx", "image": "nginx", "imagePullPolicy": "IfNotPresent",
         "ports": [{"containerPort": 80}],
         "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 1},
@@ -90,15 +88,15 @@ fn a_deployment_serves_and_answers(nodes: &Nodes) {
     let forward = Forward::to(nodes, name);
     assert!(forward.get("/").contains("200 OK"));
     eventually("the request in the log", 20, || {
-        nodes.kubectl(&["logs", name]).contains("GET / HTTP/1.1\" 200").then_some(())
+        nodes.kubectl(&["logs", name]).contains("GET / HTTP/1.1\" 200")
     });
     nodes.kubectl(&["delete", "deployment", "web"]);
 }
 
-/// `kubectl port-forward`, until this value ends.
+/// `kubectl port-forward`, killed when it is dropped.
 struct Forward {
     process: Child,
-    /// It ends when nobody would read what it says.
+    /// kubectl exits if this pipe closes.
     _output: ChildStdout,
     port: u16,
 }
@@ -139,9 +137,8 @@ impl Drop for Forward {
     }
 }
 
-/// Containers that must end first, one that stays beside, hooks, a start-up probe by exec; and one that somebody adds
-/// to look.
-fn containers_begin_in_order_and_end_as_told(nodes: &Nodes) {
+/// Init containers, a sidecar, lifecycle hooks, an exec startup probe and an ephemeral container.
+fn containers_start_and_stop_in_order(nodes: &Nodes) {
     let mount = json!([{"name": "work", "mountPath": "/work"}]);
     let with = |mut container: Value, more: &[(&str, Value)]| {
         container["volumeMounts"] = mount.clone();
@@ -178,9 +175,9 @@ fn containers_begin_in_order_and_end_as_told(nodes: &Nodes) {
         "look",
     ];
     nodes.kubectl(&[&looking[..], &["--", "sh", "-c", "ps; exec sleep 1000"]].concat());
-    eventually("what the added container sees", 60, || {
+    eventually("the output of the ephemeral container", 60, || {
         let output = nodes.try_kubectl(&["logs", "order", "-c", "look"]);
-        String::from_utf8_lossy(&output.stdout).contains("/work/order").then_some(())
+        String::from_utf8_lossy(&output.stdout).contains("/work/order")
     });
     let mut log = nodes.start(&["logs", "-f", "order", "-c", "main"]);
     nodes.kubectl(&["delete", "pod", "order"]);
@@ -190,8 +187,8 @@ fn containers_begin_in_order_and_end_as_told(nodes: &Nodes) {
     assert!(said.contains("bye"), "no hook before the end: {said:?}");
 }
 
-/// Messages, exit codes, restarts, a failed probe, want of memory; and why there is no log yet.
-fn ends_are_told(nodes: &Nodes) {
+/// Termination messages, exit codes, restarts, a failed probe, OOM kills, and the error for a log that does not exist yet.
+fn terminations_are_reported(nodes: &Nodes) {
     let fails = shell("c", "echo why >/dev/termination-log; exit 3");
     nodes.apply(&pod("fails", &json!({"restartPolicy": "OnFailure", "containers": [fails]})));
     let told = until(nodes, "fails", "a restart", |pod| {
@@ -228,7 +225,7 @@ fn ends_are_told(nodes: &Nodes) {
     nodes.kubectl(&["delete", "pod", "fails", "greedy", "ill", "missing"]);
 }
 
-/// Ids of its own, with a volume, the token of its account and an image as a volume.
+/// A user namespace with a volume, a service account token and an image volume.
 fn a_pod_in_a_user_namespace_has_its_volumes(nodes: &Nodes) {
     let mut container = shell("c", "touch /data/mine && exec sleep 1000");
     container["volumeMounts"] =
@@ -248,14 +245,14 @@ fn a_pod_in_a_user_namespace_has_its_volumes(nodes: &Nodes) {
     nodes.kubectl(&["delete", "pod", "apart"]);
 }
 
-/// `/stats/summary` and `/metrics/cadvisor`, made by the kubelet of what the runtime counts.
-fn figures_come(nodes: &Nodes, stock: &Stock) {
+/// `/stats/summary` and `/metrics/cadvisor`, which the kubelet builds from the runtime's metrics.
+fn metrics_appear(nodes: &Nodes, stock: &Stock) {
     let mut busy = shell("c", "dd if=/dev/zero of=/file bs=1k count=100; while true; do :; done");
     busy["resources"] = json!({"limits": {"cpu": "100m", "memory": "64Mi"}});
     nodes.apply(&pod("busy", &json!({"containers": [busy]})));
     until(nodes, "busy", "to be Ready", runs);
-    eventually("the pod's figures", 60, || {
-        let summary: Value = serde_json::from_str(&stock.ask("/stats/summary")?).ok()?;
+    eventually("the pod's metrics", 60, || {
+        let summary: Value = serde_json::from_str(&stock.read_only("/stats/summary")?).ok()?;
         let pod = summary["pods"].as_array()?.iter().find(|pod| pod["podRef"]["name"] == "busy")?;
         let container = &pod["containers"][0];
         let all = [
@@ -268,7 +265,7 @@ fn figures_come(nodes: &Nodes, stock: &Stock) {
         ];
         all.iter().all(|value| value.as_u64().is_some_and(|value| value > 0)).then_some(())
     });
-    let metrics = stock.ask("/metrics/cadvisor").unwrap();
+    let metrics = stock.read_only("/metrics/cadvisor").unwrap();
     for name in [
         "container_cpu_usage_seconds_total",
         "container_memory_working_set_bytes",
@@ -282,8 +279,8 @@ fn figures_come(nodes: &Nodes, stock: &Stock) {
 
 #[test]
 #[ignore = "needs Kubernetes' kubelet: scripts/test-kubelet builds it and runs this"]
-fn pods_go_on_while_kubelet_and_runtime_are_killed() {
-    // Events of the runtime's instead of asking it every second.
+fn pods_continue_while_kubelet_and_runtime_are_killed() {
+    // CRI events instead of polling (EventedPLEG).
     let settings = json!({"featureGates": {"EventedPLEG": true}});
     on_a_stock_node(settings, |nodes, stock| {
         nodes.apply(&pod("stays", &json!({"containers": [shell("c", "exec sleep 100000")]})));
@@ -298,14 +295,14 @@ fn pods_go_on_while_kubelet_and_runtime_are_killed() {
         stock.start_runtime();
         stock.start_kubelet();
         eventually("the kubelet to answer", 60, || {
-            nodes.try_kubectl(&["exec", "brief", "--", "true"]).status.success().then_some(())
+            nodes.try_kubectl(&["exec", "brief", "--", "true"]).status.success()
         });
         assert_eq!(running(stock), before, "containers were made anew");
 
         stock.kill_runtime();
         stock.start_runtime();
         eventually("the runtime to answer", 60, || {
-            nodes.try_kubectl(&["exec", "brief", "--", "touch", "/tmp/end"]).status.success().then_some(())
+            nodes.try_kubectl(&["exec", "brief", "--", "touch", "/tmp/end"]).status.success()
         });
         let told = until(nodes, "brief", "its end", |pod| {
             Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
@@ -316,14 +313,14 @@ fn pods_go_on_while_kubelet_and_runtime_are_killed() {
     });
 }
 
-/// The containers that run.
+/// Ids of running containers.
 fn running(stock: &Stock) -> BTreeSet<String> {
-    stock.crictl(&["ps", "-q"]).lines().map(str::to_owned).collect()
+    stock.crictl().crictl(&["ps", "-q"]).lines().map(str::to_owned).collect()
 }
 
 #[test]
 #[ignore = "needs Kubernetes' kubelet: scripts/test-kubelet builds it and runs this"]
-fn logs_are_rotated_and_images_collected() {
+fn logs_are_rotated_and_unused_images_removed() {
     let settings = json!({"containerLogMaxSize": "10Ki", "containerLogMaxFiles": 3,
         "containerLogMonitorInterval": "3s"});
     on_a_stock_node(settings, |nodes, stock| {
@@ -336,8 +333,8 @@ fn logs_are_rotated_and_images_collected() {
             let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
         };
-        // The one before the last is packed once there is another: three at most, by the kubelet's own count.
-        eventually("a packed log", 60, || files().iter().any(|name| name.ends_with(".gz")).then_some(()));
+        // The kubelet compresses the second newest log file after a rotation and keeps three files.
+        eventually("a compressed log", 60, || files().iter().any(|name| name.ends_with(".gz")));
         assert!(files().len() <= 4, "{:?}", files());
         assert!(nodes.kubectl(&["logs", "writes", "--tail=1"]).contains("of many"));
 
@@ -348,14 +345,14 @@ fn logs_are_rotated_and_images_collected() {
         ));
         until(nodes, "once", "its end", |pod| (pod["status"]["phase"] == "Succeeded").then_some(()));
         nodes.kubectl(&["delete", "pod", "once"]);
-        assert!(stock.crictl(&["images"]).contains("nginx"));
+        assert!(stock.crictl().crictl(&["images"]).contains("nginx"));
         stock.kill_kubelet();
-        // Any use of the disk is too much now: what nobody uses goes first.
+        // The threshold is 0 % now: the kubelet removes unused images.
         let short = json!({"nodefs.available": "99%", "imagefs.available": "99%"});
         stock.set(&json!({"evictionHard": short, "imageMinimumGCAge": "1s"}));
         stock.start_kubelet();
-        eventually("the unused image to go", 120, || {
-            (!stock.crictl(&["images"]).contains("nginx")).then_some(())
+        eventually("the unused image to be removed", 120, || {
+            !stock.crictl().crictl(&["images"]).contains("nginx")
         });
         let said = until(nodes, "writes", "to be evicted", |pod| {
             (pod["status"]["phase"] == "Failed").then(|| pod["status"].clone())

@@ -1,5 +1,5 @@
-//! Three machines and a control plane on a fourth: pods of all reach each other, whatever happens to nodes, links
-//! and addresses. Judged by the kernel's tables and by packets of the test's own.
+//! Pod networking of three nodes and a control plane while nodes, links and addresses change. The tests check the
+//! kernel's tables and send packets themselves.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -23,11 +23,10 @@ use nodes::pods::{Pod, all_reach_all, reaches, reaches_within, with_nginx};
 use serde_json::Value;
 
 const CIDRS: &str = "10.42.0.0/16,fd42::/48";
-/// What an uplink of 1500 bytes leaves behind outer IPv6, UDP, VXLAN and Ethernet headers.
+/// An uplink's 1500 bytes less the headers of outer IPv6, UDP, VXLAN and Ethernet.
 const MTU: usize = 1430;
 
-/// The forwarding entries, neighbours and routes that lead to other nodes, as the kernel of that node has them; none
-/// while there is no device for them.
+/// Forwarding entries, neighbours and routes to other nodes in a node's kernel. None if the VXLAN device does not exist.
 fn tables(nodes: &Nodes, name: &str) -> Option<(Vec<String>, Vec<String>, Vec<String>)> {
     let host = nodes.agents().iter().find(|agent| agent.name() == name).unwrap().host();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -50,7 +49,7 @@ fn condition(nodes: &Nodes, node: &str, kind: &str) -> String {
     nodes.kubectl(&["get", "node", node, "-o", &path])
 }
 
-/// How many peers every node's kernel knows.
+/// Waits until every node's kernel has entries for `peers` peers.
 fn all_know(nodes: &Nodes, peers: usize) {
     for agent in nodes.agents() {
         eventually(&format!("{} to know {peers} peers", agent.name()), 20, || {
@@ -61,7 +60,7 @@ fn all_know(nodes: &Nodes, peers: usize) {
 }
 
 #[test]
-fn pods_of_three_nodes_reach_each_other_and_the_kernel_knows_what_it_must() {
+fn pods_of_three_nodes_reach_each_other_through_vxlan() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, CIDRS, 3);
         let pods = with_nginx(&nodes, 3);
@@ -87,10 +86,10 @@ fn pods_of_three_nodes_reach_each_other_and_the_kernel_knows_what_it_must() {
             };
             assert_eq!(annotation("public-ip"), Value::String(agent.host().address()));
             assert_eq!(annotation("backend-type"), "vxlan");
-            let told: Value = serde_json::from_str(annotation("backend-data").as_str().unwrap()).unwrap();
-            assert_eq!((&told["VNI"], &told["VtepMAC"]), (&1.into(), &link["address"]));
+            let data: Value = serde_json::from_str(annotation("backend-data").as_str().unwrap()).unwrap();
+            assert_eq!((&data["VNI"], &data["VtepMAC"]), (&1.into(), &link["address"]));
         }
-        // A pod of another node sees the pod's own address, and so does one behind the host's port of nobody.
+        // A pod on another node sees the source address of the pod, without masquerading.
         let (from, to) = (&pods[0], &pods[1]);
         for (ip, own) in to.ips.iter().zip(&from.ips) {
             assert_eq!(&nodes::pods::seen_from(from, to, ip), own);
@@ -99,14 +98,14 @@ fn pods_of_three_nodes_reach_each_other_and_the_kernel_knows_what_it_must() {
 }
 
 #[test]
-fn nodes_and_the_control_plane_come_and_go_and_pods_do_not_notice() {
+fn pods_reach_each_other_while_nodes_and_control_plane_restart() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 3);
         let pods = with_nginx(&nodes, 3);
         all_know(&nodes, 2);
         all_reach_all(&nodes, &pods, MTU);
 
-        // Frozen, killed, and back: the kernel carries the packets.
+        // Agents are stopped, killed and started: the kernel forwards packets meanwhile.
         nodes.agent("node-1").freeze();
         all_reach_all(&nodes, &pods, MTU);
         nodes.agent("node-1").thaw();
@@ -117,8 +116,8 @@ fn nodes_and_the_control_plane_come_and_go_and_pods_do_not_notice() {
         nodes.wait_ready();
         assert_eq!(tables(&nodes, "node-2"), Some(before));
 
-        // The control plane away: what somebody breaks is repaired all the same, and an agent that starts knows
-        // nobody and cuts nobody off.
+        // Without a control plane, the agent still repairs its routes, and an agent that starts keeps entries of peers that
+        // it does not know yet.
         nodes.stop_plane();
         nodes.agent("node-3").host().run("ip", &["route", "flush", "proto", "67"]);
         eventually("the routes to be repaired", 10, || {
@@ -126,25 +125,23 @@ fn nodes_and_the_control_plane_come_and_go_and_pods_do_not_notice() {
         });
         nodes.agent("node-1").end(Signal::SIGTERM);
         nodes.agent("node-1").start();
-        // It is at work again, as the kubelet's API tells of the pods that it found.
+        // The kubelet API listens after the agent has recovered its pods.
         let address = nodes.agent("node-1").host().address();
-        eventually("the agent", 20, || {
-            std::net::TcpStream::connect((address.as_str(), 10250)).is_ok().then_some(())
-        });
+        eventually("the agent", 20, || std::net::TcpStream::connect((address.as_str(), 10250)).is_ok());
         all_reach_all(&nodes, &pods, MTU);
         nodes.start_plane();
         nodes.wait_ready();
 
-        // Cut off and back.
+        // A node is disconnected and connected again.
         nodes.agent("node-3").host().cut();
         let at = |pods: &[Pod], node: &str| pods.iter().find(|pod| pod.node == node).unwrap().clone();
-        let (cut, patience) = (at(&pods, "node-3"), std::time::Duration::from_millis(1500));
-        assert!(!reaches_within(patience, &nodes, (&at(&pods, "node-1"), &cut.ips[0]), 100));
+        let (cut, limit) = (at(&pods, "node-3"), std::time::Duration::from_millis(1500));
+        assert!(!reaches_within(limit, &nodes, (&at(&pods, "node-1"), &cut.ips[0]), 100));
         assert!(reaches(&nodes, &at(&pods, "node-1"), &at(&pods, "node-2").ips[0], 100));
         nodes.agent("node-3").host().join();
         all_reach_all(&nodes, &pods, MTU);
 
-        // One more, and one less.
+        // A node is added and removed.
         nodes.add(4, &[]);
         nodes.wait_ready();
         all_know(&nodes, 3);
@@ -156,7 +153,7 @@ fn nodes_and_the_control_plane_come_and_go_and_pods_do_not_notice() {
 }
 
 #[test]
-fn packets_between_pods_keep_their_source_while_an_agent_knows_no_other_node() {
+fn packets_keep_their_source_while_an_agent_does_not_know_its_peers() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);
         let pods = with_nginx(&nodes, 2);
@@ -170,11 +167,9 @@ fn packets_between_pods_keep_their_source_while_an_agent_knows_no_other_node() {
         nodes.stop_plane();
         nodes.agent("node-1").end(Signal::SIGTERM);
         nodes.agent("node-1").start();
-        // Its network is there again, as the kubelet's API tells of the pods that it found.
+        // The kubelet API listens after the agent has recovered its pods and their network.
         let address = nodes.agent("node-1").host().address();
-        eventually("the agent", 20, || {
-            std::net::TcpStream::connect((address.as_str(), 10250)).is_ok().then_some(())
-        });
+        eventually("the agent", 20, || std::net::TcpStream::connect((address.as_str(), 10250)).is_ok());
         for _ in 0..20 {
             assert_eq!(sources(), from.ips);
             std::thread::sleep(std::time::Duration::from_millis(100));
@@ -186,14 +181,14 @@ fn packets_between_pods_keep_their_source_while_an_agent_knows_no_other_node() {
 }
 
 #[test]
-fn a_nodes_address_may_change() {
+fn a_node_may_change_its_address() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);
         let pods = with_nginx(&nodes, 2);
         all_know(&nodes, 1);
         all_reach_all(&nodes, &pods, MTU);
         nodes.agent("node-2").host().set_address(77);
-        // The connections from the old address have to be given up first.
+        // Connections from the old address must time out first.
         eventually("the new address to be known", 60, || {
             let (forwards, ..) = tables(&nodes, "node-1")?;
             (forwards == ["192.0.2.77"]).then_some(())
@@ -201,16 +196,16 @@ fn a_nodes_address_may_change() {
         let link = &nodes.agent("node-2").host().ip(&["link", "show", "coracle.1"])[0];
         assert_eq!(link["linkinfo"]["info_data"]["local"], "192.0.2.77");
         all_reach_all(&nodes, &pods, MTU);
-        // Others are told of it for their tables' sake by another way than for its status.
+        // The annotations for peers and the node status are updated separately.
         eventually("the status to have the new address", 20, || {
             let node = nodes.get(&["node", "node-2"]);
-            (node["status"]["addresses"][0]["address"] == "192.0.2.77").then_some(())
+            node["status"]["addresses"][0]["address"] == "192.0.2.77"
         });
     });
 }
 
 #[test]
-fn pods_that_live_follow_the_uplinks_mtu() {
+fn running_pods_get_the_new_mtu_of_the_uplink() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, CIDRS, 2);
         let pods = with_nginx(&nodes, 2);
@@ -222,7 +217,7 @@ fn pods_that_live_follow_the_uplinks_mtu() {
                 agent.host().run("ip", &["link", "set", "eth0", "mtu", &mtu]);
             }
             for pod in &pods {
-                eventually("the pod's interface to follow", 20, || (pod.mtu() == MTU - less).then_some(()));
+                eventually("the pod's interface to have the new MTU", 20, || pod.mtu() == MTU - less);
             }
             all_reach_all(&nodes, &pods, MTU - less);
         }
@@ -230,69 +225,72 @@ fn pods_that_live_follow_the_uplinks_mtu() {
 }
 
 #[test]
-fn a_link_that_narrows_later_is_found_without_any_event() {
+fn the_periodic_probe_finds_a_link_whose_mtu_shrinks_without_an_event() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::up(machine, CIDRS, 2);
+        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        // The agent probes every peer once in 30 renewals of its lease: here each second, by default every ten seconds.
+        (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "4"]));
+        nodes.wait_ready();
         for agent in nodes.agents() {
-            eventually("a sound network", 30, || {
-                (condition(&nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+            eventually("PodNetworkImpaired=False", 30, || {
+                condition(&nodes, agent.name(), "PodNetworkImpaired") == "False"
             });
         }
         nodes.agent("node-2").host().narrow(1400);
         for agent in nodes.agents() {
-            let mtu = eventually("the narrow link to be found", 200, || {
+            let mtu = eventually("the probe to find the smaller MTU", 60, || {
                 agent.host().ip(&["route", "show", "proto", "67"])[0]["metrics"][0]["mtu"].as_u64()
             });
             assert!((1320..=1334).contains(&mtu), "{mtu}");
         }
-        // The other node may not get so long a word through.
-        eventually("the narrow link to be told", 30, || {
-            (condition(&nodes, "node-1", "PodNetworkImpaired") == "True").then_some(())
+        // The status update of node-2 may be too large for the link.
+        eventually("PodNetworkImpaired=True", 30, || {
+            condition(&nodes, "node-1", "PodNetworkImpaired") == "True"
         });
     });
 }
 
 #[test]
-fn a_narrow_link_is_found_told_and_what_passes_is_used() {
+fn a_smaller_path_mtu_is_found_reported_and_used() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);
         for agent in nodes.agents() {
-            eventually("a sound network", 20, || {
-                (condition(&nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+            eventually("PodNetworkImpaired=False", 20, || {
+                condition(&nodes, agent.name(), "PodNetworkImpaired") == "False"
             });
         }
-        // Before: through such a link no long request to the API server passes either.
+        // First, because large requests to the API server do not pass such a link.
         let pods = with_nginx(&nodes, 2);
         all_reach_all(&nodes, &pods, MTU);
-        // A link that lets less pass than its ends know of, found at the next event of theirs.
+        // The path MTU is smaller than the MTU of the interfaces. A netlink event triggers the probe that finds it.
         nodes.agent("node-2").host().narrow(1400);
         for agent in nodes.agents() {
             agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
         }
         for agent in nodes.agents() {
-            // The narrower family's; a bridge lets four bytes more pass, for a VLAN's tag. A test of which answers were
-            // lost finds less, and is made again.
-            eventually("the narrow link to be found", 30, || {
+            // The MTU for IPv6, which has the larger header. A bridge forwards four more bytes, for a VLAN tag. A probe that
+            // lost responses finds a smaller MTU and is repeated.
+            eventually("the probe to find the smaller MTU", 30, || {
                 let routes = agent.host().ip(&["route", "show", "proto", "67"]);
                 (1320..=1334).contains(&routes[0]["metrics"][0]["mtu"].as_u64()?).then_some(())
             });
         }
-        eventually("the narrow link to be told", 30, || {
+        eventually("PodNetworkImpaired=True", 30, || {
             let said = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
-            let is_told = condition(&nodes, "node-1", "PodNetworkImpaired") == "True";
-            (is_told && said.contains("node-2: of packets of 1430 bytes")).then_some(())
+            let is_impaired = condition(&nodes, "node-1", "PodNetworkImpaired") == "True";
+            is_impaired && said.contains("node-2: of packets of 1430 bytes")
         });
-        // Full packets of pods are told so by the node, and then pass in pieces.
+        // The node sends "packet too big" for full-size packets of pods, which the pods then fragment.
         all_reach_all(&nodes, &pods, MTU);
         nodes.agent("node-2").host().narrow(1500);
         for agent in nodes.agents() {
-            // A bridge with netfilter told IPv6 of what was too long, and that is remembered for ten minutes.
+            // A bridge with netfilter sent IPv6 "packet too big"; the kernel caches the path MTU for ten minutes.
             agent.host().run("ip", &["-6", "route", "flush", "cache"]);
             agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "1000"]);
         }
         for agent in nodes.agents() {
-            eventually("a sound network again", 60, || {
-                (condition(&nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+            eventually("PodNetworkImpaired=False", 60, || {
+                condition(&nodes, agent.name(), "PodNetworkImpaired") == "False"
             });
         }
     });

@@ -1,4 +1,4 @@
-//! What pods ask of their network, and what its plugins say of it, with the real kubectl.
+//! Pod annotations for addresses, and network plugins that report not ready.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
@@ -14,7 +14,7 @@ fn with_cluster(
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut flags = prepare(machine);
-        // Whoever tests may have little disk left.
+        // The test machine may have little free disk space.
         flags.extend(["--image-gc-high-threshold", "100"].map(str::to_owned));
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut cluster = Cluster::up_with(machine, &mirrors, &flags);
@@ -26,7 +26,7 @@ fn without_flags(_: &Machine) -> Vec<String> {
     Vec::new()
 }
 
-/// A pod that asks for these addresses.
+/// A pod with annotations for these addresses.
 fn asking(name: &str, ips: &str, mac: &str) -> String {
     format!(
         r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}","annotations":{{"cni.coracle/ips":"{ips}",
@@ -39,17 +39,17 @@ fn wait_ready(cluster: &Cluster, pod: &str) {
     cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=240s"]);
 }
 
-/// An event of a pod with this text.
+/// Waits for an event of the pod that contains `says`.
 fn event(cluster: &Cluster, pod: &str, says: &str) {
     eventually(&format!("an event of {pod} with {says:?}"), 60, || {
         let events = cluster.get(&["events", "--field-selector", &format!("involvedObject.name={pod}")]);
         let mut events = events["items"].as_array().unwrap().iter();
-        events.any(|e| e["message"].as_str().is_some_and(|m| m.contains(says))).then_some(())
+        events.any(|e| e["message"].as_str().is_some_and(|m| m.contains(says)))
     });
 }
 
 #[test]
-fn a_pod_gets_the_addresses_of_its_annotations_and_the_next_one_when_it_is_gone() {
+fn a_pod_gets_the_addresses_in_its_annotations_and_its_successor_too() {
     with_cluster(without_flags, |_, cluster| {
         let range = cluster.kubectl(&["get", "node", "node-1", "-o", "jsonpath={.spec.podCIDR}"]);
         let address = |last: u8| {
@@ -82,7 +82,7 @@ fn a_pod_gets_the_addresses_of_its_annotations_and_the_next_one_when_it_is_gone(
     });
 }
 
-/// The network of a plugin of somebody's, which takes no pods while there is a file `busy`.
+/// A network with a third-party plugin that takes no pods while the file `busy` exists.
 fn with_their_network(machine: &Machine) -> Vec<String> {
     let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
     for dir in ["net.d", "bin"] {
@@ -101,7 +101,7 @@ fn with_their_network(machine: &Machine) -> Vec<String> {
 }
 
 #[test]
-fn a_node_is_not_ready_while_a_plugin_of_its_network_says_so() {
+fn a_node_is_not_ready_while_a_network_plugin_reports_not_ready() {
     with_cluster(with_their_network, |machine, cluster| {
         let is_told = |status: &str, reason: &str, says: &str| {
             eventually(&format!("the node to be Ready={status}"), 60, || {
@@ -110,7 +110,7 @@ fn a_node_is_not_ready_while_a_plugin_of_its_network_says_so() {
                 let ready = conditions.find(|condition| condition["type"] == "Ready").unwrap();
                 let told = (ready["status"].as_str().unwrap(), ready["reason"].as_str().unwrap());
                 let message = ready["message"].as_str().unwrap();
-                (told == (status, reason) && message == says).then_some(())
+                told == (status, reason) && message == says
             });
         };
         fs::write(machine.path("busy"), "").unwrap();
@@ -128,7 +128,7 @@ fn a_node_is_not_ready_while_a_plugin_of_its_network_says_so() {
         assert!(info.contains("plugin theirs: no uplink (code 50)"), "{info}");
         eventually("the taint", 30, || {
             let taints = cluster.get(&["node", "node-1"])["spec"]["taints"].to_string();
-            taints.contains("node.kubernetes.io/not-ready").then_some(())
+            taints.contains("node.kubernetes.io/not-ready")
         });
         fs::remove_file(machine.path("busy")).unwrap();
         is_told("True", "KubeletReady", "kubelet is posting ready status");

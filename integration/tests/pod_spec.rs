@@ -1,5 +1,4 @@
-//! What a pod's specification asks for is what the kernel gives: volumes, environment, users, limits,
-//! host ports, order of containers.
+//! The kernel's state matches the pod's specification: volumes, environment, users, limits, host ports, container order.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
@@ -23,7 +22,7 @@ fn run(cluster: &Cluster, manifest: &str, pod: &str) {
 }
 
 #[test]
-fn volumes_and_environment_hold_what_they_name() {
+fn volumes_and_environment_have_the_specified_values() {
     with_cluster(|_, cluster| {
         cluster.kubectl(&[
             "create",
@@ -63,11 +62,11 @@ fn volumes_and_environment_hold_what_they_name() {
         assert!(certificate.starts_with("-----BEGIN CERTIFICATE-----"));
 
         cluster.kubectl(&["patch", "configmap", "settings", "-p", r#"{"data":{"colour":"red"}}"#]);
-        eventually("the volume to follow", 10, || (read("cat /settings/colour") == "red").then_some(()));
+        eventually("the volume to have the new value", 10, || read("cat /settings/colour") == "red");
     });
 }
 
-/// The value of a cgroup file of the pod's one container.
+/// Value of a cgroup file of the pod's only container.
 fn limit(machine: &Machine, controller: &str, file: &str) -> String {
     fn find(dir: &Path, file: &str, found: &mut Vec<String>) {
         for entry in fs::read_dir(dir).into_iter().flatten().flatten().filter(|e| e.path().is_dir()) {
@@ -89,7 +88,7 @@ fn limit(machine: &Machine, controller: &str, file: &str) -> String {
 }
 
 #[test]
-fn limits_users_and_capabilities_are_in_force() {
+fn limits_users_and_capabilities_are_applied() {
     with_cluster(|machine, cluster| {
         run(
             cluster,
@@ -115,7 +114,7 @@ fn limits_users_and_capabilities_are_in_force() {
 }
 
 #[test]
-fn a_pod_may_have_users_of_its_own_and_images_as_volumes() {
+fn a_pod_may_have_a_user_namespace_and_image_volumes() {
     with_cluster(|_, cluster| {
         cluster.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]);
         run(

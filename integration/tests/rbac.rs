@@ -1,4 +1,4 @@
-//! Roles by kubectl: made, bound, asked about, and used by a service account with its token.
+//! RBAC with kubectl: roles, bindings, `auth can-i`, and requests with a service account's token.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -16,7 +16,7 @@ fn words(line: &str) -> Vec<&str> {
     line.split(' ').collect()
 }
 
-/// What `kubectl auth can-i` says to this user.
+/// Result of `kubectl auth can-i` for a user.
 fn can(nodes: &Nodes, user: &str, what: &str) -> bool {
     let mut all = vec!["auth", "can-i"];
     all.extend(words(what));
@@ -31,7 +31,7 @@ fn can(nodes: &Nodes, user: &str, what: &str) -> bool {
 const ACCOUNT: &str = "system:serviceaccount:default:robot";
 
 #[test]
-fn a_service_account_may_what_its_roles_say() {
+fn a_service_account_has_the_permissions_of_its_roles() {
     on_a_machine(|machine| {
         let nodes = Nodes::alone(machine, CIDRS, &[]);
         for line in [
@@ -70,7 +70,7 @@ fn a_service_account_may_what_its_roles_say() {
     });
 }
 
-/// As the account itself, with a token of its own.
+/// Requests as the account, with its token.
 fn with_its_token(nodes: &Nodes, kubeconfig: &str) {
     let token = nodes.kubectl(&["create", "token", "robot"]);
     let token = token.trim();
@@ -94,30 +94,30 @@ fn with_its_token(nodes: &Nodes, kubeconfig: &str) {
     let refused =
         run("create clusterrolebinding x --clusterrole=cluster-admin --serviceaccount=default:robot");
     assert!(!refused.status.success());
-    // Its rights end with the binding.
+    // Deleting the binding revokes the permissions.
     nodes.kubectl(&["delete", "rolebinding", "reader"]);
     assert!(!run("get pods").status.success());
 }
 
-/// The roles for people are made of parts, to which others add.
+/// The user-facing roles aggregate other roles. New roles can extend them.
 fn aggregated(nodes: &Nodes) {
     nodes.kubectl(&words("create rolebinding view --clusterrole=view --serviceaccount=default:robot"));
     nodes.kubectl(&words("create rolebinding admin --clusterrole=admin --user=ann"));
-    eventually("view to be made of its parts", 10, || can(nodes, ACCOUNT, "list configmaps").then_some(()));
+    eventually("view to be aggregated", 10, || can(nodes, ACCOUNT, "list configmaps"));
     assert!(!can(nodes, ACCOUNT, "list secrets") && !can(nodes, ACCOUNT, "create pods"));
-    // One by one: its own, and what the role of its name below it has by then.
-    eventually("admin to be made of its parts", 10, || {
-        ["create rolebindings", "delete secrets"].iter().all(|what| can(nodes, "ann", what)).then_some(())
+    // Aggregation happens level by level: admin contains edit, which contains view.
+    eventually("admin to be aggregated", 10, || {
+        ["create rolebindings", "delete secrets"].iter().all(|what| can(nodes, "ann", what))
     });
     assert!(!can(nodes, "ann", "delete nodes"));
     nodes.kubectl(&words("create clusterrole leases --verb=list --resource=leases"));
     assert!(!can(nodes, ACCOUNT, "list leases"));
     nodes.kubectl(&words("label clusterrole leases rbac.authorization.k8s.io/aggregate-to-view=true"));
-    eventually("what was added to view", 10, || can(nodes, ACCOUNT, "list leases").then_some(()));
+    eventually("the extension of view", 10, || can(nodes, ACCOUNT, "list leases"));
     let grants = |line: &str| nodes.try_kubectl(&[words(line), vec!["--as=ann"]].concat());
-    // Once all of what was added has come to admin, too.
-    eventually("ann to have what she gives", 10, || {
-        grants("create rolebinding ben --clusterrole=edit --user=ben").status.success().then_some(())
+    // The extension also reaches admin.
+    eventually("ann to have the permissions that she grants", 10, || {
+        grants("create rolebinding ben --clusterrole=edit --user=ben").status.success()
     });
     let refused = grants("create rolebinding ben-all --clusterrole=cluster-admin --user=ben");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

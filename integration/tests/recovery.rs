@@ -1,10 +1,10 @@
-//! The runtime and the shim killed behind every step that leaves something: what comes after is a true
-//! picture, the half-made is undone, and the same pod can be made again; and listeners are told every transition once,
-//! over both lives. What comes after is killed as well, behind every step of its way back.
+//! The runtime and the shim are killed at every fault point. The next runtime must list the true state, undo partial
+//! changes and allow the same pod again. Event listeners must receive each transition exactly once over both runtimes.
+//! The next runtime is also killed, at every fault point of its recovery.
 //!
-//! `CUT=recover.,run.` passes those alone whose names begin so.
+//! `CUT=recover.,run.` selects the points with these prefixes.
 //!
-//! The points are read from the sources, so that none can be forgotten; one that is not reached fails.
+//! The points are read from the sources, so that no point is forgotten. A point that is not reached fails the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and tells")]
 
 #[path = "recovery/node.rs"]
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use coracle_integration::{Machine, Trace, on_a_machine};
 use node::{Heard, LONG, Node, told_once};
 
-/// All points of `coracle_fault::point("…")` below a directory.
+/// Names in all `coracle_fault::point("…")` below a directory.
 fn points(dir: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(dir).unwrap().flatten() {
         let path = entry.path();
@@ -34,7 +34,7 @@ fn points(dir: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-/// Where a life is cut short, and its next one, too, on its way back.
+/// The fault point at which the runtime is killed, and the point at which the next runtime is killed during recovery.
 #[derive(Debug)]
 struct Cut {
     point: String,
@@ -42,24 +42,23 @@ struct Cut {
 }
 
 impl Cut {
-    /// The point that it is made for.
+    /// The point that this test case covers.
     fn name(&self) -> &str {
         self.again.as_ref().unwrap_or(&self.point)
     }
 }
 
-/// What the default network has no use for: the executables' test passes them (`cni/killed.rs`).
+/// Points that the default network does not reach. `cni/killed.rs` covers them with the plugin executables.
 fn is_of_executables(point: &str) -> bool {
     point.starts_with("tuning.") || point.starts_with("loopback.") || point == "firewall.marked"
 }
 
-/// What only a CRIU that works gets to, or what stands in for it: the runtime's own tests pass them
-/// (`cri/tests/rpc/checkpoint_killed.rs`).
+/// Points that need a working CRIU or its replacement. `cri/tests/rpc/checkpoint_killed.rs` covers them.
 fn is_of_checkpoints(point: &str) -> bool {
     point.starts_with("checkpoint") || point.starts_with("restore-pod.")
 }
 
-/// What must be left half-done for the next life to pass a point of its way back.
+/// The point at which the first runtime is killed, so that the recovery reaches `point`.
 fn before(point: &str) -> &'static str {
     match point.strip_prefix("recover.").unwrap() {
         "limits" => "update.written",
@@ -68,7 +67,7 @@ fn before(point: &str) -> &'static str {
         "bundle-forgotten" => "remove.forgotten",
         "ended" | "told" => "stop-pod.shim",
         of if of.starts_with("container-") => "create.made",
-        // Whatever is left, its network is looked at; and a pod half-made has most of it.
+        // Recovery checks the network of every pod. A partly created pod has the most state.
         _ => "run.network",
     }
 }
@@ -93,16 +92,16 @@ fn cuts() -> Vec<Cut> {
 }
 
 #[test]
-fn killed_behind_any_step_everything_is_found_or_undone() {
+fn a_runtime_killed_at_any_fault_point_recovers() {
     half_of_the_cuts(0);
 }
 
 #[test]
-fn killed_behind_any_other_step_everything_is_found_or_undone() {
+fn a_runtime_killed_at_any_other_fault_point_recovers() {
     half_of_the_cuts(1);
 }
 
-/// Two halves, since a life mostly waits.
+/// Two tests for two halves, which run in parallel, because they mostly wait.
 fn half_of_the_cuts(half: usize) {
     on_a_machine(move |machine| {
         let mirrors = machine.start_registry();
@@ -110,7 +109,7 @@ fn half_of_the_cuts(half: usize) {
         tokio.block_on(async {
             let mut node = Node::start(machine, &mirrors, None).await;
             node.whole_life().await.expect("a life without faults");
-            // Links and layers leave a moment after their pod.
+            // Links and layers are removed a moment after their pod.
             tokio::time::sleep(Duration::from_secs(1)).await;
             node.stop();
             let clean = left(machine);
@@ -124,16 +123,16 @@ fn half_of_the_cuts(half: usize) {
     });
 }
 
-/// A life cut short at a point, and what the next runtime makes of it.
+/// Kills a runtime at a point and checks what the next runtime recovers.
 async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
     let Cut { point, again } = cut_at;
-    // As after a boot, so that making it is a step of this life.
+    // As after a boot, so that this runtime creates the bridge.
     Command::new("ip").args(["link", "del", "coracle0"]).stderr(Stdio::null()).status().unwrap();
     let (mut node, starts) = start_armed(machine, mirrors, point).await;
     node.listen().await;
     let cut = node.whole_life().await;
     let reached = match point.strip_prefix("shim.") {
-        // What is passed by a start may not be passed any more.
+        // The start may not reach this point again.
         None if starts > 1 && cut.is_ok() => true,
         None => node.has_crashed().await,
         Some(point) if point.starts_with("creator-") => cut.is_err(),
@@ -153,7 +152,7 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
     node.started.extend(started);
     node.listen().await;
     let ready = node.is_true().await.unwrap_or_else(|why| panic!("after {cut_at:?}: {why}"));
-    // What has begun to lose its network is not said to be ready.
+    // A pod whose network is partly removed is not reported as ready.
     assert!(ready == 0 || !point.starts_with("stop-pod."), "a pod is ready after {cut_at:?}");
     node.remove_all().await.unwrap_or_else(|status| panic!("removing after {cut_at:?}: {status}"));
     node.whole_life().await.unwrap_or_else(|status| panic!("the same again after {cut_at:?}: {status}"));
@@ -162,7 +161,7 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
     node.stop();
 }
 
-/// A runtime with a point armed. One that a start passes ends that start; the next one is armed for the time after.
+/// Starts a runtime with an armed point. If the start itself reaches the point, a second runtime is started with it.
 async fn start_armed(machine: &Machine, mirrors: &Path, point: &str) -> (Node, u32) {
     for starts in 1..10 {
         if let Some(node) = Node::try_start(machine, mirrors, Some(&format!("{point}:{starts}"))).await {
@@ -172,7 +171,7 @@ async fn start_armed(machine: &Machine, mirrors: &Path, point: &str) -> (Node, u
     panic!("it never serves with {point} armed");
 }
 
-/// Waits, for a while, until both lives together told everything once.
+/// Waits until the events of both runtimes together contain each transition exactly once, or a time limit.
 async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
     let begun = Instant::now();
     loop {
@@ -185,7 +184,7 @@ async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
     }
 }
 
-/// Waits, for a while, until nothing is left but the runtime that runs.
+/// Waits until only the resources of the running runtime are left, or a time limit.
 async fn settled(machine: &Machine, clean: &Trace) {
     let begun = Instant::now();
     while begun.elapsed() < LONG {
@@ -197,7 +196,7 @@ async fn settled(machine: &Machine, clean: &Trace) {
     }
 }
 
-/// What is in the kernel and on the disk when no runtime runs.
+/// State in the kernel and on disk when no runtime runs.
 fn left(machine: &Machine) -> Trace {
     Trace::with(machine, &["root"])
 }

@@ -1,4 +1,4 @@
-//! Crashes and restarts: pods go on, nothing is lost, nothing leaks.
+//! Crashes and restarts of the node: pods continue, no state is lost, nothing leaks.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -52,7 +52,7 @@ fn containers(cluster: &Cluster) -> BTreeMap<String, (String, u64)> {
     pods["items"].as_array().unwrap().iter().map(of).collect()
 }
 
-/// Process ids of the sleeping containers, by the kernel.
+/// Process ids of the sleeping containers, from /proc.
 fn sleepers(machine: &Machine) -> Vec<String> {
     let mut found = Vec::new();
     for hierarchy in ["memory", ""] {
@@ -67,7 +67,7 @@ fn sleepers(machine: &Machine) -> Vec<String> {
     found
 }
 
-/// The same when all run: a pod is Ready a moment before its program is the one that it becomes.
+/// Waits for three of them: a pod may be Ready a moment before its process calls execve.
 fn three_sleepers(machine: &Machine) -> Vec<String> {
     eventually("three sleepers", 10, || Some(sleepers(machine)).filter(|found| found.len() == 3))
 }
@@ -82,7 +82,7 @@ fn walk(dir: &std::path::Path, found: &mut Vec<String>) {
 }
 
 #[test]
-fn stopping_and_killing_the_node_touches_no_pod() {
+fn pods_survive_stops_and_kills_of_the_node() {
     on_a_machine(|machine| {
         let before = Trace::of(machine);
         let mut cluster = with_sleepers(machine);
@@ -106,7 +106,7 @@ fn stopping_and_killing_the_node_touches_no_pod() {
 }
 
 #[test]
-fn killed_while_pods_start_it_converges_and_leaks_nothing() {
+fn a_node_killed_while_pods_start_converges_and_leaks_nothing() {
     on_a_machine(|machine| {
         let before = Trace::of(machine);
         let mirrors = machine.start_registry();
@@ -122,7 +122,7 @@ fn killed_while_pods_start_it_converges_and_leaks_nothing() {
             std::thread::sleep(std::time::Duration::from_millis(round * 40));
             cluster.kill();
             cluster.start();
-            eventually("the pods' end", 60, || containers(&cluster).is_empty().then_some(()));
+            eventually("the pods to end", 60, || containers(&cluster).is_empty());
             assert_eq!(sleepers(machine), Vec::<String>::new());
         }
         cluster.down();
@@ -144,7 +144,7 @@ fn a_pod_whose_shim_is_killed_is_cleaned_up_and_restarted() {
         assert!(Command::new("kill").args(["-9", &shim]).status().unwrap().success());
         eventually("the pod to be restarted", 60, || {
             let now = sleepers(machine);
-            (now.len() == 3 && !now.contains(&pids[0])).then_some(())
+            now.len() == 3 && !now.contains(&pids[0])
         });
         cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=300s"]);
         cluster.down();
@@ -153,7 +153,7 @@ fn a_pod_whose_shim_is_killed_is_cleaned_up_and_restarted() {
 }
 
 #[test]
-fn a_copy_of_the_state_taken_under_load_opens() {
+fn a_copy_of_the_state_taken_during_writes_opens() {
     on_a_machine(|machine| {
         let mut cluster = with_sleepers(machine);
         let writer = |cluster: &Cluster, from: u32| {
@@ -162,7 +162,7 @@ fn a_copy_of_the_state_taken_under_load_opens() {
             }
         };
         writer(&cluster, 0);
-        // As a power cut leaves it: whatever was durable at some instant, while writes go on.
+        // As after a power cut: the durable state at some instant during writes.
         std::thread::scope(|scope| {
             scope.spawn(|| writer(&cluster, 10));
             let copied = Command::new("cp")

@@ -1,4 +1,4 @@
-//! The binary's roles by themselves: control plane and agent apart, images, help, checks.
+//! The roles of the binary: separate control plane and agent, images, help, preflight checks.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
 
-/// A process that ends with the test.
+/// A process that is killed when it is dropped.
 struct Role(Child);
 
 impl Role {
@@ -43,7 +43,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
+fn a_pod_survives_kills_of_control_plane_and_agent() {
     on_a_machine(|machine| {
         let before = Trace::of(machine);
         let dir = machine.path("");
@@ -58,7 +58,7 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
         let mut plane = Role::start(machine, "plane.log", &plane_words);
         let line = eventually("the agent's command", 20, || {
             let log = std::fs::read_to_string(machine.path("plane.log")).ok()?;
-            // It may be half written.
+            // The file may be partly written.
             let mut lines = log.split_inclusive('\n');
             lines.find(|l| l.starts_with("coracle agent") && l.ends_with('\n')).map(str::to_owned)
         });
@@ -74,11 +74,9 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
                 .unwrap();
             (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
         };
-        eventually("the node", 20, || {
-            kubectl("wait node/node-1 --for=condition=Ready --timeout=1s").0.then_some(())
-        });
-        // Without one, no pod is taken.
-        eventually("the service account", 20, || kubectl("get serviceaccount default").0.then_some(()));
+        eventually("the node", 20, || kubectl("wait node/node-1 --for=condition=Ready --timeout=1s").0);
+        // Admission rejects pods without a service account.
+        eventually("the service account", 20, || kubectl("get serviceaccount default").0);
         import(&dir, &layout);
         let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --grace-period=1 --command -- sleep 100000";
         assert!(kubectl(&run.replace(" --grace-period=1", "")).0);
@@ -90,10 +88,10 @@ fn control_plane_and_agent_are_killed_apart_and_the_pod_runs_on() {
         assert!(kubectl("wait pod/p --for=condition=Ready --timeout=300s").0);
         plane.kill();
         let plane = Role::start(machine, "plane.log", &plane_words);
-        eventually("the API", 20, || kubectl("get --raw /readyz").0.then_some(()));
+        eventually("the API", 20, || kubectl("get --raw /readyz").0);
         assert!(kubectl("wait pod/p --for=condition=Ready --timeout=300s").0);
         assert_eq!(kubectl(id).1, container);
-        // The agent finds the new control plane: a new pod runs.
+        // The agent connects to the new control plane: a new pod runs.
         assert!(kubectl("run q --image=docker.io/library/busybox:latest --image-pull-policy=Never --command -- sleep 100000").0);
         assert!(kubectl("wait pod/q --for=condition=Ready --timeout=300s").0);
         drop((agent, plane));
@@ -124,7 +122,7 @@ fn images_are_imported_listed_and_removed_without_a_node() {
             said(&coracle(&all))
         };
         assert!(image(&["list"]).contains("docker.io/library/busybox:latest"));
-        // What was exported is the same image when it comes back.
+        // The exported image is the same after an import.
         let (listed, archive) = (image(&["list"]), format!("{}/busybox.tar", places[0]));
         image(&["export", "busybox", &archive]);
         image(&["rm", "docker.io/library/busybox:latest"]);
@@ -141,7 +139,7 @@ fn images_are_imported_listed_and_removed_without_a_node() {
 }
 
 #[test]
-fn every_role_has_help_and_the_machine_is_checked_by_name() {
+fn every_role_has_help_and_preflight_checks_name_the_cause() {
     for role in ["up", "agent", "controlplane", "token", "runtime", "image", "check", "down", "version"] {
         let help = said(&coracle(&[role, "--help"]));
         assert!(help.contains("Usage: coracle"), "{help}");
@@ -164,7 +162,7 @@ fn every_role_has_help_and_the_machine_is_checked_by_name() {
 }
 
 #[test]
-fn down_of_what_is_not_there_says_so_and_makes_nothing() {
+fn down_without_a_node_reports_it_and_creates_nothing() {
     on_a_machine(|machine| {
         let (state, run) = (machine.path("state"), machine.path("run"));
         let places = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
@@ -176,7 +174,7 @@ fn down_of_what_is_not_there_says_so_and_makes_nothing() {
 }
 
 #[test]
-fn a_nodes_events_and_what_it_holds_back_are_described() {
+fn describe_shows_a_nodes_events_and_reserved_resources() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);
@@ -194,8 +192,8 @@ fn a_nodes_events_and_what_it_holds_back_are_described() {
             wanted.iter().all(|reason| events.contains(reason)).then_some(())
         });
         cluster.kubectl(&["cordon", "node-1"]);
-        eventually("that it was cordoned", 60, || {
-            cluster.kubectl(&["describe", "node", "node-1"]).contains("NodeNotSchedulable").then_some(())
+        eventually("the event NodeNotSchedulable", 60, || {
+            cluster.kubectl(&["describe", "node", "node-1"]).contains("NodeNotSchedulable")
         });
         let node = cluster.get(&["node", "node-1"]);
         let kib = |list: &str, name: &str| {

@@ -1,8 +1,8 @@
-//! A soak: pods made, entered, stopped and removed at random, four at a time, while the runtime is killed and
-//! started again, shims are killed and calls are given up. At the end nothing is left, and what ran all
-//! along has not grown.
+//! A soak test: four workers create pods, execute commands, stop and remove pods at random, while the runtime and shims
+//! are killed and calls are cancelled. At the end nothing is left, and a long-running pod and the runtime use no more
+//! memory.
 //!
-//! It takes half a minute; `SOAK_SECONDS=3600` makes it an hour, `SOAK_SEED` repeats the choices of an earlier run.
+//! It takes half a minute. `SOAK_SECONDS=3600` makes it an hour; `SOAK_SEED` repeats the choices of an earlier run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and tells")]
 
 #[path = "soak/chance.rs"]
@@ -26,11 +26,11 @@ use nix::sys::signal::{Signal, kill};
 use node::Node;
 use weight::Weight;
 
-/// Lives that go on at the same time.
+/// Number of concurrent workers.
 const WORKERS: usize = 4;
 
 #[test]
-fn whatever_happens_nothing_is_left_and_nothing_grows() {
+fn random_pods_and_kills_leave_nothing_and_memory_does_not_grow() {
     let seconds = setting("SOAK_SECONDS").unwrap_or(30);
     let seed = setting("SOAK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     println!("SOAK_SECONDS={seconds} SOAK_SEED={seed}");
@@ -63,7 +63,7 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// Lives that go on until an end, each worker one after the other.
+/// Workers that run pods, one after the other, until `end`.
 fn workers(
     machine: &Machine,
     name: &str,
@@ -84,7 +84,7 @@ fn workers(
     (0..WORKERS).map(worker).collect()
 }
 
-/// Kills runtime and shims while pods live; the runtime that there is then.
+/// Kills the runtime and shims while pods run. Returns the last runtime.
 async fn storm_over(
     machine: &Machine,
     mut node: Node,
@@ -106,11 +106,11 @@ async fn storm_over(
             node = Node::start(machine, &mirrors, None).await;
             told.runtimes.fetch_add(1, Ordering::SeqCst);
         } else if let Some(shim) = chance.one_of(&shims(machine, anchor.sandbox())) {
-            // Perhaps it ended by itself meanwhile: its number is not given again so soon.
+            // The process may have exited meanwhile. The kernel does not reuse its pid so soon.
             kill(nix::unistd::Pid::from_raw(*shim), Signal::SIGKILL).ok();
             told.shims.fetch_add(1, Ordering::SeqCst);
         }
-        // What is told late of it is told by now.
+        // Late events have arrived by now.
         tokio::time::sleep(Duration::from_millis(300)).await;
         told.disturbances.fetch_add(1, Ordering::SeqCst);
     }
@@ -120,13 +120,13 @@ async fn storm_over(
     node
 }
 
-/// The shims of the machine's pods, but for the one of the pod that stays.
+/// Shims of the machine's pods, except the one of the long-running pod.
 fn shims(machine: &Machine, stays: &str) -> Vec<i32> {
     let ours = weight::shims(machine);
     ours.into_iter().filter(|(_, command)| !command.contains(stays)).map(|(pid, _)| pid).collect()
 }
 
-/// Lives without disturbance, in which nothing may fail and nothing grow.
+/// Pods without disturbance: nothing may fail, and memory must not grow.
 async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, told: &Arc<Told>) {
     let seed = anchor.chance().below(u64::MAX);
     let mut first = None;
@@ -136,7 +136,7 @@ async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, to
             worker.await.expect("a worker of the calm");
         }
         only_stays(machine, anchor.sandbox()).await;
-        // What was just freed is given back after a second.
+        // The allocator returns freed memory after a second.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let stays = weight::shims(machine).iter().map(|(pid, _)| *pid).min().expect("the shim that stays");
         let weights = || [node.pid(), stays.unsigned_abs()].map(Weight::of);
@@ -147,8 +147,7 @@ async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, to
     }
 }
 
-/// Waits until runtime and shim are not heavier than they were: a thread is given back when it had nothing to do for a
-/// while. What leaks stays.
+/// Waits until runtime and shim use no more than before: idle threads exit after a while. Leaks stay.
 async fn are_flat_since([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Weight; 2]) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -163,7 +162,7 @@ async fn are_flat_since([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Wei
     }
 }
 
-/// Waits until only the pod that stays has a shim: what was given up is still being taken back.
+/// Waits until only the long-running pod has a shim: cancelled calls are still being undone.
 async fn only_stays(machine: &Machine, stays: &str) {
     let end = Instant::now() + Duration::from_secs(120);
     loop {
@@ -183,7 +182,7 @@ async fn only_stays(machine: &Machine, stays: &str) {
     }
 }
 
-/// Waits, for a while, until nothing is left.
+/// Waits until nothing is left, or a time limit.
 async fn settled(machine: &Machine, clean: &Trace) {
     let end = Instant::now() + Duration::from_secs(60);
     while !Trace::of(machine).since(clean).is_empty() && Instant::now() < end {

@@ -1,5 +1,4 @@
-//! The story: `kubectl create deployment nginx --image=nginx --replicas=3`, to three pods that answer,
-//! and back to nothing.
+//! `kubectl create deployment nginx --image=nginx --replicas=3`: three pods that respond, and their removal.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::io::{Read, Write};
@@ -31,8 +30,8 @@ fn ready_pods(cluster: &Cluster) -> Vec<Value> {
 }
 
 fn no_pods(cluster: &Cluster) {
-    eventually("the pods' end", 60, || {
-        cluster.get(&["pods"])["items"].as_array().unwrap().is_empty().then_some(())
+    eventually("the pods to be removed", 60, || {
+        cluster.get(&["pods"])["items"].as_array().unwrap().is_empty()
     });
 }
 
@@ -47,7 +46,7 @@ fn with_nginx(machine: &mut Machine, versions: &str) -> Cluster {
 }
 
 #[test]
-fn three_pods_run_answer_and_leave_nothing() {
+fn three_pods_run_respond_and_leave_nothing() {
     on_a_machine(|machine| {
         let before = Trace::of(machine);
         let mut cluster = with_nginx(machine, "1.37");
@@ -77,7 +76,7 @@ fn three_pods_run_answer_and_leave_nothing() {
 }
 
 #[test]
-fn every_kubectl_version_creates_scales_updates_and_rolls_back() {
+fn supported_kubectl_versions_create_scale_update_and_roll_back() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);

@@ -55,9 +55,9 @@ fn exec_carries_input_output_errors_and_exit_codes() {
 }
 
 #[test]
-fn exec_has_a_terminal_when_asked() {
+fn exec_with_tty_has_a_terminal() {
     with_pods(|machine, cluster| {
-        // `script` gives kubectl a terminal, as a person's would be.
+        // `script` gives kubectl a terminal.
         let kubectl = Machine::kubectl("1.37");
         let command = format!(
             "{} exec -it web -- sh -c 'test -t 0 && test -t 1 && echo terminal; exit 4'",
@@ -82,13 +82,13 @@ fn debug_adds_a_container_that_sees_the_targets_processes() {
         let image = ["--image=busybox", "--image-pull-policy=IfNotPresent"];
         let look = [&["debug", "web"][..], &image, &["--target=c", "-c", "look", "--", "ps"]].concat();
         cluster.kubectl(&look);
-        let processes = eventually("what the added container sees", 60, || {
+        let processes = eventually("the output of the ephemeral container", 60, || {
             let output = cluster.try_kubectl(&["logs", "web", "-c", "look"]);
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             text.contains("nginx").then_some(text)
         });
         assert!(processes.lines().any(|line| line.contains("ps")), "{processes}");
-        let ended = eventually("its end", 60, || {
+        let ended = eventually("the ephemeral container to terminate", 60, || {
             let pod = &cluster.get(&["pod", "web"]);
             let status = pod["status"]["ephemeralContainerStatuses"][0].clone();
             status["state"]["terminated"].is_object().then_some((status, pod["status"].clone()))
@@ -99,7 +99,7 @@ fn debug_adds_a_container_that_sees_the_targets_processes() {
         );
         assert_eq!(ended.1["containerStatuses"][0]["restartCount"], 0);
 
-        // A person's shell: `script` gives kubectl a terminal. What is typed waits for the shell.
+        // An interactive shell: `script` gives kubectl a terminal, which buffers the input until the shell reads it.
         let command =
             format!("{} debug -it web {} --target=c", Machine::kubectl("1.37").display(), image.join(" "));
         let mut child = Command::new("script")
@@ -117,7 +117,7 @@ fn debug_adds_a_container_that_sees_the_targets_processes() {
         drop(input);
         child.wait().unwrap();
         assert!(said.lines().any(|line| line.trim() == "nginx"), "{said}");
-        let codes = eventually("both ends", 60, || {
+        let codes = eventually("both containers to terminate", 60, || {
             let pod = cluster.get(&["pod", "web"]);
             let all = pod["status"]["ephemeralContainerStatuses"].as_array()?.clone();
             let codes = all.iter().map(|one| one["state"]["terminated"]["exitCode"].as_i64());
@@ -128,7 +128,7 @@ fn debug_adds_a_container_that_sees_the_targets_processes() {
         let missing =
             [&["debug", "cat"][..], &image, &["--target=nobody", "-c", "late", "--", "true"]].concat();
         cluster.kubectl(&missing);
-        eventually("why it waits", 60, || {
+        eventually("the reason why it waits", 60, || {
             let pod = cluster.get(&["pod", "cat"]);
             let waiting = &pod["status"]["ephemeralContainerStatuses"][0]["state"]["waiting"];
             waiting["message"].as_str()?.contains("unable to find target container").then_some(())
@@ -137,7 +137,7 @@ fn debug_adds_a_container_that_sees_the_targets_processes() {
 }
 
 #[test]
-fn attach_reaches_the_first_process() {
+fn attach_reaches_the_containers_process() {
     with_pods(|machine, _| {
         let mut child = Command::new(Machine::kubectl("1.37"))
             .args(["attach", "-i", "cat"])
@@ -163,7 +163,7 @@ fn attach_reaches_the_first_process() {
 }
 
 #[test]
-fn files_are_copied_both_ways() {
+fn cp_copies_in_both_directions() {
     with_pods(|machine, cluster| {
         let (there, back) = (machine.path("there"), machine.path("back"));
         let content: Vec<u8> = (0..200_000u32).flat_map(u32::to_le_bytes).collect();
@@ -201,7 +201,7 @@ fn ports_are_forwarded() {
 }
 
 #[test]
-fn logs_follow_and_know_tail_previous_and_times() {
+fn logs_support_follow_tail_previous_and_timestamps() {
     with_pods(|_, cluster| {
         let none = cluster.try_kubectl(&["logs", "web", "--previous"]);
         let said = String::from_utf8_lossy(&none.stderr).into_owned();
@@ -209,12 +209,10 @@ fn logs_follow_and_know_tail_previous_and_times() {
         eventually("the second run", 60, || {
             let pod = cluster.get(&["pod", "count"]);
             let status = &pod["status"]["containerStatuses"][0];
-            (status["restartCount"] == 1 && !status["state"]["running"].is_null()).then_some(())
+            status["restartCount"] == 1 && !status["state"]["running"].is_null()
         });
         assert_eq!(cluster.kubectl(&["logs", "count", "--previous"]), "one\ntwo\nthree\n");
-        eventually("the last line", 10, || {
-            cluster.kubectl(&["logs", "count"]).ends_with("four\n").then_some(())
-        });
+        eventually("the last line", 10, || cluster.kubectl(&["logs", "count"]).ends_with("four\n"));
         assert_eq!(cluster.kubectl(&["logs", "count", "--tail=2"]), "three\nfour\n");
         assert_eq!(cluster.kubectl(&["logs", "count", "--tail=1", "--since=1h"]), "four\n");
         let stamped = cluster.kubectl(&["logs", "count", "--timestamps", "--tail=1"]);
@@ -228,9 +226,7 @@ fn following_a_log_ends_with_the_container() {
         let manifest = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"short"},"spec":{"restartPolicy":"Never",
             "containers":[{"name":"c","image":"busybox","command":["sh","-c","for i in 1 2 3 4 5; do echo $i; sleep 0.3; done"]}]}}"#;
         cluster.apply(manifest);
-        eventually("the container to start", 30, || {
-            cluster.try_kubectl(&["logs", "short"]).status.success().then_some(())
-        });
+        eventually("the container to start", 30, || cluster.try_kubectl(&["logs", "short"]).status.success());
         assert_eq!(cluster.kubectl(&["logs", "-f", "short"]), "1\n2\n3\n4\n5\n");
     });
 }

@@ -1,4 +1,4 @@
-//! Rules about the sources themselves: what may depend on what, how long a file is, what it is called.
+//! Rules for the sources: dependencies between crates, file lengths, file names, tests that documents name.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Our packages, each with the names of what it depends on (not for tests).
+/// Packages of this workspace with the names of their dependencies, without dev-dependencies.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
@@ -29,7 +29,7 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
     edges
 }
 
-/// Each crate of ours, and which others it may depend on.
+/// Crates of this workspace, and the crates on which each may depend.
 const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-proto", &[]),
     ("coracle-cni", &["coracle-fault", "coracle-open-files"]),
@@ -89,13 +89,14 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-controlplane",
         ],
     ),
-    ("coracle-integration", &[]),
+    ("coracle-testing", &[]),
+    ("coracle-integration", &["coracle-testing"]),
 ];
 
 #[test]
 fn crates_depend_only_downwards() {
     let edges = edges();
-    assert_eq!(edges.len(), DOWNWARDS.len(), "a crate is missing from this table");
+    assert_eq!(edges.len(), DOWNWARDS.len(), "DOWNWARDS does not list every crate");
     for (name, allowed) in DOWNWARDS {
         let ours = edges[*name].iter().filter(|d| d.starts_with("coracle-"));
         let wrong: Vec<_> = ours.filter(|d| !allowed.contains(&d.as_str())).collect();
@@ -104,7 +105,7 @@ fn crates_depend_only_downwards() {
 }
 
 #[test]
-fn dangerous_libraries_stay_where_they_belong() {
+fn restricted_libraries_are_used_only_by_their_owners() {
     let only: &[(&str, &[&str])] = &[
         ("libcontainer", &["coracle-shim"]),
         (
@@ -140,7 +141,7 @@ fn dangerous_libraries_stay_where_they_belong() {
 }
 
 #[test]
-fn dependencies_come_from_the_registry_under_licences_we_may_use() {
+fn dependencies_come_from_the_registry_and_have_allowed_licences() {
     let allowed = [
         "MIT",
         "Apache-2.0",
@@ -177,12 +178,12 @@ fn dependencies_come_from_the_registry_under_licences_we_may_use() {
             assert!(source.starts_with("registry+"), "{name} comes from {source}");
         }
         if name == "rust-criu" {
-            // Names its licence (Apache-2.0) by a file only.
+            // Its package has only a licence file (Apache-2.0).
             assert_eq!(package["license_file"], "LICENSE");
             continue;
         }
         let licence = package["license"].as_str().unwrap_or("").replace('/', " OR ").replace(['(', ')'], " ");
-        // Every part that must hold ("AND") must offer one choice ("OR") that is allowed.
+        // Each operand of AND must have an alternative (OR) that is allowed.
         let fits =
             licence.split(" AND ").all(|part| part.split(" OR ").any(|one| allowed.contains(&one.trim())));
         assert!(fits, "{name} is under {licence:?}");
@@ -210,22 +211,22 @@ fn all_sources() -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_file_has_at_most_500_lines_before_its_tests_and_says_what_it_is() {
+fn a_file_has_at_most_500_lines_before_its_tests_and_module_documentation() {
     for path in all_sources() {
         let text = fs::read_to_string(&path).unwrap();
         let lines = text.lines().position(|l| l.starts_with("#[cfg(test)]")).unwrap_or(text.lines().count());
         let is_test = path.components().any(|c| c.as_os_str() == "tests") || path.ends_with("tests.rs");
         assert!(is_test || lines <= 500, "{} has {lines} lines", path.display());
-        assert!(is_test || text.starts_with("//!"), "{} does not begin with what it is", path.display());
+        assert!(is_test || text.starts_with("//!"), "{} has no module documentation", path.display());
     }
 }
 
 #[test]
-fn no_file_is_a_drawer_for_odds_and_ends() {
+fn no_file_has_a_generic_name() {
     for path in all_sources() {
         let stem = path.file_stem().unwrap().to_str().unwrap();
         let drawer = ["mod", "utils", "util", "common", "helpers", "helper", "misc", "manager", "constants"];
-        assert!(!drawer.contains(&stem), "{} needs a name that says what it holds", path.display());
+        assert!(!drawer.contains(&stem), "{} needs a name that describes its content", path.display());
     }
 }
 

@@ -28,11 +28,12 @@ mod root;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use coracle_testing::{Suite, Test};
 use fixture::Pod;
 
-type Test = (&'static str, fn(Pod) -> Pin<Box<dyn Future<Output = ()>>>);
+type Run = fn(Pod) -> Pin<Box<dyn Future<Output = ()>>>;
 
 macro_rules! tests {
     ($($module:ident :: $name:ident),* $(,)?) => {
@@ -40,7 +41,7 @@ macro_rules! tests {
     };
 }
 
-const TESTS: &[Test] = tests![
+const TESTS: &[(&str, Run)] = tests![
     lifecycle::a_container_runs_and_its_output_and_code_are_kept,
     lifecycle::a_missing_command_fails_at_start_by_name,
     lifecycle::a_missing_working_directory_is_made,
@@ -94,52 +95,40 @@ fn main() -> ExitCode {
     match args.get(1).map(String::as_str) {
         Some("shim") => coracle_shim::main(coracle_shim::ShimArgs { dir: PathBuf::from(&args[3]) }),
         Some("client") => runtime().block_on(recovery::client(PathBuf::from(&args[2]))),
-        // What cargo and its runners pass is not for us, but for a name.
-        filter => {
-            let filter = filter.filter(|filter| !filter.starts_with('-')).unwrap_or("");
-            if std::env::var_os(fixture::RUN).is_some() { run(filter) } else { confined(filter) }
-        }
+        _ if std::env::var_os(fixture::RUN).is_some() => run(Suite::from_args()),
+        _ => confined(&Suite::from_args(), &args[1..]),
     }
 }
 
-/// Runs all of it in a pid namespace: whatever goes wrong in there, no process of the machine can be
-/// hit, and none of ours survives.
-fn confined(filter: &str) -> ExitCode {
+/// Runs the tests in a new pid namespace: they cannot signal processes of the machine, and none of their processes
+/// outlives them.
+fn confined(suite: &Suite, args: &[String]) -> ExitCode {
     let name = std::process::id().to_string();
-    let status = std::process::Command::new("unshare")
-        .args(["--pid", "--mount-proc", "--kill-child", "--fork"])
-        .arg(std::env::current_exe().unwrap())
-        .arg(filter)
-        .env(fixture::RUN, &name)
-        .status()
-        .expect("unshare");
-    runtime().block_on(fixture::clean(&name));
-    if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--pid", "--mount-proc", "--kill-child", "--fork"]);
+    let status = command.arg(std::env::current_exe().unwrap()).args(args).env(fixture::RUN, &name).status();
+    if suite.is_run() {
+        runtime().block_on(fixture::clean(&name));
+    }
+    if status.expect("unshare").success() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-fn run(filter: &str) -> ExitCode {
-    // As on a host with systemd; it stays in the namespace that we were given.
+fn run(suite: Suite) -> ExitCode {
+    // Shared, as systemd mounts it. The change stays in the mount namespace of `unshare`.
     let (none, flags) = (None::<&str>, nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_SHARED);
     nix::mount::mount(none, "/", none, flags, none).unwrap();
-    let mut failed = 0;
-    let chosen: Vec<_> = TESTS.iter().filter(|(name, _)| name.contains(filter)).collect();
-    for (name, test) in &chosen {
-        let began = Instant::now();
-        let result = std::panic::catch_unwind(|| {
+    let tests = TESTS.iter().map(|(name, test)| -> Test {
+        let run = move || {
             runtime().block_on(async {
-                tokio::time::timeout(Duration::from_secs(600), test(Pod::start().await))
-                    .await
-                    .expect("in time");
+                let limit = Duration::from_secs(600);
+                tokio::time::timeout(limit, test(Pod::start().await)).await.expect("the test ends");
             });
-        });
-        let word = if result.is_ok() { "ok" } else { "FAILED" };
-        println!("test {name} ... {word} ({} ms)", began.elapsed().as_millis());
-        failed += u32::from(result.is_err());
-    }
-    println!("\n{} passed, {failed} failed", chosen.len() - failed as usize);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        };
+        (name, Box::new(run))
+    });
+    suite.run(tests.collect())
 }

@@ -65,6 +65,7 @@ pub(super) async fn what_cannot_be_honoured_is_refused(machine: &mut Machine) {
     if hugetlb {
         pages(2 << 20).await.expect("what can be limited is");
     } else {
+        coracle_testing::skip_part!("the kernel has no hugetlb controller");
         assert_eq!(pages(2 << 20).await.expect_err("no controller").code(), Code::Unimplemented);
         pages(0).await.expect("a limit of nothing, as the kubelet sends it");
     }

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use coracle_cni::{Network, NetworkConfig};
@@ -11,6 +12,7 @@ use coracle_images::{Images, ImagesConfig};
 use coracle_integration::end_cgroup;
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use coracle_testing::{Suite, Test};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use sha2::{Digest, Sha256};
@@ -23,64 +25,85 @@ pub(crate) const IMAGE: &str = "registry.test/busybox:latest";
 /// However slow the machine is: long enough for what happens at all.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A test's main: a machine, and which of the tests to run on it.
+/// The `main` of a test program: arguments, and the machine that all tests share.
 pub(crate) struct Session {
-    pub(crate) runtime: tokio::runtime::Runtime,
-    pub(crate) machine: Machine,
-    /// The first argument; a part of the names of those to run.
-    pub(crate) filter: String,
+    suite: Suite,
+    /// None if tests are only listed.
+    shared: Option<Arc<Mutex<Shared>>>,
 }
 
-/// Runs tests, each an `async fn(&mut Machine)`, in this order.
-macro_rules! run {
-    ($session:ident: $($test:path),* $(,)?) => {$(
-        if stringify!($test).contains(&$session.filter) {
-            let started = std::time::Instant::now();
-            $session.runtime.block_on($test(&mut $session.machine));
-            println!("test {} ... ok ({:?})", stringify!($test), started.elapsed());
-        }
-    )*};
+/// Tests lock it one after the other; a test that panics poisons the lock.
+pub(crate) struct Shared {
+    pub(crate) runtime: tokio::runtime::Runtime,
+    pub(crate) machine: Machine,
 }
-pub(crate) use run;
+
+/// A test's name, and a function that runs it.
+pub(crate) type NamedTest = (&'static str, fn(&mut Shared));
+
+/// The tests of a program, each an `async fn(&mut Machine)`, for [`Session::run`].
+macro_rules! tests {
+    ($($test:path),* $(,)?) => {
+        vec![$((stringify!($test), (|shared: &mut $crate::fixture::Shared| {
+            shared.runtime.block_on($test(&mut shared.machine));
+        }) as fn(&mut $crate::fixture::Shared))),*]
+    };
+}
+pub(crate) use tests;
 
 // === impl Session ===
 
 impl Session {
-    /// Begins in namespaces of its own. Or is something else, to the end: the shim that the machine starts.
+    /// Parses the arguments and unshares namespaces. If the arguments say so, this process is the shim of a pod instead;
+    /// the error is its exit code.
     pub(crate) fn begin(namespaces: CloneFlags) -> Result<Self, ExitCode> {
         let arguments: Vec<String> = std::env::args().collect();
         if arguments.get(1).is_some_and(|role| role == "shim") {
             let dir = arguments.last().cloned().unwrap_or_default().into();
             return Err(coracle_shim::main(coracle_shim::ShimArgs { dir }));
         }
-        if arguments.iter().any(|argument| argument == "--list") {
-            return Err(ExitCode::SUCCESS);
+        let suite = Suite::from_args();
+        if !suite.is_run() {
+            return Ok(Self { suite, shared: None });
         }
         assert!(nix::unistd::geteuid().is_root(), "needs root: it runs containers");
-        // What the runtime could not do, which a failure may come from.
+        // The runtime's warnings, which may explain a failure.
         tracing_subscriber::fmt()
             .with_max_level(tracing::Level::WARN)
             .with_ansi(false)
             .with_writer(std::io::stderr)
             .init();
-        // Before any thread starts, so that all of them are inside.
-        unshare(namespaces).expect("namespaces of our own");
+        // Before any thread starts: a thread that runs already stays in the old namespaces.
+        unshare(namespaces).expect("new namespaces");
         if namespaces.contains(CloneFlags::CLONE_NEWNS) {
             let none = None::<&str>;
-            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("mounts of our own");
+            mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("private mounts");
         }
-        let filter = arguments.get(1).cloned().filter(|argument| !argument.starts_with('-'));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("runtime");
         let machine = runtime.block_on(Machine::new());
-        Ok(Self { runtime, machine, filter: filter.unwrap_or_default() })
+        Ok(Self { suite, shared: Some(Arc::new(Mutex::new(Shared { runtime, machine }))) })
     }
 
-    /// Fails when anything is left.
-    pub(crate) fn end(self) -> ExitCode {
-        self.runtime.block_on(self.machine.close());
-        println!("nothing is left");
-        ExitCode::SUCCESS
+    /// Runs the tests in this order. Fails if a test fails or leaves anything behind.
+    pub(crate) fn run(self, tests: Vec<NamedTest>) -> ExitCode {
+        let Self { suite, shared } = self;
+        let boxed = tests.into_iter().map(|(name, test)| -> Test {
+            let shared = shared.clone();
+            let run = move || {
+                let shared = shared.expect("a test runs on the machine");
+                test(&mut shared.lock().unwrap_or_else(PoisonError::into_inner));
+            };
+            (name, Box::new(run))
+        });
+        let code = suite.run(boxed.collect());
+        if let Some(shared) = shared.and_then(Arc::into_inner) {
+            let Shared { runtime, machine } = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+            if code == ExitCode::SUCCESS {
+                runtime.block_on(machine.close());
+            }
+        }
+        code
     }
 }
 

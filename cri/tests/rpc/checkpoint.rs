@@ -32,11 +32,13 @@ pub(crate) async fn a_running_container_is_checkpointed_and_goes_on(machine: &mu
             checkpoint(machine, &id, &location).await.expect("in the place of the first");
         }
         (Some(false), made) => {
+            coracle_testing::skip_part!("CRIU does not work on this machine");
             let error = made.expect_err("CRIU says itself that it does not work here");
             assert!(error.message().contains("criu failed: "), "{error}");
             assert!(!location.exists());
         }
         (None, made) => {
+            coracle_testing::skip_part!("CRIU is not installed");
             let error = made.expect_err("there is no CRIU");
             assert!(error.code() == Code::Unimplemented && error.message().contains("CRIU"), "{error}");
             assert!(!location.exists());

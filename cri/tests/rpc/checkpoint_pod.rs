@@ -173,7 +173,7 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
             assert_eq!(names(&output), Vec::<String>::new());
             machine.remove_pod(&source).await;
             std::fs::remove_dir(&output).expect("remove");
-            return;
+            coracle_testing::skip!("CRIU does not work on this machine");
         }
     }
     assert_eq!(names(&output).len(), 3, "{:?}", names(&output));

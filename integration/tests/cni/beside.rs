@@ -1,4 +1,4 @@
-//! GC of our plugins as executables beside their own DEL: no runtime should do that, and one that does loses nothing by it.
+//! Concurrent GC and DEL of our plugins as executables. The CNI specification forbids it, but it must not cause a leak.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::plugins::{Plugins, Sandbox, addresses, files, run};
 
-/// What a runtime has of an attachment.
+/// State that a runtime keeps of an attachment.
 struct Attachment {
     id: String,
     sandbox: Sandbox,
     result: Value,
 }
 
-/// A network of several plugins.
+/// A network with several plugins.
 struct Chain {
     plugins: Plugins,
     confs: Vec<Value>,
@@ -53,7 +53,7 @@ impl Chain {
         answer.unwrap_or_else(|refusal| panic!("{kind} {command} {id}: {refusal}"))
     }
 
-    /// The configurations for an attachment with host ports of its own.
+    /// The plugin configurations of an attachment with its own host ports.
     fn confs_for(&self, number: usize) -> Vec<Value> {
         let port =
             |port: usize, protocol| json!({"hostPort": port, "containerPort": 80, "protocol": protocol});
@@ -103,7 +103,7 @@ fn links() -> usize {
 }
 
 #[test]
-fn a_gc_beside_a_del_refuses_nothing_and_takes_nothing_from_who_stays() {
+fn a_concurrent_gc_does_not_disturb_del_or_other_attachments() {
     on_a_machine(|machine| {
         let chain = Chain::of(machine);
         let stay: Vec<Attachment> = (0..3).map(|number| chain.add(number)).collect();
@@ -119,7 +119,7 @@ fn a_gc_beside_a_del_refuses_nothing_and_takes_nothing_from_who_stays() {
                         hand.iter().for_each(|(number, one)| chain.each("DEL", *number, one));
                     })
                 });
-                // A runtime may know those on their way out still, or not any more.
+                // The runtime may or may not list attachments that are being removed.
                 let collecting = scope.spawn(move || {
                     let leaving = || leave.iter().map(|(_, one)| one).filter(|_| round % 2 == 0);
                     let mut times = 0;

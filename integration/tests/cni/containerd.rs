@@ -1,34 +1,35 @@
-//! Our plugins as another runtime runs them: Debian's containerd, in places of its own.
+//! Debian's containerd with our network plugins, in its own directories.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::ops::Deref;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use coracle_integration::{Machine, eventually, on_a_machine};
+use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
 use serde_json::{Value, json};
 
 use crate::plugins::{addresses, run};
 
-/// The node's port that leads to the pod's port 80, at the address that every test machine has.
+/// Host port of the pod's port 80, and the node's address.
 const HOST_PORT: u16 = 8080;
 const NODE: &str = "198.51.100.10";
 const OK: &str = "HTTP/1.1 200 OK";
 
-/// containerd, alone with its shims in namespaces of mounts and processes: what it leaves goes with them.
+/// containerd in its own mount and pid namespaces, so that its processes and mounts end with this value.
 struct Containerd {
-    /// unshare, which is the parent of the first process inside.
+    /// `unshare`, the parent of process 1 of the pid namespace.
     process: Child,
-    socket: String,
+    crictl: Crictl,
     log: PathBuf,
 }
 
 // === impl Containerd ===
 
 impl Containerd {
-    /// Serves with our plugins for the network `web`, and has the images of the machine's registry.
+    /// Starts containerd with our plugins for the network `web` and the images of the machine's registry.
     fn start(machine: &mut Machine) -> Self {
         let mirrors = machine.start_registry();
         sandbox_image(machine);
@@ -51,7 +52,7 @@ impl Containerd {
             mirrors.display()
         );
         fs::write(machine.path("containerd.toml"), config).unwrap();
-        // The places that no setting moves: its shims' sockets, named network namespaces, the library's cache.
+        // Paths that are not configurable: sockets of shims, named network namespaces, libcni's cache.
         let inside = format!(
             "mount -t tmpfs tmpfs /run && mount --bind {} /var/lib && {{ containerd --config {} & read -r end; }}",
             path("var"),
@@ -60,10 +61,10 @@ impl Containerd {
         let out = fs::File::create(&log).unwrap();
         let mut command = Command::new("unshare");
         command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", &inside]);
-        // The first process inside ends, and all others with it, when its standard input does: also when the test
-        // was killed.
+        // Process 1 exits when its standard input closes, so also when the test is killed. The kernel then ends all others.
         command.stdin(Stdio::piped()).stdout(out.try_clone().unwrap()).stderr(out);
-        let containerd = Self { process: command.spawn().expect("scripts/packages containerd"), socket, log };
+        let process = command.spawn().expect("scripts/packages containerd");
+        let containerd = Self { process, crictl: Crictl::new(&format!("unix://{socket}")), log };
         eventually("containerd's network", 30, || {
             let info = containerd.try_crictl(&["info"]).stdout;
             let info: Value = serde_json::from_slice(&info).ok()?;
@@ -73,23 +74,9 @@ impl Containerd {
         containerd
     }
 
-    fn try_crictl(&self, arguments: &[&str]) -> Output {
-        let endpoint = format!("unix://{}", self.socket);
-        let mut command = Command::new(Machine::tool("crictl", "scripts/critest tools"));
-        command.args(["--timeout", "120s", "--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]);
-        command.args(arguments);
-        command.stdin(Stdio::null()).output().unwrap()
-    }
-
-    fn crictl(&self, arguments: &[&str]) -> String {
-        let output = self.try_crictl(arguments);
-        assert!(output.status.success(), "crictl {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    }
-
-    /// Runs a program among what containerd mounted; its output.
+    /// Runs a program in containerd's mount namespace and returns its output.
     fn inside(&self, arguments: &[&str]) -> String {
-        let mounts = eventually("the first process inside", 10, || {
+        let mounts = eventually("process 1 of the namespace", 10, || {
             let children = format!("/proc/{0}/task/{0}/children", self.process.id());
             let child = fs::read_to_string(children).ok()?;
             child.split_whitespace().next().map(|pid| format!("--mount=/proc/{pid}/ns/mnt"))
@@ -97,7 +84,7 @@ impl Containerd {
         run("nsenter", &[&[mounts.as_str(), "--"], arguments].concat())
     }
 
-    /// A pod with the host port, made of these files.
+    /// Runs a pod with the host port. Returns its id, or the error.
     fn pod(&self, machine: &Machine, name: &str) -> Result<String, String> {
         let pod = json!({"metadata": {"name": name, "namespace": "default", "uid": name},
             "log_directory": machine.path("logs"), "linux": {"cgroup_parent": format!("/{}", machine.name())},
@@ -106,6 +93,14 @@ impl Containerd {
         let output = self.try_crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+    }
+}
+
+impl Deref for Containerd {
+    type Target = Crictl;
+
+    fn deref(&self) -> &Crictl {
+        &self.crictl
     }
 }
 
@@ -121,7 +116,7 @@ impl Drop for Containerd {
     }
 }
 
-/// What holds a pod of containerd's: a program that only sleeps.
+/// Creates the sandbox image of containerd: a program that sleeps.
 fn sandbox_image(machine: &Machine) {
     let (root, layout) = (machine.path("pause"), machine.path("pause.oci"));
     let repository = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
@@ -144,7 +139,7 @@ fn list(machine: &Machine) -> Value {
         {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": places}]})
 }
 
-/// The first line of what the host port answers at an address of the node.
+/// First line of the response of the host port at an address of the node.
 fn page(address: &str) -> Option<String> {
     let mut stream = TcpStream::connect((address, HOST_PORT)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -155,14 +150,14 @@ fn page(address: &str) -> Option<String> {
 }
 
 #[test]
-fn containerd_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
+fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
     on_a_machine(|machine| {
         let containerd = Containerd::start(machine);
         let links = || run("ip", &["-o", "link"]).lines().count();
         let before = links();
         let id = containerd.pod(machine, "web").unwrap();
 
-        // Inside, by the kernel: the address, the way out, and the namespace that containerd named.
+        // Inside the pod: address, default route, and the namespace whose name containerd chose.
         let named = containerd.inside(&["ip", "netns", "list"]);
         let netns = named.split_whitespace().next().unwrap().to_owned();
         assert!(netns.starts_with("cni-"), "{named}");
@@ -170,7 +165,7 @@ fn containerd_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
             let all = [&["ip", "netns", "exec", &netns, "ip", "-j"], what].concat();
             serde_json::from_str(&containerd.inside(&all)).unwrap()
         };
-        // The kernel says so a moment after both ends are.
+        // The kernel reports the state a moment after both ends are up.
         let link = eventually("the interface to be up", 10, || {
             let link = ip(&["addr", "show", "eth0"])[0].clone();
             (link["operstate"] == "UP").then_some(link)
@@ -185,7 +180,7 @@ fn containerd_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
         assert!(file.contains(&id), "{file}");
         assert_eq!(links(), before + 2, "the bridge and the pod's end");
 
-        // The host port answers, at the node's address and at its loopback.
+        // The host port responds at the node's address and at loopback.
         containerd.crictl(&["pull", "docker.io/library/busybox:latest"]);
         let container = json!({"metadata": {"name": "c"}, "image": {"image": "docker.io/library/busybox:latest"},
             "command": ["httpd", "-f", "-p", "80", "-h", "/"], "log_path": "c.log", "linux": {}});
@@ -199,7 +194,7 @@ fn containerd_runs_pods_by_our_plugins_and_nothing_stays_of_them() {
             assert_eq!(first, OK, "{address}");
         }
 
-        // Our refusal reaches who asked, and what was refused leaves no more than what was removed.
+        // The plugin's error reaches the client, and the failed pod leaves nothing.
         let refusal = containerd.pod(machine, "late").unwrap_err();
         assert!(refusal.contains(&format!("host port 8080/tcp is taken by sandbox {id}")), "{refusal}");
         assert_eq!(addresses(&machine.path("addresses/web")), ["10.77.0.2"]);

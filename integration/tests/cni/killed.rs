@@ -1,5 +1,5 @@
-//! Our plugins as executables, killed behind every step of ADD, DEL and GC: the DEL that follows, and the GC, leave
-//! nothing. The points are read from the sources; one that no plugin passes fails.
+//! Our plugins as executables, killed at every fault point of ADD, DEL and GC. The next DEL and GC leave nothing.
+//! The points are read from the sources. A point that no plugin reaches fails the test.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 
 use super::plugins::{Plugins, Sandbox, files, run};
 
-/// A port by which datagrams come.
+/// A host port for UDP.
 const DATAGRAMS: u16 = 8081;
 
-/// A network of several plugins, as a runtime runs them.
+/// A network with several plugins.
 struct Chain {
     plugins: Plugins,
     confs: Vec<Value>,
 }
 
-/// The points of the plugins. The others are the runtime's side, which `recovery.rs` passes.
+/// Fault points of the plugins. `recovery.rs` covers those of the runtime.
 fn points(dir: &Path, found: &mut BTreeSet<String>) {
     for path in fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path()) {
         if path.is_dir() {
@@ -67,7 +67,7 @@ impl Chain {
         Self { confs: confs.map(conf).into(), plugins }
     }
 
-    /// Runs one of the plugins, perhaps with a point armed; none when it was killed.
+    /// Runs one plugin, optionally with an armed point. None if it was killed.
     fn one(&self, command: &str, conf: &Value, sandbox: &Sandbox, armed: Option<&str>) -> Option<Value> {
         let kind = conf["type"].as_str().unwrap();
         let id = if command == "GC" { "" } else { "c1" };
@@ -75,7 +75,8 @@ impl Chain {
         Some(answer.unwrap_or_else(|refusal| panic!("{kind} {command} {armed:?}: {refusal}")))
     }
 
-    /// Adds by the plugins from the first on; those before `from` are not armed. The result, or which one was killed.
+    /// ADD with all plugins; the point is armed from plugin `from` on. Returns the result, or the index of the killed
+    /// plugin.
     fn add(&self, sandbox: &Sandbox, armed: &str, from: usize) -> Result<Value, usize> {
         let mut previous = Value::Null;
         for (number, conf) in self.confs.iter().enumerate() {
@@ -89,7 +90,7 @@ impl Chain {
         Ok(previous)
     }
 
-    /// Takes back in reverse order, and again with whatever was killed; how many were.
+    /// DEL in reverse order, repeated for killed plugins. Returns how many were killed.
     fn del(&self, sandbox: &Sandbox, result: Option<&Value>, armed: Option<&str>) -> usize {
         let mut killed = 0;
         for conf in self.confs.iter().rev() {
@@ -105,7 +106,7 @@ impl Chain {
         killed
     }
 
-    /// Frees all, and again with whatever was killed.
+    /// GC without valid attachments, repeated for killed plugins.
     fn gc(&self, armed: &str) {
         for conf in &self.confs {
             let mut conf = conf.clone();
@@ -117,7 +118,7 @@ impl Chain {
     }
 }
 
-/// What is in the kernel and on the disk.
+/// State in the kernel and on disk.
 fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
     let mut left = BTreeSet::new();
     for (place, links) in [("host", run("ip", &["-o", "link"])), ("pod", sandbox.run(&["ip", "-o", "link"]))]
@@ -131,7 +132,7 @@ fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
     }
     left.extend(run("nft", &["list", "ruleset"]).lines().map(str::to_owned));
     for interface in fs::read_dir("/proc/sys/net/ipv4/conf").unwrap().flatten() {
-        // One that goes meanwhile is not left.
+        // An interface that disappears meanwhile is not left.
         let opened = fs::read_to_string(interface.path().join("route_localnet"));
         if opened.is_ok_and(|value| value.trim() != "0") {
             left.insert(format!("{:?} is open to 127.0.0.1", interface.file_name()));
@@ -140,20 +141,20 @@ fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
     left
 }
 
-/// Whether conntrack still leads datagrams that come by the port.
-fn leads_datagrams() -> bool {
+/// Whether conntrack has an entry for the port.
+fn conntrack_has_port() -> bool {
     let port = format!("dport={DATAGRAMS} ");
     fs::read_to_string("/proc/thread-self/net/nf_conntrack").is_ok_and(|flows| flows.contains(&port))
 }
 
-/// Sends a datagram by the port, so that conntrack knows where it leads.
+/// Sends a datagram to the port, so that conntrack creates an entry.
 fn send_datagram() {
     let socket = UdpSocket::bind("198.51.100.10:0").unwrap();
     socket.send_to(b"x", ("198.51.100.10", DATAGRAMS)).unwrap();
 }
 
 #[test]
-fn killed_behind_any_step_a_plugin_leaves_nothing_to_the_next() {
+fn a_plugin_killed_at_any_fault_point_leaks_nothing() {
     on_a_machine(|machine| {
         let (chain, sandbox) = (Chain::of(machine), Sandbox::new());
         let result = chain.add(&sandbox, "", 0).unwrap();
@@ -163,14 +164,14 @@ fn killed_behind_any_step_a_plugin_leaves_nothing_to_the_next() {
             let now = left(machine, &sandbox);
             let more: Vec<_> = now.difference(&clean).collect();
             assert!(more.is_empty(), "left after {after}: {more:?}");
-            assert!(!leads_datagrams(), "datagrams are led where a port led before {after}");
+            assert!(!conntrack_has_port(), "datagrams are led where a port led before {after}");
         };
         let mut found = BTreeSet::new();
         points(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("cni/src"), &mut found);
         assert!(found.len() > 25, "{found:?}");
         for point in found {
             let (mut from, mut killed) = (0, 0);
-            // The bridge is made by who needs it first, and stays.
+            // The first attachment creates the bridge, which stays.
             run("ip", &["link", "del", "br0"]);
             let result = loop {
                 match chain.add(&sandbox, &point, from) {
@@ -186,7 +187,7 @@ fn killed_behind_any_step_a_plugin_leaves_nothing_to_the_next() {
             let freed = chain.del(&sandbox, Some(&result), Some(&point));
             is_clean(&format!("a DEL that ended at {point}"));
             killed += freed;
-            // What GC frees, DEL frees by the same steps.
+            // GC uses the same steps as DEL.
             if freed == 0 {
                 assert!(killed > 0, "no plugin passes {point}");
                 continue;
@@ -195,13 +196,15 @@ fn killed_behind_any_step_a_plugin_leaves_nothing_to_the_next() {
             send_datagram();
             chain.gc(&point);
             assert!(
-                !leads_datagrams(),
+                !conntrack_has_port(),
                 "datagrams are led where a port led before a GC that ended at {point}"
             );
             chain.del(&sandbox, Some(&result), None);
             is_clean(&format!("a GC that ended at {point}"));
         }
         drop(sandbox);
-        eventually("the sandbox's end", 20, || (!run("ip", &["-o", "link"]).contains("veth")).then_some(()));
+        eventually("the sandbox's interfaces to be removed", 20, || {
+            !run("ip", &["-o", "link"]).contains("veth")
+        });
     });
 }

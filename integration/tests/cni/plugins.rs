@@ -1,4 +1,4 @@
-//! Plugins as a runtime runs them, sandboxes for them, and what can be compared of what they did.
+//! Running plugins as a runtime does, sandboxes, and normalized results for comparison.
 
 use std::fs;
 use std::io::Write;
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 /// The plugins of one implementation.
 pub(crate) struct Plugins {
     dir: PathBuf,
-    /// What our own keep apart from those of other tests.
+    /// State directory of our plugins, so that tests do not share state.
     places: Option<Value>,
 }
 
-/// A process in a network namespace of its own, which stands for a sandbox.
+/// A process in a new network namespace, which represents a sandbox.
 pub(crate) struct Sandbox(Option<Child>);
 
 impl Plugins {
@@ -32,7 +32,7 @@ impl Plugins {
         Self { dir: bin, places: Some(json!({"table": "cni-test", "stateDir": dir.join("plugins")})) }
     }
 
-    /// The configuration, with what keeps this test's plugins apart.
+    /// Adds the state directory of this test to a configuration.
     pub(crate) fn marked(&self, mut conf: Value) -> Value {
         if let Some(places) = &self.places {
             conf["coracle"] = places.clone();
@@ -40,7 +40,7 @@ impl Plugins {
         conf
     }
 
-    /// Runs a plugin, by its type, for a command about a container, to its end: its answer, null when it has none, or its error object.
+    /// Runs the plugin of a type for a command and a container id. Returns its result (null if empty) or its error object.
     pub(crate) fn call(
         &self,
         what: (&str, &str, &str),
@@ -50,7 +50,7 @@ impl Plugins {
         self.call_or_kill(what, (sandbox, conf), None).unwrap()
     }
 
-    /// As [`call`](Self::call), or kills it after a time; then none, unless it was faster.
+    /// As [`call`](Self::call), but kills the plugin after `after`. None if it was killed.
     pub(crate) fn call_or_kill(
         &self,
         what: (&str, &str, &str),
@@ -65,7 +65,7 @@ impl Plugins {
         answer(what, child)
     }
 
-    /// As [`call`](Self::call), or none when the point was armed and passed.
+    /// As [`call`](Self::call) with an armed fault point. None if the plugin reached it.
     pub(crate) fn call_armed(
         &self,
         what: (&str, &str, &str),
@@ -98,7 +98,7 @@ impl Plugins {
     }
 }
 
-/// What a plugin answers; none when it was killed.
+/// Result of a plugin. None if it was killed.
 fn answer((kind, command, _): (&str, &str, &str), plugin: Child) -> Option<Result<Value, Value>> {
     let output = plugin.wait_with_output().unwrap();
     output.status.code()?;
@@ -123,7 +123,7 @@ impl Sandbox {
         Self(Some(child))
     }
 
-    /// For what is of no sandbox, or does not look at it.
+    /// For commands without a network namespace.
     pub(crate) fn none() -> Self {
         Self(None)
     }
@@ -132,12 +132,12 @@ impl Sandbox {
         self.0.as_ref().map_or("/proc/self/ns/net".into(), |child| format!("/proc/{}/ns/net", child.id()))
     }
 
-    /// A process inside.
+    /// A process in the sandbox.
     pub(crate) fn pid(&self) -> u32 {
         self.0.as_ref().unwrap().id()
     }
 
-    /// Runs a program inside.
+    /// Runs a program in the sandbox.
     pub(crate) fn run(&self, arguments: &[&str]) -> String {
         let netns = format!("--net={}", self.netns());
         run("nsenter", &[&[netns.as_str()], arguments].concat())
@@ -153,15 +153,15 @@ impl Drop for Sandbox {
     }
 }
 
-/// Runs a program to its end; its output.
+/// Runs a program and returns its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A result without what each implementation chooses for itself: hardware addresses, the name of the host's end
-/// and the order in which equal things are listed.
+/// A result without values that implementations choose: hardware addresses, the name of the host's interface and the
+/// order of equal entries.
 pub(crate) fn normalized(result: &Value, sandbox: &Sandbox) -> Value {
     let mut result = result.clone();
     for interface in result["interfaces"].as_array_mut().unwrap() {
@@ -179,7 +179,7 @@ pub(crate) fn normalized(result: &Value, sandbox: &Sandbox) -> Value {
     result
 }
 
-/// Of what `ip -j` lists: addresses and routes, sorted, without what time and chance decide.
+/// Sorted addresses and routes of `ip -j` output, without random and time-dependent values.
 pub(crate) fn essence(listing: &Value) -> Value {
     let mut lines = Vec::new();
     for entry in listing.as_array().unwrap() {
@@ -198,7 +198,7 @@ pub(crate) fn essence(listing: &Value) -> Value {
     json!(lines)
 }
 
-/// Of what `bridge -j vlan` lists: the VLANs of each port, sorted, without its name.
+/// Sorted VLANs of each port in `bridge -j vlan` output, without names.
 pub(crate) fn vlans(listing: &Value) -> Value {
     let mut ports: Vec<String> =
         listing.as_array().unwrap().iter().map(|port| port["vlans"].to_string()).collect();
@@ -216,7 +216,7 @@ pub(crate) fn files(dir: &Path) -> Value {
     files.into()
 }
 
-/// The addresses that are held in a directory of host-local's.
+/// Addresses allocated in a directory of host-local.
 pub(crate) fn addresses(dir: &Path) -> Vec<String> {
     let files = files(dir);
     let names = files.as_object().unwrap().keys().filter(|name| name.parse::<std::net::IpAddr>().is_ok());

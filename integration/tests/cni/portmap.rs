@@ -1,4 +1,4 @@
-//! Conditions of host ports, and who senders are taken for, by connections.
+//! Conditions of host ports and source addresses of connections through them.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,7 +14,7 @@ use crate::working;
 const UPLINK: &str = "198.51.100.10:8080";
 const BRIDGE: &str = "10.1.2.1:8080";
 
-/// portmap's configuration for one port, behind the bridge's result.
+/// portmap's configuration for one port, with the result of the bridge plugin.
 fn ported(result: &Value, protocol: &str, fields: &Value) -> Value {
     let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": protocol}]);
     let mut conf = json!({"cniVersion": "1.0.0", "name": "net", "type": "portmap", "prevResult": result,
@@ -23,7 +23,7 @@ fn ported(result: &Value, protocol: &str, fields: &Value) -> Value {
     conf
 }
 
-/// Serves on port 80 of the sandbox for as long as the test runs.
+/// Listens on port 80 of the sandbox until the test ends.
 fn serve(sandbox: &Sandbox) {
     let listener = inside(sandbox.pid(), || TcpListener::bind("0.0.0.0:80")).unwrap();
     std::thread::spawn(move || {
@@ -41,7 +41,7 @@ fn is_served(address: &str) -> bool {
 }
 
 #[test]
-fn a_port_with_conditions_is_open_to_those_alone_of_whom_they_hold() {
+fn a_port_with_conditions_accepts_only_matching_packets() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let (server, client) = (Sandbox::new(), Sandbox::new());
@@ -74,7 +74,7 @@ fn a_port_with_conditions_is_open_to_those_alone_of_whom_they_hold() {
 }
 
 #[test]
-fn a_table_without_its_rules_is_noticed_and_made_again() {
+fn check_detects_an_empty_table_and_add_restores_it() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let server = Sandbox::new();
@@ -96,7 +96,7 @@ fn a_table_without_its_rules_is_noticed_and_made_again() {
 }
 
 #[test]
-fn without_snat_a_sender_stays_who_it_is() {
+fn without_snat_the_source_address_stays() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let (server, client) = (Sandbox::new(), Sandbox::new());
@@ -110,7 +110,7 @@ fn without_snat_a_sender_stays_who_it_is() {
             let mut buffer = [0; 8];
             socket.recv_from(&mut buffer).unwrap().1.ip().to_string()
         };
-        // A neighbour's port, whose rules are not the server's.
+        // A port of another sandbox, which has its own rules.
         let neighbour = plugins.marked(ported(&other, "tcp", &json!({"snat": true})));
         plugins.call(("portmap", "ADD", "c2"), &client, &neighbour).unwrap();
         for (snat, seen) in [(true, "10.1.2.1"), (false, "10.1.2.3"), (true, "10.1.2.1")] {

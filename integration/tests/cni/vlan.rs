@@ -1,9 +1,9 @@
-//! VLANs of the bridge plugin. Where the kernel's bridges have none, that they are refused by name.
+//! VLANs of the bridge plugin. Without CONFIG_BRIDGE_VLAN_FILTERING, an error that names the option.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Machine, on_a_machine};
+use coracle_integration::{Machine, on_a_machine, skip};
 use serde_json::{Value, json};
 
 use crate::plugins::{Plugins, Sandbox, addresses, normalized, run};
@@ -17,11 +17,14 @@ fn filters() -> bool {
     if supported {
         run("ip", &["link", "del", "probe0"]);
     }
-    assert!(supported || std::env::var_os("MUST_FILTER_VLANS").is_none(), "this kernel was to have them");
+    assert!(
+        supported || std::env::var_os("MUST_FILTER_VLANS").is_none(),
+        "MUST_FILTER_VLANS is set, but the kernel has no CONFIG_BRIDGE_VLAN_FILTERING"
+    );
     supported
 }
 
-/// One sandbox of a network in a VLAN, each with its own idea of addresses, on one bridge.
+/// A sandbox in a VLAN, with its own IPAM configuration. All members share one bridge.
 struct Member {
     sandbox: Sandbox,
     conf: Value,
@@ -31,7 +34,7 @@ struct Member {
 // === impl Member ===
 
 impl Member {
-    /// With the address `192.0.2.<number>`, or none of its own.
+    /// With the address `192.0.2.<number>`.
     fn new(machine: &Machine, number: u8, fields: &Value) -> Self {
         let address = format!("192.0.2.{number}");
         let ipam =
@@ -56,7 +59,7 @@ impl Member {
         self.conf["prevResult"]["interfaces"][1]["name"].as_str().unwrap()
     }
 
-    /// Whether an address answers from inside before long.
+    /// Whether an address responds to the sandbox within a minute.
     fn reaches(&self, number: u8) -> bool {
         let begun = Instant::now();
         loop {
@@ -69,14 +72,14 @@ impl Member {
         }
     }
 
-    /// Whether an address answers from inside at once.
+    /// Whether an address responds to one ping of the sandbox.
     fn answered(&self, number: u8) -> bool {
         let command = format!("ping -q -c 1 -W 1 192.0.2.{number} >/dev/null 2>&1 && echo yes || echo no");
         self.sandbox.run(&["sh", "-c", &command]).trim() == "yes"
     }
 }
 
-/// What `bridge vlan` says of a port: numbers and flags.
+/// VLANs of a port: ids and flags.
 fn vlans(port: &str) -> Vec<(u64, Vec<String>)> {
     let all: Value = serde_json::from_str(&run("bridge", &["-j", "vlan", "show", "dev", port])).unwrap();
     let entries = all[0]["vlans"].as_array().unwrap().clone();
@@ -90,7 +93,7 @@ fn vlans(port: &str) -> Vec<(u64, Vec<String>)> {
 const OWN: [&str; 2] = ["PVID", "Egress Untagged"];
 
 #[test]
-fn vlans_of_one_bridge_do_not_see_each_other_and_a_trunk_sees_both() {
+fn vlans_of_a_bridge_are_isolated_and_a_trunk_reaches_both() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let member = |number: u8, fields: Value| Member::new(machine, number, &fields);
@@ -102,7 +105,7 @@ fn vlans_of_one_bridge_do_not_see_each_other_and_a_trunk_sees_both() {
                 assert_eq!(run("ip", &["-o", "link"]), links);
                 assert_eq!(addresses(&machine.path("addresses-9/net")), [""; 0]);
             }
-            return;
+            skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
         }
         let one = member(11, json!({"vlan": 100})).added(&plugins);
         let two = member(12, json!({"vlan": 100})).added(&plugins);
@@ -126,7 +129,7 @@ fn vlans_of_one_bridge_do_not_see_each_other_and_a_trunk_sees_both() {
             assert_eq!(seen, wanted, "{} to {to}", from.id);
         }
 
-        // A trunk: tagged packets are of their VLAN, and untagged ones of 1.
+        // A trunk: tagged packets belong to their VLAN, untagged packets to VLAN 1.
         let trunk = json!([{"minID": 100, "maxID": 102}, {"id": 200}]);
         let trunk = member(16, json!({"vlanTrunk": trunk})).added(&plugins);
         let tagged = |vlan: u64| (vlan, Vec::new());
@@ -144,7 +147,7 @@ fn vlans_of_one_bridge_do_not_see_each_other_and_a_trunk_sees_both() {
             trunk.sandbox.run(&["ip", "link", "del", &name]);
         }
 
-        // CHECK sees what somebody changed.
+        // CHECK detects a changed VLAN.
         run("bridge", &["vlan", "add", "dev", other.port(), "vid", "100"]);
         let error = other.call(&plugins, "CHECK").unwrap_err();
         assert!(error["msg"].as_str().unwrap().contains("other VLANs"), "{error}");
@@ -156,10 +159,10 @@ fn vlans_of_one_bridge_do_not_see_each_other_and_a_trunk_sees_both() {
 }
 
 #[test]
-fn a_bridge_that_does_not_filter_vlans_stays_as_it_is() {
+fn a_bridge_without_vlan_filtering_is_unchanged() {
     on_a_machine(|machine| {
         if !filters() {
-            return;
+            skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
         }
         let plugins = Plugins::of("coracle", &machine.path(""));
         run("ip", &["link", "add", "br0", "type", "bridge"]);
@@ -171,15 +174,15 @@ fn a_bridge_that_does_not_filter_vlans_stays_as_it_is() {
 }
 
 #[test]
-fn a_gateway_of_a_vlan_is_the_references_field_by_field() {
+fn a_vlan_gateway_equals_the_references_field_by_field() {
     let supported = std::thread::spawn(|| {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         filters()
     });
     if !supported.join().unwrap() {
-        return;
+        skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
     }
-    // The version beside it keeps the default VLAN, and knows no field for it.
+    // Debian's version of the reference keeps the default VLAN and does not have the field.
     for (plugin, ipam) in [
         (
             json!({"vlan": 100, "isGateway": true, "preserveDefaultVlan": true}),
@@ -200,17 +203,17 @@ fn a_gateway_of_a_vlan_is_the_references_field_by_field() {
 }
 
 #[test]
-fn a_gateway_is_in_its_vlan_alone_and_each_takes_over_what_the_other_made() {
+fn a_gateway_is_in_its_vlan_alone_and_each_implementation_handles_attachments_of_the_other() {
     on_a_machine(|machine| {
         if !filters() {
-            return;
+            skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
         }
         let [ours, theirs] = ["coracle", "reference"].map(|of| Plugins::of(of, &machine.path("")));
         for (first, second, vlan) in [(&ours, &theirs, 100), (&theirs, &ours, 200)] {
             let fields = json!({"vlan": vlan, "isGateway": true, "forceAddress": true});
             let one = Member::new(machine, 11, &fields).added(first);
             let two = Member::new(machine, 12, &fields).added(second);
-            // The first address of the range is the gateway's.
+            // The gateway has the first address of the range.
             assert!(one.reaches(1) && two.reaches(1) && one.reaches(12), "VLAN {vlan}");
             let result = normalized(&one.conf["prevResult"], &one.sandbox);
             assert_eq!(result["interfaces"][3], json!({"name": format!("br0.{vlan}"), "mac": "some"}));

@@ -168,7 +168,7 @@ fn a_token_in_a_secret_ends_with_its_account() {
         assert!(said(&who()).contains("Unauthorized"), "{}", said(&who()));
         eventually("the Secret's end", 20, || {
             let left = cluster.kubectl(&["get", "secrets", "-n", "tenant", "-o", "name"]);
-            (!left.contains("secret/robot")).then_some(())
+            !left.contains("secret/robot")
         });
         // An account of the same name is another one.
         cluster.apply(

@@ -36,9 +36,7 @@ fn sleeper(name: &str, pod: &Value, container: &Value) -> String {
 /// Creates the pod and waits until it runs.
 fn run_pod(cluster: &Cluster, name: &str, manifest: &str) {
     cluster.apply(manifest);
-    eventually(&format!("{name} to run"), 60, || {
-        (cluster.get(&["pod", name])["status"]["phase"] == "Running").then_some(())
-    });
+    eventually(&format!("{name} to run"), 60, || cluster.get(&["pod", name])["status"]["phase"] == "Running");
 }
 
 /// Runs a shell's command line in the pod; its standard output and standard error, whether it succeeds or not.

@@ -191,7 +191,7 @@ fn what_pods_report_and_get_is_what_the_kubelet_gives_them() {
         until(cluster, "os", "refused", |s| (s["reason"] == "PodOSNotSupported").then_some(()));
         until(cluster, "part", "written to its part", ready);
         eventually("the hook's failure", 30, || {
-            cluster.kubectl(&["get", "events"]).contains("PostStartHook failed").then_some(())
+            cluster.kubectl(&["get", "events"]).contains("PostStartHook failed")
         });
         let all = cluster.kubectl(&["get", "events,pods", "-o", "json"]);
         let told = all.matches("HOOK-SECRET").count();

@@ -32,7 +32,7 @@ fn start_shared(cluster: &Cluster, name: &str) {
         r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"name":"{name}"}},"spec":{{"shareProcessNamespace":true,
             "terminationGracePeriodSeconds":0,"containers":[{one},{two}]}}}}"#
     ));
-    eventually("the pod to be ready", 60, || is_ready(cluster, name).then_some(()));
+    eventually("the pod to be ready", 60, || is_ready(cluster, name));
 }
 
 fn is_ready(cluster: &Cluster, pod: &str) -> bool {
@@ -105,16 +105,12 @@ fn the_end_of_process_1_is_the_end_of_the_pod() {
         start_shared(cluster, "ends");
         let (init, shim) = process_1(machine).unwrap();
         kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
-        eventually("the shim to end", 10, || {
-            (!Path::new(&format!("/proc/{shim}/cwd")).exists()).then_some(())
-        });
+        eventually("the shim to end", 10, || !Path::new(&format!("/proc/{shim}/cwd")).exists());
         eventually("the containers to run again", 60, || {
             let status = cluster.get(&["pod", "ends"])["status"].to_string();
-            (status.contains(r#""restartCount":1"#) && is_ready(cluster, "ends")).then_some(())
+            status.contains(r#""restartCount":1"#) && is_ready(cluster, "ends")
         });
-        eventually("the event", 10, || {
-            cluster.get(&["events"]).to_string().contains("SandboxChanged").then_some(())
-        });
+        eventually("the event", 10, || cluster.get(&["events"]).to_string().contains("SandboxChanged"));
         let (next, _) = process_1(machine).unwrap();
         assert_ne!(next, init);
         let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap();
@@ -132,14 +128,12 @@ fn the_end_of_process_1_is_noticed_by_the_next_agent() {
         let (init, shim) = process_1(machine).unwrap();
         cluster.kill();
         kill(Pid::from_raw(init), Signal::SIGKILL).unwrap();
-        eventually("the shim to end", 10, || {
-            (!Path::new(&format!("/proc/{shim}/cwd")).exists()).then_some(())
-        });
+        eventually("the shim to end", 10, || !Path::new(&format!("/proc/{shim}/cwd")).exists());
         cluster.start();
         eventually("the containers to run again", 60, || {
             let status = cluster.get(&["pod", "ends"])["status"].clone();
             let codes = status.to_string().contains(r#""exitCode":137"#);
-            (codes && is_ready(cluster, "ends")).then_some(())
+            codes && is_ready(cluster, "ends")
         });
     });
 }
@@ -161,11 +155,11 @@ fn a_tracer_that_stops_or_ends_process_1_ends_its_own_pod_at_most() {
         let _ended = cluster.try_kubectl(&["exec", "attacker", "-c", "one", "--", "sh", "-c", kills]);
         eventually("the container to run again", 60, || {
             let status = cluster.get(&["pod", "attacker"])["status"].to_string();
-            (status.contains(r#""restartCount":1"#) && is_ready(cluster, "attacker")).then_some(())
+            status.contains(r#""restartCount":1"#) && is_ready(cluster, "attacker")
         });
         assert_eq!(process_1(machine).map(|(pid, _)| pid), Some(init));
         cluster.kubectl(&["delete", "pod", "attacker", "--wait", "--timeout=60s"]);
-        eventually("process 1 to end", 10, || process_1(machine).is_none().then_some(()));
+        eventually("process 1 to end", 10, || process_1(machine).is_none());
         assert_eq!(cluster.get(&["pod", "bystander"])["status"]["containerStatuses"][0]["restartCount"], 0);
     });
 }

@@ -126,7 +126,7 @@ fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
             let [echoes, datagrams] = answered[usize::from(v6)];
             echoes >= 2 * each && datagrams >= each
         };
-        cidrs.split(',').all(|cidr| well(cidr.contains(':'))).then_some(())
+        cidrs.split(',').all(|cidr| well(cidr.contains(':')))
     });
     // A fault is told when it is seen again, a second later.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
@@ -244,7 +244,7 @@ fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
             assert_eq!(condition(&mixed.nodes, agent.name(), "PodNetworkImpaired"), "False");
         }
         eventually("flannel's condition", 10, || {
-            (condition(&mixed.nodes, &name, "NetworkUnavailable") == "False").then_some(())
+            condition(&mixed.nodes, &name, "NetworkUnavailable") == "False"
         });
 
         // Flannel's node gets other addresses, and flanneld is started again: it tells them, and ours follow.
@@ -292,11 +292,11 @@ fn a_node_of_flannels_that_does_not_answer_is_told_of() {
         nodes.agents()[0].host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
         eventually("the silent node to be told of", 60, || {
             let conditions = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
-            conditions.contains(&format!("flannel-3: nothing passes to {address}")).then_some(())
+            conditions.contains(&format!("flannel-3: nothing passes to {address}"))
         });
         flannel.host().join();
         eventually("a sound network again", 60, || {
-            (condition(&nodes, "node-1", "PodNetworkImpaired") == "False").then_some(())
+            condition(&nodes, "node-1", "PodNetworkImpaired") == "False"
         });
     });
 }
@@ -340,7 +340,7 @@ fn without_a_tunnel(flags: &'static [&str], backend: Value, mtu: usize) {
         // Its bridge comes with its first pod: it is not at that that such a way is tested.
         for agent in mixed.nodes.agents() {
             eventually("a sound network", 30, || {
-                (condition(&mixed.nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
+                condition(&mixed.nodes, agent.name(), "PodNetworkImpaired") == "False"
             });
         }
         // Either gets another address.

@@ -32,9 +32,7 @@ fn statuses_are_of_v6(nodes: &Nodes, pods: &[Pod]) {
         let addresses = node["status"]["addresses"].as_array().unwrap();
         let ips: Vec<&Value> = addresses.iter().filter(|a| a["type"] == "InternalIP").collect();
         assert_eq!((ips.len(), ips[0]["address"].as_str()), (1, Some(agent.host().address_v6().as_str())));
-        eventually("a sound network", 30, || {
-            (condition(nodes, agent.name(), "PodNetworkImpaired") == "False").then_some(())
-        });
+        eventually("a sound network", 30, || condition(nodes, agent.name(), "PodNetworkImpaired") == "False");
     }
     assert!(pods.iter().all(|pod| pod.ips[0].starts_with("fd42:")), "{pods:?}");
     let hosts: Vec<String> = nodes.agents().iter().map(|agent| agent.host().address_v6()).collect();
@@ -94,9 +92,7 @@ fn a_cluster_of_ipv6_alone_has_nodes_that_join_pods_that_meet_and_streams() {
         let names = nodes.kubectl(&["get", "pods", "-l", "app=nginx", "-o", "name"]);
         for name in names.lines() {
             assert_eq!(nodes.kubectl(&["exec", name, "--", "echo", "hello"]), "hello\n");
-            eventually("what nginx says first", 20, || {
-                nodes.kubectl(&["logs", name]).contains("nginx/").then_some(())
-            });
+            eventually("what nginx says first", 20, || nodes.kubectl(&["logs", name]).contains("nginx/"));
         }
         statuses_are_of_v6(&nodes, &pods);
         services_are_of_v6(&nodes);

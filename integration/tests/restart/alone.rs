@@ -104,7 +104,7 @@ const FIVE: [&str; 5] = ["environment", "files", "host", "init", "web"];
 
 fn create(cluster: &Kubectl) {
     eventually("the service account", 10, || {
-        cluster.try_kubectl(&["get", "serviceaccount", "default"]).status.success().then_some(())
+        cluster.try_kubectl(&["get", "serviceaccount", "default"]).status.success()
     });
     let all = objects().into_iter().chain(pods());
     cluster.apply(&all.map(|object| object.to_string()).collect::<Vec<_>>().join("\n---\n"));
@@ -229,17 +229,17 @@ fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
         assert_eq!(synced, kept, "nothing was made anew");
         is_sealed(&nodes.agent("node-1").path("state"));
         eventually("the deleted pod's end", 30, || {
-            (!nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()).then_some(())
+            !nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()
         });
         // Always means that the registry was asked, which was not there.
         eventually("the failed pull of the image", 30, || {
             let always = nodes.get(&["pod", "always"]);
             let reason = &always["status"]["containerStatuses"][0]["state"]["waiting"]["reason"];
-            (reason == "ErrImagePull" || reason == "ImagePullBackOff").then_some(())
+            reason == "ErrImagePull" || reason == "ImagePullBackOff"
         });
         eventually("the secret's new value", 60, || {
             let read = nodes.try_kubectl(&["exec", "files", "--", "cat", "/secret/word"]);
-            (read.stdout == b"hunter2-rotated").then_some(())
+            read.stdout == b"hunter2-rotated"
         });
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(ready(&nodes.get(&["pods"])), kept, "and nothing is later");
@@ -258,10 +258,10 @@ fn records_go_with_the_pods_that_need_them() {
             is_below(&dir, &mut |path| count += usize::from(path.is_file()));
             count
         };
-        eventually("the records", 10, || (count() >= 10).then_some(()));
+        eventually("the records", 10, || count() >= 10);
         is_sealed(&machine.path("state"));
         cluster.kubectl(&["delete", "pods", "--all"]);
-        eventually("no record", 10, || (count() == 0).then_some(()));
+        eventually("no record", 10, || count() == 0);
     });
 }
 
@@ -285,7 +285,7 @@ fn a_cluster_of_one_process_boots_and_its_pods_are_ready() {
             after.iter().zip(&before).all(|(after, before)| after.1 != before.1),
             "these are new containers"
         );
-        eventually("the statuses in the API", 30, || (ready(&cluster.get(&["pods"])) == after).then_some(()));
+        eventually("the statuses in the API", 30, || ready(&cluster.get(&["pods"])) == after);
     });
 }
 

@@ -30,15 +30,13 @@ fn files_of_the_downward_api_and_projected_volumes_follow_their_sources() {
         let link = || cluster.kubectl(&["exec", "p", "--", "readlink", "/own/..data"]);
         let before = link();
         cluster.kubectl(&["label", "pod", "p", "a=2", "--overwrite"]);
-        eventually("the label", 10, || (shown().matches("a=\"2\"").count() == 2).then_some(()));
+        eventually("the label", 10, || shown().matches("a=\"2\"").count() == 2);
         assert_ne!(link(), before, "by a new directory behind ..data");
         cluster.kubectl(&["annotate", "pod", "p", "b=2", "--overwrite"]);
-        eventually("the annotation", 10, || (shown().matches("b=\"2\"").count() == 2).then_some(()));
+        eventually("the annotation", 10, || shown().matches("b=\"2\"").count() == 2);
         cluster.kubectl(&["patch", "configmap", "map", "-p", r#"{"data":{"map":"map-2"}}"#]);
         cluster.kubectl(&["patch", "secret", "secret", "-p", r#"{"stringData":{"secret":"secret-2"}}"#]);
-        eventually("the objects", 10, || {
-            (shown().contains("map-2") && shown().contains("secret-2")).then_some(())
-        });
+        eventually("the objects", 10, || shown().contains("map-2") && shown().contains("secret-2"));
     });
 }
 
@@ -63,10 +61,7 @@ fn a_container_starts_when_its_own_image_is_here() {
             let reason =
                 slow.and_then(|slow| slow["state"]["waiting"]["reason"].as_str()).unwrap_or_default();
             assert!(!reason.contains("Pull"), "the pull of the first image has failed before: {statuses:?}");
-            statuses
-                .iter()
-                .any(|one| one["name"] == "fast" && one["state"]["running"].is_object())
-                .then_some(())
+            statuses.iter().any(|one| one["name"] == "fast" && one["state"]["running"].is_object())
         });
         cluster.kubectl(&["delete", "pod", "p", "--timeout=30s"]);
         drop(silent);

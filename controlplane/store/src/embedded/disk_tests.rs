@@ -7,6 +7,7 @@ use std::{
 };
 
 use coracle_sealing::Keys;
+use coracle_testing::eventually_async;
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, unshare},
@@ -46,16 +47,6 @@ fn fill(path: &Path) {
 
 fn delete(key: &str, revision: u64) -> Write {
     Write { key: key.into(), expect: Expect::Revision(revision), value: None, tier: Tier::Durable }
-}
-
-async fn eventually<T>(what: &str, mut done: impl AsyncFnMut() -> Option<T>) -> T {
-    for _ in 0..100 {
-        if let Some(value) = done().await {
-            return value;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("{what} did not happen in 10 s")
 }
 
 async fn all(store: &Embedded) -> Vec<Entry> {
@@ -129,8 +120,10 @@ fn what_was_acknowledged_stays_and_what_was_refused_has_no_effect() {
         assert_eq!(page.len(), 2500 - deleted + 1, "reads go on, without the refused deletion");
         fs::remove_file(&filler).unwrap();
         let key = long(deleted);
-        let revision =
-            eventually("a write", async || store.write(delete(&key, revisions[deleted])).await.ok()).await;
+        let revision = eventually_async("a write", 10, async || {
+            store.write(delete(&key, revisions[deleted])).await.ok()
+        })
+        .await;
         assert!(revision > page.iter().map(|entry| entry.modified).max().unwrap());
         assert_eq!(store.health(), Health::Good);
         assert_eq!(all(&store).await.len(), 2500 - deleted);

@@ -63,7 +63,7 @@ impl Plane {
         eventually("the API", 60, || {
             let answers =
                 plane.address.authority.exists() && TcpStream::connect(plane.address.socket).is_ok();
-            (answers && plane.get(ADMIN, "/api/v1/namespaces/default").0 == 200).then_some(())
+            answers && plane.get(ADMIN, "/api/v1/namespaces/default").0 == 200
         });
         plane
     }

@@ -18,8 +18,7 @@ fn cve_2019_11245_the_user_of_an_image_counts_at_every_start() {
         let command = json!({"image": "user", "command": ["sh", "-c", "id -u; exit 1"]});
         cluster.apply(&sleeper("p", &json!({}), &command));
         eventually("a second start", 60, || {
-            (cluster.get(&["pod", "p"])["status"]["containerStatuses"][0]["restartCount"].as_u64() > Some(0))
-                .then_some(())
+            cluster.get(&["pod", "p"])["status"]["containerStatuses"][0]["restartCount"].as_u64() > Some(0)
         });
         for which in ["--previous=true", "--previous=false"] {
             assert_eq!(cluster.kubectl(&["logs", "p", which]).trim(), "1234");

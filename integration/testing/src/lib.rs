@@ -1,0 +1,17 @@
+//! Parts that the tests of all crates share: polling with a deadline ([`eventually`]), skipped tests ([`skip!`]) and
+//! a harness for test programs with their own `main` ([`Suite`]).
+//!
+//! Only dev-dependencies name this crate. It links nothing of what is tested.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    reason = "polls with sleeps and prints like a test harness"
+)]
+
+mod poll;
+mod skipped;
+mod suite;
+
+pub use poll::{Outcome, eventually, eventually_async};
+pub use skipped::{record_skip, record_skipped_part, test_name};
+pub use suite::{Suite, Test};

@@ -1,0 +1,119 @@
+//! Polling until a condition holds, with a deadline.
+
+use std::time::{Duration, Instant};
+
+/// Factor on every deadline: tests pass on machines that are this much slower, or this busy.
+const SLOWDOWN: u64 = 6;
+/// The interval grows from the first to the last value: a condition often runs kubectl, which takes a tenth of a second
+/// of processor time.
+const FIRST_INTERVAL: Duration = Duration::from_millis(10);
+const LAST_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Result of a condition: `true` and `Some` end the polling.
+pub trait Outcome {
+    /// What the caller of [`eventually`] receives.
+    type Value;
+
+    /// The value, if the condition holds.
+    fn value(self) -> Option<Self::Value>;
+}
+
+impl Outcome for bool {
+    type Value = ();
+
+    fn value(self) -> Option<()> {
+        self.then_some(())
+    }
+}
+
+impl<T> Outcome for Option<T> {
+    type Value = T;
+
+    fn value(self) -> Self {
+        self
+    }
+}
+
+/// Polls `condition` until it holds. `seconds` is the deadline on a fast machine.
+///
+/// # Panics
+/// When the condition does not hold within six times `seconds`. The message contains `what`.
+#[track_caller]
+pub fn eventually<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnMut() -> O) -> O::Value {
+    let mut poll = Poll::until(seconds);
+    loop {
+        if let Some(value) = condition().value() {
+            return value;
+        }
+        std::thread::sleep(poll.next_interval(what));
+    }
+}
+
+/// As [`eventually`], for asynchronous conditions.
+///
+/// # Panics
+/// When the condition does not hold within six times `seconds`. The message contains `what`.
+pub async fn eventually_async<O: Outcome>(
+    what: &str,
+    seconds: u64,
+    mut condition: impl AsyncFnMut() -> O,
+) -> O::Value {
+    let mut poll = Poll::until(seconds);
+    loop {
+        if let Some(value) = condition().await.value() {
+            return value;
+        }
+        tokio::time::sleep(poll.next_interval(what)).await;
+    }
+}
+
+struct Poll {
+    interval: Duration,
+    deadline: Instant,
+    seconds: u64,
+}
+
+impl Poll {
+    fn until(seconds: u64) -> Self {
+        let seconds = seconds * SLOWDOWN;
+        let deadline = Instant::now() + Duration::from_secs(seconds);
+        Self { interval: FIRST_INTERVAL, deadline, seconds }
+    }
+
+    /// How long to sleep before the next attempt. Panics after the deadline.
+    #[track_caller]
+    fn next_interval(&mut self, what: &str) -> Duration {
+        assert!(Instant::now() < self.deadline, "timed out after {} s: {what}", self.seconds);
+        let interval = self.interval;
+        self.interval = (interval * 5 / 4).min(LAST_INTERVAL);
+        interval
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_is_polled_until_it_holds() {
+        let mut left = 3;
+        let value = eventually("three attempts", 10, || {
+            left -= 1;
+            (left == 0).then_some("done")
+        });
+        assert_eq!((value, left), ("done", 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "timed out after 0 s: never")]
+    fn a_condition_that_never_holds_panics_with_its_description() {
+        eventually("never", 0, || false);
+    }
+
+    #[test]
+    fn the_interval_grows_to_its_maximum() {
+        let mut poll = Poll::until(10);
+        let intervals: Vec<_> = (0..30).map(|_| poll.next_interval("")).collect();
+        assert_eq!((intervals[0], intervals[29]), (FIRST_INTERVAL, LAST_INTERVAL));
+    }
+}
