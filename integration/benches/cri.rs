@@ -1,5 +1,5 @@
-//! Times the calls of a container runtime over CRI v1, as a kubelet makes them, and prints JSON. Knows
-//! no runtime: what `--endpoint` names is measured. scripts/bench-cri compares two with it.
+//! Measures the CRI v1 calls of a kubelet on the runtime at `--endpoint` and prints JSON. scripts/bench-cri compares two
+//! runtimes with it.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a measurement that fails has no result")]
 
 use std::collections::BTreeMap;
@@ -25,8 +25,7 @@ use tonic::transport::{Channel, Endpoint};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Operations in the order in which a pod meets them; `STARTED` is the sum of the first three, `ENDED` of
-/// the last four.
+/// Operations in the order of a pod's life. `STARTED` is the sum of the first three, `ENDED` of the last four.
 const STARTED: &str = "Run+Create+Start";
 const ENDED: &str = "Stop+Remove";
 const OPERATIONS: [&str; 10] = [
@@ -45,48 +44,48 @@ const OPERATIONS: [&str; 10] = [
 /// Measures a CRI runtime: a pod of one container at a time, then several at once.
 #[derive(Parser)]
 struct Arguments {
-    /// Where the runtime listens.
+    /// Socket of the runtime.
     #[arg(long, value_name = "unix://PATH")]
     endpoint: String,
-    /// What the containers run; pulled first when it is not there. Its default command must stay alive.
+    /// Image of the containers, pulled first if absent. Its default command must keep running.
     #[arg(long, value_name = "NAME", default_value = "docker.io/library/nginx:latest")]
     image: String,
     /// Pods measured one at a time.
     #[arg(long, default_value_t = 20)]
     count: usize,
-    /// Pods started and stopped several at a time; as many as one at a time when it is not given.
+    /// Pods started and stopped in parallel. The default is --count.
     #[arg(long, value_name = "PODS")]
     many: Option<usize>,
-    /// How many pods are being started at once; 0 leaves that part out.
+    /// Number of parallel starts; 0 disables this part.
     #[arg(long, default_value_t = 4)]
     parallel: usize,
-    /// Instead of pods, measure the pull of these images together, `parallel` at a time; they are removed again.
+    /// Instead of pods, measure pulling and removing these images, `parallel` at a time.
     #[arg(long, value_name = "NAME")]
     pull: Vec<String>,
-    /// Instead of measuring, start this many pods, say so, and hold them until standard input ends.
+    /// Instead of measuring, start this many pods, print `held`, and keep them until standard input closes.
     #[arg(long, value_name = "PODS")]
     hold: Option<usize>,
-    /// The pods' cgroup; the runtime's own choice when it is not given.
+    /// Parent cgroup of the pods. The default is the runtime's choice.
     #[arg(long, value_name = "PATH", default_value = "")]
     cgroup_parent: String,
     /// Containers have the runtime's default seccomp profile, as the restricted pod security standard demands.
     #[arg(long)]
     seccomp: bool,
-    /// Where containers log.
+    /// Directory of container logs.
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Given by `cargo bench`.
+    /// `cargo bench` passes this flag.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// A pod of one container that runs.
+/// A pod with one running container.
 struct Pod {
     sandbox: String,
     container: String,
 }
 
-/// How long each operation took, a sample per pod.
+/// Durations of each operation, one sample per pod.
 #[derive(Default)]
 struct Samples(BTreeMap<&'static str, Vec<Duration>>);
 
@@ -95,7 +94,7 @@ impl Samples {
         self.0.entry(operation).or_default().push(begin.elapsed());
     }
 
-    /// p50 and p99 of each operation with the samples they come from, in milliseconds.
+    /// p50, p99 and all samples of each operation, in milliseconds.
     fn report(&self) -> serde_json::Value {
         let mut report = serde_json::Map::new();
         for operation in OPERATIONS {
@@ -226,7 +225,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Without a grace period, so that only the runtime is measured and not what the image does at its end.
+    /// Without a grace period, so that the image's reaction to the stop signal is not measured.
     async fn stop(&mut self, pod: Pod, samples: &mut Samples) -> Result<(), Error> {
         let Pod { sandbox, container } = pod;
         let begin = Instant::now();
@@ -260,7 +259,7 @@ impl Runtime {
         Ok(samples)
     }
 
-    /// Starts `count` pods, `width` of them at a time; they stay.
+    /// Starts `count` pods, `width` in parallel, and returns them.
     async fn start_many(&self, count: usize, width: usize) -> Result<Vec<Pod>, Error> {
         let permits = Arc::new(Semaphore::new(width));
         let mut tasks = JoinSet::new();
@@ -278,7 +277,7 @@ impl Runtime {
         Ok(pods)
     }
 
-    /// Stops and removes `pods`, `width` of them at a time.
+    /// Stops and removes `pods`, `width` in parallel.
     async fn stop_many(&self, pods: Vec<Pod>, width: usize) -> Result<(), Error> {
         let permits = Arc::new(Semaphore::new(width));
         let mut tasks = JoinSet::new();
@@ -310,7 +309,7 @@ impl Runtime {
         Ok(report)
     }
 
-    /// How long it takes until all images are there, in milliseconds, and then until none is.
+    /// Milliseconds until all images are pulled, and until all are removed.
     async fn pull_all(&self) -> Result<serde_json::Value, Error> {
         let begin = Instant::now();
         self.for_images(|mut runtime, image| async move {
@@ -347,7 +346,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Says `held` on standard output when `count` pods run; whoever reads it looks at them meanwhile.
+    /// Prints `held` when `count` pods run, and keeps them until standard input closes.
     async fn hold(&self, count: usize) -> Result<(), Error> {
         let pods = self.start_many(count, 2).await?;
         writeln!(std::io::stdout(), "held")?;

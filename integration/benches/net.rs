@@ -1,6 +1,6 @@
-//! Packets between pods of one node, and of two: through the wiring that agents made, beside the same wiring made by
-//! hand with `ip`, in turn, on the same bridge; and beside that wiring with the masquerading that lets a pod reach the
-//! world, which has the kernel track every connection. `scripts/bench-net` runs it.
+//! Throughput and latency between pods on one node and on two nodes. Three configurations alternate: interfaces that
+//! agents created; the same interfaces created with `ip`; and those with masquerading, for which the kernel tracks every
+//! connection. `scripts/bench-net` runs it.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,
@@ -25,7 +25,7 @@ struct Pair {
     ip: IpAddr,
 }
 
-/// Bytes a second of one TCP stream.
+/// Throughput of one TCP stream in bytes per second.
 fn throughput(pair: &Pair) -> f64 {
     let listener = inside(pair.to, || TcpListener::bind((pair.ip, 0)).unwrap());
     let to = SocketAddr::new(pair.ip, listener.local_addr().unwrap().port());
@@ -47,7 +47,7 @@ fn throughput(pair: &Pair) -> f64 {
     bytes / start.elapsed().as_secs_f64()
 }
 
-/// Seconds from a small datagram to its answer.
+/// Round-trip time of a small datagram in seconds.
 fn latency(pair: &Pair) -> f64 {
     let answering = inside(pair.to, || UdpSocket::bind((pair.ip, 0)).unwrap());
     let to = SocketAddr::new(pair.ip, answering.local_addr().unwrap().port());
@@ -70,13 +70,13 @@ fn latency(pair: &Pair) -> f64 {
     time
 }
 
-/// Where packets go: to a pod of the same node, and to one of another.
+/// Pairs of pods: on the same node, and on two nodes.
 struct Ways {
     near: Pair,
     far: Pair,
 }
 
-/// What agents make: bridge, veth and addresses of two pods, and VXLAN to the other node, by hand.
+/// The same configuration as agents create, made by hand: bridge, veth pairs and addresses of two pods, and VXLAN.
 struct HandMade {
     hosts: [Host; 2],
     pods: [[std::process::Child; 2]; 2],
@@ -87,7 +87,7 @@ fn ip(host: &Host, line: &str) {
 }
 
 impl HandMade {
-    /// On hosts of these numbers.
+    /// Creates hosts with these numbers.
     fn new(numbers: [u8; 2]) -> Self {
         let hosts = numbers.map(Host::new);
         let pods = [0, 1].map(|n: usize| {
@@ -110,12 +110,12 @@ impl HandMade {
         Self { hosts, pods }
     }
 
-    /// A pod with this last byte of its address.
+    /// Creates a pod; `last` is the last byte of its address.
     fn pod(host: &Host, own: usize, last: u8) -> std::process::Child {
         let mut pod = host.command("unshare");
         let pod = pod.args(["--net", "cat"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
         let of_host = std::fs::read_link(format!("/proc/{}/ns/net", host.pid())).unwrap();
-        eventually("the pod's namespace", 5, || {
+        eventually("the pod's network namespace", 5, || {
             let of_pod = std::fs::read_link(format!("/proc/{}/ns/net", pod.id())).ok()?;
             let made = std::fs::read_to_string(format!("/proc/{}/comm", pod.id())).ok()?.trim() == "cat";
             (made && of_pod != of_host).then_some(())
@@ -136,7 +136,7 @@ impl HandMade {
         pod
     }
 
-    /// What a pod sends to the world has its host's address from now on.
+    /// Adds masquerading of packets from pods to other networks.
     fn masquerade(self) -> Self {
         for (host, own) in self.hosts.iter().zip(1..) {
             let chain = "chain out { type nat hook postrouting priority srcnat; ";
@@ -194,7 +194,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The middle of each one's measurements, the ratios to the first beside them.
+/// A table row with the median of each configuration and its ratio to the first.
 fn row(what: &str, unit: (f64, &str), measured: [Vec<f64>; 3], more_is_better: bool) {
     let [ours, plain, masked] = measured.map(median);
     let ratio = |theirs: f64| if more_is_better { ours / theirs } else { theirs / ours };
@@ -206,7 +206,7 @@ fn row(what: &str, unit: (f64, &str), measured: [Vec<f64>; 3], more_is_better: b
 fn compare(what: &str, pairs: [&Pair; 3]) {
     let (mut streams, mut asks) = ([const { Vec::new() }; 3], [const { Vec::new() }; 3]);
     for round in 0..ROUNDS {
-        // In turn, and each as often first.
+        // The configurations alternate, and each is first equally often.
         for which in (0..3).map(|turn| (round + turn) % 3) {
             streams[which].push(throughput(pairs[which]));
             asks[which].push(latency(pairs[which]));

@@ -1,11 +1,11 @@
-//! Access control: verbs, Pod Security levels, credentials, kubelet port.
+//! Access control: verbs, Pod Security levels, credentials, kubelet API.
 
 use std::fs;
 use std::process::{Command, Output};
 
 use coracle_integration::{Cluster, Kubectl, Machine, eventually, on_a_machine};
 
-/// A tenant that may make pods, and look into one with `get` alone.
+/// RBAC rules of a tenant that may create pods, and has only `get` on subresources.
 const TENANT: &str = r#"
 {"apiVersion":"v1","kind":"Namespace","metadata":{"name":"tenant","labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}
 ---
@@ -60,7 +60,7 @@ fn secret_token(cluster: &Kubectl) -> String {
     })
 }
 
-/// kubectl with a token and nothing else.
+/// Runs kubectl with only a token.
 fn as_token(cluster: &Cluster, machine: &Machine, token: &str, line: &[&str], input: &str) -> Output {
     let view = cluster.kubectl(&["config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}"]);
     let config = machine.path("token.kubeconfig");
@@ -81,7 +81,7 @@ fn said(output: &Output) -> String {
 
 /// Finding 15, and its ways around: a privileged pod, a privileged debug container, another namespace's label.
 #[test]
-fn a_restricted_namespace_takes_no_privileged_pod() {
+fn a_restricted_namespace_rejects_privileged_pods() {
     with_tenant(|machine, cluster| {
         let token = secret_token(cluster);
         let refused = as_token(cluster, machine, &token, &["create", "-f", "-"], BAD);
@@ -127,9 +127,9 @@ fn get_is_not_enough_to_enter_a_pod() {
     });
 }
 
-/// The kubelet port knows tokens for the API server, and of their users only what their roles allow.
+/// The kubelet API accepts tokens for the API server's audience and checks the permissions of their users.
 #[test]
-fn the_kubelet_port_takes_tokens_by_their_audience_and_roles() {
+fn the_kubelet_api_checks_audience_and_permissions_of_tokens() {
     with_tenant(|_, cluster| {
         let token = |name: &str, more: &[&str]| {
             let line = [&["create", "token", name, "-n", "tenant"], more].concat();
@@ -159,14 +159,14 @@ fn the_kubelet_port_takes_tokens_by_their_audience_and_roles() {
 
 /// A token in a Secret ends with the Secret, and the Secret with its account.
 #[test]
-fn a_token_in_a_secret_ends_with_its_account() {
+fn a_secret_token_is_revoked_with_its_account() {
     with_tenant(|machine, cluster| {
         let token = secret_token(cluster);
         let who = || as_token(cluster, machine, &token, &["auth", "whoami"], "");
         assert!(said(&who()).contains("system:serviceaccount:tenant:robot"), "{}", said(&who()));
         cluster.kubectl(&["delete", "serviceaccount", "robot", "-n", "tenant"]);
         assert!(said(&who()).contains("Unauthorized"), "{}", said(&who()));
-        eventually("the Secret's end", 20, || {
+        eventually("the Secret to be deleted", 20, || {
             let left = cluster.kubectl(&["get", "secrets", "-n", "tenant", "-o", "name"]);
             !left.contains("secret/robot")
         });

@@ -46,7 +46,7 @@ fn a_json_patch_cannot_multiply_an_object() {
 
 /// Finding B6: flow nesting takes the YAML parser quadratic time, on the threads that also shake hands.
 #[test]
-fn nested_yaml_does_not_stop_others() {
+fn nested_yaml_does_not_block_other_clients() {
     on_a_machine(|machine| {
         let plane = Plane::start(machine, None);
         let posts: Vec<_> = (0..3)
@@ -70,16 +70,16 @@ fn nested_yaml_does_not_stop_others() {
     });
 }
 
-/// Finding B7: connections that never say a word take all descriptors.
+/// Finding B7: connections without any data use all descriptors.
 #[test]
-fn silent_connections_leave_descriptors_for_others() {
+fn idle_connections_leave_descriptors_for_other_clients() {
     on_a_machine(|machine| {
         raise_descriptors();
         let plane = Plane::start(machine, Some(1024));
         let silent: Vec<TcpStream> =
             (0..1500).filter_map(|_| TcpStream::connect(plane.address().socket()).ok()).collect();
         assert!(silent.len() > 1000);
-        eventually("others to be served", 20, || plane.get(EVE, "/version").0 == 200);
+        eventually("other clients to be served", 20, || plane.get(EVE, "/version").0 == 200);
         assert_eq!(plane.get(ADMIN, "/api/v1/namespaces/default").0, 200);
         let open = plane.descriptors();
         assert!(open < 512, "{open} descriptors are open");
@@ -88,7 +88,7 @@ fn silent_connections_leave_descriptors_for_others() {
     });
 }
 
-/// Finding B7, the other side: what a large cluster needs fits into systemd's default limits.
+/// Finding B7: the limits allow as many watches as a large cluster needs, with systemd's default limits.
 #[test]
 fn five_thousand_watches_work_with_the_usual_limits() {
     on_a_machine(|machine| {
@@ -127,7 +127,7 @@ fn unread_lists_share_the_encoded_objects() {
                 connection
             })
             .collect();
-        // Each answer has begun.
+        // Each response has started.
         unread.iter_mut().for_each(|connection| assert_eq!(client::status(connection), 200));
         let grown = plane.memory().saturating_sub(before);
         eprintln!("30 unread lists: {} KiB", grown >> 10);
@@ -137,7 +137,7 @@ fn unread_lists_share_the_encoded_objects() {
 
 /// Finding B8: requests in flight are limited, and one user does not get all of them.
 #[test]
-fn unfinished_requests_of_one_user_do_not_keep_others_out() {
+fn unfinished_requests_of_one_user_do_not_block_other_users() {
     on_a_machine(|machine| {
         let plane = Plane::start(machine, None);
         let mut unfinished: Vec<_> = (0..110)
@@ -174,9 +174,9 @@ fn embedded_protobuf_objects_do_not_end_the_process() {
     });
 }
 
-/// Texts that are cut or repeated in answers: each of these was a panic, which ends a release build.
+/// Texts that responses truncate or repeat. Each of these caused a panic, which aborts a release build.
 #[test]
-fn odd_names_and_many_warnings_are_answered() {
+fn odd_names_and_many_warnings_get_a_response() {
     on_a_machine(|machine| {
         let plane = Plane::start(machine, None);
         let path = "/api/v1/namespaces/default/configmaps";
@@ -195,7 +195,7 @@ fn odd_names_and_many_warnings_are_answered() {
 fn an_unread_watch_does_not_keep_all_versions() {
     on_a_machine(|machine| {
         let plane = Plane::start(machine, None);
-        // Leases are in memory only: nothing but the watch keeps their old versions.
+        // Leases are stored in memory only: only the watch keeps their old versions.
         let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
         let lease = |holder: String| {
             json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": holder}}).to_string()

@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
 
-/// Seconds that an exec may take on a slow machine, of which it needs a fraction of one.
+/// Time limit of an exec in seconds, for slow machines. Usually it takes a fraction of a second.
 const PATIENCE: &str = "60";
 
-/// Which pid namespace a pod's containers have, as the CRI numbers it.
+/// Mode of the pod's pid namespace, with the CRI's numbers.
 #[derive(Clone, Copy)]
 enum Pids {
     Pod = 0,
@@ -36,7 +36,7 @@ struct Attacker<'a> {
     id: String,
 }
 
-/// A machine with a runtime, on which the image is.
+/// Runs a test with a runtime that has pulled the image.
 fn on_a_runtime(test: impl FnOnce(&Machine, &Cri) + Send + 'static) {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
@@ -76,7 +76,7 @@ impl<'a> Attacker<'a> {
         self.cri.try_crictl(&["create", &self.pod, &config, &pod])
     }
 
-    /// Runs a script in the container, without an input, as a probe runs; what it wrote.
+    /// Runs a script in the container without standard input, as a probe does. Returns its output.
     fn sh(&self, script: &str) -> String {
         let output = self.try_sh(script, PATIENCE);
         let said = String::from_utf8_lossy(&output.stderr);

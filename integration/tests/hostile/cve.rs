@@ -1,7 +1,7 @@
-//! Published vulnerabilities of runc, containerd, CRI-O, the kubelet and kube-apiserver, tried on this node.
+//! Published vulnerabilities of runc, containerd, CRI-O, the kubelet and kube-apiserver, tested on this node.
 //!
-//! `docs/security.md` lists every such vulnerability with the verdict and the test; the tests of the project's own
-//! findings stand in the modules beside this one.
+//! `docs/security.md` lists these vulnerabilities with verdicts and tests. Tests of the project's own findings are in the
+//! other modules.
 
 #[path = "cve/api.rs"]
 mod api;
@@ -39,13 +39,13 @@ fn run_pod(cluster: &Cluster, name: &str, manifest: &str) {
     eventually(&format!("{name} to run"), 60, || cluster.get(&["pod", name])["status"]["phase"] == "Running");
 }
 
-/// Runs a shell's command line in the pod; its standard output and standard error, whether it succeeds or not.
+/// Runs a shell command in the pod, which may fail. Returns standard output and standard error.
 fn sh(cluster: &Cluster, pod: &str, script: &str) -> String {
     let output = cluster.try_kubectl(&["exec", pod, "--", "sh", "-c", script]);
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 
-/// Creates the pod and waits until the node refuses its container, or the pod as a whole; the reason and message.
+/// Creates the pod and waits until the node rejects the pod or its container. Returns reason and message.
 fn refused(cluster: &Cluster, name: &str, manifest: &str) -> String {
     cluster.apply(manifest);
     eventually(&format!("{name} to be refused"), 60, || {
@@ -63,7 +63,7 @@ fn refused(cluster: &Cluster, name: &str, manifest: &str) -> String {
     })
 }
 
-/// Tries to create the object; what kubectl prints when the API server refuses it.
+/// Tries to create the object. Returns kubectl's error.
 fn denied(cluster: &Cluster, flags: &[&str], manifest: &str) -> String {
     let output = cluster.kubectl_of("1.37", &[&["create", "-f", "-"], flags].concat(), manifest);
     assert!(!output.status.success(), "accepted: {manifest}");

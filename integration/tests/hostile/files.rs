@@ -11,10 +11,10 @@ use coracle_integration::{Cluster, Machine, on_a_machine};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, umask};
 
-/// A user of the machine without any rights.
+/// An unprivileged user.
 const NOBODY: u32 = 65_534;
 
-/// Pods that use what unprivileged containers need from the state and run directories.
+/// Pods that need files in the state and run directories as unprivileged users.
 const PODS: &str = r#"
 apiVersion: v1
 kind: Secret
@@ -60,7 +60,7 @@ spec:
   volumes: [{name: shared, emptyDir: {}}, {name: key, secret: {secretName: key}}]
 "#;
 
-/// The cluster's directories below one that all users may enter, and a starting shell with this mask.
+/// Runs a test with a cluster in a directory that all users may enter, started with this umask.
 fn with_mask(mask: u32, test: impl FnOnce(&Machine, &mut Cluster) + Send + 'static) {
     on_a_machine(move |machine| {
         fs::set_permissions(machine.path(""), Permissions::from_mode(0o755)).unwrap();
@@ -90,7 +90,7 @@ fn every_path(top: &Path, into: &mut Vec<PathBuf>) {
     }
 }
 
-/// The paths below the directories that a user without rights can read, write or execute, knowing all their names.
+/// Paths that an unprivileged user can read, write or execute, if it knows their names.
 fn reachable(tops: &[PathBuf]) -> Vec<String> {
     let mut paths = Vec::new();
     tops.iter().for_each(|top| every_path(top, &mut paths));
@@ -113,7 +113,7 @@ fn reachable(tops: &[PathBuf]) -> Vec<String> {
 
 fn assert_private(machine: &Machine) {
     let (state, run) = (machine.path("state"), machine.path("run"));
-    // An empty layer of mount points: the same on every machine.
+    // Except an empty layer with mount points, which is the same on every machine.
     let mut open = reachable(&[state.clone(), run.clone()]);
     open.retain(|path| !path.contains("/state/mount-points"));
     assert!(open.is_empty(), "a local user reaches {} paths: {:?}", open.len(), &open[..open.len().min(20)]);
@@ -138,7 +138,7 @@ fn assert_private(machine: &Machine) {
     }
 }
 
-/// What the containers see of modes, whatever the mask was.
+/// Asserts the modes that containers see, for every umask.
 fn assert_seen(cluster: &Cluster) {
     let modes = cluster.kubectl(&[
         "exec",
@@ -176,7 +176,7 @@ fn a_local_user_reaches_nothing_of_state_and_run_directories_when_the_umask_is_0
         assert_seen(cluster);
         let open_logs = machine.path("logs");
         assert_eq!(mode(&open_logs), 0o750);
-        // As an earlier version left them.
+        // Modes that an earlier version created.
         cluster.stop();
         for path in [
             "state",

@@ -24,7 +24,7 @@ fn create(cluster: &Cluster, name: &str, spec: Value) {
     cluster.apply(&pod.to_string());
 }
 
-/// The pod's status once a look at it gives something.
+/// Polls the pod's status until `look` returns a value.
 fn until<T>(cluster: &Cluster, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
     eventually(&format!("{name}: {what}"), 60, || look(&cluster.get(&["pod", name])["status"]))
 }
@@ -61,7 +61,7 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
                 port(10250),
                 "hostPort 10250/TCP is in use on this node by the kubelet API".to_owned(),
             ),
-            // At last: without this check nothing answers there afterwards.
+            // Last, because without the check the kubelet API stops responding.
             ("api", port(6443), format!("(process {})", cluster.pid())),
         ] {
             create(cluster, name, spec);
@@ -70,7 +70,7 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
             assert_eq!(status["reason"], "NodePorts", "{status}");
             assert!(status["message"].as_str().unwrap().contains(&message), "{message:?} is not in {status}");
         }
-        // Of another protocol or another address it is free.
+        // The port is free for another protocol or another address.
         let udp = with_port(json!({"containerPort": 80, "hostPort": 2222, "protocol": "UDP"}));
         let other = with_port(
             json!({"containerPort": 53, "hostPort": 5353, "protocol": "UDP", "hostIP": "198.51.100.10"}),
@@ -95,10 +95,10 @@ fn limit_files(pid: u32, soft: &str) {
 }
 
 #[test]
-fn a_probe_that_the_node_cannot_make_does_not_restart_the_pod() {
+fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
     with_cluster(|_, cluster| {
         let mut container = shell("exec httpd -f -p 80 -h /etc");
-        // A liveness probe before the server listens is a failure of the container's own.
+        // A liveness probe before the server listens counts as a failure of the container.
         container["startupProbe"] =
             json!({"tcpSocket": {"port": 80}, "periodSeconds": 1, "failureThreshold": 60});
         container["livenessProbe"] =
@@ -120,7 +120,7 @@ fn a_probe_that_the_node_cannot_make_does_not_restart_the_pod() {
     });
 }
 
-/// An HTTP server with one answer, on loopback; its address.
+/// Starts an HTTP server with one response on loopback. Returns its address.
 fn serve(answer: impl Fn() -> String + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -135,7 +135,7 @@ fn serve(answer: impl Fn() -> String + Send + 'static) -> String {
 }
 
 #[test]
-fn the_words_of_a_token_service_reach_no_event_and_no_status() {
+fn texts_of_a_token_service_reach_no_event_and_no_status() {
     with_cluster(|_, cluster| {
         let body = "AKIA-SECRET\x1b[2J";
         let service = serve(move || {
@@ -166,7 +166,7 @@ fn the_words_of_a_token_service_reach_no_event_and_no_status() {
 }
 
 #[test]
-fn what_pods_report_and_get_is_what_the_kubelet_gives_them() {
+fn pods_report_and_receive_what_the_kubelet_would_give() {
     with_cluster(|_, cluster| {
         let mut end = shell("printf DONE; exit 1");
         end["terminationMessagePolicy"] = "FallbackToLogsOnError".into();
@@ -195,14 +195,14 @@ fn what_pods_report_and_get_is_what_the_kubelet_gives_them() {
         });
         let all = cluster.kubectl(&["get", "events,pods", "-o", "json"]);
         let told = all.matches("HOOK-SECRET").count();
-        // The pod's own specification, in its object and in the annotation of kubectl.
+        // The pod's specification occurs in the object and in kubectl's annotation.
         let own = cluster.kubectl(&["get", "pod", "hook", "-o", "jsonpath={.spec}{.metadata}"]);
         assert_eq!(told, own.matches("HOOK-SECRET").count(), "{all}");
     });
 }
 
 #[test]
-fn a_server_that_listens_soon_is_ready_soon() {
+fn a_server_that_listens_early_is_ready_early() {
     with_cluster(|_, cluster| {
         let container = |first: &str| {
             let mut container = shell(&format!("{first}; exec httpd -f -p 80 -h /etc"));
@@ -214,8 +214,8 @@ fn a_server_that_listens_soon_is_ready_soon() {
         let began = Instant::now();
         create(cluster, "slow", container("sleep 1"));
         until(cluster, "slow", "ready", ready);
-        let took = began.elapsed();
-        assert!(took < Duration::from_secs(12), "{took:?} with a server that listens after a second");
+        let elapsed = began.elapsed();
+        assert!(took < Duration::from_secs(12), "{elapsed:?} with a server that listens after a second");
         let events =
             cluster.get(&["events", "--field-selector", "involvedObject.name=slow,reason=Unhealthy"]);
         let count: i64 = events["items"].as_array().unwrap().iter().filter_map(|e| e["count"].as_i64()).sum();

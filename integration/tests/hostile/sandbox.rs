@@ -19,7 +19,7 @@ fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) 
     });
 }
 
-/// A pod whose containers share a pid namespace and may trace.
+/// Starts a pod whose containers share a pid namespace and have SYS_PTRACE.
 fn start_shared(cluster: &Cluster, name: &str) {
     let container = |name: &str| {
         format!(
@@ -45,7 +45,7 @@ fn sh(cluster: &Cluster, pod: &str, script: &str) -> String {
     cluster.kubectl(&["exec", pod, "-c", "one", "--", "sh", "-c", script])
 }
 
-/// Process 1 of the only pod of this machine that has one, and its shim.
+/// Process 1 of the only pod with a shared pid namespace, and its shim.
 fn process_1(machine: &Machine) -> Option<(i32, i32)> {
     let run = machine.path("run");
     let pids = fs::read_dir("/proc").unwrap().flatten();
@@ -63,7 +63,7 @@ fn process_1(machine: &Machine) -> Option<(i32, i32)> {
 
 /// Finding A2: with `SYS_PTRACE`, `/proc/1/root/..` led to the node's root.
 #[test]
-fn process_1_of_a_shared_pid_namespace_shows_nothing_of_the_node() {
+fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
     with_cluster(|machine, cluster| {
         let secret = machine.path("secret");
         fs::write(&secret, "of the node\n").unwrap();
@@ -100,7 +100,7 @@ fn process_1_of_a_shared_pid_namespace_shows_nothing_of_the_node() {
 
 /// Finding A3: a pod whose process 1 had died stayed ready, and its containers failed to start.
 #[test]
-fn the_end_of_process_1_is_the_end_of_the_pod() {
+fn a_pod_ends_with_its_process_1() {
     with_cluster(|machine, cluster| {
         start_shared(cluster, "ends");
         let (init, shim) = process_1(machine).unwrap();
@@ -120,9 +120,9 @@ fn the_end_of_process_1_is_the_end_of_the_pod() {
     });
 }
 
-/// The same while the node's process is not there: the next one must not believe the numbers on record.
+/// The same while the agent is not running: the next agent must not trust recorded pids.
 #[test]
-fn the_end_of_process_1_is_noticed_by_the_next_agent() {
+fn the_next_agent_notices_the_end_of_process_1() {
     with_cluster(|machine, cluster| {
         start_shared(cluster, "ends");
         let (init, shim) = process_1(machine).unwrap();
@@ -138,9 +138,9 @@ fn the_end_of_process_1_is_noticed_by_the_next_agent() {
     });
 }
 
-/// A container may kill what it shares a pid namespace with, process 1 by a tracer at most. The shim and the node stay.
+/// A container may kill processes in its pid namespace, and process 1 as a tracer. The shim and the node are unaffected.
 #[test]
-fn a_tracer_that_stops_or_ends_process_1_ends_its_own_pod_at_most() {
+fn a_tracer_of_process_1_can_only_end_its_own_pod() {
     with_cluster(|machine, cluster| {
         start_shared(cluster, "attacker");
         cluster.kubectl(&["run", "bystander", "--image=busybox", "--command", "--", "sleep", "100000"]);
@@ -148,9 +148,9 @@ fn a_tracer_that_stops_or_ends_process_1_ends_its_own_pod_at_most() {
         // Signals from inside do not reach it.
         sh(cluster, "attacker", "kill -STOP 1; kill -KILL 1; kill -TERM 1; true");
         assert_eq!(process_1(machine).map(|(pid, _)| pid), Some(init));
-        // Stopped from outside, as by a tracer: containers start, run and end.
+        // SIGSTOP from outside, as by a tracer: containers still start, run and stop.
         kill(Pid::from_raw(init), Signal::SIGSTOP).unwrap();
-        // The first processes of both containers, and so the one that kills them.
+        // Kills the first processes of both containers, including the killer.
         let kills = "for at in /proc/[0-9]*; do grep -q '(sleep)' $at/stat && kill -9 ${at#/proc/}; done";
         let _ended = cluster.try_kubectl(&["exec", "attacker", "-c", "one", "--", "sh", "-c", kills]);
         eventually("the container to run again", 60, || {
@@ -164,7 +164,7 @@ fn a_tracer_that_stops_or_ends_process_1_ends_its_own_pod_at_most() {
     });
 }
 
-/// Finding C16: root in a pod with the node's network could bind the abstract names by which an agent found another.
+/// Finding C16: root in a hostNetwork pod could bind the abstract socket names that agents used as locks.
 #[test]
 fn abstract_socket_names_do_not_keep_the_agent_from_starting() {
     on_a_machine(|machine| {
@@ -186,9 +186,9 @@ fn abstract_socket_names_do_not_keep_the_agent_from_starting() {
     });
 }
 
-/// Finding C17: what the process that starts the node has open was open in every shim.
+/// Finding C17: shims inherited the descriptors of the process that started the node.
 #[test]
-fn shims_and_containers_inherit_no_descriptor_of_who_started_the_node() {
+fn shims_and_containers_inherit_no_descriptor_of_the_nodes_parent() {
     on_a_machine(|machine| {
         let secret = machine.path("inherited");
         fs::write(&secret, "secret").unwrap();

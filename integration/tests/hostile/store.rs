@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// A control plane with its state on a small disk.
+/// A control plane whose state directory is on a small disk.
 struct Plane {
     process: Child,
     kubectl: Kubectl,
@@ -52,7 +52,7 @@ impl Plane {
     }
 }
 
-/// Mounts a tmpfs on the state directory, in a mount namespace of this thread and of what it starts.
+/// Mounts a tmpfs on the state directory, in a mount namespace of this thread and its children.
 fn with_disk(options: &'static str, test: impl FnOnce(&Machine) + Send + 'static) {
     on_a_machine(move |machine| {
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).unwrap();
@@ -75,7 +75,7 @@ fn names(plane: &Plane) -> String {
 }
 
 #[test]
-fn the_api_survives_a_full_disk_says_so_and_recovers_without_a_restart() {
+fn the_api_reports_a_full_disk_and_recovers_without_a_restart() {
     with_disk("size=128m,mode=0755", |machine| {
         let plane = Plane::start(machine, &[]);
         plane.kubectl.kubectl(&["create", "configmap", "before", "--from-literal=a=b"]);
@@ -89,14 +89,14 @@ fn the_api_survives_a_full_disk_says_so_and_recovers_without_a_restart() {
         assert!(!plane.raw("/readyz/store").0);
         assert!(plane.raw("/livez").0);
         assert!(names(&plane).contains("configmap/before"));
-        // The reserve is for what makes room.
+        // The reserved space is for deletions.
         plane.kubectl.kubectl(&["delete", "configmap", "before"]);
         fs::remove_file(&filler).unwrap();
         eventually("a create", 10, || {
             plane.try_run(&["create", "configmap", "after", "--from-literal=a=b"]).0
         });
         eventually("the readiness", 5, || plane.raw("/readyz").0);
-        // A power cut and a start on a full disk.
+        // SIGKILL and a start on a full disk.
         fill(&filler);
         plane.end(Signal::SIGKILL);
         let plane = Plane::start(machine, &[]);

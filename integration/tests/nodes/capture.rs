@@ -1,4 +1,4 @@
-//! Frames as a port of the bridge between the nodes carries them, and what is in them.
+//! Captures and parses Ethernet frames on the bridge between the nodes.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,13 +12,13 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
-/// A socket that sees every frame of its namespace, of which those of one interface are kept.
+/// A packet socket that receives the frames of one interface.
 pub(crate) struct Capture {
     socket: OwnedFd,
     interface: usize,
 }
 
-/// A frame of Ethernet.
+/// An Ethernet frame.
 pub(crate) struct Frame<'a> {
     pub(crate) to: String,
     pub(crate) from: String,
@@ -26,18 +26,18 @@ pub(crate) struct Frame<'a> {
     payload: &'a [u8],
 }
 
-/// A packet of either IP.
+/// An IPv4 or IPv6 packet.
 #[derive(Debug)]
 pub(crate) struct Packet<'a> {
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
-    /// With its headers, as they say it.
+    /// Length with headers, from the header.
     pub(crate) length: usize,
     protocol: u8,
     payload: &'a [u8],
 }
 
-/// A datagram of UDP.
+/// A UDP datagram.
 pub(crate) struct Datagram<'a> {
     pub(crate) to_port: u16,
     pub(crate) payload: &'a [u8],
@@ -46,7 +46,7 @@ pub(crate) struct Datagram<'a> {
 // === impl Capture ===
 
 impl Capture {
-    /// Of an interface in the calling thread's namespace.
+    /// For an interface in the calling thread's network namespace.
     pub(crate) fn on(interface: &str) -> Self {
         let socket =
             socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll);
@@ -56,7 +56,7 @@ impl Capture {
         Self { socket, interface: usize::try_from(if_nametoindex(interface).unwrap()).unwrap() }
     }
 
-    /// The frames that pass, in both directions, while `work` is done.
+    /// Runs `work` and returns the frames in both directions meanwhile.
     pub(crate) fn during(&self, work: impl FnOnce()) -> Vec<Vec<u8>> {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -78,7 +78,7 @@ impl Capture {
                 }
             });
             let worked = catch_unwind(AssertUnwindSafe(work));
-            // Also when it panicked: the scope waits for the reader.
+            // Also if `work` panicked, because the scope waits for the reader.
             done.store(true, Ordering::Relaxed);
             worked.unwrap_or_else(|panic| resume_unwind(panic));
             reader.join().unwrap()
@@ -99,7 +99,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// What it carries, if that is IP.
+    /// The IP packet in the frame, if any.
     pub(crate) fn packet(&self) -> Option<Packet<'a>> {
         match self.kind {
             0x0800 | 0x86dd => Some(Packet::of(self.payload)),
@@ -124,7 +124,7 @@ impl<'a> Packet<'a> {
         Self { from: v6(8), to: v6(24), length, protocol: bytes[6], payload: &bytes[40..length] }
     }
 
-    /// What it carries, if that is UDP and begins in it.
+    /// The UDP datagram in the packet, if this is its first fragment.
     pub(crate) fn datagram(&self) -> Option<Datagram<'a>> {
         let payload = self.payload;
         (self.protocol == 17).then(|| Datagram {
@@ -137,7 +137,7 @@ impl<'a> Packet<'a> {
 // === impl Datagram ===
 
 impl<'a> Datagram<'a> {
-    /// The network's number and the frame inside, by VXLAN's header (RFC 7348, section 5).
+    /// VNI and inner frame of a VXLAN datagram (RFC 7348, section 5).
     pub(crate) fn vxlan(&self) -> (u32, Frame<'a>) {
         let header = &self.payload[..8];
         assert_eq!((&header[..4], header[7]), (&[8, 0, 0, 0][..], 0), "the flags of a VXLAN with a number");

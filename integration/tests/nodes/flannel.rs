@@ -1,4 +1,4 @@
-//! One network of flannel's nodes and ours: the real flanneld is a node of our control plane's.
+//! Nodes with flannel and nodes with our agent in one cluster: the published flanneld uses our control plane.
 
 use std::collections::BTreeSet;
 
@@ -8,23 +8,23 @@ use serde_json::{Value, json};
 use super::pods::{Pod, hosts_and_pods_reach_pods, seen_from, with_nginx};
 use super::{CIDRS, MTU, condition};
 
-/// What flannel leaves of an uplink of 1500 bytes, whatever the family.
+/// MTU of flannel's pods with an uplink of 1500 bytes, for both families.
 const FLANNELS_MTU: usize = 1450;
-/// However slow the machines are.
+/// Time limit for slow machines.
 const LONG: std::time::Duration = std::time::Duration::from_secs(180);
 
-/// A node, by what flannel's layout of the kernel's tables needs of it.
+/// Properties of a node from which its peers' kernel tables follow.
 #[derive(Debug)]
 struct Seat {
     name: String,
-    /// Its addresses, IPv4 first, each with the VXLAN device behind it.
+    /// Addresses, IPv4 first, each with its VXLAN device.
     ends: Vec<(String, &'static str)>,
-    /// The ranges of its pods, likewise.
+    /// Pod ranges, IPv4 first.
     ranges: Vec<String>,
     pid: u32,
 }
 
-/// An entry for each peer and family: address, hardware address, next hop, range.
+/// An entry per peer and family: address, hardware address, next hop, range.
 type Entries = BTreeSet<[String; 4]>;
 
 fn text(value: &Value) -> String {
@@ -45,7 +45,7 @@ impl Seat {
     }
 }
 
-/// What others need to reach this node, by its own devices; none while one of these is not there.
+/// Entries that peers need to reach this node, from its own devices. None if a device does not exist.
 fn needed(host: &Host, seat: &Seat) -> Option<Entries> {
     let entry = |((address, device), range): (&(String, &str), &String)| {
         let mac = text(&host.try_json("ip", &["-j", "link", "show", device])?[0]["address"]);
@@ -54,7 +54,7 @@ fn needed(host: &Host, seat: &Seat) -> Option<Entries> {
     seat.ends.iter().zip(&seat.ranges).map(entry).collect()
 }
 
-/// What a node's kernel knows of others; none while the three tables do not agree, or a device is not there.
+/// Entries for peers in a node's kernel. None if the three tables disagree, or a device does not exist.
 fn known(host: &Host, seat: &Seat) -> Option<Entries> {
     let mut known = Entries::new();
     for (_, device) in &seat.ends {
@@ -78,7 +78,7 @@ fn known(host: &Host, seat: &Seat) -> Option<Entries> {
     Some(known)
 }
 
-/// A node's routes by its uplink to a next hop: range and next hop.
+/// Routes through the uplink of a node: range and next hop.
 fn routed(host: &Host) -> BTreeSet<[String; 2]> {
     let families = ["-4", "-6"].map(|family| host.ip(&[family, "route", "show", "dev", "eth0"]));
     let routes = families.iter().flat_map(|routes| routes.as_array().unwrap());
@@ -86,7 +86,7 @@ fn routed(host: &Host) -> BTreeSet<[String; 2]> {
     routes.map(|route| [text(&route["dst"]), text(&route["gateway"])]).collect()
 }
 
-/// The forwarding entries of a node's VXLAN devices; none when one went while one looked.
+/// Forwarding entries of a node's VXLAN devices. None if a device disappears meanwhile.
 fn tunnelled(host: &Host) -> Option<Vec<Value>> {
     let links = host.ip(&["link", "show", "type", "vxlan"]);
     let names = links.as_array().unwrap().iter().filter_map(|link| link["ifname"].as_str());
@@ -95,7 +95,7 @@ fn tunnelled(host: &Host) -> Option<Vec<Value>> {
     Some(entries?.iter().flat_map(|entries| entries.as_array().unwrap().clone()).collect())
 }
 
-/// Of each family, what the kernel of a host has answered: echoes, and datagrams to ports that nobody listens on.
+/// Counters of a host's kernel per family: echo replies, and "port unreachable" messages.
 fn answered(host: &Host) -> [[u64; 2]; 2] {
     let (v4, v6) = (host.run("cat", &["/proc/net/snmp"]), host.run("cat", &["/proc/net/snmp6"]));
     let of_v4 = |protocol: &str, name: &str| {
@@ -114,11 +114,11 @@ fn answered(host: &Host) -> [[u64; 2]; 2] {
     ]
 }
 
-/// That ours have tested the way to a node of flannel's that has no pods yet, and so no bridge, and found it well.
+/// Asserts that our agents probe a node with flannel that has no pods, and therefore no bridge, and report no fault.
 fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
     let bridges = flannel.host().ip(&["link", "show", "type", "bridge"]);
     assert_eq!(bridges, json!([]));
-    // A small and a full echo of each node, and two datagrams, which may come as one.
+    // From each node a small and a full-size echo, and two datagrams, which may be counted as one.
     let each = u64::try_from(nodes.agents().len()).unwrap();
     eventually("ours to test the way to flannel's node", 30, || {
         let answered = answered(flannel.host());
@@ -128,7 +128,7 @@ fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
         };
         cidrs.split(',').all(|cidr| well(cidr.contains(':')))
     });
-    // A fault is told when it is seen again, a second later.
+    // A fault is reported if a second probe, one second later, confirms it.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(2);
     while std::time::Instant::now() < end {
         for agent in nodes.agents() {
@@ -137,7 +137,7 @@ fn is_well_without_pods(nodes: &Nodes, flannel: &Flannel, cidrs: &str) {
     }
 }
 
-/// Nodes of both sorts, and a pod on each.
+/// Nodes with flannel and with our agent, and a pod on each.
 struct Mixed {
     nodes: Nodes,
     flannel: Flannel,
@@ -149,7 +149,7 @@ impl Mixed {
         Self::of(machine, cidrs, &[], &json!({"Type": "vxlan"}))
     }
 
-    /// With more flags for our agents, and flannel's configuration of its backend.
+    /// With more flags for our agents, and the backend in flannel's configuration.
     fn of(machine: &mut Machine, cidrs: &str, flags: &[&str], backend: &Value) -> Self {
         let mut nodes = Nodes::alone(machine, cidrs, &[]);
         (1..=2).for_each(|number| nodes.add(number, flags));
@@ -162,7 +162,7 @@ impl Mixed {
         Self { nodes, flannel, pods }
     }
 
-    /// All nodes as they are now.
+    /// The current state of all nodes.
     fn seats(&self) -> Vec<(&Host, Seat)> {
         let ours = self.nodes.agents().iter().map(|agent| {
             let seat = Seat::of(&self.nodes, agent.host(), agent.name(), ["coracle.1", "coracle.1-v6"]);
@@ -173,14 +173,14 @@ impl Mixed {
         ours.chain([(host, theirs)]).collect()
     }
 
-    /// That every node's kernel knows of each other node what reaches it, and of none else.
+    /// Asserts that every node's kernel has exactly the entries for all other nodes.
     fn all_know_all(&self) {
         let seats = self.seats();
         let end = std::time::Instant::now() + LONG;
         for (host, seat) in &seats {
             let others = || seats.iter().filter(|(_, other)| other.name != seat.name);
             loop {
-                // A device that is made again, for another address, may have another one of its own.
+                // A device that is recreated for another address may have another hardware address.
                 let needed: Option<Vec<Entries>> =
                     others().map(|(host, other)| needed(host, other)).collect();
                 let needed: Option<Entries> = needed.map(|needed| needed.into_iter().flatten().collect());
@@ -194,7 +194,7 @@ impl Mixed {
         }
     }
 
-    /// That every node has a route to each other node's pods by that node, and none else, and nothing in a tunnel.
+    /// Asserts that every node has exactly the routes to all other nodes' pods, and no tunnel.
     fn all_route_to_all(&self) {
         let seats = self.seats();
         for (host, seat) in &seats {
@@ -212,8 +212,8 @@ impl Mixed {
         }
     }
 
-    /// That pods of either sort of node see each other's own addresses.
-    fn nobody_is_masqueraded(&self) {
+    /// Asserts that packets between pods are not masqueraded.
+    fn nothing_is_masqueraded(&self) {
         let (ours, theirs) = (&self.pods[0], &self.pods[2]);
         for (from, to) in [(ours, theirs), (theirs, ours)] {
             for (ip, own) in to.ips.iter().zip(&from.ips) {
@@ -230,16 +230,16 @@ impl Mixed {
 }
 
 #[test]
-fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
+fn flannel_nodes_and_ours_form_one_network_after_changes() {
     on_a_machine(|machine| {
         let mut mixed = Mixed::up(machine, CIDRS);
         let name = mixed.flannel.name().to_owned();
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
-        // Flannel's pods may send more than ours take; they are told, and then send in pieces.
+        // Flannel's pods have a larger MTU than ours. They get "packet too big" and fragment.
         mixed.all_reach_all(FLANNELS_MTU);
-        mixed.nobody_is_masqueraded();
-        // Its kernel answers our tests of the way, and it may say in the Node's status how it is.
+        mixed.nothing_is_masqueraded();
+        // Its kernel answers our probes, and flanneld may update the Node's status.
         for agent in mixed.nodes.agents() {
             assert_eq!(condition(&mixed.nodes, agent.name(), "PodNetworkImpaired"), "False");
         }
@@ -247,13 +247,13 @@ fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
             condition(&mixed.nodes, &name, "NetworkUnavailable") == "False"
         });
 
-        // Flannel's node gets other addresses, and flanneld is started again: it tells them, and ours follow.
+        // The node with flannel gets other addresses and flanneld restarts: it publishes them and our agents follow.
         mixed.flannel.stop();
         mixed.flannel.host().set_address(77);
         mixed.flannel.start();
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
-        // Its devices are lost together with what was told of them: no way to it until it has new ones.
+        // Its devices and annotations are deleted: no route until flanneld creates new ones.
         mixed.flannel.stop();
         for device in ["flannel.1", "flannel-v6.1"] {
             mixed.flannel.host().run("ip", &["link", "del", device]);
@@ -269,17 +269,17 @@ fn nodes_of_flannels_and_ours_form_one_network_whatever_becomes_of_either() {
 }
 
 #[test]
-fn nodes_of_flannels_and_ours_form_one_network_of_ipv6_alone() {
+fn flannel_nodes_and_ours_form_one_ipv6_only_network() {
     on_a_machine(|machine| {
         let mixed = Mixed::up(machine, "fd42::/48");
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
-        mixed.nobody_is_masqueraded();
+        mixed.nothing_is_masqueraded();
     });
 }
 
 #[test]
-fn a_node_of_flannels_that_does_not_answer_is_told_of() {
+fn a_flannel_node_that_does_not_respond_is_reported() {
     on_a_machine(|machine| {
         let cidrs = "10.42.0.0/16";
         let nodes = Nodes::up(machine, cidrs, 1);
@@ -288,69 +288,69 @@ fn a_node_of_flannels_that_does_not_answer_is_told_of() {
         let device = &flannel.host().ip(&["addr", "show", "dev", "flannel.1"])[0];
         let address = text(&device["addr_info"][0]["local"]);
         flannel.host().cut();
-        // The ways are tested when something of them changes.
+        // A netlink event triggers the probes.
         nodes.agents()[0].host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
-        eventually("the silent node to be told of", 60, || {
+        eventually("the unreachable node to be reported", 60, || {
             let conditions = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
             conditions.contains(&format!("flannel-3: nothing passes to {address}"))
         });
         flannel.host().join();
-        eventually("a sound network again", 60, || {
+        eventually("PodNetworkImpaired=False", 60, || {
             condition(&nodes, "node-1", "PodNetworkImpaired") == "False"
         });
     });
 }
 
 #[test]
-fn nodes_of_flannels_and_ours_forget_each_other() {
+fn flannel_nodes_and_ours_remove_entries_of_deleted_nodes() {
     on_a_machine(|machine| {
         let mut mixed = Mixed::up(machine, "10.42.0.0/16");
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
-        // One of ours gets another address.
+        // A node with our agent gets another address.
         mixed.nodes.agent("node-1").host().set_address(88);
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
-        // One of ours goes.
+        // A node with our agent is removed.
         mixed.nodes.remove("node-2");
         mixed.nodes.kubectl(&["delete", "node", "node-2"]);
         mixed.pods.retain(|pod| pod.node != "node-2");
         mixed.all_know_all();
         mixed.all_reach_all(MTU);
-        // Flannel's goes.
+        // The node with flannel is removed.
         mixed.flannel.stop();
         mixed.nodes.kubectl(&["delete", "node", mixed.flannel.name()]);
         let agent = &mixed.nodes.agents()[0];
         eventually("ours to forget flannel's", 20, || {
             let routes = agent.host().ip(&["route", "show", "proto", "67"]);
             let links = agent.host().ip(&["link", "show", "type", "vxlan"]);
-            // A node alone has no devices of the overlay's.
+            // A single node has no VXLAN device.
             (routes.as_array()?.is_empty() && links.as_array()?.is_empty()).then_some(())
         });
     });
 }
 
-/// Nodes in one subnet, which need no tunnel.
+/// Nodes in one subnet, without a tunnel.
 fn without_a_tunnel(flags: &'static [&str], backend: Value, mtu: usize) {
     on_a_machine(move |machine| {
         let mut mixed = Mixed::of(machine, CIDRS, flags, &backend);
         mixed.all_route_to_all();
         mixed.all_reach_all(mtu);
-        mixed.nobody_is_masqueraded();
-        // Its bridge comes with its first pod: it is not at that that such a way is tested.
+        mixed.nothing_is_masqueraded();
+        // The bridge of a node exists only after its first pod: probes do not use the bridge's address.
         for agent in mixed.nodes.agents() {
-            eventually("a sound network", 30, || {
+            eventually("PodNetworkImpaired=False", 30, || {
                 condition(&mixed.nodes, agent.name(), "PodNetworkImpaired") == "False"
             });
         }
-        // Either gets another address.
+        // Both nodes get other addresses.
         mixed.flannel.stop();
         mixed.flannel.host().set_address(77);
         mixed.flannel.start();
         mixed.nodes.agent("node-1").host().set_address(88);
         mixed.all_route_to_all();
         mixed.all_reach_all(mtu);
-        // One of ours goes.
+        // A node with our agent is removed.
         mixed.nodes.remove("node-2");
         mixed.nodes.kubectl(&["delete", "node", "node-2"]);
         mixed.pods.retain(|pod| pod.node != "node-2");
@@ -360,12 +360,12 @@ fn without_a_tunnel(flags: &'static [&str], backend: Value, mtu: usize) {
 }
 
 #[test]
-fn nodes_of_flannels_and_ours_route_to_each_other_with_host_gw() {
+fn flannel_nodes_and_ours_route_with_host_gw() {
     without_a_tunnel(&["--overlay", "host-gw"], json!({"Type": "host-gw"}), 1500);
 }
 
 #[test]
-fn nodes_of_flannels_and_ours_route_to_each_other_with_direct_routing() {
+fn flannel_nodes_and_ours_route_with_direct_routing() {
     without_a_tunnel(
         &["--overlay-direct-routing", "true"],
         json!({"Type": "vxlan", "DirectRouting": true}),

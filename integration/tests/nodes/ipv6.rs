@@ -1,4 +1,4 @@
-//! A cluster of IPv6 alone: nodes, pods and services, and the way of a machine into it.
+//! An IPv6-only cluster: nodes, pods, services and joining.
 
 use coracle_integration::{Agent, Nodes, eventually, on_a_machine};
 use serde_json::Value;
@@ -6,19 +6,18 @@ use serde_json::Value;
 use super::pods::{Pod, all_reach_all, seen_from, with_nginx};
 use super::{MTU, condition};
 
-/// Answered to the kubelet at the pod's own address.
+/// A pod whose readiness probe connects to the pod's IPv6 address.
 const PROBED: &str = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probed"}, "spec": {
     "terminationGracePeriodSeconds": 0, "nodeName": "node-2", "containers": [{"name": "c", "image": "busybox",
     "command": ["httpd", "-f", "-p", "8080", "-h", "/etc"],
     "readinessProbe": {"httpGet": {"path": "/passwd", "port": 8080}, "periodSeconds": 1}}]}}"#;
 
-/// The addresses in a list of the API's.
+/// Addresses in a list of the API.
 fn all<'a>(list: &'a Value, field: &str) -> Vec<&'a str> {
     list.as_array().unwrap().iter().map(|each| each[field].as_str().unwrap()).collect()
 }
 
-/// What the kernel of a node knows of the others: where their packets go, and the routes there. None while there is no
-/// device for them.
+/// Tunnel endpoint and number of routes to the other node in a node's kernel. None if the VXLAN device does not exist.
 fn known(agent: &Agent) -> Option<(Vec<String>, usize)> {
     let host = agent.host();
     let fdb = host.try_json("bridge", &["-j", "fdb", "show", "dev", "coracle.1-v6"])?;
@@ -32,7 +31,9 @@ fn statuses_are_of_v6(nodes: &Nodes, pods: &[Pod]) {
         let addresses = node["status"]["addresses"].as_array().unwrap();
         let ips: Vec<&Value> = addresses.iter().filter(|a| a["type"] == "InternalIP").collect();
         assert_eq!((ips.len(), ips[0]["address"].as_str()), (1, Some(agent.host().address_v6().as_str())));
-        eventually("a sound network", 30, || condition(nodes, agent.name(), "PodNetworkImpaired") == "False");
+        eventually("PodNetworkImpaired=False", 30, || {
+            condition(nodes, agent.name(), "PodNetworkImpaired") == "False"
+        });
     }
     assert!(pods.iter().all(|pod| pod.ips[0].starts_with("fd42:")), "{pods:?}");
     let hosts: Vec<String> = nodes.agents().iter().map(|agent| agent.host().address_v6()).collect();
@@ -63,7 +64,7 @@ fn services_are_of_v6(nodes: &Nodes) {
 }
 
 #[test]
-fn a_cluster_of_ipv6_alone_has_nodes_that_join_pods_that_meet_and_streams() {
+fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, "fd42::/48", &[]);
         for number in 1..=2 {
@@ -92,7 +93,9 @@ fn a_cluster_of_ipv6_alone_has_nodes_that_join_pods_that_meet_and_streams() {
         let names = nodes.kubectl(&["get", "pods", "-l", "app=nginx", "-o", "name"]);
         for name in names.lines() {
             assert_eq!(nodes.kubectl(&["exec", name, "--", "echo", "hello"]), "hello\n");
-            eventually("what nginx says first", 20, || nodes.kubectl(&["logs", name]).contains("nginx/"));
+            eventually("the first line of nginx's log", 20, || {
+                nodes.kubectl(&["logs", name]).contains("nginx/")
+            });
         }
         statuses_are_of_v6(&nodes, &pods);
         services_are_of_v6(&nodes);

@@ -1,4 +1,4 @@
-//! Pods, and packets between them: sent and answered by the test itself, in the pods' own network namespaces.
+//! Pods, and packets between them. The test sends and answers packets itself, in the pods' network namespaces.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 use coracle_integration::{Nodes, eventually, inside};
 use serde_json::Value;
 
-/// A pod that is Ready.
+/// A Ready pod.
 #[derive(Clone, Debug)]
 pub(crate) struct Pod {
     pub(crate) node: String,
     pub(crate) ips: Vec<String>,
-    /// A process in its network namespace.
+    /// A process in the pod's network namespace.
     pub(crate) process: u32,
 }
 
 impl Pod {
-    /// Of its interface.
+    /// MTU of the pod's interface.
     pub(crate) fn mtu(&self) -> usize {
         let netns = format!("--net=/proc/{}/ns/net", self.process);
         let output =
@@ -45,7 +45,7 @@ fn ready_pods(nodes: &Nodes) -> Vec<Pod> {
     pods.collect()
 }
 
-/// The nginx deployment with so many pods, which must be spread over all nodes.
+/// Creates an nginx deployment with `count` pods, which must be spread over all nodes.
 pub(crate) fn with_nginx(nodes: &Nodes, count: usize) -> Vec<Pod> {
     nodes.kubectl(&["create", "deployment", "nginx", "--image=nginx", &format!("--replicas={count}")]);
     let pods = eventually("the pods", 60, || {
@@ -65,13 +65,13 @@ fn process(nodes: &Nodes, uid: &str) -> u32 {
     found.unwrap_or_else(|| panic!("no process of the pod {uid}"))
 }
 
-/// A socket that the pod answers everything on, until the thread that has it is told.
+/// A socket of the pod on which a thread answers every datagram.
 fn answer(pod: &Pod, ip: &str) -> UdpSocket {
     inside(pod.process, || UdpSocket::bind((ip, 7)).unwrap())
 }
 
-/// Whether a datagram of that many bytes, headers included, comes back from the pod with that address: sent by
-/// `from`, a process in some network namespace.
+/// Whether a datagram of `bytes` bytes with headers returns from the pod at address `to`. `from` is a process in the
+/// sender's network namespace.
 fn echoes(from: u32, to: &str, bytes: usize) -> bool {
     let to: IpAddr = to.parse().unwrap();
     let (any, headers) = if to.is_ipv4() { ("0.0.0.0", 28) } else { ("::", 48) };
@@ -84,16 +84,16 @@ fn echoes(from: u32, to: &str, bytes: usize) -> bool {
     })
 }
 
-/// However slow the machines are: a neighbour may have to be asked for more than once, a second apart, and a node that
-/// finds its uplink changed tests its ways anew.
+/// Time limit for slow machines: neighbour solicitations are repeated after a second, and a node probes its peers again
+/// after a change of its uplink.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Whether the pod with that address answers the other pod.
+/// Whether a pod reaches the pod at address `to`.
 pub(crate) fn reaches(nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
     reaches_within(LONG, nodes, (from, to), bytes)
 }
 
-/// Whether it does so at all within a time.
+/// As [`reaches`], with a time limit.
 pub(crate) fn reaches_within(
     patience: Duration,
     nodes: &Nodes,
@@ -108,13 +108,13 @@ pub(crate) fn reaches_within(
         if Instant::now() > end {
             return false;
         }
-        // One that could not even be sent is told at once.
+        // A datagram that cannot be sent fails at once.
         std::thread::sleep(Duration::from_millis(50));
     }
     true
 }
 
-/// Threads that send back what comes to the pods, by UDP and TCP, while this value is there.
+/// Threads that echo UDP and TCP data in all pods until this value is dropped.
 struct Answering {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -150,15 +150,15 @@ impl Drop for Answering {
     }
 }
 
-/// Every pod, and every node, reaches every pod, by small packets, by packets that fill `mtu`, and by a stream that
-/// the kernel is left to cut into packets.
+/// Asserts that every pod and every node reaches every pod: with small packets, with packets of `mtu` bytes and with a
+/// TCP stream.
 pub(crate) fn all_reach_all(nodes: &Nodes, pods: &[Pod], mtu: usize) {
     let hosts: Vec<_> =
         nodes.agents().iter().map(|agent| (agent.name().to_owned(), agent.host().pid())).collect();
     hosts_and_pods_reach_pods(&hosts, pods, mtu);
 }
 
-/// The same for nodes of any sort, each with a process in its network namespace.
+/// As [`all_reach_all`], for any hosts; each has a process in its network namespace.
 pub(crate) fn hosts_and_pods_reach_pods(hosts: &[(String, u32)], pods: &[Pod], mtu: usize) {
     let answering = Answering::start(pods);
     let from_pods = pods.iter().map(|pod| (format!("the pod of {}", pod.node), pod.process));
@@ -184,7 +184,7 @@ pub(crate) fn hosts_and_pods_reach_pods(hosts: &[(String, u32)], pods: &[Pod], m
     }
 }
 
-/// A megabyte from one pod to another, whole.
+/// Sends a megabyte from one pod to another and checks its length.
 pub(crate) fn stream(from: &Pod, to: &Pod, ip: &str) {
     const LENGTH: usize = 1 << 20;
     let listener = inside(to.process, || TcpListener::bind((ip, 8)).unwrap());
@@ -207,7 +207,7 @@ pub(crate) fn stream(from: &Pod, to: &Pod, ip: &str) {
     sent.join().unwrap();
 }
 
-/// Which address one pod sees when the other calls it at `ip`: again and again, as a datagram may be lost.
+/// The source address that `to` sees when `from` sends a datagram to `ip`. Repeats, because datagrams may be lost.
 pub(crate) fn seen_from(from: &Pod, to: &Pod, ip: &str) -> String {
     let socket = inside(to.process, || UdpSocket::bind((ip, 9)).unwrap());
     socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();

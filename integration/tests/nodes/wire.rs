@@ -1,4 +1,4 @@
-//! What leaves a node: the bridge between the nodes is listened to while pods talk.
+//! The format of packets between nodes, captured on the bridge between them.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,15 +9,15 @@ use super::CIDRS;
 use super::capture::{Capture, Frame, Packet};
 use super::pods::{Pod, reaches, stream, with_nginx};
 
-/// Two nodes, a pod on each, and every frame between them while these talked in both directions: by small packets,
-/// by packets of the length of the pods' links, and by a stream.
+/// Two nodes, a pod on each, and all captured frames of their traffic: small packets, full-size packets and a stream in
+/// both directions.
 struct Talk {
     nodes: Nodes,
     pods: Vec<Pod>,
     frames: Vec<Vec<u8>>,
 }
 
-/// Addresses and length of a packet between pods.
+/// Packets between pods that were seen, by addresses and length.
 type Seen = BTreeSet<(IpAddr, IpAddr, usize)>;
 
 // === impl Talk ===
@@ -32,7 +32,7 @@ impl Talk {
         let pods = with_nginx(&nodes, 2);
         let mtu = mtu(&nodes);
         for agent in nodes.agents() {
-            // What is captured is then cut into packets already.
+            // Without segmentation offload, captured frames have the size of those on the wire.
             agent.host().run("ip", &["link", "set", "eth0", "gso_max_segs", "1"]);
         }
         let capture = Capture::on(&nodes.agents()[0].host().port());
@@ -57,7 +57,7 @@ impl Talk {
         own(packet.from) && own(packet.to)
     }
 
-    /// That packets are outside from one host to the other, in their own family.
+    /// Asserts that the outer packet goes from the sender's host to the receiver's host, in the same address family.
     fn assert_outside(&self, outer: &Packet<'_>, inner: &Packet<'_>) {
         let hosts = self.hosts().map(|host| match inner.from {
             IpAddr::V4(_) => host.address().parse::<IpAddr>().unwrap(),
@@ -72,11 +72,11 @@ impl Talk {
         self.pods.iter().find(|pod| pod.ips.contains(&ip.to_string())).unwrap()
     }
 
-    /// That no frame is longer than the link lets through, that packets of pods went in no other form than `seen`,
-    /// and that small and full ones were among them, there and back.
+    /// Asserts that no frame exceeds the link's MTU, that `seen` contains all packets of pods, and that it contains small
+    /// and full-size packets in both directions.
     fn judge(&self, naked: bool, seen: &Seen) {
         let hosts = self.hosts().map(|host| [host.address(), host.address_v6()]).concat();
-        // Not what the control plane sends, whose uplink leaves it to others to cut.
+        // Except frames of the control plane, whose uplink has segmentation offload.
         let between = |packet: &Packet<'_>| {
             self.is_of_pods(packet)
                 || [packet.from, packet.to].iter().all(|ip| hosts.contains(&ip.to_string()))
@@ -97,7 +97,7 @@ impl Talk {
     }
 }
 
-/// Of the pods' links.
+/// MTU of the pods' interfaces.
 fn mtu(nodes: &Nodes) -> usize {
     let link = &nodes.agents()[0].host().ip(&["link", "show", "coracle0"])[0];
     usize::try_from(link["mtu"].as_u64().unwrap()).unwrap()
@@ -111,7 +111,7 @@ fn hardware_address(host: &Host, link: &str) -> String {
     host.ip(&["link", "show", link])[0]["address"].as_str().unwrap().to_owned()
 }
 
-/// The VXLAN device for a family of outer addresses.
+/// Name of the VXLAN device for an outer address family.
 fn device(host: &Host, v4: bool) -> String {
     let devices = host.ip(&["link", "show", "type", "vxlan"]).as_array().unwrap().clone();
     let local = if v4 { "local" } else { "local6" };
@@ -120,7 +120,7 @@ fn device(host: &Host, v4: bool) -> String {
 }
 
 #[test]
-fn packets_of_pods_leave_in_vxlan_and_fit_the_link() {
+fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
     on_a_machine(|machine| {
         let talk = Talk::by(machine, "vxlan");
         let devices = |v4| talk.hosts().map(|host| hardware_address(host, &device(host, v4)));
@@ -147,7 +147,7 @@ fn packets_of_pods_leave_in_vxlan_and_fit_the_link() {
 }
 
 #[test]
-fn packets_of_pods_leave_by_routes_as_they_are() {
+fn packets_of_pods_are_routed_without_encapsulation() {
     on_a_machine(|machine| {
         let talk = Talk::by(machine, "host-gw");
         let uplinks = talk.hosts().map(|host| hardware_address(host, "eth0"));
@@ -171,7 +171,7 @@ fn packets_of_pods_leave_by_routes_as_they_are() {
 }
 
 #[test]
-fn packets_of_pods_leave_in_udp_and_fit_the_link() {
+fn packets_of_pods_are_sent_in_udp_and_fit_the_link() {
     on_a_machine(|machine| {
         let talk = Talk::by(machine, "udp");
         let mut seen = Seen::new();

@@ -1,4 +1,4 @@
-//! A runtime under test with its client.
+//! A runtime under test and its CRI client.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-/// The image of every container.
+/// Image of every container.
 pub(crate) const IMAGE: &str = "docker.io/library/busybox:latest";
 
-/// `coracle runtime`, perhaps with a point armed.
+/// `coracle runtime`, optionally with an armed fault point, and a client that records its responses.
 pub(crate) struct Node {
     process: Child,
     runtime: RuntimeServiceClient<Channel>,
@@ -25,38 +25,38 @@ pub(crate) struct Node {
     cgroup_parent: String,
     logs: String,
     log: PathBuf,
-    /// What its containers run.
+    /// Command of its containers.
     command: &'static str,
-    /// Whether its pods are stopped with all that runs in them.
+    /// Whether pods are stopped without stopping their containers first.
     stops_whole: bool,
-    /// What is run in them.
+    /// Command of execs.
     exec: &'static str,
     heard: Arc<Mutex<Heard>>,
     listener: Option<JoinHandle<()>>,
-    /// What it said that it made, and that it lists.
+    /// Ids that the runtime returned for created objects.
     pub(crate) known: BTreeSet<String>,
-    /// What it said that it started.
+    /// Ids whose start succeeded.
     pub(crate) started: BTreeSet<String>,
 }
 
-/// However slow the machine is: long enough for what comes at all.
+/// Time limit for slow machines.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// A command that outlives a runtime, if nobody ends it.
+/// A command that outlives the runtime unless the next runtime kills it.
 const LEFT_BEHIND: &str = "sleep 9998";
 
-/// What became of what, in the words of events, in their order.
+/// Received events in order: id and type.
 pub(crate) type Heard = Vec<(String, i32)>;
 
 // === impl Node ===
 
 impl Node {
-    /// Starts it, with a log of its own, and waits until it serves.
+    /// Starts the runtime and waits until it responds.
     pub(crate) async fn start(machine: &Machine, mirrors: &Path, armed: Option<&str>) -> Self {
         Self::try_start(machine, mirrors, armed).await.expect("it ended before it served")
     }
 
-    /// The same; none when it ends before it serves.
+    /// As [`start`](Self::start). None if the runtime exits before it responds.
     pub(crate) async fn try_start(machine: &Machine, mirrors: &Path, armed: Option<&str>) -> Option<Self> {
         let socket = machine.path("cri.sock");
         let words = machine.path("runtime.log");
@@ -92,24 +92,24 @@ impl Node {
             cgroup_parent: format!("/{}/kubepods/pod-life", machine.name()),
             logs: machine.path("logs").display().to_string(),
             log: words,
-            // Only what does not heed its stop signal is killed.
+            // Only a process that ignores the stop signal is killed.
             command: if armed == Some("stop.killed") {
                 "trap '' TERM; exec sleep 9999"
             } else {
                 "exec sleep 9999"
             },
             stops_whole: armed == Some("stop-pod.begun"),
-            // One that is over before the runtime is killed leaves nothing to look for.
+            // A command that ends before the runtime is killed does not test anything.
             exec: if armed == Some("exec.begun") { LEFT_BEHIND } else { "echo alive" },
         })
     }
 
-    /// Its process.
+    /// Process id of the runtime.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Listens to its events until it ends.
+    /// Subscribes to events until the runtime exits.
     pub(crate) async fn listen(&mut self) {
         let events = self.runtime.get_container_events(cri::GetEventsRequest {}).await;
         let mut events = events.unwrap().into_inner();
@@ -121,7 +121,7 @@ impl Node {
         }));
     }
 
-    /// What it told; all of it when it ended.
+    /// Received events; all events if the runtime has exited.
     pub(crate) async fn heard(&mut self) -> Heard {
         if self.process.try_wait().unwrap().is_some()
             && let Some(listener) = self.listener.take()
@@ -131,34 +131,34 @@ impl Node {
         self.heard.lock().unwrap().clone()
     }
 
-    /// Waits until its listener, if there is one, heard what an answered call did: at the next step nothing is between
-    /// the runtime and the listener.
+    /// Waits until the subscriber, if any, has received the event of a completed call, so that no event is in transit at
+    /// the next step.
     async fn hear(&self, id: &str, what: i32) {
         let said = |(of, said): &(String, i32)| of == id && *said == what;
         if let Some(listener) = &self.listener {
-            // One whose runtime has ended hears no more.
+            // After the runtime has exited, no more events arrive.
             soon(|| listener.is_finished() || self.heard.lock().unwrap().iter().any(said)).await;
         }
     }
 
-    /// Kills it. Pods go on.
+    /// Kills the runtime. Pods continue.
     pub(crate) fn stop(&mut self) {
         self.process.kill().ok();
         self.process.wait().unwrap();
     }
 
-    /// Whether it ended by itself.
+    /// Whether the runtime exited by itself.
     pub(crate) async fn has_crashed(&mut self) -> bool {
         soon(|| self.process.try_wait().unwrap().is_some()).await
     }
 
-    /// Whether it saw the end of a shim that it had not asked to end.
+    /// Whether the log reports a shim that exited unexpectedly.
     pub(crate) async fn has_lost_a_shim(&self) -> bool {
         soon(|| std::fs::read_to_string(&self.log).unwrap().contains("the shim died")).await
     }
 
-    /// Whether its listener heard the end of all that it heard of: a runtime that is killed between a listener's taking
-    /// and the wire has told it, for all that it knows.
+    /// Whether the subscriber received the deletion of every object. A runtime that is killed while an event is in transit
+    /// believes that the event was delivered.
     pub(crate) async fn has_told_the_end(&self) -> bool {
         soon(|| {
             let heard = self.heard.lock().unwrap();
@@ -167,7 +167,7 @@ impl Node {
         .await
     }
 
-    /// Everything that a kubelet does with an image, a pod and its container, to their end.
+    /// All calls of a kubelet for an image, a pod and its container, from creation to removal.
     pub(crate) async fn whole_life(&mut self) -> Result<(), Status> {
         let image = Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() });
         self.pull().await?;
@@ -204,7 +204,7 @@ impl Node {
         Ok(())
     }
 
-    /// What else a kubelet asks for of what runs.
+    /// Calls of a kubelet for a running container: updates and execs.
     async fn change(&mut self, pod_sandbox_id: &str, container_id: &str) -> Result<(), Status> {
         let update = cri::UpdateContainerResourcesRequest {
             container_id: container_id.to_owned(),
@@ -223,7 +223,7 @@ impl Node {
         Ok(())
     }
 
-    /// Runs a line of the shell in a container; what it wrote.
+    /// Runs a shell command in a container and returns its output.
     async fn exec(&mut self, container_id: &str, line: &str) -> Result<String, Status> {
         let cmd = ["sh", "-c", line].map(str::to_owned).to_vec();
         let exec = cri::ExecSyncRequest { container_id: container_id.to_owned(), cmd, timeout: 60 };
@@ -241,8 +241,8 @@ impl Node {
         Ok(())
     }
 
-    /// What it lists is what is: a pod that is ready has its processes, a container that runs can be entered,
-    /// and nothing half-made is shown. How many pods are ready.
+    /// Checks that the lists match the kernel: a ready pod has its processes, a running container accepts execs, and no
+    /// partial object is listed. Returns the number of ready pods.
     pub(crate) async fn is_true(&mut self) -> Result<usize, String> {
         let say = |status: Status| status.to_string();
         let mut ready = 0;
@@ -268,8 +268,7 @@ impl Node {
         Ok(ready)
     }
 
-    /// A container that runs can be entered, has the limits that it is said to have, and nothing in it that nobody waits
-    /// for any more.
+    /// Checks that a running container accepts execs, has the reported limits and no process of an abandoned exec.
     async fn is_as_told(&mut self, id: &str) -> Result<(), String> {
         let say = |status: Status| status.to_string();
         let status = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
@@ -304,7 +303,7 @@ impl Node {
         Ok(())
     }
 
-    /// Removes all that is listed.
+    /// Removes all listed objects.
     pub(crate) async fn remove_all(&mut self) -> Result<(), Status> {
         let sandboxes = self.runtime.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await?;
         for sandbox in sandboxes.into_inner().items {
@@ -321,7 +320,7 @@ impl Node {
         let pod_sandbox_id = id.to_owned();
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
         self.runtime.stop_pod_sandbox(stop).await?;
-        // Not of one that stopped in an earlier life.
+        // Not if the container stopped under an earlier runtime.
         if self.heard.lock().unwrap().contains(&(pod_sandbox_id.clone(), 1)) {
             self.hear(&pod_sandbox_id, 2).await;
         }
@@ -357,7 +356,7 @@ impl Node {
     }
 }
 
-/// Whether all that was known, and is gone, was told from its beginning to its end, each transition once and in order.
+/// Checks that for each known and removed object every transition was received exactly once and in order.
 pub(crate) fn told_once(
     heard: &Heard,
     known: &BTreeSet<String>,
@@ -396,7 +395,7 @@ fn container(image: Option<cri::ImageSpec>, command: &str) -> cri::ContainerConf
     }
 }
 
-/// So many times the least.
+/// `times` the minimum limits.
 fn limits(times: i64) -> cri::LinuxContainerResources {
     cri::LinuxContainerResources {
         memory_limit_in_bytes: times * (64 << 20),
@@ -406,7 +405,7 @@ fn limits(times: i64) -> cri::LinuxContainerResources {
     }
 }
 
-/// Whether a pod's address is one in its network namespace.
+/// Checks that a pod's address exists in its network namespace.
 fn is_connected(address: &str, info: &HashMap<String, String>) -> Result<(), String> {
     let info: serde_json::Value = serde_json::from_str(&info["info"]).unwrap();
     let netns = format!("--net=/proc/{}/ns/net", info["pid"]);
@@ -416,7 +415,7 @@ fn is_connected(address: &str, info: &HashMap<String, String>) -> Result<(), Str
     if is_inside { Ok(()) } else { Err(format!("a ready pod has not its address {address:?}: {inside}")) }
 }
 
-/// Whether something comes true.
+/// Polls a condition. Returns whether it became true within the time limit.
 async fn soon(mut come: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while began.elapsed() < LONG {
@@ -428,7 +427,7 @@ async fn soon(mut come: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// Waits until there is an answer.
+/// Polls until there is a value.
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! A node that boots without its control plane starts its pods.
+//! A node that boots without its control plane starts its pods from the checkpoint.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -30,14 +30,14 @@ fn pod(name: &str, spec: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": name}}, "spec": all})
 }
 
-/// A container that runs on if `check` succeeds, and is ready while `ready` does.
+/// A container that keeps running if `check` succeeds, and is ready while `ready` succeeds.
 fn container(name: &str, policy: &str, check: &str, ready: &str) -> Value {
     json!({"name": name, "image": "busybox", "imagePullPolicy": policy,
         "command": ["sh", "-c", format!("{check} && exec sleep 100000")],
         "readinessProbe": {"exec": {"command": ["sh", "-c", ready]}, "periodSeconds": 1}})
 }
 
-/// Pods that need everything that a node has to have of its own.
+/// Pods that need every kind of object that the checkpoint contains.
 fn pods() -> Vec<Value> {
     let mounted = |mut container: Value, mounts: Value| {
         container["volumeMounts"] = mounts;
@@ -120,7 +120,7 @@ fn is_ready(pod: &Value) -> bool {
         && conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True")
 }
 
-/// Container ids by pod, of the pods in a list that are Ready.
+/// Name and container id of the Ready pods in a list.
 fn ready(list: &Value) -> Vec<(String, String)> {
     let pods = list["items"].as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -136,7 +136,7 @@ fn names(pods: &[(String, String)]) -> Vec<&str> {
     pods.iter().map(|(name, _)| name.as_str()).collect()
 }
 
-/// Asks the node itself for its pods, as an administrator of the cluster.
+/// A client of the kubelet API with the administrator's certificate.
 struct Asked {
     certificate: PathBuf,
     key: PathBuf,
@@ -172,7 +172,7 @@ fn is_below(dir: &Path, check: &mut impl FnMut(&Path)) {
     }
 }
 
-/// Nothing of a secret is in plain text below the agent's directory, and nobody else may read it.
+/// Asserts that no file below the agent's directory contains a secret in plain text, and that only root may read it.
 fn is_sealed(state: &Path) {
     let mut count = 0;
     is_below(&state.join("agent/checkpoint"), &mut |path| {
@@ -192,7 +192,7 @@ fn is_sealed(state: &Path) {
 }
 
 #[test]
-fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
+fn pods_are_ready_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
         let command = nodes.token(&["create"]);
@@ -207,7 +207,7 @@ fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
         nodes.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod/always", "pod/doomed"]);
 
         boot::of_agent(machine, nodes.agent("node-1"), 1);
-        // While the node is off: a pod is deleted, a secret is changed.
+        // While the node is off, a pod is deleted and a secret changes.
         nodes.kubectl(&["delete", "pod", "doomed", "--wait=false", "--grace-period=1"]);
         nodes.kubectl(&["patch", "secret", "password", "-p", r#"{"stringData":{"word":"hunter2-rotated"}}"#]);
         nodes.stop_plane();
@@ -228,10 +228,10 @@ fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
         let kept: Vec<_> = alone.into_iter().filter(|(name, _)| name != "doomed").collect();
         assert_eq!(synced, kept, "nothing was made anew");
         is_sealed(&nodes.agent("node-1").path("state"));
-        eventually("the deleted pod's end", 30, || {
+        eventually("the deleted pod to be removed", 30, || {
             !nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()
         });
-        // Always means that the registry was asked, which was not there.
+        // imagePullPolicy: Always needs the registry, which is not running.
         eventually("the failed pull of the image", 30, || {
             let always = nodes.get(&["pod", "always"]);
             let reason = &always["status"]["containerStatuses"][0]["state"]["waiting"]["reason"];
@@ -247,7 +247,7 @@ fn a_node_boots_without_its_control_plane_and_its_pods_are_ready() {
 }
 
 #[test]
-fn records_go_with_the_pods_that_need_them() {
+fn checkpoint_records_are_removed_with_their_last_pod() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);
@@ -266,7 +266,7 @@ fn records_go_with_the_pods_that_need_them() {
 }
 
 #[test]
-fn a_cluster_of_one_process_boots_and_its_pods_are_ready() {
+fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);
@@ -290,7 +290,7 @@ fn a_cluster_of_one_process_boots_and_its_pods_are_ready() {
 }
 
 #[test]
-fn killed_while_it_writes_a_node_boots_alone_all_the_same() {
+fn a_node_killed_while_it_writes_boots_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
         let command = nodes.token(&["create"]);
@@ -311,11 +311,11 @@ fn killed_while_it_writes_a_node_boots_alone_all_the_same() {
             nodes.agent("node-1").start();
         }
         boot::of_agent(machine, nodes.agent("node-1"), 1);
-        // What a power cut may leave: a half-written file, and a torn record of what the API server still has.
+        // A power cut may leave a partly written file and a damaged record of an object that the API server still has.
         let dir = nodes.agent("node-1").path("state/agent/checkpoint");
         fs::write(dir.join("secrets/0123.tmp"), "half").unwrap();
         fs::write(dir.join("pods/0123.sealed"), "torn").unwrap();
-        // Nothing answers, not even with a refusal: each request would wait for its timeout.
+        // Packets are dropped without a reply, so that each request waits for its timeout.
         nodes.agent("node-1").host().cut();
         machine.stop_registry();
         let began = Instant::now();

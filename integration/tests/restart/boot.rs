@@ -1,4 +1,4 @@
-//! A power cut and a boot: every process of the node ends, its mounts and its run directory are gone.
+//! Simulates a power cut and a boot: kills every process of the node, removes its mounts and its run directory.
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,14 @@ use coracle_integration::{Agent, Cluster, Machine, end_cgroup};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Ends an agent and its pods as a power cut does.
+/// Kills an agent and its pods as a power cut does.
 pub(crate) fn of_agent(machine: &Machine, agent: &mut Agent, number: u8) {
     agent.end(Signal::SIGKILL);
     let (run, state) = (agent.path("run"), agent.path("state"));
     clear(&run, &state, &format!("{}-{number}", machine.name()), || agent.host().command("sh"));
 }
 
-/// Ends a cluster of one process and its pods as a power cut does.
+/// Kills a single-process cluster and its pods as a power cut does.
 pub(crate) fn of_cluster(machine: &Machine, cluster: &mut Cluster) {
     cluster.kill();
     clear(&machine.path("run"), &machine.path("state"), machine.name(), || Command::new("sh"));

@@ -1,10 +1,10 @@
-//! Files in containers follow the API; containers wait for no other's image.
+//! Files in volumes are updated after changes in the API; a container does not wait for another container's image.
 
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::json;
 
 #[test]
-fn files_of_the_downward_api_and_projected_volumes_follow_their_sources() {
+fn files_of_downward_api_and_projected_volumes_are_updated() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);
@@ -41,11 +41,11 @@ fn files_of_the_downward_api_and_projected_volumes_follow_their_sources() {
 }
 
 #[test]
-fn a_container_starts_when_its_own_image_is_here() {
+fn a_container_does_not_wait_for_images_of_others() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let cluster = Cluster::up(machine, &mirrors);
-        // A registry that accepts connections and never answers.
+        // A registry that accepts connections and never responds.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let image = format!("{}/slow:1", silent.local_addr().unwrap());
         let container =

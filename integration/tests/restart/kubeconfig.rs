@@ -1,4 +1,4 @@
-//! An agent with nothing but a kubeconfig has a serving certificate, as a kubelet has.
+//! An agent that has only a kubeconfig gets a serving certificate, as a kubelet does.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use coracle_integration::{Machine, Nodes, eventually, on_a_machine};
 use nix::sys::signal::Signal;
 
-/// A control plane that wrote a kubeconfig for `node-1`, and its path.
+/// A control plane, and the path of a kubeconfig for `node-1`.
 fn plane(machine: &mut Machine) -> (Nodes, PathBuf) {
     let nodes = Nodes::alone(machine, "10.42.0.0/16", &["--issue-node", "node-1"]);
     let log = machine.path("nodes/plane.log");
@@ -25,7 +25,7 @@ fn plane(machine: &mut Machine) -> (Nodes, PathBuf) {
     (nodes, own)
 }
 
-/// What the kubelet API shows, as openssl prints it.
+/// The certificate of the kubelet API, as openssl prints it.
 fn shown(nodes: &mut Nodes) -> Option<String> {
     let script = "openssl s_client -connect 127.0.0.1:10250 </dev/null 2>/dev/null | \
                   openssl x509 -noout -subject -issuer -ext subjectAltName";
@@ -34,7 +34,7 @@ fn shown(nodes: &mut Nodes) -> Option<String> {
 }
 
 #[test]
-fn an_agent_with_a_kubeconfig_alone_makes_its_serving_certificate_and_keeps_it() {
+fn an_agent_with_only_a_kubeconfig_creates_and_keeps_its_serving_certificate() {
     on_a_machine(|machine| {
         let (mut nodes, kubeconfig) = plane(machine);
         nodes.join(1, &format!("coracle agent --kubeconfig {}", kubeconfig.display()), &[]);
@@ -45,7 +45,7 @@ fn an_agent_with_a_kubeconfig_alone_makes_its_serving_certificate_and_keeps_it()
         let pki = nodes.agent("node-1").path("state/agent/pki");
         let certificate = fs::read(pki.join("kubelet.crt")).unwrap();
         assert_eq!(fs::metadata(pki.join("kubelet.key")).unwrap().permissions().mode() & 0o777, 0o600);
-        // Without a client CA, no certificate is accepted: the administrator's neither.
+        // Without a client CA, the kubelet API accepts no certificate, not even the administrator's.
         let script = "curl -sk -o /dev/null -w '%{http_code}' https://127.0.0.1:10250/pods";
         assert_eq!(nodes.agent("node-1").host().run("sh", &["-c", script]), "401");
         nodes.agent("node-1").end(Signal::SIGKILL);

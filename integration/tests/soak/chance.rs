@@ -1,4 +1,4 @@
-//! Choices at random that a number repeats.
+//! Reproducible random choices.
 
 /// SplitMix64.
 #[derive(Debug, Clone)]
@@ -9,7 +9,7 @@ impl Chance {
         Self(seed)
     }
 
-    /// A number from 0 to one less than the limit.
+    /// A number from 0 to `limit` - 1.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -18,7 +18,7 @@ impl Chance {
         (mixed ^ (mixed >> 31)) % limit
     }
 
-    /// One of several, if there are any.
+    /// A random element. None if the slice is empty.
     pub(crate) fn one_of<'a, T>(&mut self, several: &'a [T]) -> Option<&'a T> {
         if several.is_empty() {
             return None;

@@ -1,4 +1,4 @@
-//! One pod after the other, each with a life at random.
+//! A worker that runs one pod after another with random operations.
 
 use std::fmt;
 use std::future::Future;
@@ -19,10 +19,10 @@ use crate::node::IMAGE;
 
 const LABEL: &str = "soak";
 
-/// What has happened so far.
+/// Counters of all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    /// Odd while something is being disturbed.
+    /// Odd during a disturbance.
     pub(crate) disturbances: AtomicU64,
     pub(crate) runtimes: AtomicU64,
     pub(crate) shims: AtomicU64,
@@ -32,7 +32,7 @@ pub(crate) struct Told {
     execs: AtomicU64,
 }
 
-/// A worker's pods. There is never more than one.
+/// A worker. It has one pod at a time.
 pub(crate) struct Life {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
@@ -43,17 +43,17 @@ pub(crate) struct Life {
     chance: Chance,
     told: Arc<Told>,
     sandbox: Option<String>,
-    /// Whether calls are given up at times.
+    /// Whether calls are cancelled at random.
     hasty: bool,
 }
 
-/// What a container does, and what must be seen of it.
+/// The behaviour of a container.
 enum Command {
-    /// Until it is told to end.
+    /// Runs until the stop signal.
     Heeds,
-    /// Until it is killed.
+    /// Ignores the stop signal and runs until SIGKILL.
     Ignores,
-    /// Ends by itself with this code.
+    /// Exits with this code.
     Ends(i32),
 }
 
@@ -68,7 +68,7 @@ impl Life {
             images: ImageServiceClient::new(channel),
             name: name.to_owned(),
             attempt: 0,
-            // The kubelet's, like the logs, and not the runtime's to remove.
+            // The kubelet creates this cgroup, so the runtime must not remove it.
             cgroup_parent: format!("/{}/kubepods/pod-life", machine.name()),
             logs: machine.path("logs-of-lives").join(name),
             chance,
@@ -78,7 +78,7 @@ impl Life {
         }
     }
 
-    /// A whole life. One that was not disturbed must succeed; of one that was, nothing is left.
+    /// Runs a pod from creation to removal. Without a disturbance everything must succeed; otherwise the pod is cleared.
     pub(crate) async fn live(&mut self) {
         let before = self.told.disturbances.load(Ordering::SeqCst);
         self.hasty = true;
@@ -99,17 +99,17 @@ impl Life {
         self.clear().await;
     }
 
-    /// Choices like its own, from here on.
+    /// A new random generator, seeded from this one.
     pub(crate) fn chance(&self) -> Chance {
         self.chance.clone()
     }
 
-    /// The id of the pod that lives.
+    /// Id of the current pod.
     pub(crate) fn sandbox(&self) -> &str {
         self.sandbox.as_deref().unwrap_or_default()
     }
 
-    /// A pod with one container that stays.
+    /// Starts a pod with one container that keeps running.
     pub(crate) async fn begin(&mut self) -> Result<(), Status> {
         let config = self.config();
         let sandbox = self.run(config.clone()).await?;
@@ -118,7 +118,7 @@ impl Life {
         Ok(())
     }
 
-    /// The end of it.
+    /// Removes that pod.
     pub(crate) async fn end(&mut self) -> Result<(), Status> {
         match self.sandbox.take() {
             Some(sandbox) => self.remove(&sandbox).await,
@@ -126,7 +126,7 @@ impl Life {
         }
     }
 
-    /// Removes what is left of disturbed lives. The runtime may be away meanwhile.
+    /// Removes the remains of disturbed pods. The runtime may be restarting.
     ///
     /// # Panics
     /// When it does not succeed for two minutes.
@@ -177,7 +177,7 @@ impl Life {
             }
         }
         for (container, _) in containers {
-            // A pod's stop stops what still runs, its removal removes what is still there.
+            // StopPodSandbox stops running containers; RemovePodSandbox removes all containers.
             if self.chance.below(3) > 0 {
                 let timeout = self.chance.below(2) as i64;
                 let stop = cri::StopContainerRequest { container_id: container.clone(), timeout };
@@ -228,7 +228,7 @@ impl Life {
         Ok(container_id)
     }
 
-    /// Some commands inside, with what they say and how they end.
+    /// Runs some commands in the container and checks their output and exit codes.
     async fn enter(&mut self, container: &str) -> Result<(), Status> {
         for _ in 0..self.chance.below(5) {
             let size = self.chance.below(100_000);
@@ -280,7 +280,7 @@ impl Life {
         Ok(())
     }
 
-    /// The answer; or [`Code::Cancelled`], when a client's patience ended before.
+    /// The response, or [`Code::Cancelled`] if the client cancels the call at random.
     async fn perhaps_give_up<T>(
         &mut self,
         call: impl Future<Output = Result<T, Status>>,

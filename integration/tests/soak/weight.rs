@@ -1,13 +1,13 @@
-//! What a process holds of the machine.
+//! Resources of a process: memory, descriptors, threads.
 
 use std::fs;
 
 use coracle_integration::Machine;
 
-/// Of one process, now.
+/// Current resources of one process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Weight {
-    /// Memory that is no file's, in kB.
+    /// Anonymous memory in kB.
     anonymous: u64,
     files: usize,
     threads: usize,
@@ -24,7 +24,8 @@ impl Weight {
         Self { anonymous, files: count("fd"), threads: count("task") }
     }
 
-    /// Up to so many kB more are another arrangement of the same; in an hour, a leak of some bytes a call is more.
+    /// Whether memory has grown by at most `slack` kB, which fragmentation explains. In an hour, a leak of a few bytes per
+    /// call exceeds it.
     pub(crate) fn is_flat_since(&self, earlier: &Self, slack: u64) -> bool {
         self.anonymous <= earlier.anonymous + slack
             && self.files <= earlier.files + 4
@@ -32,8 +33,8 @@ impl Weight {
     }
 }
 
-/// The machine's shims by process and command line; a pod with one pid namespace has two, its first process
-/// being the younger.
+/// Process ids and command lines of the machine's shims. A pod with a shared pid namespace has two: the shim and process
+/// 1, which is the younger.
 pub(crate) fn shims(machine: &Machine) -> Vec<(i32, String)> {
     let ours = machine.path("").display().to_string();
     let mut found = Vec::new();

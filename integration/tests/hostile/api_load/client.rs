@@ -15,34 +15,34 @@ use nix::unistd::Pid;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, crypto::ring};
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 
-/// A header of a member of `system:masters`, and of a user without permissions.
+/// Headers of a member of `system:masters` and of a user without permissions.
 pub(super) const ADMIN: &str = "authorization: Bearer admin-token";
 pub(super) const EVE: &str = "authorization: Bearer eve-token";
 
 pub(super) type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// Where a control plane answers.
+/// Address and CA of a control plane.
 #[derive(Clone)]
 pub(super) struct Address {
     socket: SocketAddr,
     authority: PathBuf,
 }
 
-/// `coracle controlplane` alone.
+/// A running `coracle controlplane`.
 pub(super) struct Plane {
     process: Child,
     address: Address,
     log: PathBuf,
 }
 
-/// Lets the test itself have many connections.
+/// Raises the test's own limit of descriptors.
 pub(super) fn raise_descriptors() {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard).unwrap();
 }
 
 impl Plane {
-    /// Starts it, with that many descriptors or with systemd's defaults.
+    /// Starts the control plane with a limit of descriptors; the default is systemd's.
     pub(super) fn start(machine: &Machine, descriptors: Option<u32>) -> Self {
         let tokens = machine.path("tokens.csv");
         fs::write(&tokens, "admin-token,admin,1,\"system:masters\"\neve-token,eve,2\nbob-token,bob,3\n")
@@ -91,7 +91,7 @@ impl Plane {
         self.status("VmRSS:")
     }
 
-    /// The most that there ever were.
+    /// Peak resident memory in bytes.
     pub(super) fn memory_peak(&self) -> usize {
         self.status("VmHWM:")
     }
@@ -127,7 +127,7 @@ impl Address {
         self.socket
     }
 
-    /// A TLS connection; reads end after a time.
+    /// Opens a TLS connection with a read timeout.
     pub(super) fn connect(&self, protocols: &[&[u8]]) -> Tls {
         let stream = TcpStream::connect(self.socket).unwrap();
         self.try_tls(stream, protocols).unwrap()
@@ -151,7 +151,7 @@ impl Address {
         Ok(tls)
     }
 
-    /// One request on a connection of its own: the code, 0 when the connection breaks, and the body.
+    /// Sends one request on a new connection. Returns status code and body; code 0 if the connection breaks.
     pub(super) fn send(
         &self,
         header: &str,
@@ -179,7 +179,7 @@ impl Address {
         tls.write_all(body)?;
         tls.flush()?;
         let mut answer = Vec::new();
-        // The end may come without a close notification.
+        // The server may close the connection without a close_notify alert.
         let _ = tls.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer).into_owned();
         let code = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
@@ -187,14 +187,14 @@ impl Address {
     }
 }
 
-/// The status code of the next answer of HTTP/1.1.
+/// Status code of the next HTTP/1.1 response.
 pub(super) fn status(connection: &mut Tls) -> u16 {
     let mut head = [0; 12];
     connection.read_exact(&mut head).unwrap();
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// A ControllerRevision in a ControllerRevision, that many times.
+/// `depth` nested ControllerRevisions.
 pub(super) fn nested_protobuf(depth: usize) -> Vec<u8> {
     fn varint(mut number: usize) -> Vec<u8> {
         let mut out = Vec::new();
@@ -228,7 +228,7 @@ pub(super) fn nested_protobuf(depth: usize) -> Vec<u8> {
     backwards
 }
 
-/// A connection of HTTP/2 that sends requests and counts answers.
+/// An HTTP/2 connection that sends requests and counts responses.
 pub(super) struct Http2 {
     tls: Tls,
     next: u32,
@@ -249,7 +249,7 @@ impl Http2 {
         self.tls.write_all(&[&head, payload].concat()).unwrap();
     }
 
-    /// Begins a GET as the administrator.
+    /// Starts a GET request as the administrator.
     pub(super) fn get(&mut self, path: &str) {
         let mut block = Vec::new();
         let fields = [
@@ -272,7 +272,7 @@ impl Http2 {
         self.frame(1, 0x5, stream, &block);
     }
 
-    /// Reads until that many answers have begun, or the connection ends; how many did.
+    /// Reads until `wanted` responses have started or the connection ends. Returns their number.
     pub(super) fn answers(&mut self, wanted: usize) -> usize {
         self.tls.flush().unwrap();
         let mut answers = 0;

@@ -8,9 +8,9 @@ use serde_json::json;
 
 use super::{Attacker, Pids, on_a_runtime, on_an_attacker};
 
-/// Interfaces of its own are for a container that asks for /dev/net/tun.
+/// Only a container with the device /dev/net/tun may create TUN interfaces.
 #[test]
-fn a_container_without_the_tun_device_cannot_make_one() {
+fn a_container_without_the_tun_device_cannot_create_one() {
     on_a_runtime(|machine, cri| {
         let open = "rm -f /tun; mknod /tun c 10 200; (: <>/tun) 2>&1 || true";
         let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
@@ -28,7 +28,7 @@ fn a_container_without_the_tun_device_cannot_make_one() {
     });
 }
 
-/// Tells every neighbour that an address is ours.
+/// A script that sends gratuitous ARP replies for an address.
 const CLAIM: &str = r#"
 import socket, struct, sys, time
 link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -59,11 +59,11 @@ fn a_pod_cannot_claim_the_address_of_the_gateway() {
         attacker.cri.crictl(&["start", &id]);
         let victim = Attacker { pod, id, ..victim };
         let neighbour = format!("ping -c 1 -W 1 {gateway} >/dev/null; ip neigh show {gateway}");
-        let before = eventually("the gateway's entry", 10, || {
+        let before = eventually("the gateway's ARP entry", 10, || {
             Some(victim.sh(&neighbour)).filter(|entry| entry.contains("lladdr"))
         });
         let pid = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].to_string();
-        // What CAP_NET_RAW allows: a gratuitous answer, more than a second (neigh/locktime) after the true one.
+        // CAP_NET_RAW allows gratuitous replies. The kernel ignores one within a second (neigh/locktime) of the true reply.
         let sent =
             Command::new("nsenter").args(["-t", &pid, "-n", "python3", "-c", CLAIM, &gateway]).status();
         assert!(sent.unwrap().success());

@@ -1,5 +1,5 @@
-//! Exec joins the container with the node's rights before it becomes the command: it must open nothing that root in
-//! the container has put in the way, and the shim must believe no report but its own.
+//! Exec enters the container with the node's privileges before it executes the command. It must not open files that
+//! root in the container prepared, and the shim must trust only its own processes.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -11,17 +11,17 @@ use super::{Attacker, Pids, on_an_attacker};
 
 const NULL: &str = "character special file 1:3";
 
-/// What the command has as its standard input when it is given none.
+/// Standard input of a command without input.
 fn stdin_of_exec(attacker: &Attacker<'_>) -> String {
     attacker.sh("stat -L -c '%F %t:%T' /proc/self/fd/0")
 }
 
-/// Replaces /dev/null, as root in the container may.
+/// Replaces /dev/null as root in the container.
 fn replace_null(attacker: &Attacker<'_>, command: &str) {
     attacker.sh(&format!("rm -f /dev/null && {command}"));
 }
 
-/// A file that only the node's root may read, at a path without links.
+/// A file that only the node's root can read, at a path without links.
 fn secret(attacker: &Attacker<'_>) -> String {
     let path = attacker.machine.path("secret");
     fs::write(&path, "of the node").unwrap();
@@ -30,7 +30,7 @@ fn secret(attacker: &Attacker<'_>) -> String {
 }
 
 #[test]
-fn null_that_leads_to_a_file_of_the_node_is_not_followed() {
+fn dev_null_that_links_to_a_file_of_the_node_is_not_opened() {
     // In a shared pid namespace process 1 is the sandbox's, with hostPID the node's.
     for (pids, root) in [(Pids::Pod, "/proc/1/root/../../../../.."), (Pids::Node, "/proc/1/root")] {
         on_an_attacker(pids, move |attacker| {
@@ -44,7 +44,7 @@ fn null_that_leads_to_a_file_of_the_node_is_not_followed() {
 }
 
 #[test]
-fn null_that_is_anything_else_is_not_opened() {
+fn dev_null_of_another_type_is_not_opened() {
     on_an_attacker(Pids::Container, |attacker| {
         let mut others = vec!["ln -s /proc/kmsg /dev/null", "mkfifo /dev/null", "mkdir /dev/null", "true"];
         let descriptors: Vec<String> =
@@ -61,7 +61,7 @@ fn null_that_is_anything_else_is_not_opened() {
 
 /// Root in the container must not change the node's device through the descriptor that exec gives it.
 #[test]
-fn the_nodes_null_keeps_its_mode() {
+fn the_nodes_dev_null_keeps_its_mode() {
     on_an_attacker(Pids::Container, |attacker| {
         let before = fs::metadata("/dev/null").unwrap().permissions().mode();
         let output = attacker.try_sh("chmod 0 /proc/self/fd/0", "60");
@@ -72,7 +72,7 @@ fn the_nodes_null_keeps_its_mode() {
 
 /// A report that the command writes itself names a process of the node, which the shim then kills for the command.
 #[test]
-fn a_forged_report_ends_no_process_of_the_node() {
+fn a_forged_report_kills_no_process_of_the_node() {
     on_an_attacker(Pids::Container, |attacker| {
         let mut victim = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
         let root = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].as_u64().unwrap();
@@ -82,7 +82,7 @@ fn a_forged_report_ends_no_process_of_the_node() {
             victim.id()
         );
         for number in 3..48 {
-            // As root in the container does it; but no exec is needed for it.
+            // Root in the container can do this without an exec.
             fs::remove_file(&null).unwrap();
             symlink(format!("/proc/self/fd/{number}"), &null).unwrap();
             let ended = attacker.try_sh(&forge, "1");
@@ -145,7 +145,7 @@ fn a_working_directory_that_becomes_a_link_to_the_node_is_refused() {
     }
 }
 
-/// Root in the container may stop whatever has its uid, also an exec before it is its command.
+/// Root in the container may stop any process with its uid, including an exec before it executes the command.
 #[test]
 fn an_exec_that_the_container_stops_is_ended_in_time() {
     on_an_attacker(Pids::Container, |attacker| {
@@ -160,7 +160,7 @@ fn an_exec_that_the_container_stops_is_ended_in_time() {
             assert!(!late.status.success());
             assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         }
-        // The shim serves on.
+        // The shim still responds.
         attacker.cri.crictl(&["stop", "-t", "1", &attacker.id]);
         stopper.kill().unwrap();
         stopper.wait().unwrap();

@@ -1,4 +1,4 @@
-//! Files of a container that the node reads for it: none may make the node wait, or give it what is not a file.
+//! Files in a container that the node reads. They must neither block the node nor lead to other files.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::{Attacker, Pids, container_config, on_a_runtime, on_an_attacker};
 
 /// An exec looks up HOME in /etc/passwd.
 #[test]
-fn passwd_that_is_no_file_stops_no_exec() {
+fn a_passwd_that_is_not_a_regular_file_does_not_block_exec() {
     on_an_attacker(Pids::Container, |attacker| {
         let mut others: Vec<String> = ["mkfifo -m 666", "ln -s /dev/zero", "mkdir", "truncate -s 4G"]
             .iter()
@@ -28,9 +28,9 @@ fn passwd_that_is_no_file_stops_no_exec() {
     });
 }
 
-/// The same when a container is made, of which a volume can be /etc, or /dev.
+/// Container creation, with a volume at /etc or /dev.
 #[test]
-fn a_volume_with_other_files_stops_no_start() {
+fn a_volume_with_special_files_does_not_block_a_start() {
     on_a_runtime(|machine, cri| {
         let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
         let dir = machine.path("volume");
@@ -44,7 +44,7 @@ fn a_volume_with_other_files_stops_no_start() {
         let id = attacker.create(&config, Pids::Container);
         cri.crictl(&["start", &id]);
         assert_eq!(cri.crictl(&["exec", "-s", "--timeout", "60", &id, "echo", "here"]), "here");
-        // A /dev of the attacker's: its null is no device, so that the container is refused, and soon.
+        // The attacker's /dev/null is not a device: the container is refused without delay.
         config["metadata"]["name"] = "dev".into();
         config["mounts"][0]["container_path"] = "/dev".into();
         let began = Instant::now();

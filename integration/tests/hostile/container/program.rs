@@ -1,4 +1,4 @@
-//! The node's own program, which a container's process is until it becomes the container's (CVE-2019-5736).
+//! The node's executable, which a container's first process runs until execve (CVE-2019-5736).
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -10,15 +10,15 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 use super::{Pids, container_config, on_an_attacker};
 
 #[test]
-fn the_program_of_all_that_becomes_a_container_is_read_only() {
+fn the_executable_of_a_starting_container_is_read_only() {
     on_an_attacker(Pids::Pod, |attacker| {
         let mut config = container_config(Pids::Pod);
         config["metadata"]["name"] = "waits".into();
         let id = attacker.create(&config, Pids::Pod);
-        // It waits for its start, and is the shim's program until then, as an exec is until it is its command.
+        // A created container waits for its start. Until then, its process runs the shim's executable.
         let pid = attacker.cri.json(&["inspect", &id])["info"]["pid"].as_u64().unwrap();
         let shim = parent(pid);
-        // Held as the attacker holds it, for when nothing runs it any more.
+        // The attacker holds a descriptor until no process runs the executable.
         let held = [pid, shim].map(|pid| {
             let open = OFlag::O_PATH.bits();
             File::options().read(true).custom_flags(open).open(format!("/proc/{pid}/exe")).unwrap()

@@ -10,7 +10,7 @@ use super::{on_a_cluster, refused, run_pod, sh, sleeper};
 
 /// CVE-2019-11245: the user of an image counted at a container's first start only.
 #[test]
-fn cve_2019_11245_the_user_of_an_image_counts_at_every_start() {
+fn cve_2019_11245_the_user_of_an_image_applies_at_every_start() {
     on_a_cluster(|machine, cluster| {
         let root = machine.path("root");
         fs::create_dir(&root).unwrap();

@@ -1,4 +1,4 @@
-//! Vulnerabilities of a node's network.
+//! Vulnerabilities in a node's network.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::{on_a_cluster, run_pod, sh, sleeper};
 
-/// The values of one setting of all interfaces of this test's network namespace.
+/// Values of a sysctl for all interfaces in this test's network namespace.
 fn settings(family: &str, name: &str) -> Vec<(String, String)> {
     let directory = format!("/proc/thread-self/net/../../../sys/net/{family}/conf");
     let directory =
@@ -46,7 +46,7 @@ fn cve_2020_8558_a_pod_reaches_no_loopback_address_of_the_node() {
 
 /// CVE-2020-10749: a pod announced itself to the host as an IPv6 router.
 #[test]
-fn cve_2020_10749_the_bridge_hears_no_router() {
+fn cve_2020_10749_the_bridge_ignores_router_advertisements() {
     on_a_cluster(|_, cluster| {
         run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({})));
         let hears = settings("ipv6", "accept_ra").into_iter().filter(|(name, value)| {
@@ -69,7 +69,7 @@ fn cve_2020_15257_no_socket_of_the_node_is_abstract() {
 
 /// CVE-2025-0426, CVE-2019-11248: ports of the kubelet that ask for no credentials.
 #[test]
-fn cve_2025_0426_the_kubelet_port_answers_no_stranger() {
+fn cve_2025_0426_the_kubelet_api_requires_credentials() {
     on_a_cluster(|_, _| {
         let listening = fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
         assert!(!listening.contains(&format!(":{:04X} ", 10255)), "a read-only port is open");

@@ -62,7 +62,7 @@ fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
         };
         let before = peak(cluster);
         run_pod(cluster, "p", &sleeper("p", &json!({}), &probe));
-        // The probe succeeds, or fails for its output: both are the end of one.
+        // The probe ends: it succeeds, or fails because of its output.
         std::thread::sleep(std::time::Duration::from_secs(5));
         let grown = peak(cluster).saturating_sub(before);
         assert!(grown < 100_000, "grown by {grown} kB");
@@ -71,7 +71,7 @@ fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
 
 /// CVE-2022-23471, CVE-2025-64329: clients of exec and attach that went away left tasks and descriptors.
 #[test]
-fn cve_2022_23471_clients_that_leave_cost_nothing() {
+fn cve_2022_23471_disconnected_clients_leave_no_descriptors() {
     on_a_cluster(|_, cluster| {
         run_pod(cluster, "p", &sleeper("p", &json!({}), &json!({"stdin": true, "tty": true})));
         let descriptors = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
@@ -105,7 +105,7 @@ fn cve_2023_2431_an_empty_localhost_profile_is_refused() {
         };
         let errors = denied(cluster, &[], &with(json!({"type": "Localhost"})));
         assert!(errors.contains("localhostProfile"), "{errors}");
-        // The API takes an empty path, as upstream's does: the node refuses it.
+        // The API server accepts an empty path, as upstream's; the node rejects it.
         let why = refused(cluster, "p", &with(json!({"type": "Localhost", "localhostProfile": ""})));
         assert!(why.contains("rofile"), "{why}");
         let climbing =
@@ -162,9 +162,9 @@ fn cve_2025_0750_a_log_path_does_not_leave_its_directory() {
     });
 }
 
-/// CVE-2019-14891: the process that writes a container's log was killed with the container for want of memory.
+/// CVE-2019-14891: the process that writes a container's log was killed with the container for lack of memory.
 #[test]
-fn cve_2019_14891_want_of_memory_ends_the_container_alone() {
+fn cve_2019_14891_lack_of_memory_ends_only_the_container() {
     on_a_cluster(|_, cluster| {
         let greedy = json!({"command": ["sh", "-c", "echo begin; exec tail /dev/zero"],
             "resources": {"limits": {"memory": "24Mi"}}});
@@ -185,15 +185,15 @@ fn cve_2025_47291_limits_hold_in_a_user_namespace() {
         let greedy = json!({"command": ["tail", "/dev/zero"], "resources": {"limits": {"memory": "24Mi"}}});
         let pod = json!({"hostUsers": false, "restartPolicy": "Never"});
         cluster.apply(&sleeper("p", &pod, &greedy));
-        eventually("the kill for want of memory", 60, || {
+        eventually("the kill for lack of memory", 60, || {
             let pod = cluster.get(&["pod", "p"]);
             pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "OOMKilled"
         });
     });
 }
 
-/// GHSA-7ww5-4wqc-m92c (CVE-2020-8694), GHSA-jq35-85cj-fj4p, CVE-2022-0492: files of the kernel that tell or change
-/// what is the host's.
+/// GHSA-7ww5-4wqc-m92c (CVE-2020-8694), GHSA-jq35-85cj-fj4p, CVE-2022-0492: kernel files that expose or change state of
+/// the host.
 #[test]
 fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
     on_a_cluster(|_, cluster| {
