@@ -1,6 +1,8 @@
 //! The published kubectl, connected to one cluster.
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -46,17 +48,18 @@ impl Kubectl {
     #[must_use]
     pub fn kubectl_of(&self, version: &str, arguments: &[&str], input: &str) -> Output {
         use std::io::Write;
-        let mut child = Command::new(Machine::kubectl(version))
-            .env("KUBECONFIG", &self.kubeconfig)
-            .env("HOME", self.kubeconfig.parent().unwrap())
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = self.command(Machine::kubectl(version));
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
         child.stdin.take().unwrap().write_all(input.as_bytes()).ok();
         child.wait_with_output().unwrap()
+    }
+
+    /// A command with the environment of kubectl: configuration, and a home directory for its cache.
+    fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.kubeconfig.parent().unwrap());
+        command
     }
 
     /// Starts kubectl in the background. Its standard output is a pipe; errors go to the test's output.
@@ -65,9 +68,20 @@ impl Kubectl {
     /// When it cannot be started.
     #[must_use]
     pub fn start(&self, arguments: &[&str]) -> Child {
-        let mut command = Command::new(Machine::kubectl("1.37"));
-        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.kubeconfig.parent().unwrap());
+        let mut command = self.command(Machine::kubectl("1.37"));
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    /// Starts kubectl in the background and writes its standard output and standard error to a file.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start_with_log(&self, arguments: &[&str], log: &Path) -> Child {
+        let log = File::create(log).unwrap();
+        let mut command = self.command(Machine::kubectl("1.37"));
+        command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         command.spawn().unwrap()
     }
 
@@ -78,8 +92,7 @@ impl Kubectl {
     #[must_use]
     pub fn in_a_terminal(&self, arguments: &[&str]) -> String {
         let words = format!("{} {}", Machine::kubectl("1.37").display(), arguments.join(" "));
-        let mut command = Command::new("script");
-        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.kubeconfig.parent().unwrap());
+        let mut command = self.command("script");
         let output = command.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_integration::{Cri, Machine, Trace, eventually, on_a_machine};
 
@@ -251,11 +251,9 @@ fn ports_are_forwarded_and_rmp_force_removes_everything() {
             let _forward = Running::start(cri, &words, Stdio::null());
             let answer = eventually("the page", 10, || page(port).filter(|answer| !answer.is_empty()));
             assert!(answer.contains("Welcome to nginx!"), "{answer}");
-            let began = Instant::now();
             for _ in 0..20 {
                 assert!(page(port).unwrap().contains("Welcome to nginx!"));
             }
-            assert!(began.elapsed() < Duration::from_secs(120));
         }
         cri.crictl(&["rmp", "-f", &pod]);
         // Pod and container with one command, then removal with --force.

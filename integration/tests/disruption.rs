@@ -6,9 +6,9 @@
     reason = "a test panics and waits"
 )]
 
+use std::fs;
+use std::path::Path;
 use std::process::Output;
-use std::thread;
-use std::time::Duration;
 
 use coracle_integration::{Nodes, eventually, on_a_machine};
 use nix::sys::signal::Signal;
@@ -87,28 +87,26 @@ fn drain_respects_disruption_budgets() {
         nodes.kubectl(&["drain", "node-2", "--timeout=300s"]);
         eventually("both pods on node-1", 60, || ready_on(&nodes) == ["node-1", "node-1"]);
         counted(&nodes, [2, 1, 2, 1]);
-        drain_waits(&nodes);
+        drain_waits(&nodes, &machine.path("drain.log"));
     });
 }
 
 /// Drain evicts one of two pods. Its replacement finds no node, so that drain waits, until a node is available.
-fn drain_waits(nodes: &Nodes) {
-    thread::scope(|scope| {
-        let draining = scope.spawn(|| nodes.try_kubectl(&["drain", "node-1", "--timeout=600s"]));
-        eventually("one pod to be evicted", 30, || {
-            let found: Vec<String> = pods(nodes, false).into_iter().map(|(node, _)| node).collect();
-            found == ["", "node-1"]
-        });
-        counted(nodes, [1, 1, 2, 0]);
-        // drain tries again after five seconds.
-        thread::sleep(Duration::from_secs(6));
-        assert!(!draining.is_finished());
-        assert_eq!(ready_on(nodes), ["node-1"]);
-        nodes.kubectl(&["uncordon", "node-2"]);
-        let output = draining.join().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        assert!(said(&output).contains("(will retry after 5s)"), "{}", said(&output));
+fn drain_waits(nodes: &Nodes, log: &Path) {
+    let mut drain = nodes.start_with_log(&["drain", "node-1", "--timeout=600s"], log);
+    eventually("one pod to be evicted", 30, || {
+        let found: Vec<String> = pods(nodes, false).into_iter().map(|(node, _)| node).collect();
+        found == ["", "node-1"]
     });
+    counted(nodes, [1, 1, 2, 0]);
+    eventually("drain to retry", 30, || {
+        fs::read_to_string(log).unwrap().matches("(will retry after 5s)").count() > 1
+    });
+    assert!(drain.try_wait().unwrap().is_none());
+    assert_eq!(ready_on(nodes), ["node-1"]);
+    nodes.kubectl(&["uncordon", "node-2"]);
+    let status = drain.wait().unwrap();
+    assert!(status.success(), "{}", fs::read_to_string(log).unwrap());
     eventually("both pods on node-2", 60, || ready_on(nodes) == ["node-2", "node-2"]);
     // The controller has observed the evictions.
     eventually("disruptedPods to be empty", 10, || {
@@ -158,28 +156,30 @@ fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
 fn a_stale_disruption_target_condition_is_reset() {
     on_a_machine(|machine| {
         let nodes = Nodes::alone(machine, CIDRS, &[]);
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {
-            "containers": [{"name": "c", "image": "busybox"}]}});
         eventually("the default service account", 10, || {
             nodes.try_kubectl(&["get", "serviceaccount", "default"]).status.success()
         });
-        nodes.apply(&pod.to_string());
-        let mark = |since: &str| {
+        for name in ["recent", "stale"] {
+            let spec = json!({"containers": [{"name": "c", "image": "busybox"}]});
+            let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+            nodes.apply(&pod.to_string());
+        }
+        let set_condition = |pod: &str, since: &str| {
             let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
                 "lastTransitionTime": since});
             let patch = json!({"status": {"conditions": [condition]}}).to_string();
-            nodes.kubectl(&["patch", "pod", "p", "--subresource=status", "-p", &patch]);
+            nodes.kubectl(&["patch", "pod", pod, "--subresource=status", "-p", &patch]);
         };
-        let status = || {
-            let conditions = nodes.get(&["pod", "p"])["status"]["conditions"].clone();
-            let mark = conditions.as_array().unwrap().iter().find(|one| one["type"] == "DisruptionTarget");
-            mark.map(|mark| mark["status"].as_str().unwrap().to_owned())
+        let status = |pod: &str| {
+            let conditions = nodes.get(&["pod", pod])["status"]["conditions"].clone();
+            let found = conditions.as_array().unwrap().iter().find(|one| one["type"] == "DisruptionTarget");
+            found.map(|condition| condition["status"].as_str().unwrap().to_owned())
         };
-        // The pod may still be deleted late, so the condition stays for now.
-        mark("2100-01-01T00:00:00Z");
-        thread::sleep(Duration::from_secs(1));
-        assert_eq!(status().as_deref(), Some("True"));
-        mark("2026-01-01T00:00:00Z");
-        eventually("the condition DisruptionTarget to be reset", 10, || status().as_deref() == Some("False"));
+        // The controller handles this pod before the other one, and keeps the condition: the pod may still be deleted.
+        set_condition("recent", "2100-01-01T00:00:00Z");
+        set_condition("stale", "2026-01-01T00:00:00Z");
+        let is = |pod: &str, expected: &str| status(pod).as_deref() == Some(expected);
+        eventually("the stale condition to be reset", 10, || is("stale", "False"));
+        assert!(is("recent", "True"));
     });
 }

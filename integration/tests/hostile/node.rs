@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
 use serde_json::{Value, json};
@@ -111,8 +111,10 @@ fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
         let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         let soft = line.split_whitespace().nth(3).unwrap().to_owned();
         limit_files(cluster.pid(), "16");
+        // Several probe periods, in which no probe can be made. Nothing marks a probe that is not made.
         sleep(Duration::from_secs(6));
         limit_files(cluster.pid(), &soft);
+        // A restart would follow within a probe period.
         sleep(Duration::from_secs(3));
         let status = cluster.get(&["pod", "probed"])["status"].clone();
         assert_eq!(status["containerStatuses"][0]["restartCount"], 0, "{status}");
@@ -206,16 +208,14 @@ fn a_server_that_listens_early_is_ready_early() {
     with_cluster(|_, cluster| {
         let container = |first: &str| {
             let mut container = shell(&format!("{first}; exec httpd -f -p 80 -h /etc"));
-            container["readinessProbe"] = json!({"httpGet": {"port": 80, "path": "/passwd"}, "periodSeconds": 20, "failureThreshold": 1});
+            container["readinessProbe"] = json!({"httpGet": {"port": 80, "path": "/passwd"}, "periodSeconds": 3600, "failureThreshold": 1});
             json!({"containers": [container]})
         };
         create(cluster, "warm", container("true"));
         until(cluster, "warm", "ready", ready);
-        let began = Instant::now();
+        // The first attempt fails. Without early retries, the next one would be an hour later.
         create(cluster, "slow", container("sleep 1"));
         until(cluster, "slow", "ready", ready);
-        let elapsed = began.elapsed();
-        assert!(took < Duration::from_secs(12), "{elapsed:?} with a server that listens after a second");
         let events =
             cluster.get(&["events", "--field-selector", "involvedObject.name=slow,reason=Unhealthy"]);
         let count: i64 = events["items"].as_array().unwrap().iter().filter_map(|e| e["count"].as_i64()).sum();

@@ -241,6 +241,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             let read = nodes.try_kubectl(&["exec", "files", "--", "cat", "/secret/word"]);
             read.stdout == b"hunter2-rotated"
         });
+        // No pod restarts after the boot. Nothing marks that.
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(ready(&nodes.get(&["pods"])), kept, "and nothing is later");
     });
