@@ -362,7 +362,8 @@ fn signing_request(user: &str) -> String {
 #[test]
 fn certificates_are_renewed_while_the_node_runs() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--cluster-signing-seconds", "40"]);
+        let flags = ["--cluster-signing-seconds", "40", "--node-monitor-grace-seconds", "10"];
+        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
         let command = nodes.token(&["create"]);
         nodes.join(1, &command, &["--node-lease-seconds", "4"]);
         nodes.wait_ready();
@@ -448,7 +449,8 @@ fn certificates_due_during_an_outage_are_renewed_after_it() {
 #[test]
 fn a_node_whose_certificate_expires_during_an_outage_reports_what_to_do() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--cluster-signing-seconds", "40"]);
+        let flags = ["--cluster-signing-seconds", "40", "--node-monitor-grace-seconds", "10"];
+        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
         let command = nodes.token(&["create"]);
         nodes.join(1, &command, &["--node-lease-seconds", "4"]);
         nodes.wait_ready();

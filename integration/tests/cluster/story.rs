@@ -1,5 +1,4 @@
 //! `kubectl create deployment nginx --image=nginx --replicas=3`: three pods that respond, and their removal.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

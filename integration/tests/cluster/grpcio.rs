@@ -1,5 +1,4 @@
 //! A gRPC client with the C core (Python, C++, Ruby): it sends the percent-encoded path of the socket as `:authority`.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::process::Command;
 

@@ -1,10 +1,4 @@
 //! RBAC with kubectl: roles, bindings, `auth can-i`, and requests with a service account's token.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::disallowed_methods,
-    reason = "a test panics and waits"
-)]
 
 use std::fs;
 

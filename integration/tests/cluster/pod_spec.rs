@@ -1,5 +1,4 @@
 //! The kernel's state matches the pod's specification: volumes, environment, users, limits, host ports, container order.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
 use std::io::{Read, Write};

@@ -1,5 +1,4 @@
 //! Invalid input is rejected with an error in Kubernetes' format and leaves no partial state.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
 use std::process::{Command, Output};

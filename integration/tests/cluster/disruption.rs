@@ -1,10 +1,4 @@
 //! PodDisruptionBudgets and `kubectl drain`, and the taint out-of-service.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::disallowed_methods,
-    reason = "a test panics and waits"
-)]
 
 use std::fs;
 use std::path::Path;

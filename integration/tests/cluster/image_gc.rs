@@ -1,11 +1,5 @@
 //! Image garbage collection on a small disk: it removes unused images, least recently used first. Images in use and
 //! pinned images stay. A pull that failed for lack of space succeeds when it is retried.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::disallowed_methods,
-    reason = "a test panics and waits"
-)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,5 +1,4 @@
 //! The roles of the binary: separate control plane and agent, images, help, preflight checks.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

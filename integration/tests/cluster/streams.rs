@@ -1,10 +1,4 @@
 //! `kubectl logs`, `exec`, `attach`, `cp` and `port-forward`, through the API server to the node.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::disallowed_methods,
-    reason = "a test panics and waits"
-)]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,5 +1,4 @@
 //! Pod annotations for addresses, and network plugins that report not ready.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,0 +1,29 @@
+//! Clusters driven with kubectl, and the roles of the binary. One program for many small modules, because each test
+//! program must be linked, and the last test of a program leaves a core idle.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a test panics and waits"
+)]
+
+#[path = "cluster/bad_input.rs"]
+mod bad_input;
+#[path = "cluster/disruption.rs"]
+mod disruption;
+#[path = "cluster/grpcio.rs"]
+mod grpcio;
+#[path = "cluster/image_gc.rs"]
+mod image_gc;
+#[path = "cluster/pod_network.rs"]
+mod pod_network;
+#[path = "cluster/pod_spec.rs"]
+mod pod_spec;
+#[path = "cluster/rbac.rs"]
+mod rbac;
+#[path = "cluster/roles.rs"]
+mod roles;
+#[path = "cluster/story.rs"]
+mod story;
+#[path = "cluster/streams.rs"]
+mod streams;
