@@ -3,7 +3,6 @@
 //! Runs as root in a network namespace of its own. The binary is its own shim, as the real one is:
 //! called with `shim --dir DIR` it becomes a pod.
 #![allow(
-    clippy::print_stdout,
     clippy::unwrap_used,
     clippy::expect_used,
     reason = "a test with a main of its own"
@@ -45,7 +44,6 @@ fn main() -> ExitCode {
         security_reaches_the_kernel,
         streams_carry_commands_and_connections,
         attach_logs_and_statistics_are_true,
-        starting_is_fast,
     ])
 }
 
@@ -406,22 +404,4 @@ async fn attach_logs_and_statistics_are_true(machine: &mut Machine) {
     assert_eq!(machine.wait_exited(&id).await.exit_code, 0);
     assert!(std::fs::read_to_string(&log).expect("log").contains("stdout F typed"));
     machine.remove_pod(&pod).await;
-}
-
-async fn starting_is_fast(machine: &mut Machine) {
-    let mut times = Vec::new();
-    for round in 0..20 {
-        let began = Instant::now();
-        let pod = machine.pod(&format!("fast{round}")).await;
-        let ran = began.elapsed();
-        let id = machine.create(&pod, "c", &["sleep", "1000"], |_| {}).await.expect("create");
-        let created = began.elapsed();
-        machine.start(&id).await;
-        let started = began.elapsed();
-        machine.remove_pod(&pod).await;
-        times.push((started, ran, created - ran, started - created, began.elapsed() - started));
-    }
-    times.sort_unstable();
-    let (all, run, create, start, remove) = times[times.len() / 2];
-    println!("  median {all:?}: run {run:?}, create {create:?}, start {start:?}; remove {remove:?}");
 }

@@ -541,7 +541,7 @@ fn our_runtime_runs_a_third_party_list_and_reports_its_state() {
 #[test]
 fn a_plugin_receives_the_pods_name_and_bandwidth() {
     on_a_machine(|machine| {
-        let [conf, bin, log] = ["net.d", "bin", "told"].map(|name| machine.path(name));
+        let [conf, bin, log] = ["net.d", "bin", "log"].map(|name| machine.path(name));
         for dir in [&conf, &bin] {
             fs::create_dir_all(dir).unwrap();
         }
@@ -564,9 +564,9 @@ fn a_plugin_receives_the_pods_name_and_bandwidth() {
         let id = cri.crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
         assert_eq!(cri.json(&["inspectp", &id])["status"]["network"]["ip"], "10.1.1.1");
         cri.crictl(&["stopp", &id]);
-        let told = fs::read_to_string(&log).unwrap();
+        let calls = fs::read_to_string(&log).unwrap();
         for command in ["ADD", "DEL"] {
-            let line = told.lines().find(|line| line.starts_with(command)).unwrap();
+            let line = calls.lines().find(|line| line.starts_with(command)).unwrap();
             let [_, interface, arguments, given] = line.splitn(4, '|').collect::<Vec<_>>()[..] else {
                 panic!("{line}")
             };

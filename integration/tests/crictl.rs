@@ -95,12 +95,12 @@ fn limits_change_and_metrics_appear(cri: &Cri, pod: &str, id: &str) {
 fn inspect_has_the_fields_that_scripts_read_from_other_runtimes() {
     on_a_runtime(|machine, cri| {
         let (pod, id) = start(cri, configs(machine), BUSYBOX, "shell");
-        let told = cri.json(&["inspectp", &pod]);
-        let info = &told["info"];
+        let inspection = cri.json(&["inspectp", &pod]);
+        let info = &inspection["info"];
         assert_eq!(info["config"]["metadata"]["name"], "web");
         assert_eq!(info["config"]["labels"]["app"], "web");
         let address = &info["cniResult"]["Interfaces"]["eth0"]["IPConfigs"][0]["IP"];
-        assert_eq!((address, address.is_string()), (&told["status"]["network"]["ip"], true));
+        assert_eq!((address, address.is_string()), (&inspection["status"]["network"]["ip"], true));
         assert_eq!(info["netNamespaceClosed"], false);
         let info = cri.json(&["inspect", &id])["info"].clone();
         assert_eq!(info["config"]["linux"]["resources"]["memory_limit_in_bytes"], 67_108_864);

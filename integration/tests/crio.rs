@@ -166,8 +166,8 @@ impl Crio {
     }
 
     fn addresses_of(&self, id: &str) -> [String; 2] {
-        let told: Value = serde_json::from_str(&self.crictl(&["inspectp", id])).unwrap();
-        let network = &told["status"]["network"];
+        let inspection: Value = serde_json::from_str(&self.crictl(&["inspectp", id])).unwrap();
+        let network = &inspection["status"]["network"];
         [&network["ip"], &network["additionalIps"][0]["ip"]].map(|ip| ip.as_str().unwrap().to_owned())
     }
 

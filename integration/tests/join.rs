@@ -223,12 +223,14 @@ fn one_of_two_machines_with_a_single_use_token_joins() {
             nodes.join(number, &command, &[]);
         }
         let (first, late) = eventually("the second machine to be refused", 20, || {
-            let told = |agent: &str, of: &str| {
+            let is_refused = |agent: &str, of: &str| {
                 let says = format!("is good for one machine, and node {of} has used it");
                 let all = nodes.agents().iter();
                 all.filter(|known| known.name() == agent).any(|known| known.log().contains(&says))
             };
-            [("node-1", "node-2"), ("node-2", "node-1")].into_iter().find(|(first, late)| told(late, first))
+            [("node-1", "node-2"), ("node-2", "node-1")]
+                .into_iter()
+                .find(|(first, late)| is_refused(late, first))
         });
         assert!(!nodes.agent(late).path("state/join").exists());
         nodes.remove(late);
@@ -455,8 +457,8 @@ fn a_node_whose_certificate_expires_during_an_outage_reports_what_to_do() {
         nodes.join(1, &command, &["--node-lease-seconds", "4"]);
         nodes.wait_ready();
         nodes.stop_plane();
-        let told = "the certificate of node node-1 has expired";
-        eventually("the certificate to expire", 60, || nodes.agent("node-1").log().contains(told));
+        let message = "the certificate of node node-1 has expired";
+        eventually("the certificate to expire", 60, || nodes.agent("node-1").log().contains(message));
         let log = nodes.agent("node-1").log();
         assert!(log.contains("`coracle token create`"), "{log}");
         nodes.start_plane();

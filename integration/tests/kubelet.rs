@@ -191,20 +191,28 @@ fn containers_start_and_stop_in_order(nodes: &Nodes) {
 fn terminations_are_reported(nodes: &Nodes) {
     let fails = shell("c", "echo why >/dev/termination-log; exit 3");
     nodes.apply(&pod("fails", &json!({"restartPolicy": "OnFailure", "containers": [fails]})));
-    let told = until(nodes, "fails", "a restart", |pod| {
+    let terminated = until(nodes, "fails", "a restart", |pod| {
         let status = &pod["status"]["containerStatuses"][0];
         let before = status["lastState"]["terminated"].clone();
         (status["restartCount"].as_u64()? > 0 && before.is_object()).then_some(before)
     });
-    assert_eq!((&told["exitCode"], &told["message"]), (&json!(3), &json!("why\n")), "{told}");
+    assert_eq!(
+        (&terminated["exitCode"], &terminated["message"]),
+        (&json!(3), &json!("why\n")),
+        "{terminated}"
+    );
 
     let mut greedy = shell("c", "head -c 200m /dev/zero | tail");
     greedy["resources"] = json!({"limits": {"memory": "20Mi"}});
     nodes.apply(&pod("greedy", &json!({"restartPolicy": "Never", "containers": [greedy]})));
-    let told = until(nodes, "greedy", "its end", |pod| {
+    let terminated = until(nodes, "greedy", "its end", |pod| {
         Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
     });
-    assert_eq!((&told["exitCode"], &told["reason"]), (&json!(137), &json!("OOMKilled")), "{told}");
+    assert_eq!(
+        (&terminated["exitCode"], &terminated["reason"]),
+        (&json!(137), &json!("OOMKilled")),
+        "{terminated}"
+    );
 
     let mut ill = shell("c", "exec sleep 1000");
     ill["livenessProbe"] = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
@@ -304,10 +312,10 @@ fn pods_continue_while_kubelet_and_runtime_are_killed() {
         eventually("the runtime to answer", 60, || {
             nodes.try_kubectl(&["exec", "brief", "--", "touch", "/tmp/end"]).status.success()
         });
-        let told = until(nodes, "brief", "its end", |pod| {
+        let terminated = until(nodes, "brief", "its end", |pod| {
             Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
         });
-        assert_eq!(told["exitCode"], 4);
+        assert_eq!(terminated["exitCode"], 4);
         assert_eq!(nodes.get(&["pod", "stays"])["status"]["containerStatuses"][0]["restartCount"], 0);
         nodes.kubectl(&["delete", "pod", "stays", "brief"]);
     });

@@ -5,7 +5,7 @@
 //! `CUT=recover.,run.` selects the points with these prefixes.
 //!
 //! The points are read from the sources, so that no point is forgotten. A point that is not reached fails the test.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and tells")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and prints")]
 
 #[path = "recovery/node.rs"]
 #[allow(dead_code, reason = "shared with the soak, which asks for more")]
@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use coracle_integration::{Machine, Trace, on_a_machine};
-use node::{Heard, LONG, Node, told_once};
+use node::{LONG, Node, Received, received_once};
 
 /// Names in all `coracle_fault::point("…")` below a directory.
 fn points(dir: &Path, found: &mut BTreeSet<String>) {
@@ -136,11 +136,11 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
         None if starts > 1 && cut.is_ok() => true,
         None => node.has_crashed().await,
         Some(point) if point.starts_with("creator-") => cut.is_err(),
-        Some(_) => node.has_lost_a_shim().await && node.has_told_the_end().await,
+        Some(_) => node.has_lost_a_shim().await && node.has_sent_all_deletions().await,
     };
     assert!(reached, "{point} was not reached: {cut:?}");
     node.stop();
-    let heard = node.heard().await;
+    let received = node.received().await;
     let (known, started) = (node.known.clone(), node.started.clone());
     if let Some(again) = again {
         let way_back = Node::try_start(machine, mirrors, Some(again)).await;
@@ -151,13 +151,15 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &Cut, clean: &Trace) {
     node.known.extend(known);
     node.started.extend(started);
     node.listen().await;
-    let ready = node.is_true().await.unwrap_or_else(|why| panic!("after {cut_at:?}: {why}"));
+    let ready = node.lists_match_the_kernel().await.unwrap_or_else(|why| panic!("after {cut_at:?}: {why}"));
     // A pod whose network is partly removed is not reported as ready.
     assert!(ready == 0 || !point.starts_with("stop-pod."), "a pod is ready after {cut_at:?}");
     node.remove_all().await.unwrap_or_else(|status| panic!("removing after {cut_at:?}: {status}"));
     node.whole_life().await.unwrap_or_else(|status| panic!("the same again after {cut_at:?}: {status}"));
     settled(machine, clean).await;
-    all_told(&mut node, heard).await.unwrap_or_else(|why| panic!("over both lives, after {cut_at:?}: {why}"));
+    all_received(&mut node, received)
+        .await
+        .unwrap_or_else(|why| panic!("over both lives, after {cut_at:?}: {why}"));
     node.stop();
 }
 
@@ -172,13 +174,13 @@ async fn start_armed(machine: &Machine, mirrors: &Path, point: &str) -> (Node, u
 }
 
 /// Waits until the events of both runtimes together contain each transition exactly once, or a time limit.
-async fn all_told(node: &mut Node, before: Heard) -> Result<(), String> {
+async fn all_received(node: &mut Node, before: Received) -> Result<(), String> {
     let begun = Instant::now();
     loop {
-        let heard = [before.clone(), node.heard().await].concat();
-        let told = told_once(&heard, &node.known, &node.started);
-        if told.is_ok() || begun.elapsed() > LONG {
-            return told;
+        let received = [before.clone(), node.received().await].concat();
+        let result = received_once(&received, &node.known, &node.started);
+        if result.is_ok() || begun.elapsed() > LONG {
+            return result;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

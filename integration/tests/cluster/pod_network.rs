@@ -102,18 +102,18 @@ fn with_their_network(machine: &Machine) -> Vec<String> {
 #[test]
 fn a_node_is_not_ready_while_a_network_plugin_reports_not_ready() {
     with_cluster(with_their_network, |machine, cluster| {
-        let is_told = |status: &str, reason: &str, says: &str| {
+        let is_ready_with = |status: &str, reason: &str, says: &str| {
             eventually(&format!("the node to be Ready={status}"), 60, || {
                 let node = cluster.get(&["node", "node-1"]);
                 let mut conditions = node["status"]["conditions"].as_array().unwrap().iter();
                 let ready = conditions.find(|condition| condition["type"] == "Ready").unwrap();
-                let told = (ready["status"].as_str().unwrap(), ready["reason"].as_str().unwrap());
+                let condition = (ready["status"].as_str().unwrap(), ready["reason"].as_str().unwrap());
                 let message = ready["message"].as_str().unwrap();
-                told == (status, reason) && message == says
+                condition == (status, reason) && message == says
             });
         };
         fs::write(machine.path("busy"), "").unwrap();
-        is_told(
+        is_ready_with(
             "False",
             "KubeletNotReady",
             "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
@@ -130,6 +130,6 @@ fn a_node_is_not_ready_while_a_network_plugin_reports_not_ready() {
             taints.contains("node.kubernetes.io/not-ready")
         });
         fs::remove_file(machine.path("busy")).unwrap();
-        is_told("True", "KubeletReady", "kubelet is posting ready status");
+        is_ready_with("True", "KubeletReady", "kubelet is posting ready status");
     });
 }

@@ -174,8 +174,8 @@ fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
         let routes = ip(&["route", "show", "default"]);
         assert_eq!((&routes[0]["gateway"], &routes[0]["dev"]), (&json!("10.77.0.1"), &json!("eth0")));
         assert!(ip(&["addr", "show", "lo"]).to_string().contains("127.0.0.1"), "loopback is our plugin, too");
-        let told: Value = serde_json::from_str(&containerd.crictl(&["inspectp", &id])).unwrap();
-        assert_eq!(told["status"]["network"]["ip"], "10.77.0.2");
+        let inspection: Value = serde_json::from_str(&containerd.crictl(&["inspectp", &id])).unwrap();
+        assert_eq!(inspection["status"]["network"]["ip"], "10.77.0.2");
         let file = fs::read_to_string(machine.path("addresses/web/10.77.0.2")).unwrap();
         assert!(file.contains(&id), "{file}");
         assert_eq!(links(), before + 2, "the bridge and the pod's end");

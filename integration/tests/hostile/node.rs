@@ -196,10 +196,10 @@ fn pods_report_and_receive_what_the_kubelet_would_give() {
             cluster.kubectl(&["get", "events"]).contains("PostStartHook failed")
         });
         let all = cluster.kubectl(&["get", "events,pods", "-o", "json"]);
-        let told = all.matches("HOOK-SECRET").count();
+        let total = all.matches("HOOK-SECRET").count();
         // The pod's specification occurs in the object and in kubectl's annotation.
         let own = cluster.kubectl(&["get", "pod", "hook", "-o", "jsonpath={.spec}{.metadata}"]);
-        assert_eq!(told, own.matches("HOOK-SECRET").count(), "{all}");
+        assert_eq!(total, own.matches("HOOK-SECRET").count(), "{all}");
     });
 }
 

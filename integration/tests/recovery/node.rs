@@ -31,7 +31,7 @@ pub(crate) struct Node {
     stops_whole: bool,
     /// Command of execs.
     exec: &'static str,
-    heard: Arc<Mutex<Heard>>,
+    received: Arc<Mutex<Received>>,
     listener: Option<JoinHandle<()>>,
     /// Ids that the runtime returned for created objects.
     pub(crate) known: BTreeSet<String>,
@@ -46,7 +46,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(120);
 const LEFT_BEHIND: &str = "sleep 9998";
 
 /// Received events in order: id and type.
-pub(crate) type Heard = Vec<(String, i32)>;
+pub(crate) type Received = Vec<(String, i32)>;
 
 // === impl Node ===
 
@@ -82,7 +82,7 @@ impl Node {
         .await?;
         let armed = armed.map(|armed| armed.split(':').next().unwrap_or_default());
         Some(Self {
-            heard: Arc::default(),
+            received: Arc::default(),
             listener: None,
             known: BTreeSet::new(),
             started: BTreeSet::new(),
@@ -113,31 +113,31 @@ impl Node {
     pub(crate) async fn listen(&mut self) {
         let events = self.runtime.get_container_events(cri::GetEventsRequest {}).await;
         let mut events = events.unwrap().into_inner();
-        let heard = Arc::clone(&self.heard);
+        let received = Arc::clone(&self.received);
         self.listener = Some(tokio::spawn(async move {
             while let Ok(Some(event)) = events.message().await {
-                heard.lock().unwrap().push((event.container_id, event.container_event_type));
+                received.lock().unwrap().push((event.container_id, event.container_event_type));
             }
         }));
     }
 
     /// Received events; all events if the runtime has exited.
-    pub(crate) async fn heard(&mut self) -> Heard {
+    pub(crate) async fn received(&mut self) -> Received {
         if self.process.try_wait().unwrap().is_some()
             && let Some(listener) = self.listener.take()
         {
             listener.await.unwrap();
         }
-        self.heard.lock().unwrap().clone()
+        self.received.lock().unwrap().clone()
     }
 
     /// Waits until the subscriber, if any, has received the event of a completed call, so that no event is in transit at
     /// the next step.
-    async fn hear(&self, id: &str, what: i32) {
+    async fn wait_for_event(&self, id: &str, what: i32) {
         let said = |(of, said): &(String, i32)| of == id && *said == what;
         if let Some(listener) = &self.listener {
             // After the runtime has exited, no more events arrive.
-            soon(|| listener.is_finished() || self.heard.lock().unwrap().iter().any(said)).await;
+            soon(|| listener.is_finished() || self.received.lock().unwrap().iter().any(said)).await;
         }
     }
 
@@ -159,10 +159,10 @@ impl Node {
 
     /// Whether the subscriber received the deletion of every object. A runtime that is killed while an event is in transit
     /// believes that the event was delivered.
-    pub(crate) async fn has_told_the_end(&self) -> bool {
+    pub(crate) async fn has_sent_all_deletions(&self) -> bool {
         soon(|| {
-            let heard = self.heard.lock().unwrap();
-            heard.iter().all(|(of, _)| heard.iter().any(|(ended, what)| ended == of && *what >= 2))
+            let received = self.received.lock().unwrap();
+            received.iter().all(|(of, _)| received.iter().any(|(ended, what)| ended == of && *what >= 2))
         })
         .await
     }
@@ -176,7 +176,7 @@ impl Node {
         let pod_sandbox_id = self.runtime.run_pod_sandbox(run).await?.into_inner().pod_sandbox_id;
         self.known.insert(pod_sandbox_id.clone());
         self.started.insert(pod_sandbox_id.clone());
-        self.hear(&pod_sandbox_id, 1).await;
+        self.wait_for_event(&pod_sandbox_id, 1).await;
         let create = cri::CreateContainerRequest {
             pod_sandbox_id: pod_sandbox_id.clone(),
             config: Some(container(image.clone(), self.command)),
@@ -185,21 +185,21 @@ impl Node {
         let container_id = self.runtime.create_container(create).await?.into_inner().container_id;
         let id = || container_id.clone();
         self.known.insert(id());
-        self.hear(&container_id, 0).await;
+        self.wait_for_event(&container_id, 0).await;
         self.runtime.start_container(cri::StartContainerRequest { container_id: id() }).await?;
         self.started.insert(id());
-        self.hear(&container_id, 1).await;
+        self.wait_for_event(&container_id, 1).await;
         assert_eq!(self.exec(&container_id, self.exec).await?, "alive\n");
         self.change(&pod_sandbox_id, &container_id).await?;
         if !self.stops_whole {
             let stop = cri::StopContainerRequest { container_id: id(), timeout: 1 };
             self.runtime.stop_container(stop).await?;
-            self.hear(&container_id, 2).await;
+            self.wait_for_event(&container_id, 2).await;
             self.runtime.remove_container(cri::RemoveContainerRequest { container_id: id() }).await?;
-            self.hear(&container_id, 3).await;
+            self.wait_for_event(&container_id, 3).await;
         }
         self.end(&pod_sandbox_id).await?;
-        self.hear(&pod_sandbox_id, 3).await;
+        self.wait_for_event(&pod_sandbox_id, 3).await;
         self.images.remove_image(cri::RemoveImageRequest { image }).await?;
         Ok(())
     }
@@ -243,17 +243,17 @@ impl Node {
 
     /// Checks that the lists match the kernel: a ready pod has its processes, a running container accepts execs, and no
     /// partial object is listed. Returns the number of ready pods.
-    pub(crate) async fn is_true(&mut self) -> Result<usize, String> {
+    pub(crate) async fn lists_match_the_kernel(&mut self) -> Result<usize, String> {
         let say = |status: Status| status.to_string();
         let mut ready = 0;
         let sandboxes = self.runtime.list_pod_sandbox(cri::ListPodSandboxRequest::default()).await;
         for sandbox in sandboxes.map_err(say)?.into_inner().items {
             self.known.insert(sandbox.id.clone());
             let status = cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.id, verbose: true };
-            let told = self.runtime.pod_sandbox_status(status).await.map_err(say)?.into_inner();
-            let status = told.status.ok_or("a sandbox without a status")?;
+            let reported = self.runtime.pod_sandbox_status(status).await.map_err(say)?.into_inner();
+            let status = reported.status.ok_or("a sandbox without a status")?;
             if status.state() == cri::PodSandboxState::SandboxReady {
-                is_connected(&status.network.unwrap_or_default().ip, &told.info)?;
+                is_connected(&status.network.unwrap_or_default().ip, &reported.info)?;
                 ready += 1;
             }
         }
@@ -263,26 +263,27 @@ impl Node {
             if container.state() != cri::ContainerState::ContainerRunning {
                 continue;
             }
-            self.is_as_told(&container.id).await?;
+            self.matches_its_status(&container.id).await?;
         }
         Ok(ready)
     }
 
     /// Checks that a running container accepts execs, has the reported limits and no process of an abandoned exec.
-    async fn is_as_told(&mut self, id: &str) -> Result<(), String> {
+    async fn matches_its_status(&mut self, id: &str) -> Result<(), String> {
         let say = |status: Status| status.to_string();
         let status = cri::ContainerStatusRequest { container_id: id.to_owned(), verbose: true };
-        let told = self.runtime.container_status(status).await.map_err(say)?.into_inner();
-        let info: serde_json::Value = serde_json::from_str(&told.info["info"]).unwrap();
-        let told = told.status.and_then(|status| status.resources?.linux).ok_or("no limits are told")?;
+        let reported = self.runtime.container_status(status).await.map_err(say)?.into_inner();
+        let info: serde_json::Value = serde_json::from_str(&reported.info["info"]).unwrap();
+        let limits =
+            reported.status.and_then(|status| status.resources?.linux).ok_or("the status has no limits")?;
         let memory =
             "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null; true";
         let memory = self.exec(id, memory).await.map_err(say)?;
-        if memory.trim() != told.memory_limit_in_bytes.to_string() {
+        if memory.trim() != limits.memory_limit_in_bytes.to_string() {
             return Err(format!(
                 "the limit of memory is {}, not {}",
                 memory.trim(),
-                told.memory_limit_in_bytes
+                limits.memory_limit_in_bytes
             ));
         }
         let scores = [
@@ -290,14 +291,14 @@ impl Node {
             self.exec(id, "cat /proc/self/oom_score_adj").await.map_err(say)?,
         ]
         .concat();
-        let wrong = |score: &str| score != told.oom_score_adj.to_string();
+        let wrong = |score: &str| score != limits.oom_score_adj.to_string();
         if scores.lines().any(wrong) {
-            return Err(format!("the OOM scores are {scores:?}, not {}", told.oom_score_adj));
+            return Err(format!("the OOM scores are {scores:?}, not {}", limits.oom_score_adj));
         }
         let began = Instant::now();
         while self.exec(id, "ps").await.map_err(say)?.contains(LEFT_BEHIND) {
             if began.elapsed() > LONG {
-                return Err("a command is left that nobody waits for".into());
+                return Err("an abandoned command still runs".into());
             }
         }
         Ok(())
@@ -321,8 +322,8 @@ impl Node {
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: pod_sandbox_id.clone() };
         self.runtime.stop_pod_sandbox(stop).await?;
         // Not if the container stopped under an earlier runtime.
-        if self.heard.lock().unwrap().contains(&(pod_sandbox_id.clone(), 1)) {
-            self.hear(&pod_sandbox_id, 2).await;
+        if self.received.lock().unwrap().contains(&(pod_sandbox_id.clone(), 1)) {
+            self.wait_for_event(&pod_sandbox_id, 2).await;
         }
         self.runtime.remove_pod_sandbox(cri::RemovePodSandboxRequest { pod_sandbox_id }).await?;
         Ok(())
@@ -357,13 +358,13 @@ impl Node {
 }
 
 /// Checks that for each known and removed object every transition was received exactly once and in order.
-pub(crate) fn told_once(
-    heard: &Heard,
+pub(crate) fn received_once(
+    received: &Received,
     known: &BTreeSet<String>,
     started: &BTreeSet<String>,
 ) -> Result<(), String> {
     let mut lives: BTreeMap<&str, Vec<i32>> = known.iter().map(|id| (id.as_str(), Vec::new())).collect();
-    heard.iter().for_each(|(id, what)| lives.entry(id).or_default().push(*what));
+    received.iter().for_each(|(id, what)| lives.entry(id).or_default().push(*what));
     // Created, started, stopped, deleted: 0 to 3.
     for (id, life) in lives {
         let whole = if started.contains(id) {
@@ -372,7 +373,7 @@ pub(crate) fn told_once(
             life == [0, 1, 2, 3] || life == [0, 2, 3]
         };
         if !whole {
-            return Err(format!("{id} was told as {life:?}"));
+            return Err(format!("{id} has the transitions {life:?}"));
         }
     }
     Ok(())
@@ -434,7 +435,7 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
         if let Some(found) = look().await {
             return found;
         }
-        assert!(began.elapsed() < LONG, "waited in vain until {what}");
+        assert!(began.elapsed() < LONG, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

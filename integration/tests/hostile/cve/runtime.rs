@@ -124,8 +124,8 @@ fn cve_2024_10220_git_volumes_are_refused() {
         eventually("the volume to be refused", 60, || {
             let pod = cluster.get(&["pod", "p"]);
             assert_ne!(pod["status"]["phase"], "Running");
-            let told = pod["status"].to_string() + &cluster.get(&["events"]).to_string();
-            told.contains("gitRepo")
+            let text = pod["status"].to_string() + &cluster.get(&["events"]).to_string();
+            text.contains("gitRepo")
         });
     });
 }
