@@ -55,9 +55,11 @@ pub enum Error {
         /// What it wrote last, with what separates it from the rest.
         last_words: String,
     },
-    /// A client that is attached to a container cannot be kept up to date.
-    #[error("what the container writes is read too slowly: this client is cut off, the container writes on")]
-    Outrun,
+    /// An attached client reads more slowly than the container writes.
+    #[error(
+        "this client reads the container's output too slowly and was disconnected; the container continues to run"
+    )]
+    TooSlow,
     /// The image store refused.
     #[error("image {reference:?}")]
     Image {
@@ -176,6 +178,16 @@ impl Error {
 
     pub(crate) fn no_container(id: &str) -> Self {
         Self::NotFound { what: "container", id: id.to_owned() }
+    }
+
+    /// The refusal of a request without a configuration.
+    pub(crate) fn no_config() -> Self {
+        Self::invalid("config", "is missing")
+    }
+
+    /// For `map_err` on a blocking task.
+    pub(crate) fn panicked(doing: &'static str) -> impl FnOnce(tokio::task::JoinError) -> Self {
+        move |panic| Self::Kernel { doing, source: std::io::Error::other(panic) }
     }
 
     /// For `map_err` on file operations.

@@ -8,7 +8,7 @@
 //! is numbered above the last that a listener took is told by the next life of the runtime, see `telling`. An event is
 //! taken when its stream hands it to the transport.
 
-mod told;
+mod delivered;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use futures::{Stream, StreamExt, stream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use self::told::Told;
+use self::delivered::Delivered;
 use crate::error::Error;
 use crate::lock::locked;
 
@@ -36,7 +36,7 @@ pub(crate) struct Events {
     state: Mutex<State>,
     /// The last number given. Held from a number's giving to its sending, so that they are sent in their order.
     numbers: Mutex<u64>,
-    told: Arc<Told>,
+    delivered: Arc<Delivered>,
 }
 
 #[derive(Debug)]
@@ -81,15 +81,19 @@ pub(crate) struct TooSlow;
 
 impl Events {
     /// Goes on where the life before ended, as a file says.
-    pub(crate) fn open(told: &Path) -> Result<Self, Error> {
-        let told = Told::open(told)?;
+    pub(crate) fn open(delivered: &Path) -> Result<Self, Error> {
+        let delivered = Delivered::open(delivered)?;
         let state = State { listeners: Vec::new(), early: Some(VecDeque::new()), room: None, ended: None };
-        Ok(Self { state: Mutex::new(state), numbers: Mutex::new(told.last()), told: Arc::new(told) })
+        Ok(Self {
+            state: Mutex::new(state),
+            numbers: Mutex::new(delivered.last()),
+            delivered: Arc::new(delivered),
+        })
     }
 
     /// The number of the last event that a listener took, in this life or an earlier one.
-    pub(crate) fn told(&self) -> u64 {
-        self.told.last()
+    pub(crate) fn last_delivered(&self) -> u64 {
+        self.delivered.last()
     }
 
     /// All events from now on, and to the first caller those since the start.
@@ -103,9 +107,9 @@ impl Events {
         }
         drop(state);
         let end = stream::once(async move { lost.load(Ordering::Acquire).then_some(Err(TooSlow)) });
-        let told = Arc::clone(&self.told);
+        let delivered = Arc::clone(&self.delivered);
         let taken = move |item: Item| {
-            told.pass(item.number);
+            delivered.pass(item.number);
             Ok(item.event)
         };
         stream::iter(early)
@@ -128,7 +132,7 @@ impl Events {
 
     /// What earlier lives left to tell, in order: before all that this one found.
     pub(crate) fn send_first(&self, items: Vec<Item>) {
-        items.iter().for_each(|item| self.told.keep(item));
+        items.iter().for_each(|item| self.delivered.keep(item));
         if let Some(early) = &mut locked(&self.state).early {
             items.into_iter().rev().for_each(|item| early.push_front(item));
         }
@@ -181,14 +185,14 @@ impl Turn<'_> {
         if state.ended.is_some() {
             return;
         }
-        self.events.told.keep(item);
+        self.events.delivered.keep(item);
         state.listeners.retain(|listener| listener.send(item.clone()));
         let room = state.room;
         match &mut state.early {
             Some(early) if room.is_none_or(|room| early.len() < room) => early.push_back(item.clone()),
             Some(_) => {
                 // Nobody listens on this node.
-                self.events.told.pass(item.number);
+                self.events.delivered.pass(item.number);
                 state.early = None;
             }
             None => {}
@@ -290,7 +294,7 @@ mod tests {
         assert!(!events.wanted());
         // What waited is waived, also for the next life.
         assert!(!removed.exists());
-        assert_eq!((open(&dir).told(), events.turn().last()), (257, 257));
+        assert_eq!((open(&dir).last_delivered(), events.turn().last()), (257, 257));
     }
 
     #[tokio::test]
@@ -323,7 +327,7 @@ mod tests {
             listener.next().await.expect("an event").expect("event");
         }
         let next = open(&dir);
-        assert_eq!(next.told(), 11);
+        assert_eq!(next.last_delivered(), 11);
         next.turn().skip(12);
         assert_eq!(next.turn().number(), Some(13));
     }

@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
+use crate::config::RuntimeConfig;
 use crate::error::Error;
-use crate::runtime::RuntimeConfig;
 use crate::selinux::Labels;
 
 pub(crate) use removed::{Removed, Subject, forget};
@@ -167,7 +167,7 @@ pub(crate) struct Records {
     /// Records of what is gone, while nobody was told so.
     removed: PathBuf,
     /// How far listeners were told.
-    told: PathBuf,
+    delivered: PathBuf,
 }
 
 /// What every version's records say of themselves.
@@ -195,7 +195,7 @@ impl Records {
             layers: config.root.join("containers"),
             parts: None,
             removed: config.state.join("removed"),
-            told: config.state.join("told"),
+            delivered: config.state.join("told"),
         };
         for dir in [&records.sandboxes, &records.containers, &records.layers, &records.removed] {
             std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
@@ -204,8 +204,8 @@ impl Records {
     }
 
     /// The file that says how far listeners were told.
-    pub(crate) fn told_file(&self) -> &Path {
-        &self.told
+    pub(crate) fn delivered_file(&self) -> &Path {
+        &self.delivered
     }
 
     pub(crate) fn sandbox_dir(&self, id: &str) -> PathBuf {

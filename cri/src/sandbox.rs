@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use coracle_proto::{cri, shim};
 use tokio::sync::oneshot;
 
+use crate::cgroup::driver::Layout;
 use crate::error::Error;
 use crate::lock::locked;
 use crate::records::{SandboxPhase, SandboxRecord, Transition};
@@ -105,6 +106,12 @@ impl Sandbox {
 
     pub(crate) fn config(&self) -> &cri::PodSandboxConfig {
         &self.record.config
+    }
+
+    /// The parent cgroup of the pod's containers.
+    pub(crate) fn cgroup(&self, layout: &Layout) -> String {
+        let parent = self.config().linux.as_ref().map_or("", |linux| &linux.cgroup_parent);
+        layout.pod(parent, &self.id)
     }
 
     pub(crate) fn live(&self) -> Option<Live> {

@@ -12,7 +12,6 @@ use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
 use crate::container::Container;
 use crate::resize::weight::{shares_of_weight, weight_of_shares};
-use crate::runtime::Runtime;
 
 const SECOND: u64 = 1_000_000_000;
 /// `USER_HZ`, in which v1 counts user and system time: fixed by the kernel's ABI on every architecture of ours.
@@ -42,22 +41,19 @@ struct Group<'a> {
 // === impl Collector ===
 
 impl Collector {
-    pub(super) fn new(runtime: &Runtime) -> Self {
-        Self {
-            devices: Devices::default(),
-            layers: Layers::look(runtime.inner.records.layers_dir()),
-            pages: page_sizes(),
-        }
+    pub(super) fn new(layers_dir: &Path) -> Self {
+        Self { devices: Devices::default(), layers: Layers::look(layers_dir), pages: page_sizes() }
     }
 
-    /// All that there is to tell of a container that runs.
+    /// All metrics of a running container.
     pub(super) fn collect(
         &self,
-        runtime: &Runtime,
+        cgroups: &Cgroups,
         container: &Container,
+        layer_bytes: u64,
         mut sheet: Sheet,
     ) -> Vec<coracle_proto::cri::Metric> {
-        let group = Group { cgroups: &runtime.inner.cgroups, path: &container.record.cgroup };
+        let group = Group { cgroups, path: &container.record.cgroup };
         let second = |nanoseconds: i64| u64::try_from(nanoseconds).unwrap_or(0) / SECOND;
         let (seen, started) = (second(sheet.timestamp()), second(container.started_at()));
         sheet.put(&names::LAST_SEEN, &[], seen);
@@ -72,7 +68,7 @@ impl Collector {
         sheet.put(&names::FS_INODES, &device, self.layers.inodes);
         sheet.put(&names::FS_INODES_FREE, &device, self.layers.inodes_free);
         sheet.put(&names::FS_LIMIT, &device, self.layers.bytes);
-        sheet.put(&names::FS_USAGE, &device, runtime.layer_usage(container).bytes);
+        sheet.put(&names::FS_USAGE, &device, layer_bytes);
         group.processes(&mut sheet, container.pid());
         sheet.metrics
     }
