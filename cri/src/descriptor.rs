@@ -1,5 +1,5 @@
 //! A pipe, socket or terminal as an asynchronous stream.
-#![allow(unsafe_code, reason = "registering a descriptor with the reactor asks for a promise about it")]
+#![allow(unsafe_code, reason = "registering a descriptor with the reactor requires a guarantee about it")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -11,14 +11,13 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A descriptor that can be waited for. The end of a terminal (EIO, when its last process is gone)
-/// is an end of file.
+/// An asynchronous descriptor. EIO of a terminal, after its last process closed it, counts as end of file.
 #[derive(Debug)]
 pub(crate) struct Descriptor {
     fd: AsyncFd<OwnedFd>,
 }
 
-/// Sets a terminal's size, by its master.
+/// Sets a terminal's size through its master.
 pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Result<()> {
     let size = libc::winsize { ws_row: height, ws_col: width, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: the descriptor is open, and the call reads a `size` that outlives it.

@@ -1,5 +1,4 @@
-//! How far listeners were told, across lives: the number of the last event that one of them took, in a file that stays
-//! open. Each costs one write of some bytes, and none when nobody listens.
+//! The number of the last delivered event, in a file that stays open. Each delivery costs one write of 20 bytes.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -15,7 +14,7 @@ use crate::error::Error;
 use crate::lock::locked;
 use crate::records::forget;
 
-/// The file, and what it says.
+/// The file and its contents.
 #[derive(Debug)]
 pub(super) struct Delivered {
     file: File,
@@ -25,14 +24,14 @@ pub(super) struct Delivered {
 #[derive(Debug)]
 struct State {
     last: u64,
-    /// Records of what was removed, by the numbers under which that is told.
+    /// Records of removed objects, by the numbers of their deletion events.
     removed: BTreeMap<u64, PathBuf>,
 }
 
 // === impl Delivered ===
 
 impl Delivered {
-    /// One that says nothing that can be read was never written: nobody was told anything.
+    /// Opens the file. An empty or invalid file means that no event was delivered.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
@@ -46,16 +45,16 @@ impl Delivered {
         locked(&self.state).last
     }
 
-    /// An event is about to be told: the record of what was removed is kept until then.
+    /// Keeps the record of a removed object until its event is delivered.
     pub(super) fn keep(&self, item: &Item) {
         if let Some(record) = &item.removed {
             locked(&self.state).removed.insert(item.number, record.clone());
         }
     }
 
-    /// A listener takes an event, or nobody is to be told of it any more. Those before it are not told again, whether
-    /// or not a listener went before it had taken them, so their records go too.
-    pub(super) fn pass(&self, number: u64) {
+    /// Sets the number of the last delivered event, or of an event that is dropped. Earlier events are not replayed, even if
+    /// their listener disconnected before it received them. So their records are removed, too.
+    pub(super) fn set_last(&self, number: u64) {
         let mut state = locked(&self.state);
         if number <= state.last {
             return;
@@ -63,9 +62,9 @@ impl Delivered {
         state.last = number;
         let later = state.removed.split_off(&(number + 1));
         std::mem::replace(&mut state.removed, later).values().for_each(|record| forget(record));
-        // As long as every other, so that it covers the one before.
+        // Always the same length, so that it overwrites the previous number.
         if let Err(error) = self.file.write_all_at(format!("{number:020}").as_bytes(), 0) {
-            warn!(%error, "the next start tells again what listeners were told");
+            warn!(%error, "could not record the last delivered event; the next start replays events");
         }
     }
 }

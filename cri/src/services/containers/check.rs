@@ -45,7 +45,7 @@ pub(super) fn seccomp_profile(config: &cri::ContainerConfig) -> Result<Option<cr
     let security = security(config);
     #[allow(deprecated, reason = "older kubelets set it")]
     let old = security.seccomp_profile_path.as_str();
-    profile::wanted_seccomp(security.seccomp.as_ref(), old)
+    profile::requested_seccomp(security.seccomp.as_ref(), old)
 }
 
 /// Refuses cgroup files of the client and of plugins that are not limits. UpdateContainerResources refuses the same.
