@@ -1,11 +1,9 @@
-//! The Container Device Interface: devices that are described by files of their vendors.
+//! The Container Device Interface (CDI): devices described by files of their vendors.
 //!
-//! Own code over the public specification (0.3 to 1.x), since the crate for it brings a JSON schema
-//! validator, a command line and a file watcher. The files are read when a container asks for a device,
-//! which is rare: nothing is watched and nothing is kept.
+//! Own code for the public specification (0.3 to 1.x): the existing crate brings a JSON schema validator, a command line
+//! and a file watcher. The files are read when a container requests a device, which is rare. They are not watched or cached.
 //!
-//! Read [`spec`] for what a file may say, [`find`](Registry::find) for which file counts, [`edit`] for what it
-//! changes.
+//! [`spec`] has the file format, [`find`](Registry::find) selects the file of a device, [`edit`] applies its changes.
 
 mod edit;
 mod spec;
@@ -18,32 +16,32 @@ use oci_spec::runtime::Spec;
 
 use spec::{ContainerEdits, File};
 
-/// Annotations that name devices, of kubelets before the field; the part after it is the plugin's.
+/// Annotations with device names, from kubelets without the CRI field. The rest of the key is chosen by the device plugin.
 const ANNOTATION: &str = "cdi.k8s.io/";
 
-/// Why devices cannot be had.
+/// Reasons why a device is not available.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CdiError {
-    #[error("{0:?} is no qualified device name: it must be vendor/class=name")]
+    #[error("{0:?} is not a qualified device name; it must be vendor/class=name")]
     Name(String),
-    #[error("unresolvable CDI devices {}{}", .devices.join(", "), in_brackets(.notes))]
+    #[error("unresolvable CDI devices {}{}", .devices.join(", "), notes_in_brackets(.notes))]
     Unresolvable { devices: Vec<String>, notes: Vec<String> },
-    #[error("CDI device {device} needs {what}, which this runtime does not do")]
+    #[error("CDI device {device} needs {what}, which this runtime does not support")]
     Unsupported { device: String, what: &'static str },
-    #[error("look at the device node {}", .path.display())]
+    #[error("stat the device node {}", .path.display())]
     Node { path: PathBuf, source: std::io::Error },
-    #[error("the CDI device node {} is no device", .path.display())]
+    #[error("the CDI device node {} is not a device", .path.display())]
     NoNode { path: PathBuf },
-    #[error("CDI hook {0:?} is of no kind that the OCI has")]
+    #[error("CDI hook {0:?} is not an OCI hook")]
     Hook(String),
 }
 
-/// What is said of files that could not be used: one of them may have held the device.
-fn in_brackets(notes: &[String]) -> String {
+/// Notes about unusable files: the device can be in one of them.
+fn notes_in_brackets(notes: &[String]) -> String {
     if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) }
 }
 
-/// The devices that a container asks for, each once: by the field, then by annotations.
+/// The devices that a container requests, without duplicates: first by the field, then by annotations.
 pub(crate) fn requested(config: &ContainerConfig) -> Result<Vec<String>, CdiError> {
     let mut annotations: Vec<(&String, &String)> =
         config.annotations.iter().filter(|(key, _)| key.starts_with(ANNOTATION)).collect();
@@ -62,7 +60,7 @@ pub(crate) fn requested(config: &ContainerConfig) -> Result<Vec<String>, CdiErro
     Ok(names)
 }
 
-/// Any bytes: a description is taken or refused in words.
+/// Accepts any bytes: a description is parsed or refused with an error.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     for json in [true, false] {
@@ -78,7 +76,7 @@ pub(crate) fn fuzz(data: &[u8]) {
     }
 }
 
-/// Gives a container its devices.
+/// Applies the changes of the requested devices to a container's spec.
 pub(crate) fn inject(spec: &mut Spec, names: &[String], dirs: &[PathBuf]) -> Result<(), CdiError> {
     if names.is_empty() {
         return Ok(());
@@ -89,10 +87,10 @@ pub(crate) fn inject(spec: &mut Spec, names: &[String], dirs: &[PathBuf]) -> Res
     Ok(())
 }
 
-/// All files, those of later directories counting more.
+/// All CDI files. A file in a later directory has precedence.
 #[derive(Debug, Default)]
 struct Registry {
-    /// A file and the rank of its directory.
+    /// Each file with the rank of its directory.
     files: Vec<(usize, File)>,
     notes: Vec<String>,
 }
@@ -117,8 +115,7 @@ impl Registry {
         registry
     }
 
-    /// What to change for these devices, in order: what a file says for all its devices once, before
-    /// the first of them.
+    /// The changes for these devices, in order. Changes for all devices of a file come once, before its first device.
     fn find(mut self, names: &[String]) -> Result<Vec<(String, ContainerEdits)>, CdiError> {
         let mut edits = Vec::new();
         let mut lost = Vec::new();
@@ -146,7 +143,7 @@ impl Registry {
         Err(CdiError::Unresolvable { devices: lost, notes: self.notes })
     }
 
-    /// The file that a device is taken from: of the highest rank that has it, where it must be alone.
+    /// The file of a device: the file of the highest rank that has it. Two files of this rank are an error.
     fn holder(&self, name: &str) -> Result<usize, Option<String>> {
         let Some((kind, device)) = spec::parse_name(name) else { return Err(None) };
         let has = |file: &File| file.kind == kind && file.devices.iter().any(|other| other.name == device);
@@ -161,10 +158,10 @@ impl Registry {
     }
 }
 
-/// Largest CDI file in bytes.
+/// Maximum size of a CDI file in bytes.
 const FILE_MAX: u64 = 4 << 20;
 
-/// `None` for a file that is none of ours.
+/// Reads a CDI file; `None` for a file with another extension.
 fn read_file(path: &Path) -> Option<Result<File, String>> {
     let extension = path.extension()?.to_str()?;
     if !matches!(extension, "json" | "yaml") {

@@ -1,6 +1,7 @@
-//! Control groups on v1, hybrid and v2: find, list, kill, remove. Limits are set by the shim's
-//! creator; pods' groups belong to the agent. What systemd made is known by its path's end, so that a change of
-//! the driver finds the old ones.
+//! Cgroups on v1, hybrid and v2: find, list, kill, remove.
+//!
+//! The shim's creator sets the limits of containers; the agent owns the cgroups of pods. A unit of systemd is recognised by
+//! the end of its path, so that a change of the driver still finds the existing units.
 
 pub(crate) mod driver;
 pub(crate) mod freezer;
@@ -21,36 +22,37 @@ use self::mounts::Hierarchy;
 use crate::error::Error;
 use crate::pidfd;
 
-/// Processes that are open at a time while a group gets a signal.
+/// Maximum processes that are open at a time while a cgroup gets a signal.
 const MOST_OPEN: usize = 64;
 
-/// How often a group that is being killed is looked at, and how long in all.
+/// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
+/// Timeout for the end of all processes of a cgroup.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a group that is being removed may still have somebody in it: who was killed leaves it a moment later.
-/// What it had mounted may have to be written to a disk before.
+/// Timeout for the removal of a cgroup that is still busy: a killed process leaves it a moment later. The kernel may first
+/// have to write back its mounts to a disk.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cgroups {
-    /// All that there are, each once.
+    /// All hierarchies, without duplicates.
     mounted: Vec<Hierarchy>,
     /// v1: mount point by controller. Empty on a pure v2 machine.
     v1: BTreeMap<String, PathBuf>,
-    /// The v2 mount, when it has the controllers.
+    /// The v2 mount, if it has the controllers.
     v2: Option<PathBuf>,
 }
 
 // === impl Cgroups ===
 
 impl Cgroups {
-    /// Looks at what is mounted.
+    /// Reads the mounted hierarchies.
     pub(crate) fn open() -> Result<Self, Error> {
         let path = "/proc/self/mountinfo";
         let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
-        Ok(Self::of(mounts::parse(&text, mounts::is_seen)))
+        Ok(Self::of(mounts::parse(&text, mounts::is_visible)))
     }
 
     fn of(mounted: Vec<Hierarchy>) -> Self {
@@ -64,19 +66,19 @@ impl Cgroups {
         Self { v2: v2.map(|found| found.mount.clone()), v1, mounted }
     }
 
-    /// As shims are told of them.
+    /// The hierarchies in the shim's type.
     pub(crate) fn to_shim(&self) -> Vec<shim::Hierarchy> {
-        let told = |found: &Hierarchy| shim::Hierarchy {
+        let hierarchy = |found: &Hierarchy| shim::Hierarchy {
             mount: found.mount.to_string_lossy().into_owned(),
             controllers: found.controllers.clone(),
         };
-        self.mounted.iter().map(told).collect()
+        self.mounted.iter().map(hierarchy).collect()
     }
 
-    /// Refuses a driver that cannot work here.
+    /// Refuses a driver that is not available on this machine.
     ///
     /// # Errors
-    /// systemd's, when it is asked for and not there.
+    /// If the systemd driver is configured and systemd cannot be reached.
     pub(crate) fn check_driver(driver: CgroupDriver) -> Result<(), Error> {
         match driver {
             CgroupDriver::Cgroupfs => Ok(()),
@@ -84,19 +86,19 @@ impl Cgroups {
         }
     }
 
-    /// A pure v2 machine whose hierarchy is an ordinary directory.
+    /// A pure v2 machine with a directory as hierarchy.
     #[cfg(test)]
     pub(crate) fn unified_at(mount: &Path) -> Self {
         let whole = Hierarchy { mount: mount.to_owned(), controllers: String::new() };
         Self::of(vec![whole])
     }
 
-    /// Whether the machine has the unified hierarchy alone.
+    /// Whether the machine has only the unified hierarchy.
     pub(crate) fn unified(&self) -> bool {
         self.v1.is_empty()
     }
 
-    /// Whether a controller can limit anything here.
+    /// Whether a controller is available.
     pub(crate) fn has(&self, controller: &str) -> bool {
         match &self.v2 {
             None => self.v1.contains_key(controller),
@@ -114,14 +116,14 @@ impl Cgroups {
         Some(below(mount, group)?.join(name))
     }
 
-    /// The directories that `group` is or would be. None for what is not below a hierarchy's root.
+    /// The directories of `group`, existing or not. Empty for a path that is not below a hierarchy's root.
     fn dirs(&self, group: &str) -> Vec<PathBuf> {
         let mut mounts: Vec<&PathBuf> = self.v1.values().chain(&self.v2).collect();
         mounts.dedup();
         mounts.into_iter().filter_map(|mount| below(mount, group)).collect()
     }
 
-    /// The processes of a group and of all below it.
+    /// The processes of a group and its descendants.
     pub(crate) fn processes(&self, group: &str) -> Vec<i32> {
         let mut pids = Vec::new();
         for dir in self.dirs(group) {
@@ -132,7 +134,7 @@ impl Cgroups {
         pids
     }
 
-    /// Kills all processes of a group and waits until they are gone. True when none is left.
+    /// Kills all processes of a group and waits for their end. True if none is left.
     pub(crate) async fn kill(&self, group: &str) -> bool {
         let mut waited = Duration::ZERO;
         loop {
@@ -149,8 +151,8 @@ impl Cgroups {
         }
     }
 
-    /// Sends a signal to listed processes of a group. Between the list and the signal a process may end and its
-    /// number become another's: so each is opened, and gets the signal when the number is still listed then.
+    /// Sends a signal to listed processes of a group. A process can end after it was listed, and its pid can be reused. So
+    /// each process is opened first, and gets the signal only if its pid is still listed afterwards.
     fn signal(&self, group: &str, listed: &[i32], signal: i32) {
         for some in listed.chunks(MOST_OPEN) {
             let open = |pid: &i32| Some((*pid, pidfd::open(*pid).ok()?));
@@ -162,11 +164,11 @@ impl Cgroups {
         }
     }
 
-    /// Tells systemd of the limits of a group that it made.
+    /// Passes the limits of a unit to systemd.
     ///
     /// # Errors
-    /// systemd's.
-    pub(crate) fn tell(&self, group: &str) -> Result<(), Error> {
+    /// If systemd refuses them.
+    pub(crate) fn update_unit(&self, group: &str) -> Result<(), Error> {
         let Some(unit) = unit::of_path(group) else { return Ok(()) };
         let limits = match &self.v2 {
             Some(mount) => below(mount, group).map(|dir| property::held(&dir)).unwrap_or_default(),
@@ -175,13 +177,13 @@ impl Cgroups {
         Ok(Systemd::connect()?.set(unit, &limits)?)
     }
 
-    /// Removes a group and all below it. An absent one is a success. systemd removes what it made, which is not all
-    /// that there is of a unit on v1.
+    /// Removes a group and its descendants. An absent group is a success. systemd stops its units, but leaves directories of
+    /// a unit in some v1 hierarchies.
     pub(crate) async fn remove(&self, group: &str) -> Result<(), Error> {
         if let Some(unit) = unit::of_path(group).filter(|_| is_below_root(group)).map(str::to_owned) {
             let stopped = tokio::task::spawn_blocking(move || Systemd::connect()?.stop(&unit));
             stopped.await.map_err(|panic| Error::Kernel {
-                doing: "stop a unit of systemd's",
+                doing: "stop a systemd unit",
                 source: std::io::Error::other(panic),
             })??;
         }
@@ -234,8 +236,8 @@ fn is_controller(option: &str) -> bool {
     )
 }
 
-/// Whether a path names a group below a hierarchy's root. The root holds the whole machine: an empty path, from
-/// a damaged record, or one that climbs, from a client, must never be killed or removed.
+/// Whether a path names a group below a hierarchy's root. The root contains the whole machine: an empty path from a damaged
+/// record, or a path with `..` from a client, must never be killed or removed.
 pub(crate) fn is_below_root(group: &str) -> bool {
     let mut parts = group.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
@@ -245,7 +247,7 @@ fn below(mount: &Path, group: &str) -> Option<PathBuf> {
     is_below_root(group).then(|| mount.join(group.trim_start_matches('/')))
 }
 
-/// The processes in a directory of a hierarchy and in all below it.
+/// The processes in a directory of a hierarchy and its descendants.
 fn processes(dir: &Path) -> Vec<i32> {
     let mut pids = Vec::new();
     for dir in tree(dir) {
@@ -255,7 +257,7 @@ fn processes(dir: &Path) -> Vec<i32> {
     pids
 }
 
-/// A directory and all below it, parents first. Nothing when it is absent.
+/// A directory and its descendants, parents first. Empty if it is absent.
 fn tree(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut todo = vec![dir.to_owned()];
@@ -309,9 +311,9 @@ mod tests {
             Some(PathBuf::from("/sys/fs/cgroup/cpu/a/b/cpu.shares"))
         );
         assert_eq!(found.dirs("/a"), [PathBuf::from("/sys/fs/cgroup/cpu/a")]);
-        let told = found.to_shim();
-        let told: Vec<&str> = told.iter().map(|told| told.controllers.as_str()).collect();
-        assert_eq!(told, ["cpu,cpuacct", "name=systemd", ""], "a shim is told of all");
+        let hierarchies = found.to_shim();
+        let controllers: Vec<&str> = hierarchies.iter().map(|found| found.controllers.as_str()).collect();
+        assert_eq!(controllers, ["cpu,cpuacct", "name=systemd", ""], "a shim gets all hierarchies");
     }
 
     #[test]

@@ -1,9 +1,8 @@
-//! A checkpoint of a container: what CRIU dumps of its processes, what it changed of its root file system and what
-//! it was made from, in one archive that is laid out as the tools for checkpoints read it (checkpointctl, CRI-O,
-//! Podman). The container goes on.
+//! Checkpoints of containers: the processes dumped by CRIU, the changed files, and the configuration, in one archive.
 //!
-//! Its files are copied while it stands still since its memory was (`frozen.rs`): they are of the same moment. Those of a
-//! pod stand still together (`pod.rs`), and can be restored (`fit.rs` says which, `restore.rs` how).
+//! The archive has the layout of the existing tools (checkpointctl, CRI-O, Podman). The container continues to run. Its files
+//! are copied while it is frozen (`frozen.rs`), so memory and files are of the same moment. The containers of a pod are frozen
+//! together (`pod.rs`). A pod's checkpoint can be restored (`fit.rs` checks it, `restore.rs` unpacks it).
 
 mod archive;
 mod attributes;
@@ -40,76 +39,78 @@ use crate::cgroup::freezer::Freezer;
 use crate::records::{ContainerRecord, RestoreRecord};
 use crate::shim_client::Shim;
 
-/// Where a checkpoint is put together, in the container's directory on the disk.
+/// Directory in a container's layer directory in which its checkpoint is built.
 const WORKSHOP: &str = "checkpoint";
-/// Beside it, where a pod's checkpoint is to be.
+/// File beside it with the output directory of a pod's checkpoint.
 const OUTPUT: &str = "checkpoint.output";
 
-/// A container that runs, and where its things are.
+/// A running container, and its directories.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) record: ContainerRecord,
-    /// Its first process, and the shim that holds its pod's namespaces.
+    /// Its first process.
     pub(crate) pid: i32,
+    /// The shim that holds its pod's namespaces.
     pub(crate) shim: Shim,
     pub(crate) bundle: PathBuf,
-    /// Its writable layer's directory.
+    /// Directory of its writable layer.
     pub(crate) layer: PathBuf,
-    /// Its image's name, and the directories of its layers, the topmost first.
+    /// The name of its image.
     pub(crate) image: String,
+    /// The directories of the image's layers, topmost first.
     pub(crate) lower: Vec<PathBuf>,
-    /// Becomes true before it is killed.
+    /// Set before the container is killed.
     pub(crate) doomed: Arc<AtomicBool>,
     pub(crate) freezer: Freezer,
 }
 
-/// Why there is no checkpoint.
+/// Reasons why there is no checkpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// CRIU did not do it.
+    /// CRIU failed.
     #[error("dump the processes")]
     Criu(#[from] CriuError),
     /// A file could not be read or written.
     #[error("{doing} {}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// A container could not be frozen.
     #[error("freeze container {id}")]
     Freeze {
-        /// The container.
+        /// The container's id.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// A container of the pod was not dumped.
+    /// A container of the pod could not be dumped.
     #[error("container {id}")]
     Container {
-        /// The container.
+        /// The container's id.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<CheckpointError>,
     },
-    /// A container was killed meanwhile.
+    /// A container was killed during its checkpoint.
     #[error("container {id} is being stopped")]
     Doomed {
-        /// The container.
+        /// The container's id.
         id: String,
     },
-    /// It is no checkpoint, or a damaged one.
+    /// The file is not a checkpoint, or is damaged.
     #[error("{path:?} {why}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         why: String,
     },
 }
@@ -117,7 +118,7 @@ pub enum CheckpointError {
 // === impl CheckpointError ===
 
 impl CheckpointError {
-    /// Whether all that is missing is the program that does it.
+    /// Whether CRIU is not installed.
     pub(crate) fn lacks_criu(&self) -> bool {
         match self {
             Self::Criu(error) => matches!(error, CriuError::Absent),
@@ -127,7 +128,7 @@ impl CheckpointError {
     }
 }
 
-/// The file `config.dump`: whose checkpoint it is.
+/// The file `config.dump`: the container of the checkpoint.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ConfigDump<'a> {
@@ -144,14 +145,14 @@ struct ConfigDump<'a> {
     restored: bool,
 }
 
-/// Makes the archive, whole or not at all. Blocks.
+/// Writes the checkpoint's archive, completely or not at all. Blocks.
 pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), CheckpointError> {
     let made = forget(&subject.layer).and_then(|()| {
         location::note(&subject.layer, location)?;
         coracle_fault::point("checkpoint.noted");
         let one = std::slice::from_ref(subject);
         let dumped = frozen::dump(one, Connections::Kept);
-        // In every outcome, and before anything that takes its time.
+        // In every case, and before slow operations.
         let thawed = frozen::thaw(one);
         dumped.and(thawed)?;
         location::pack(&subject.layer, &subject.layer.join(WORKSHOP), location)
@@ -164,23 +165,23 @@ pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), Check
     made.and(forgotten)
 }
 
-/// Whether something is left of a checkpoint that did not come to its end.
+/// Whether an incomplete checkpoint was left.
 pub(crate) fn is_left(layer: &Path) -> bool {
     layer.join(WORKSHOP).exists() || layer.join(OUTPUT).exists() || location::is_noted(layer)
 }
 
-/// Whether a CRIU that a runtime before this one started still works on a container, which it must end by itself:
-/// what runs in the container is not its own meanwhile.
+/// Whether a CRIU of an earlier runtime still works on a container. It must end on its own: the container's processes are
+/// under its control.
 pub(crate) fn is_at_work(layer: &Path) -> bool {
     !criu::at_work(&layer.join(WORKSHOP)).is_empty()
 }
 
-/// Returns when it does not any more.
+/// Waits for the end of CRIU.
 pub(crate) async fn criu_ended(layer: &Path) -> io::Result<()> {
     criu::ended(&layer.join(WORKSHOP)).await
 }
 
-/// Removes what a checkpoint that did not come to its end has left.
+/// Removes an incomplete checkpoint.
 pub(crate) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     pod::forget_output(layer)?;
     location::forget(layer)?;
@@ -188,14 +189,13 @@ pub(crate) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     coracle_tree::remove(&workshop).map_err(file("remove", &workshop))
 }
 
-/// Fills the workshop, and says what the images need beside themselves. The container stands still, and does so
-/// afterwards.
+/// Fills the workshop. Returns the additional data that a restore needs. The container is frozen before and afterwards.
 fn make(subject: &Subject, connections: Connections) -> Result<RestoreRecord, CheckpointError> {
     let workshop = subject.layer.join(WORKSHOP);
     let images = workshop.join("checkpoint");
-    fs::create_dir_all(&images).map_err(file("make", &images))?;
+    fs::create_dir_all(&images).map_err(file("create", &images))?;
     let external = criu::dump(subject, &workshop, &images, connections)?;
-    // CRIU has said so to the kernel and does not wait: what is still on its way would write to files that are copied.
+    // CRIU does not wait until the cgroup is frozen again. A process that still runs could write to the files copied below.
     let freeze = |source| CheckpointError::Freeze { id: subject.record.id.clone(), source };
     subject.freezer.freeze().map_err(freeze)?;
     coracle_fault::point("checkpoint.dumped");

@@ -1,4 +1,4 @@
-//! A container: its state, and what is worked out from its configuration.
+//! A container: its state, and the conversion of its configuration.
 //!
 //! ```text
 //!   CreateContainer ──► Creating ──► Created ──StartContainer──► Running ──┐
@@ -38,33 +38,33 @@ use crate::sandbox::filter::Subject;
 use crate::stats::Meter;
 use crate::table::Row;
 
-/// A container that is in the table.
+/// A container in the table.
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
-    /// Immutable but for `phase`, `pid` and the configuration's resources, which `state` holds, and the transitions.
+    /// Immutable except for `phase`, `pid` and resources, which are in `state`, and for the transitions.
     pub(crate) record: ContainerRecord,
     state: watch::Sender<ContainerState>,
     transitions: Mutex<Vec<Transition>>,
-    /// Held while a creation or start is under way, and by whoever records an exit: a container that
-    /// ends at once is still started before it is stopped.
+    /// Held during creation and start, and by tasks that record an exit: a container that ends at once is recorded as
+    /// started before it is recorded as stopped.
     pub(crate) starting: tokio::sync::Mutex<()>,
-    /// Held by remove, and by a checkpoint.
+    /// Held by a removal and by a checkpoint.
     pub(crate) removing: Arc<tokio::sync::Mutex<()>>,
-    /// Becomes true before it is killed: a checkpoint has to let go of it.
+    /// Set before the container is killed: a checkpoint in progress then ends.
     pub(crate) doomed: Arc<AtomicBool>,
-    /// What it uses, as far as that must be remembered.
+    /// State for usage rates.
     pub(crate) meter: Meter,
-    /// Keep the layers of its image, and of those that are its volumes, by being there.
+    /// Hold the layers of its image and of its image volumes.
     _held: Vec<Held>,
 }
 
-/// What a container is doing.
+/// The mutable state of a container.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ContainerState {
     pub(crate) phase: ContainerPhase,
     pub(crate) pid: i32,
-    /// Its limits now: those that it was created with, until they are changed.
+    /// The current limits.
     pub(crate) resources: Option<cri::LinuxContainerResources>,
 }
 
@@ -95,7 +95,7 @@ impl Container {
         self.state.borrow().pid
     }
 
-    /// What there is to remember now.
+    /// The current record.
     pub(crate) fn record_now(&self) -> ContainerRecord {
         let state = self.state.borrow().clone();
         let mut record = ContainerRecord {
@@ -110,12 +110,12 @@ impl Container {
         record
     }
 
-    /// What became of it, as far as somebody is told.
+    /// Transitions with an event number.
     pub(crate) fn transitions(&self) -> Vec<Transition> {
         locked(&self.transitions).clone()
     }
 
-    /// Notes what became of it, for its record.
+    /// Adds a transition to the record.
     pub(crate) fn note(&self, transition: Option<Transition>) {
         locked(&self.transitions).extend(transition);
     }
@@ -124,12 +124,12 @@ impl Container {
         self.state.send_modify(|state| (state.phase, state.pid) = (ContainerPhase::Created, pid));
     }
 
-    /// Its first process is another now: the restored one.
+    /// Sets the pid of the restored first process.
     pub(crate) fn restored(&self, pid: i32) {
         self.state.send_modify(|state| state.pid = pid);
     }
 
-    /// Its limits now.
+    /// The current limits.
     pub(crate) fn resources(&self) -> Option<cri::LinuxContainerResources> {
         self.state.borrow().resources.clone()
     }
@@ -142,7 +142,7 @@ impl Container {
         self.state.send_modify(|state| state.phase = ContainerPhase::Running { started_at });
     }
 
-    /// Notes the end. False when it had ended before.
+    /// Sets the exit. False if the container had already exited.
     pub(crate) fn exited(&self, exit: ExitRecord) -> bool {
         self.state.send_if_modified(|state| {
             if matches!(state.phase, ContainerPhase::Exited(_)) {
@@ -153,14 +153,14 @@ impl Container {
         })
     }
 
-    /// Waits until it has ended. Cancel safe.
+    /// Waits for the exit. Cancel safe.
     pub(crate) async fn wait_exited(&self) {
         let mut state = self.state.subscribe();
-        // The sender is ours and lives as long as we do.
+        // The sender is a field of `self`, so it cannot close.
         let _closed = state.wait_for(|state| matches!(state.phase, ContainerPhase::Exited(_))).await;
     }
 
-    /// When it started; 0 before it did.
+    /// Start time; 0 before the start.
     pub(crate) fn started_at(&self) -> i64 {
         match &self.state.borrow().phase {
             ContainerPhase::Running { started_at } => *started_at,
@@ -169,7 +169,7 @@ impl Container {
         }
     }
 
-    /// Whether clients may see it.
+    /// Whether clients can see the container.
     pub(crate) fn visible(&self) -> bool {
         self.state.borrow().phase != ContainerPhase::Creating
     }
@@ -182,7 +182,7 @@ impl Container {
         }
     }
 
-    /// What list filters look at.
+    /// The fields that list filters match.
     pub(crate) fn subject(&self) -> Subject<'_> {
         let (state, labels) = (self.cri_state().into(), &self.record.config.labels);
         Subject { id: &self.id, sandbox_id: &self.record.sandbox_id, state, labels }
@@ -206,7 +206,7 @@ impl Container {
 
     pub(crate) fn status(&self) -> cri::ContainerStatus {
         let ContainerRecord { config, image_id, log_path, created_at, uid, gid, groups, .. } = &self.record;
-        // What becomes a pod's `imageID`, by which others find the image at its registry.
+        // A pod's `imageID`: the reference of the image at its registry.
         let image_ref =
             Some(&self.record.image_digest).filter(|digest| !digest.is_empty()).unwrap_or(image_id);
         let exit = match self.phase() {
@@ -254,7 +254,7 @@ impl Row for Container {
     }
 }
 
-/// By which of an image's digests a container knows it: of the repository that was asked for, else of any.
+/// The image digest for a container's status: of the requested repository, else of any repository.
 pub(crate) fn image_digest(config: &cri::ContainerConfig, digests: &[String]) -> String {
     let spec = config.image.clone().unwrap_or_default();
     let asked = [spec.user_specified_image, spec.image].into_iter().find(|name| !name.is_empty());
@@ -264,12 +264,12 @@ pub(crate) fn image_digest(config: &cri::ContainerConfig, digests: &[String]) ->
     digests.iter().find(is_asked).or_else(|| digests.first()).cloned().unwrap_or_default()
 }
 
-/// The name that no two containers may have at once.
+/// The name of a container, unique in the runtime.
 pub(crate) fn name(metadata: &cri::ContainerMetadata, sandbox_id: &str) -> String {
     format!("{}_{}_{}", metadata.name, metadata.attempt, sandbox_id)
 }
 
-/// Where a container's output goes; empty when nowhere. Below the pod's directory, however it is written.
+/// Path of a container's log; empty without a log. A path that begins with `/` is below the pod's directory, too.
 pub(crate) fn log_path(config: &cri::ContainerConfig, sandbox: &cri::PodSandboxConfig) -> String {
     if config.log_path.is_empty() || sandbox.log_directory.is_empty() {
         return String::new();
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_of_the_repository_that_was_asked_for() {
+    fn the_digest_of_the_requested_repository_is_used() {
         let asked = |image: &str| cri::ContainerConfig {
             image: Some(cri::ImageSpec {
                 image: "sha256:1".into(),

@@ -1,4 +1,4 @@
-//! Why a call failed, in the words that the caller sees.
+//! Errors of the runtime's calls.
 
 use std::path::PathBuf;
 
@@ -8,20 +8,20 @@ use crate::shim_client;
 /// A failed call of the runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such object.
+    /// The object does not exist.
     #[error("{what} {id:?} not found")]
     NotFound {
         /// The kind of object.
         what: &'static str,
-        /// The id that was asked for.
+        /// The requested id.
         id: String,
     },
-    /// The request lacks something or contradicts itself.
+    /// A field of the request is missing or invalid.
     #[error("{field}: {why}")]
     Invalid {
         /// The field of the request.
         field: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// The object is not in a state that allows the call.
@@ -31,133 +31,135 @@ pub enum Error {
         what: &'static str,
         /// Its id.
         id: String,
-        /// The state that it is in.
+        /// The current state.
         state: &'static str,
     },
     /// The name belongs to another object.
     #[error("name {name:?} is reserved for {id:?}")]
     NameTaken {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// Who has it.
+        /// The id of the object with this name.
         id: String,
     },
-    /// Not there yet, or not on this machine.
+    /// Not supported by this runtime or this machine.
     #[error("{0} is not supported")]
     Unsupported(&'static str),
-    /// The command of an exec did not end in time.
+    /// The command of an exec did not exit within the timeout.
     #[error("command {command:?} timed out after {seconds} s{last_words}")]
     Timeout {
         /// The command.
         command: String,
-        /// The limit.
+        /// The timeout in seconds.
         seconds: i64,
-        /// What it wrote last, with what separates it from the rest.
+        /// The end of its outputs, with a separator.
         last_words: String,
     },
-    /// A client that is attached to a container cannot be kept up to date.
-    #[error("what the container writes is read too slowly: this client is cut off, the container writes on")]
-    Outrun,
-    /// The image store refused.
+    /// An attached client reads more slowly than the container writes.
+    #[error(
+        "this client reads the container's output too slowly and was disconnected; the container continues to run"
+    )]
+    TooSlow,
+    /// The image store failed.
     #[error("image {reference:?}")]
     Image {
-        /// The image that was asked for.
+        /// The requested image.
         reference: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: coracle_images::Error,
     },
-    /// The pod could not be connected.
+    /// A network operation of a pod failed.
     #[error("network of sandbox {id:?}")]
     Network {
-        /// The sandbox.
+        /// The sandbox's id.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: coracle_cni::Error,
     },
-    /// The shim refused or is gone.
+    /// A call to a shim failed.
     #[error("{doing}")]
     Shim {
-        /// What was asked of it.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: shim_client::Error,
     },
-    /// There is no checkpoint of the container or pod.
+    /// A checkpoint or restore failed.
     #[error("checkpoint of {what} {id:?}")]
     Checkpoint {
         /// The kind of object.
         what: &'static str,
         /// Its id.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: CheckpointError,
     },
-    /// A checkpoint is not what is asked for, or more than can be restored.
-    #[error("the checkpoint cannot be restored so: {0}")]
+    /// A checkpoint does not match the request, or cannot be restored.
+    #[error("the checkpoint cannot be restored with this request: {0}")]
     Unfit(String),
-    /// NRI plugins did not let it happen.
+    /// An NRI plugin failed or refused.
     #[error("NRI")]
     Nri(#[from] coracle_nri::Error),
-    /// systemd, which makes the cgroups, did not.
+    /// systemd failed to manage a cgroup.
     #[error("cgroup")]
     Systemd(#[from] coracle_systemd::Error),
-    /// A file could not be read or written.
+    /// A file operation failed.
     #[error("{doing} {}", path.display())]
     File {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// A file holds what it must not.
+    /// A file has invalid contents.
     #[error("{doing} {}", path.display())]
     Format {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
-    /// What a later version of this program left cannot be read. Whatever it is of is left as it is.
+    /// A record was written by a later version of this program. The object is not changed.
     #[error(
-        "{} is of a later version of this program ({version}; {known} is the last that is known here): its pods run on, \
-         for that version to start again", path.display()
+        "{} was written by a later version of this program ({version}; this version supports up to {known}): its pods \
+         continue to run; start the later version", path.display()
     )]
     Later {
         /// The file.
         path: PathBuf,
-        /// Its version.
+        /// Version of the file.
         version: u32,
-        /// Ours.
+        /// Highest supported version.
         known: u32,
     },
-    /// A pod's shim lives and cannot be understood. Nothing was done to it.
-    #[error("the shim of pod sandbox {id:?} lives, and cannot be worked with: the pod runs on")]
+    /// A live shim is incompatible. Its pod is not changed.
+    #[error("the shim of pod sandbox {id:?} is alive but incompatible; its pod continues to run")]
     Foreign {
-        /// The sandbox.
+        /// The sandbox's id.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: shim_client::Error,
     },
-    /// The gRPC server ended.
+    /// The gRPC server failed.
     #[error("serve CRI")]
     Serve(#[source] tonic::transport::Error),
-    /// The kernel refused something that has no path.
+    /// A system call without a path failed.
     #[error("{doing}")]
     Kernel {
-        /// What was tried.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -178,18 +180,28 @@ impl Error {
         Self::NotFound { what: "container", id: id.to_owned() }
     }
 
-    /// For `map_err` on file operations.
+    /// The refusal of a request without a configuration.
+    pub(crate) fn no_config() -> Self {
+        Self::invalid("config", "is missing")
+    }
+
+    /// Converts a panic or cancellation of a task, for `map_err`.
+    pub(crate) fn panicked(doing: &'static str) -> impl FnOnce(tokio::task::JoinError) -> Self {
+        move |panic| Self::Kernel { doing, source: std::io::Error::other(panic) }
+    }
+
+    /// Converts an error of a file operation, for `map_err`.
     pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { doing, path, source }
     }
 
-    /// For `map_err` on shim calls.
+    /// Converts an error of a shim call, for `map_err`.
     pub(crate) fn shim(doing: &'static str) -> impl FnOnce(shim_client::Error) -> Self {
         move |source| Self::Shim { doing, source }
     }
 
-    /// The whole chain of causes, outermost first.
+    /// The error and its causes, outermost first.
     #[must_use]
     pub fn chain(&self) -> String {
         chain(self)

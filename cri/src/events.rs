@@ -1,14 +1,14 @@
-//! Container events, sent to every listener at once and in order. A listener that does not read is
-//! dropped rather than waited for: its stream ends with an error, and it lists again.
+//! Delivery of container events to all listeners, in order.
 //!
-//! What happens between the runtime's start and its first listener is kept for that one: what ended
-//! while no runtime was there is found before anybody can listen, and all of it is kept.
+//! A listener that does not read is dropped: its stream ends with an error, and the client lists the containers again.
 //!
-//! Every event has a number, which the record of its object has too, written before the event is sent. What
-//! is numbered above the last that a listener took is told by the next life of the runtime, see `telling`. An event is
-//! taken when its stream hands it to the transport.
+//! Events before the first listener are kept for it. At the start these are events that the recovery found.
+//!
+//! Every event has a number, which is in the record of its object before the event is sent. The number of the last delivered
+//! event is kept in a file. The next start of the runtime replays events with higher numbers, see `event_outbox`. An event is
+//! delivered when its stream hands it to the transport.
 
-mod told;
+mod delivered;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -20,42 +20,41 @@ use futures::{Stream, StreamExt, stream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use self::told::Told;
+use self::delivered::Delivered;
 use crate::error::Error;
 use crate::lock::locked;
 
-/// Events that may wait for one listener.
+/// Maximum undelivered events of one listener.
 const BACKLOG: usize = 1024;
-/// Events that may wait for the first listener, beside those of earlier lives and what was found at the start. With
-/// more, it is not waited for any longer.
+/// Maximum events for the first listener that happen after the start. With more events it is not waited for any longer.
 const EARLY: usize = 256;
 
-/// Who listens.
+/// The listeners of container events.
 #[derive(Debug)]
 pub(crate) struct Events {
     state: Mutex<State>,
-    /// The last number given. Held from a number's giving to its sending, so that they are sent in their order.
+    /// The last number. Locked from the allocation of a number until its event is sent, so that events are sent in order.
     numbers: Mutex<u64>,
-    told: Arc<Told>,
+    delivered: Arc<Delivered>,
 }
 
 #[derive(Debug)]
 struct State {
     listeners: Vec<Listener>,
-    /// What the first listener will be told. None once it came.
+    /// Events for the first listener. None after it connected.
     early: Option<VecDeque<Item>>,
-    /// How many of those may be. None while nobody can listen yet.
+    /// Maximum length of `early`. None during the recovery.
     room: Option<usize>,
-    /// Set by the server's end: whether what comes after it is for the next life's listeners.
+    /// Set by the server's end: whether later events are recorded for the next start.
     ended: Option<bool>,
 }
 
-/// An event, and what there is to do when it was taken.
+/// An event and its follow-up work.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
     pub(crate) number: u64,
     pub(crate) event: ContainerEventResponse,
-    /// The record of what was removed, kept until somebody was told so.
+    /// The record of a removed object, kept until a listener received the deletion.
     pub(crate) removed: Option<PathBuf>,
 }
 
@@ -65,34 +64,38 @@ struct Listener {
     lost: Arc<AtomicBool>,
 }
 
-/// The right to send events. Nobody else has it meanwhile.
+/// The exclusive right to number and send events.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     events: &'a Events,
     last: MutexGuard<'a, u64>,
 }
 
-/// Why a listener's stream ended before its time: it left more than so many events unread.
+/// The error at the end of a slow listener's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("more than {BACKLOG} events were not read: list, and listen again")]
+#[error("more than {BACKLOG} events were not read; list the containers and subscribe again")]
 pub(crate) struct TooSlow;
 
 // === impl Events ===
 
 impl Events {
-    /// Goes on where the life before ended, as a file says.
-    pub(crate) fn open(told: &Path) -> Result<Self, Error> {
-        let told = Told::open(told)?;
+    /// Continues after the last delivered event of an earlier start, by its file.
+    pub(crate) fn open(delivered: &Path) -> Result<Self, Error> {
+        let delivered = Delivered::open(delivered)?;
         let state = State { listeners: Vec::new(), early: Some(VecDeque::new()), room: None, ended: None };
-        Ok(Self { state: Mutex::new(state), numbers: Mutex::new(told.last()), told: Arc::new(told) })
+        Ok(Self {
+            state: Mutex::new(state),
+            numbers: Mutex::new(delivered.last()),
+            delivered: Arc::new(delivered),
+        })
     }
 
-    /// The number of the last event that a listener took, in this life or an earlier one.
-    pub(crate) fn told(&self) -> u64 {
-        self.told.last()
+    /// The number of the last delivered event, also of earlier starts.
+    pub(crate) fn last_delivered(&self) -> u64 {
+        self.delivered.last()
     }
 
-    /// All events from now on, and to the first caller those since the start.
+    /// A stream of all events from now on. The first caller also gets the events since the start.
     pub(crate) fn listen(&self) -> impl Stream<Item = Result<ContainerEventResponse, TooSlow>> + use<> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         let lost = Arc::new(AtomicBool::new(false));
@@ -103,47 +106,47 @@ impl Events {
         }
         drop(state);
         let end = stream::once(async move { lost.load(Ordering::Acquire).then_some(Err(TooSlow)) });
-        let told = Arc::clone(&self.told);
-        let taken = move |item: Item| {
-            told.pass(item.number);
+        let delivered = Arc::clone(&self.delivered);
+        let deliver = move |item: Item| {
+            delivered.set_last(item.number);
             Ok(item.event)
         };
         stream::iter(early)
             .chain(ReceiverStream::new(receiver))
-            .map(taken)
+            .map(deliver)
             .chain(end.filter_map(async |end| end))
     }
 
-    /// Whether an event would reach anybody.
+    /// Whether an event has a current or future listener.
     fn wanted(&self) -> bool {
         let mut state = locked(&self.state);
         state.listeners.retain(|listener| !listener.sender.is_closed());
-        state.ended.unwrap_or_else(|| state.somebody())
+        state.ended.unwrap_or_else(|| state.has_listeners())
     }
 
-    /// Waits until nobody else is about to send.
+    /// Waits until no other event is being numbered and sent.
     pub(crate) fn turn(&self) -> Turn<'_> {
         Turn { events: self, last: locked(&self.numbers) }
     }
 
-    /// What earlier lives left to tell, in order: before all that this one found.
+    /// Queues events of earlier starts before all events of this start.
     pub(crate) fn send_first(&self, items: Vec<Item>) {
-        items.iter().for_each(|item| self.told.keep(item));
+        items.iter().for_each(|item| self.delivered.keep(item));
         if let Some(early) = &mut locked(&self.state).early {
             items.into_iter().rev().for_each(|item| early.push_front(item));
         }
     }
 
-    /// From now on somebody can listen, and is not waited for without end.
+    /// Ends the recovery: listeners can connect, and the queue for the first listener is limited.
     pub(crate) fn open_to_listeners(&self) {
         let mut state = locked(&self.state);
         state.room = state.early.as_ref().map(|early| early.len() + EARLY);
     }
 
-    /// Ends all streams, and those that are still to come: the server stops.
+    /// Ends all current and future streams: the server stops.
     pub(crate) fn end(&self) {
         let mut state = locked(&self.state);
-        state.ended = Some(state.somebody());
+        state.ended = Some(state.has_listeners());
         state.listeners.clear();
     }
 }
@@ -151,7 +154,7 @@ impl Events {
 // === impl State ===
 
 impl State {
-    fn somebody(&self) -> bool {
+    fn has_listeners(&self) -> bool {
         !self.listeners.is_empty() || self.early.is_some()
     }
 }
@@ -159,7 +162,7 @@ impl State {
 // === impl Turn ===
 
 impl Turn<'_> {
-    /// The next number, if anybody is to be told.
+    /// The next number. None without listeners.
     pub(crate) fn number(&mut self) -> Option<u64> {
         self.events.wanted().then(|| {
             *self.last += 1;
@@ -167,7 +170,7 @@ impl Turn<'_> {
         })
     }
 
-    /// No number up to this one is given again.
+    /// Ensures that the next number is above this one.
     pub(crate) fn skip(&mut self, number: u64) {
         *self.last = number.max(*self.last);
     }
@@ -181,14 +184,14 @@ impl Turn<'_> {
         if state.ended.is_some() {
             return;
         }
-        self.events.told.keep(item);
+        self.events.delivered.keep(item);
         state.listeners.retain(|listener| listener.send(item.clone()));
         let room = state.room;
         match &mut state.early {
             Some(early) if room.is_none_or(|room| early.len() < room) => early.push_back(item.clone()),
             Some(_) => {
-                // Nobody listens on this node.
-                self.events.told.pass(item.number);
+                // No client subscribes to events on this node.
+                self.events.delivered.set_last(item.number);
                 state.early = None;
             }
             None => {}
@@ -199,7 +202,7 @@ impl Turn<'_> {
 // === impl Listener ===
 
 impl Listener {
-    /// False when it is not to be told any more.
+    /// Queues an event. False if the listener is gone or too slow.
     fn send(&self, item: Item) -> bool {
         let sent = self.sender.try_send(item);
         if matches!(sent, Err(mpsc::error::TrySendError::Full(_))) {
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_listener_gets_every_event_in_order_and_a_gone_one_is_forgotten() {
+    async fn every_listener_gets_every_event_in_order() {
         let events = events();
         let first = events.listen();
         drop(events.listen());
@@ -253,7 +256,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_happened_before_the_first_listener_is_told_to_it_alone() {
+    async fn early_events_are_delivered_to_the_first_listener_alone() {
         let events = events();
         send(&events, 1);
         let (first, second) = (events.listen(), events.listen());
@@ -266,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listener_that_does_not_read_is_told_so_in_the_end() {
+    async fn a_slow_listener_gets_an_error_at_the_end() {
         let events = events();
         let slow = events.listen();
         let many = i64::try_from(BACKLOG).expect("a small number");
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_forever() {
+    fn the_queue_for_the_first_listener_is_limited() {
         let dir = tempfile::tempdir().expect("directory");
         let events = open(&dir);
         events.open_to_listeners();
@@ -288,13 +291,13 @@ mod tests {
         events.turn().send(&Item { number, event: Default::default(), removed: Some(removed.clone()) });
         (0..300).for_each(|number| send(&events, number));
         assert!(!events.wanted());
-        // What waited is waived, also for the next life.
+        // Dropped events are not replayed by the next start.
         assert!(!removed.exists());
-        assert_eq!((open(&dir).told(), events.turn().last()), (257, 257));
+        assert_eq!((open(&dir).last_delivered(), events.turn().last()), (257, 257));
     }
 
     #[tokio::test]
-    async fn what_a_listener_left_when_it_went_is_forgotten_with_what_the_next_one_takes() {
+    async fn removed_records_are_deleted_with_the_next_delivered_event() {
         let dir = tempfile::tempdir().expect("directory");
         let events = open(&dir);
         let leaves = events.listen();
@@ -306,7 +309,7 @@ mod tests {
         };
         removed[..2].iter().for_each(send);
         drop(leaves);
-        assert!(removed[0].exists() && removed[1].exists(), "the next life tells it");
+        assert!(removed[0].exists() && removed[1].exists(), "the next start replays them");
         let mut next = Box::pin(events.listen());
         send(&removed[2]);
         next.next().await.expect("an event").expect("event");
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_life_knows_what_was_taken() {
+    async fn the_next_start_knows_the_last_delivered_event() {
         let dir = tempfile::tempdir().expect("directory");
         let events = open(&dir);
         (1..=12).for_each(|number| send(&events, number));
@@ -323,13 +326,13 @@ mod tests {
             listener.next().await.expect("an event").expect("event");
         }
         let next = open(&dir);
-        assert_eq!(next.told(), 11);
+        assert_eq!(next.last_delivered(), 11);
         next.turn().skip(12);
         assert_eq!(next.turn().number(), Some(13));
     }
 
     #[tokio::test]
-    async fn what_earlier_lives_left_comes_first_and_is_not_too_much() {
+    async fn replayed_events_come_first_without_a_limit() {
         let events = events();
         send(&events, 999);
         let left = (0..400).map(|created_at| {
@@ -337,7 +340,7 @@ mod tests {
             Item { number: 1, event, removed: None }
         });
         events.send_first(left.collect());
-        // What is found at the start, however much it is.
+        // Events of the recovery are not limited.
         (1000..1400).for_each(|number| send(&events, number));
         events.open_to_listeners();
         send(&events, 1400);
@@ -347,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_numbered_for_who_is_gone() {
+    fn no_number_is_allocated_without_listeners() {
         let events = events();
         drop(events.listen());
         assert_eq!(events.turn().number(), None);
     }
 
     #[test]
-    fn what_comes_after_the_end_is_numbered_for_the_next_life() {
+    fn events_after_the_end_are_numbered_for_the_next_start() {
         let events = events();
         let _listener = events.listen();
         events.end();

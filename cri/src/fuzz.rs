@@ -1,22 +1,22 @@
-//! What the fuzz targets of `integration/fuzz` call, and the test that replays their corpora with a stable compiler.
-//! Each takes any bytes, and fails by a panic.
+//! Functions of the fuzz targets in `integration/fuzz`, and a test that replays their corpora with a stable compiler.
+//! Each function accepts any bytes and fails by a panic.
 
 /// A client's bytes after its upgrade to SPDY/3.1.
 pub fn spdy(data: &[u8]) {
     crate::stream::fuzz_spdy(data);
 }
 
-/// A vendor's description of devices.
+/// A CDI file.
 pub fn cdi(data: &[u8]) {
     crate::cdi::fuzz(data);
 }
 
-/// What a shim sends to the runtime.
+/// The messages of a shim.
 pub fn link(data: &[u8]) {
     crate::shim_client::fuzz(data);
 }
 
-/// A seccomp profile of the machine's own.
+/// A seccomp profile file.
 pub fn seccomp(data: &[u8]) {
     crate::container::filter::fuzz(data);
 }

@@ -1,31 +1,31 @@
-//! What this machine lets us do, looked at once: capabilities, OOM score floor, hierarchies.
+//! Abilities of this machine, read once at the start: capabilities, OOM score floor, cgroups, kernel features.
 
 use crate::cgroup::Cgroups;
 use crate::error::Error;
 
-/// What bounds every container here.
+/// Limits of every container on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// The capabilities that we ourselves may give, as `CAP_…` names.
+    /// The capabilities of this process, as `CAP_…` names.
     pub(crate) capabilities: Vec<String>,
-    /// The lowest OOM score adjustment that we may set; none when any.
+    /// Lowest OOM score adjustment that this process may set; none without a floor.
     pub(crate) oom_floor: Option<i32>,
     /// Whether cgroups are v2.
     pub(crate) unified: bool,
     /// Whether huge pages can be limited.
     pub(crate) hugetlb: bool,
-    /// What the kernel can.
+    /// Features of the kernel.
     pub(crate) kernel: Kernel,
     /// The node's host name.
     pub(crate) hostname: String,
 }
 
-/// What not every kernel can.
+/// Features that older kernels lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kernel {
-    /// Pods can have user namespaces: the kernel makes them, and maps the ids of image layers.
+    /// User namespaces for pods: the kernel has them and can map the ids of image layers.
     pub(crate) user_namespaces: bool,
-    /// A volume can be read-only with all that is mounted in it.
+    /// Recursive read-only mounts.
     pub(crate) recursive_read_only: bool,
 }
 
@@ -34,12 +34,12 @@ pub(crate) struct Kernel {
 impl Host {
     pub(crate) fn look(cgroups: &Cgroups) -> Result<Self, Error> {
         let bounding = caps::read(None, caps::CapSet::Bounding).map_err(|error| Error::Kernel {
-            doing: "read our own capabilities",
+            doing: "read the capabilities of this process",
             source: std::io::Error::other(error.to_string()),
         })?;
         let mut capabilities: Vec<String> = bounding.iter().map(ToString::to_string).collect();
         capabilities.sort_unstable();
-        // proc(5): lowering one's own score needs CAP_SYS_RESOURCE.
+        // proc(5): lowering the score of a process needs CAP_SYS_RESOURCE.
         let oom_floor = if bounding.contains(&caps::Capability::CAP_SYS_RESOURCE) {
             None
         } else {
@@ -62,10 +62,10 @@ impl Host {
         })
     }
 
-    /// An OOM score adjustment as near to the wish as we may set.
-    pub(crate) fn oom_score(&self, wish: i64) -> i32 {
-        let wish = i32::try_from(wish.clamp(-1000, 1000)).unwrap_or(0);
-        self.oom_floor.map_or(wish, |floor| wish.max(floor))
+    /// The OOM score adjustment nearest to the requested one that this process may set.
+    pub(crate) fn oom_score(&self, requested: i64) -> i32 {
+        let requested = i32::try_from(requested.clamp(-1000, 1000)).unwrap_or(0);
+        self.oom_floor.map_or(requested, |floor| requested.max(floor))
     }
 }
 
@@ -82,7 +82,7 @@ impl Kernel {
     }
 }
 
-/// Major and minor number of the running kernel.
+/// Major and minor version of the running kernel.
 fn kernel_release() -> Result<(u32, u32), Error> {
     let name = nix::sys::utsname::uname()
         .map_err(|errno| Error::Kernel { doing: "read the kernel's release", source: errno.into() })?;
@@ -94,7 +94,7 @@ fn release(text: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Not where the kernel has none, and not where an administrator allows none.
+/// False if the kernel has no user namespaces, or if an administrator set their maximum to 0.
 fn may_make_user_namespaces() -> bool {
     let most = std::fs::read_to_string("/proc/sys/user/max_user_namespaces");
     most.is_ok_and(|most| most.trim() != "0")

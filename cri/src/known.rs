@@ -1,14 +1,13 @@
-//! Numbers of enumerations, as clients send them. One that is no member would be read as the first one, and what was
-//! asked for be dropped: it is refused. Pure.
+//! Validation of enum values. protobuf would read an unknown value as the first one, and so drop the request. Pure.
 
 use crate::error::Error;
 
-/// The member that a field's number is.
+/// The enum value of a field's number.
 ///
 /// # Errors
-/// There is none.
+/// If the number is unknown.
 pub(crate) fn known<T: TryFrom<i32>>(field: &'static str, number: i32) -> Result<T, Error> {
-    T::try_from(number).map_err(|_unknown| Error::invalid(field, format!("{number} is no member")))
+    T::try_from(number).map_err(|_unknown| Error::invalid(field, format!("{number} is not a known value")))
 }
 
 #[cfg(test)]
@@ -18,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_is_no_member_is_refused() {
+    fn an_unknown_number_is_refused() {
         assert_eq!(known::<NamespaceMode>("pid", 2).expect("a member"), NamespaceMode::Node);
         assert!(known::<NamespaceMode>("pid", 4).expect_err("no member").to_string().contains("pid: 4"));
     }

@@ -1,33 +1,39 @@
 //! The container runtime: sandboxes, containers, streaming and the CRI service.
 //!
-//! Owns what runs on the node: every pod sandbox (a shim process, see `shim_client`), the containers
-//! in it, their records, logs, streams and statistics. Start reading at [`Runtime`], which implements
-//! both CRI services; each call has a file of its own under `server/`.
+//! Owns everything that runs on the node: the pod sandboxes (each has a shim process, see `shim_client`), their containers,
+//! and the records, logs, streams and statistics of both. Start reading at [`Runtime`], which composes the `services`; each
+//! call has a file of its own. `server/` passes the calls of the CRI to the services.
 //!
 //! Invariants:
-//! - knows CRI and the OCI, never a Kubernetes kind;
-//! - never calls the container library: that happens only in the shim's forked creators;
-//! - record first, side effect second: whatever instruction the process dies at, [`Runtime::open`]
-//!   finds every sandbox and container again or undoes the half-made;
-//! - errors become gRPC codes in `server/status.rs` and nowhere else;
-//! - idle does nothing: no timers, no polling, no writes.
+//! - The crate uses the types of the CRI and the OCI, but no Kubernetes kind.
+//! - It never calls the container library: only the shim's forked creators do.
+//! - Record first, side effect second: whenever the process dies, [`Runtime::open`] finds every sandbox and container again
+//!   or undoes the incomplete ones.
+//! - Errors become gRPC codes in `server/grpc_status.rs` and nowhere else.
+//! - An idle runtime has no timers, no polling and no writes.
 
 mod cdi;
 mod cgroup;
 mod checkpoint;
+mod clock;
+mod config;
 mod container;
+mod descriptor;
 mod error;
+mod event_outbox;
 mod events;
-mod exits;
+mod exit_recorder;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod host;
 mod known;
+mod list_stream;
 mod lock;
 mod metrics;
 mod names;
 mod nri;
 mod pidfd;
+mod profiles;
 mod records;
 mod recover;
 mod resize;
@@ -35,20 +41,23 @@ mod runtime;
 mod sandbox;
 mod selinux;
 mod server;
+mod services;
 pub mod shim_client;
+mod shim_monitor;
 mod shim_program;
 mod stats;
 mod steps;
 mod stream;
 mod table;
-mod telling;
+mod tables;
 mod undo;
 
 pub use cgroup::driver::CgroupDriver;
 pub use checkpoint::{CheckpointError, CriuError};
+pub use config::RuntimeConfig;
 pub use coracle_nri::Settings as NriSettings;
 pub use error::Error;
-pub use runtime::{Runtime, RuntimeConfig};
+pub use runtime::{Runtime, serve_streams};
 pub use selinux::labels_containers;
 pub use shim_client::Times as ShimTimes;
-pub use stream::{BoxBody, notice_lost_client, serve as serve_streams};
+pub use stream::{BoxBody, notice_lost_client};

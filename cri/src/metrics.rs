@@ -1,7 +1,7 @@
-//! ListMetricDescriptors, ListPodSandboxMetrics and its stream: the figures that the kubelet passes on to
-//! Prometheus under cAdvisor's names, read from the kernel when asked.
+//! ListMetricDescriptors, ListPodSandboxMetrics and StreamPodSandboxMetrics: metrics with cAdvisor's names.
 //!
-//! The CRI's values are whole numbers: times of less than a second are rounded down.
+//! The kubelet passes them on to Prometheus. They are read from the kernel on request. The CRI's values are integers:
+//! times are rounded down to seconds.
 
 mod container;
 mod descriptor;
@@ -16,13 +16,14 @@ use coracle_proto::cri;
 use self::container::Collector;
 use self::descriptor as names;
 use self::sheet::Sheet;
+use crate::clock::now;
 use crate::container::Container;
+use crate::list_stream::{Streamed, batches};
 use crate::records::ContainerPhase;
-use crate::runtime::Runtime;
 use crate::sandbox::Sandbox;
-use crate::server::{Streamed, batches, now};
+use crate::stats::StatsService;
 
-/// All metrics that there may be. The same for the life of the process, as the CRI asks.
+/// Descriptors of all metrics. They do not change while the process runs, as the CRI requires.
 pub(crate) fn descriptors() -> cri::ListMetricDescriptorsResponse {
     let descriptors = names::ALL.iter().map(|descriptor| cri::MetricDescriptor {
         name: descriptor.name.to_owned(),
@@ -32,47 +33,52 @@ pub(crate) fn descriptors() -> cri::ListMetricDescriptorsResponse {
     cri::ListMetricDescriptorsResponse { descriptors: descriptors.collect() }
 }
 
-impl Runtime {
-    /// The metrics of every pod that is ready.
+impl StatsService {
+    /// Metrics of all ready pods.
     pub(crate) fn metrics_list(
         &self,
         _request: &cri::ListPodSandboxMetricsRequest,
     ) -> cri::ListPodSandboxMetricsResponse {
-        let collector = Collector::new(self);
-        let pods = self.pods_ready();
+        let collector = Collector::new(self.records.layers_dir());
+        let pods = self.ready_pods();
         cri::ListPodSandboxMetricsResponse {
             pod_metrics: pods.iter().map(|pod| self.metrics_of(&collector, pod)).collect(),
         }
     }
 
-    /// The same, in pieces: read as they are sent.
+    /// [`metrics_list`](Self::metrics_list) as a stream of batches; each batch is read when it is sent.
     pub(crate) fn metrics_stream(
         &self,
         _request: &cri::StreamPodSandboxMetricsRequest,
     ) -> Streamed<cri::StreamPodSandboxMetricsResponse> {
-        let runtime = self.clone();
+        let stats = self.clone();
         let mut collector = None;
-        let metrics = self.pods_ready().into_iter().map(move |pod| {
-            let collector = collector.get_or_insert_with(|| Collector::new(&runtime));
-            runtime.metrics_of(collector, &pod)
+        let metrics = self.ready_pods().into_iter().map(move |pod| {
+            let collector = collector.get_or_insert_with(|| Collector::new(stats.records.layers_dir()));
+            stats.metrics_of(collector, &pod)
         });
         batches(metrics, |pod_sandbox_metrics| cri::StreamPodSandboxMetricsResponse { pod_sandbox_metrics })
     }
 
-    fn pods_ready(&self) -> Vec<Arc<Sandbox>> {
-        let mut pods = self.inner.sandboxes.all();
+    fn ready_pods(&self) -> Vec<Arc<Sandbox>> {
+        let mut pods = self.tables.sandboxes.all();
         pods.retain(|pod| pod.live().is_some());
         pods
     }
 
     fn metrics_of(&self, collector: &Collector, pod: &Sandbox) -> cri::PodSandboxMetrics {
-        let containers = self.containers_of(&pod.id);
+        let containers = self.tables.containers_of(&pod.id);
         let running = containers
             .iter()
             .filter(|row| matches!(row.phase(), ContainerPhase::Running { .. }))
             .map(|row| cri::ContainerMetrics {
                 container_id: row.id.clone(),
-                metrics: collector.collect(self, row, container_sheet(pod, row)),
+                metrics: collector.collect(
+                    &self.cgroups,
+                    row,
+                    self.layer_usage(row).bytes,
+                    container_sheet(pod, row),
+                ),
             });
         cri::PodSandboxMetrics {
             pod_sandbox_id: pod.id.clone(),
@@ -81,12 +87,12 @@ impl Runtime {
         }
     }
 
-    /// A pod's traffic, of every interface.
+    /// Network traffic of a pod per interface.
     fn network_metrics(&self, pod: &Sandbox) -> Vec<cri::Metric> {
         let metadata = pod.config().metadata.clone().unwrap_or_default();
         let labels = [
             String::new(),
-            self.pod_cgroup(pod),
+            pod.cgroup(&self.layout),
             String::new(),
             pod.id.clone(),
             metadata.namespace,

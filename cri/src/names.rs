@@ -1,11 +1,11 @@
-//! Which sandbox or container has which name: each belongs to one at a time.
+//! Names of sandboxes and containers: a name belongs to one object at a time.
 //!
 //! ```text
-//! (free) ──claim──► under way ──keep, told──► taken ──release──► (free)
-//!                       └──dropped: it failed, or was undone──► (free)
+//! (free) ──claim──► in progress ──keep, delivered──► taken ──release──► (free)
+//!                       └──dropped: failed or undone──► (free)
 //! ```
-//! Who wants a name of a creation that is under way waits for its end. A client whose call was late, or that went away,
-//! comes again with the same name, and cannot see that what it began is being undone.
+//! A claim waits while a creation with the same name is in progress. A client whose call timed out or was cancelled retries
+//! with the same name, and cannot know that its first creation is being undone.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use crate::error::Error;
 use crate::lock::locked;
 
-/// All names. Clones are one.
+/// All names. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
     holders: Arc<Mutex<HashMap<String, Holder>>>,
@@ -25,53 +25,53 @@ pub(crate) struct Names {
 #[derive(Debug)]
 struct Holder {
     id: String,
-    /// Closes when the creation ends, in whatever way.
-    under_way: Option<watch::Receiver<()>>,
+    /// Closes when the creation ends. None after that.
+    in_progress: Option<watch::Receiver<()>>,
 }
 
-/// A name for as long as what has it is made, or undone.
+/// A claimed name, until the object is created or undone.
 #[must_use]
 pub(crate) struct Claim {
     names: Names,
     name: String,
     id: String,
     kept: bool,
-    /// Wakes who waits, when it goes.
+    /// Wakes the waiting claims when it is dropped.
     _end: watch::Sender<()>,
 }
 
 // === impl Names ===
 
 impl Names {
-    /// Takes a name for a new object's id, once no other creation with that name is under way. Takes nothing when it is
-    /// dropped meanwhile.
+    /// Claims a name for a new object's id. Waits while a creation with this name is in progress. Cancel safe.
     ///
     /// # Errors
-    /// Another object has it.
+    /// If another object has the name.
     pub(crate) async fn claim(&self, name: String, id: String) -> Result<Claim, Error> {
         loop {
-            let mut under_way = {
+            let mut in_progress = {
                 let mut holders = locked(&self.holders);
                 let Some(holder) = holders.get(&name) else {
-                    let (end, under_way) = watch::channel(());
-                    holders.insert(name.clone(), Holder { id: id.clone(), under_way: Some(under_way) });
+                    let (end, in_progress) = watch::channel(());
+                    holders.insert(name.clone(), Holder { id: id.clone(), in_progress: Some(in_progress) });
                     drop(holders);
                     return Ok(Claim { names: self.clone(), name, id, kept: false, _end: end });
                 };
-                let under_way = holder.under_way.clone().filter(|creation| creation.has_changed().is_ok());
-                under_way.ok_or_else(|| Error::NameTaken { name: name.clone(), id: holder.id.clone() })?
+                let in_progress =
+                    holder.in_progress.clone().filter(|creation| creation.has_changed().is_ok());
+                in_progress.ok_or_else(|| Error::NameTaken { name: name.clone(), id: holder.id.clone() })?
             };
-            // Nothing is ever sent: it closes.
-            while under_way.changed().await.is_ok() {}
+            // Nothing is sent: the channel closes.
+            while in_progress.changed().await.is_ok() {}
         }
     }
 
-    /// An object that was found again, or that could not be undone, has its name.
+    /// Sets the holder of a name, for an object that was recovered, or that could not be undone.
     pub(crate) fn hold(&self, name: String, id: String) {
-        locked(&self.holders).insert(name, Holder { id, under_way: None });
+        locked(&self.holders).insert(name, Holder { id, in_progress: None });
     }
 
-    /// The name of an object that is removed is free.
+    /// Releases the name of a removed object.
     pub(crate) fn release(&self, name: &str, id: &str) {
         let mut holders = locked(&self.holders);
         if holders.get(name).is_some_and(|holder| holder.id == id) {
@@ -83,12 +83,12 @@ impl Names {
 // === impl Claim ===
 
 impl Claim {
-    /// The id of what has the name.
+    /// The id of the object with this name.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// The object is made, and has its name until that is released. Who waits learns it when the claim goes.
+    /// Keeps the name after the claim's drop: the object is created. Waiting claims learn it at the drop.
     pub(crate) fn keep(&mut self) {
         self.kept = true;
     }
@@ -97,7 +97,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut holders = locked(&self.names.holders);
-        let ours = |holder: &Holder| holder.id == self.id && holder.under_way.is_some();
+        let ours = |holder: &Holder| holder.id == self.id && holder.in_progress.is_some();
         if !self.kept && holders.get(&self.name).is_some_and(ours) {
             holders.remove(&self.name);
         }
@@ -121,7 +121,7 @@ mod tests {
         async move { names.claim("name".into(), id).await }
     }
 
-    /// Who has the name; it is free when nobody.
+    /// The holder of the name; none if it is free.
     fn taken_by(names: &Names) -> Option<String> {
         match claim(names, "probe").now_or_never().expect("nothing is under way") {
             Ok(_claim) => None,
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_of_what_is_undone_is_waited_for() {
+    async fn a_claim_waits_until_an_object_is_undone() {
         let names = Names::default();
         let first = claim(&names, "first").await.expect("free");
         let mut second = Box::pin(claim(&names, "second"));
@@ -145,12 +145,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_of_what_is_made_is_refused_also_to_who_waited() {
+    async fn a_claim_is_refused_after_waiting_for_a_creation() {
         let names = Names::default();
         let mut first = claim(&names, "first").await.expect("free");
         let mut second = Box::pin(claim(&names, "second"));
         first.keep();
-        assert!((&mut second).now_or_never().is_none(), "its caller may have gone, and it be undone");
+        assert!((&mut second).now_or_never().is_none(), "the first object can still be undone");
         drop(first);
         assert!(second.await.is_err());
         assert_eq!(taken_by(&names), Some("first".into()));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_could_not_be_undone_keeps_its_name() {
+    async fn an_object_that_could_not_be_undone_keeps_its_name() {
         let names = Names::default();
         let first = claim(&names, "first").await.expect("free");
         names.hold("name".into(), "first".into());
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_ends_late_leaves_the_name_to_who_has_it_now() {
+    async fn a_late_drop_does_not_release_a_new_holders_name() {
         let names = Names::default();
         let first = claim(&names, "first").await.expect("free");
         names.release("name", "first");

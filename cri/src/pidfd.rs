@@ -1,5 +1,5 @@
-//! Processes by descriptors: a pid may become another process's once its process has ended, a descriptor never.
-#![allow(unsafe_code, reason = "pidfd_open and pidfd_send_signal have no safe wrapper here")]
+//! Processes by descriptor. A pid can be reused after its process has ended; a descriptor stays with its process.
+#![allow(unsafe_code, reason = "pidfd_open and pidfd_send_signal have no safe wrapper")]
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -16,34 +16,34 @@ use tokio::io::unix::AsyncFd;
 pub(crate) struct Process {
     pid: i32,
     pidfd: OwnedFd,
-    /// Look-ups through it fail once the process has ended.
+    /// Opening files through it fails after the process has ended.
     directory: OwnedFd,
 }
 
 // === impl Process ===
 
 impl Process {
-    /// Opens a process; `NotFound` when there is none of that pid, or it has ended.
+    /// Opens a process; `NotFound` if the pid is unused or its process has ended.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
         if pid <= 0 {
             return Err(io::ErrorKind::NotFound.into());
         }
         let pidfd = open(pid)?;
         let directory = File::open(format!("/proc/{pid}"))?.into();
-        // Alive now, so that the number was its own when the directory was opened.
+        // The process is alive, so the pid was not reused before the directory was opened.
         if !is_alive(&pidfd) {
             return Err(io::ErrorKind::NotFound.into());
         }
         Ok(Self { pid, pidfd, directory })
     }
 
-    /// Opens a process that was found in a cgroup; `NotFound` when it has ended or is in another one.
+    /// Opens a process that was listed in a cgroup; `NotFound` if it has ended or is in another cgroup.
     pub(crate) fn in_group(pid: i32, group: &str) -> io::Result<Self> {
         let process = Self::open(pid)?;
         if is_in(&process.read("cgroup")?, group) { Ok(process) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 
-    /// Opens the child of a process that the caller knows to live; `NotFound` when it has ended or has another parent.
+    /// Opens a child of a live process; `NotFound` if it has ended or has another parent.
     pub(crate) fn child_of(pid: i32, parent: i32) -> io::Result<Self> {
         let process = Self::open(pid)?;
         if parent_in(&process.read("stat")?) == Some(parent) {
@@ -61,25 +61,25 @@ impl Process {
         is_alive(&self.pidfd)
     }
 
-    /// Opens a file of its directory in /proc.
+    /// Opens a file of the process's directory in /proc.
     pub(crate) fn file(&self, name: &str, flags: OFlag) -> io::Result<File> {
         Ok(openat(&self.directory, name, flags | OFlag::O_CLOEXEC, Mode::empty())?.into())
     }
 
-    /// Reads a file of its directory in /proc, whose size the kernel limits.
+    /// Reads a file of the process's directory in /proc. The kernel limits its size.
     pub(crate) fn read(&self, name: &str) -> io::Result<String> {
         let mut text = Vec::new();
         self.file(name, OFlag::O_RDONLY)?.read_to_end(&mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Waits for its end. Cancel safe.
+    /// Waits for the end of the process. Cancel safe.
     pub(crate) async fn ended(&self) -> io::Result<()> {
         watch(self.pidfd.try_clone()?)?.readable().await.map(drop)
     }
 }
 
-/// Opens a process; `NotFound` when there is none of that pid.
+/// Opens a process; `NotFound` if the pid is unused.
 pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and no memory.
     let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -92,14 +92,14 @@ pub(crate) fn open(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// Registers a process's descriptor, which becomes readable at the end of the process, and stays so.
+/// Registers a process's descriptor. It becomes readable at the end of the process, and stays readable.
 pub(crate) fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the `AsyncFd` owns the descriptor and nothing else closes it.
     let registered = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
     registered.map_err(|error| io::Error::other(error.to_string()))
 }
 
-/// Sends a signal to the process that was opened, pidfd_send_signal(2). An error when it has ended.
+/// Sends a signal to the opened process, pidfd_send_signal(2). An error if it has ended.
 pub(crate) fn send(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
     let none = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: the descriptor is open, and no siginfo is passed.
@@ -109,13 +109,13 @@ pub(crate) fn send(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
     }
 }
 
-/// Whether a process has not ended. A zombie has.
+/// Whether a process has not ended. A zombie has ended.
 pub(crate) fn is_alive(pidfd: &OwnedFd) -> bool {
     let mut ended = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
     poll(&mut ended, PollTimeout::ZERO) == Ok(0)
 }
 
-/// Whether a process lives in a cgroup or below, by its `/proc/PID/cgroup`: one line a hierarchy,
+/// Whether a process is in a cgroup or its descendants, by its `/proc/PID/cgroup`: one line per hierarchy,
 /// `NUMBER:CONTROLLERS:PATH`.
 fn is_in(lives: &str, group: &str) -> bool {
     let group = group.trim_matches('/');
@@ -127,7 +127,7 @@ fn is_in(lives: &str, group: &str) -> bool {
         })
 }
 
-/// The parent in a `/proc/PID/stat`. The name, in parentheses, may hold anything.
+/// The parent in a `/proc/PID/stat`. The name in parentheses can contain any character.
 fn parent_in(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
@@ -135,7 +135,7 @@ fn parent_in(stat: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_process_is_opened_while_it_lives() {
+    fn a_process_is_opened_only_while_it_is_alive() {
         let own = std::process::id().cast_signed();
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let pid = child.id().cast_signed();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_in_its_cgroup_and_in_those_above() {
+    fn a_process_is_in_its_cgroup_and_its_parents() {
         let lives = "4:memory:/pods/p/c\n1:name=systemd:/\n0::/\n";
         for group in ["/pods/p/c", "pods/p/c/", "/pods/p", "/pods"] {
             assert!(super::is_in(lives, group), "{group}");
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parent_is_found_behind_any_name() {
+    fn the_parent_is_parsed_after_any_name() {
         assert_eq!(super::parent_in("7 (a) b) S 5 7 7"), Some(5));
         assert_eq!(super::parent_in("7 (a"), None);
     }

@@ -1,8 +1,10 @@
-//! Durable records, one small JSON file an object, under the state directory (a tmpfs on a node, gone
-//! with the boot as what it describes is). Written to a temporary name and renamed, so that a reader
-//! sees the old or the new one. Fields are only ever added, which no version minds. Whoever has to change what is there
-//! writes a greater version: a runtime that is older than that does not start, since what it cannot read it would take
-//! for half-made. `recorded` beside this crate's sources holds some of each version, for all later ones to read.
+//! Durable records: one JSON file per object in the state directory, a tmpfs on a node. A reboot removes them together with
+//! the objects that they describe.
+//!
+//! A record is written to a temporary name and renamed, so that a reader sees the old or the new record. New fields need no
+//! new version. Any other change needs a higher version: an older runtime then refuses to start, because it would take an
+//! unreadable record for an incompletely created object. `recorded` has records of each version, which all later versions
+//! must read.
 
 #[cfg(test)]
 mod recorded;
@@ -18,30 +20,30 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
+use crate::config::RuntimeConfig;
 use crate::error::Error;
-use crate::runtime::RuntimeConfig;
 use crate::selinux::Labels;
 
 pub(crate) use removed::{Removed, Subject, forget};
 
 const VERSION: u32 = 1;
 const FILE: &str = "record.json";
-/// Parts of the disk that writable layers are scattered over.
+/// Number of parts of the disk over which writable layers are spread.
 const PARTS: u8 = 16;
 
-/// How far a sandbox has come.
+/// Phase of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum SandboxPhase {
-    /// Being made: undone when found after a restart.
+    /// Being created. Undone if found after a restart.
     Creating,
-    /// Its shim runs.
+    /// The shim is running.
     Ready,
-    /// Stopped, or its shim died.
+    /// Stopped, or the shim died.
     NotReady,
 }
 
-/// What became of a pod or a container, and the number under which listeners are told: the next one is told after it.
+/// A transition of a pod or container, with its event number. Numbers increase in the order of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Transition {
@@ -51,7 +53,7 @@ pub(crate) struct Transition {
     pub(crate) at: i64,
 }
 
-/// What is remembered of a sandbox.
+/// The record of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SandboxRecord {
@@ -62,39 +64,39 @@ pub(crate) struct SandboxRecord {
     pub(crate) created_at: i64,
     #[serde(with = "message")]
     pub(crate) config: cri::PodSandboxConfig,
-    /// The pod's addresses, the first one first.
+    /// Addresses of the pod, the primary one first.
     #[serde(default)]
     pub(crate) addresses: Vec<String>,
-    /// Its SELinux labels, where it has any.
+    /// SELinux labels, if any.
     #[serde(default)]
     pub(crate) selinux: Option<Labels>,
-    /// Made for a checkpoint whose containers are not all there yet: undone when found after a restart.
+    /// A restore from a checkpoint is in progress. Undone if found after a restart.
     #[serde(default)]
     pub(crate) restoring: bool,
-    /// Being stopped: found ready after a restart, that is brought to its end.
+    /// A stop is in progress. Completed after a restart.
     #[serde(default)]
     pub(crate) stopping: bool,
-    /// What became of it while somebody was there to be told, or could yet come.
+    /// Transitions that had a current or future listener.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
 
-/// How far a container has come.
+/// Phase of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) enum ContainerPhase {
-    /// Being made: undone when found after a restart.
+    /// Being created. Undone if found after a restart.
     Creating,
-    /// Waits to be started.
+    /// Created and not started.
     Created,
-    /// Runs.
+    /// Running.
     #[serde(rename_all = "camelCase")]
     Running { started_at: i64 },
-    /// Ended.
+    /// Exited.
     Exited(ExitRecord),
 }
 
-/// How a container ended.
+/// The exit of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ExitRecord {
@@ -107,7 +109,7 @@ pub(crate) struct ExitRecord {
     pub(crate) message: String,
 }
 
-/// What is remembered of a container.
+/// The record of a container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ContainerRecord {
@@ -119,7 +121,7 @@ pub(crate) struct ContainerRecord {
     #[serde(with = "message")]
     pub(crate) config: cri::ContainerConfig,
     pub(crate) image_id: String,
-    /// Under which name and digest a registry had it; empty when it came from none.
+    /// Name and digest of the image at its registry; empty for an image without a registry.
     #[serde(default)]
     pub(crate) image_digest: String,
     pub(crate) log_path: String,
@@ -129,30 +131,30 @@ pub(crate) struct ContainerRecord {
     pub(crate) gid: i64,
     #[serde(default)]
     pub(crate) groups: Vec<i64>,
-    /// Whether its spec has hooks that the runtime itself runs: after its start and after its end.
+    /// Whether the spec has poststart or poststop hooks, which the runtime itself runs.
     #[serde(default)]
     pub(crate) late_hooks: bool,
-    /// Its SELinux labels, where it has any.
+    /// SELinux labels, if any.
     #[serde(default)]
     pub(crate) selinux: Option<Labels>,
-    /// Pid of its first process, 0 before it was created.
+    /// Pid of the first process, 0 before the creation.
     #[serde(default)]
     pub(crate) pid: i32,
-    /// What its processes are restored from when it is started, if not made from its command.
+    /// Data to restore the processes at the start; none for a container that starts its command.
     #[serde(default)]
     pub(crate) restore: Option<RestoreRecord>,
-    /// What became of it while somebody was there to be told, or could yet come.
+    /// Transitions that had a current or future listener.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
 
-/// What a container's images, in its layer's directory, need beside themselves.
+/// Data for a restore that is not in the container's CRIU images.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct RestoreRecord {
-    /// Where file systems were mounted that are not in the images.
+    /// Mount points of external file systems, which are not in the images.
     pub(crate) external: Vec<String>,
-    /// Which of its pipes, as the kernel names them, were its standard streams.
+    /// Pipes that were standard streams, by the kernel's names.
     pub(crate) streams: BTreeMap<String, u32>,
 }
 
@@ -162,32 +164,32 @@ pub(crate) struct Records {
     sandboxes: PathBuf,
     containers: PathBuf,
     layers: PathBuf,
-    /// Where writable layers are born.
+    /// Directory in which writable layers are created.
     parts: Option<PathBuf>,
-    /// Records of what is gone, while nobody was told so.
+    /// Directory with records of removed objects whose deletion is not yet delivered.
     removed: PathBuf,
-    /// How far listeners were told.
-    told: PathBuf,
+    /// File with the number of the last delivered event.
+    delivered: PathBuf,
 }
 
-/// What every version's records say of themselves.
+/// The fields of every version's records.
 #[derive(Debug, Deserialize)]
 struct Head {
     version: u32,
 }
 
-/// All records of one kind, as found.
+/// All records of one kind.
 #[derive(Debug)]
 pub(crate) struct Found<T> {
     pub(crate) readable: Vec<T>,
-    /// Ids of directories without a record that can be read.
+    /// Ids of directories without a readable record.
     pub(crate) lost: Vec<String>,
 }
 
 // === impl Records ===
 
 impl Records {
-    /// Makes the directories.
+    /// Opens the records and creates their directories.
     pub(crate) fn open(config: &RuntimeConfig) -> Result<Self, Error> {
         let records = Self {
             sandboxes: config.state.join("sandboxes"),
@@ -195,55 +197,55 @@ impl Records {
             layers: config.root.join("containers"),
             parts: None,
             removed: config.state.join("removed"),
-            told: config.state.join("told"),
+            delivered: config.state.join("told"),
         };
         for dir in [&records.sandboxes, &records.containers, &records.layers, &records.removed] {
-            std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
+            std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))?;
         }
         Ok(Self { parts: scattered(config.root.join("parts")), ..records })
     }
 
-    /// The file that says how far listeners were told.
-    pub(crate) fn told_file(&self) -> &Path {
-        &self.told
+    /// The file with the number of the last delivered event.
+    pub(crate) fn delivered_file(&self) -> &Path {
+        &self.delivered
     }
 
     pub(crate) fn sandbox_dir(&self, id: &str) -> PathBuf {
         self.sandboxes.join(id)
     }
 
-    /// A container's bundle.
+    /// The bundle of a container.
     pub(crate) fn container_dir(&self, id: &str) -> PathBuf {
         self.containers.join(id)
     }
 
-    /// Where all writable layers are.
+    /// The directory of all writable layers.
     pub(crate) fn layers_dir(&self) -> &Path {
         &self.layers
     }
 
-    /// Where a container's writable layer is.
+    /// The directory of a container's writable layer.
     pub(crate) fn layer_dir(&self, id: &str) -> PathBuf {
         self.layers.join(id)
     }
 
-    /// Makes the directory of a container's writable layer.
+    /// Creates the directory of a container's writable layer.
     pub(crate) fn make_layer(&self, id: &str) -> Result<PathBuf, Error> {
         let layer = self.layer_dir(id);
         let Some(parts) = &self.parts else {
-            std::fs::create_dir_all(&layer).map_err(Error::file("make directory", &layer))?;
+            std::fs::create_dir_all(&layer).map_err(Error::file("create directory", &layer))?;
             return Ok(layer);
         };
         let number = id.bytes().fold(0, u8::wrapping_add) % PARTS;
         let born = parts.join(number.to_string()).join(id);
-        std::fs::create_dir_all(&born).map_err(Error::file("make directory", &born))?;
+        std::fs::create_dir_all(&born).map_err(Error::file("create directory", &born))?;
         let Err(error) = std::fs::rename(&born, &layer) else { return Ok(layer) };
-        let _stays_until_the_next_start = std::fs::remove_dir(&born);
+        let _next_start_removes_it = std::fs::remove_dir(&born);
         if error.kind() != ErrorKind::CrossesDevices {
             return Err(Error::file("rename into", &layer)(error));
         }
-        // Another file system is mounted where layers are: this one's parts are not its.
-        std::fs::create_dir_all(&layer).map_err(Error::file("make directory", &layer))?;
+        // The layers are on another file system than the parts.
+        std::fs::create_dir_all(&layer).map_err(Error::file("create directory", &layer))?;
         Ok(layer)
     }
 
@@ -259,15 +261,13 @@ impl Records {
         remove(&self.sandbox_dir(id))
     }
 
-    /// Removes a container's layer, then its bundle and record, so that a crash between the two is
-    /// found again.
+    /// Removes a container's layer, then its bundle and record: after a crash between the two, the record is found again.
     pub(crate) fn remove_container(&self, id: &str) -> Result<(), Error> {
         self.remove_layer(id)?;
         self.forget_container(id)
     }
 
-    /// Removes a container's bundle and record. A layer that is left without them is nobody's, and
-    /// removed by the next start at the latest.
+    /// Removes a container's bundle and record. The next start removes a layer without a record.
     pub(crate) fn forget_container(&self, id: &str) -> Result<(), Error> {
         remove(&self.container_dir(id))
     }
@@ -277,18 +277,18 @@ impl Records {
     }
 
     /// # Errors
-    /// [`Error::Later`] when one is of a later version.
+    /// If one is of a later version ([`Error::Later`]).
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
         load(&self.sandboxes)
     }
 
     /// # Errors
-    /// [`Error::Later`] when one is of a later version.
+    /// If one is of a later version ([`Error::Later`]).
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
         load(&self.containers)
     }
 
-    /// Ids of the writable layers that are there.
+    /// Ids of the existing writable layers.
     pub(crate) fn layers(&self) -> Result<Vec<String>, Error> {
         names(&self.layers)
     }
@@ -321,7 +321,7 @@ impl ContainerRecord {
     pub(crate) const VERSION: u32 = VERSION;
 }
 
-/// Writes `bytes` so that a reader sees the old file or the new one.
+/// Replaces a file: a reader sees the old or the new contents.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let temporary = path.with_extension("new");
     crate::shim_client::file::write_private(&temporary, bytes).map_err(Error::file("write", &temporary))?;
@@ -332,16 +332,16 @@ fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
     let path = dir.join(FILE);
     match write_at(&path, record) {
         Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => {
-            std::fs::create_dir_all(dir).map_err(Error::file("make directory", dir))?;
+            std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))?;
             write_at(&path, record)
         }
         other => other,
     }
 }
 
-/// Directories in as many parts of the disk, where ext4 lets us have that (chattr(1), `T`). What a container writes
-/// stays in the part where its layer was born, whatever that is renamed to. Beside the others' it would wait for a
-/// search past every inode that was freed in the last five seconds; in a part of its own, for a disk that was not read.
+/// Directories in different parts of the disk, if ext4 supports it (chattr(1), `T`). A container's files stay in the part
+/// where its layer was created, also after a rename. In a common part each new file would cost a search past every inode
+/// freed in the last five minutes; in a part for each container, reads of unused areas of the disk.
 fn scattered(parts: PathBuf) -> Option<PathBuf> {
     let make = || -> std::io::Result<()> {
         std::fs::create_dir_all(&parts)?;
@@ -352,13 +352,13 @@ fn scattered(parts: PathBuf) -> Option<PathBuf> {
         }
         for part in (0..PARTS).map(|number| parts.join(number.to_string())) {
             std::fs::create_dir_all(&part)?;
-            // What a crash left between the two steps.
+            // Left by a crash between creation and rename.
             std::fs::read_dir(&part)?.try_for_each(|left| std::fs::remove_dir(left?.path()))?;
         }
         Ok(())
     };
     let made = make();
-    made.inspect_err(|error| debug!(%error, "writable layers stay close together on the disk")).ok()?;
+    made.inspect_err(|error| debug!(%error, "could not spread writable layers over the disk")).ok()?;
     Some(parts)
 }
 
@@ -398,7 +398,7 @@ fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
             Ok(record) => found.readable.push(record),
             Err(error @ Error::Later { .. }) => return Err(error),
             Err(error) => {
-                warn!(id, error = error.chain(), "set a record aside that cannot be read");
+                warn!(id, error = error.chain(), "ignore an unreadable record");
                 found.lost.push(id);
             }
         }
@@ -406,13 +406,13 @@ fn load<T: DeserializeOwned>(dir: &Path) -> Result<Found<T>, Error> {
     Ok(found)
 }
 
-/// The version of a record that a later version of this program wrote.
+/// The version of a record of a later version of this program.
 fn later(record: &[u8]) -> Option<u32> {
     let head: Head = serde_json::from_slice(record).ok()?;
     Some(head.version).filter(|version| *version > VERSION)
 }
 
-/// A protobuf message inside a record: base64 of its wire form, which old and new versions read alike.
+/// A protobuf message in a record: base64 of its wire format, which all versions can read.
 pub(crate) mod message {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
@@ -435,7 +435,7 @@ pub(crate) mod message {
     }
 }
 
-/// Any bytes where a record should be: what can be read can be written, and is the same then.
+/// Accepts any bytes: a readable record can be written and read again.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     fn same<T: DeserializeOwned + Serialize + PartialEq>(data: &[u8]) {
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_as_it_was_and_a_torn_one_is_reported() {
+    fn a_record_is_read_as_written_and_a_torn_one_is_reported() {
         let dir = tempfile::tempdir().expect("directory");
         let records = records(dir.path());
         let config = cri::PodSandboxConfig { hostname: "h".into(), ..Default::default() };
@@ -479,10 +479,10 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_scattered_where_the_file_system_can() {
+    fn layers_are_spread_on_supported_file_systems() {
         let dir = tempfile::tempdir().unwrap();
         let records = records(dir.path());
-        // EXT4_SUPER_MAGIC, which ext2 and ext3 have too.
+        // EXT4_SUPER_MAGIC, also of ext2 and ext3.
         let can = rustix::fs::statfs(&records.layers).unwrap().f_type == 0xEF53;
         assert_eq!(records.parts.is_some(), can);
         for records in [Records { parts: None, ..records.clone() }, records] {
@@ -494,12 +494,12 @@ mod tests {
     }
 
     #[test]
-    fn layers_on_another_file_system_are_born_there() {
+    fn layers_on_another_file_system_are_created_there() {
         let dir = tempfile::tempdir().unwrap();
         let other = tempfile::tempdir_in("/dev/shm").unwrap();
         let device = |path: &Path| std::os::unix::fs::MetadataExt::dev(&path.metadata().unwrap());
         if device(dir.path()) == device(other.path()) {
-            return println!("there is one file system only");
+            return println!("there is only one file system");
         }
         let records = records(dir.path());
         let records = Records { parts: Some(other.path().to_owned()), ..records };

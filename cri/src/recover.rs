@@ -1,45 +1,58 @@
-//! How the runtime finds its pods again: records say what should be, shims what is. Half-made things
-//! are undone, what died meanwhile is marked ended, and what nobody owns is removed. A shim that lives and does not
-//! answer is waited for beside all else, see `silent`.
-
-mod phase;
-pub(crate) mod relink;
-mod silent;
+//! Recovery: restores the runtime's state at its start.
+//!
+//! Records have the desired state, shims the observed state. Incomplete objects are undone, objects that died meanwhile are
+//! recorded as ended, and objects without an owner are removed. A live shim that does not answer is waited for in the
+//! background, see `shim_monitor`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use coracle_cni::Attachment;
+use coracle_cni::{Attachment, Network};
+use coracle_images::Images;
 use coracle_proto::shim::State;
 use futures::future::{join_all, try_join_all};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use self::phase::{Missed, missed, phase_now};
+use crate::cgroup::Cgroups;
+use crate::cgroup::driver::Layout;
 use crate::cgroup::freezer::Freezer;
 use crate::checkpoint;
+use crate::config::RuntimeConfig;
 use crate::container::{self, Container};
 use crate::error::{Error, chain};
-use crate::exits::exit_record;
-use crate::records::{self, ContainerPhase, ContainerRecord, SandboxPhase, SandboxRecord, Transition};
-use crate::runtime::Runtime;
+use crate::event_outbox::EventOutbox;
+use crate::exit_recorder::{ExitRecorder, exit_record};
+use crate::names::Names;
+use crate::records::{
+    self, ContainerPhase, ContainerRecord, Records, SandboxPhase, SandboxRecord, Transition,
+};
 use crate::sandbox::{self, Live, Sandbox, SandboxState, namespaces};
+use crate::selinux::Selinux;
+use crate::services::containers::ContainerService;
+use crate::services::execs::ExecService;
+use crate::services::sandboxes::SandboxService;
 use crate::shim_client::{self, ErrorKind, Shim};
+use crate::shim_monitor::{Missed, ShimMonitor, missed, phase_now};
+use crate::tables::Tables;
 
-/// A sandbox's record, and what became of its shim.
-type Reached = (SandboxRecord, Found);
+/// A recorded sandbox and its shim.
+struct RecordedSandbox {
+    record: SandboxRecord,
+    shim: Found,
+}
 
 /// The shim of a sandbox.
 enum Found {
-    /// It lives, and has said what became of its containers.
+    /// A live shim, with the state of its containers.
     Answers(Shim, State),
-    /// It lives, and does not answer.
+    /// A live shim that does not answer.
     Silent(Shim),
     Gone,
 }
 
-/// What has ended with its shim, and is not on record as such.
+/// Objects that ended with their shim and are not yet recorded as ended.
 struct Ended {
     containers: Vec<Arc<Container>>,
     sandbox: Option<Arc<Sandbox>>,
@@ -63,16 +76,38 @@ impl Found {
     }
 }
 
-impl Runtime {
-    pub(crate) async fn recover(&self) -> Result<(), Error> {
-        // What cannot be understood ends the start here, before anything is done: its pod runs on.
-        let (found, containers) = (self.inner.records.sandboxes()?, self.inner.records.containers()?);
+/// Restores the runtime's state at its start.
+pub(crate) struct Recovery {
+    pub(crate) config: Arc<RuntimeConfig>,
+    pub(crate) images: Images,
+    pub(crate) network: Network,
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) cgroups: Arc<Cgroups>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) names: Names,
+    pub(crate) selinux: Arc<Selinux>,
+    pub(crate) outbox: EventOutbox,
+    pub(crate) exits: ExitRecorder,
+    pub(crate) execs: ExecService,
+    pub(crate) monitor: ShimMonitor,
+    pub(crate) containers: ContainerService,
+    pub(crate) sandboxes: SandboxService,
+}
+
+// === impl Recovery ===
+
+impl Recovery {
+    /// Runs the recovery, before the runtime serves clients.
+    pub(crate) async fn run(&self) -> Result<(), Error> {
+        // A record or shim of an unknown version fails the start here, before any change: its pod continues to run.
+        let (found, containers) = (self.records.sandboxes()?, self.records.containers()?);
         let lost = try_join_all(found.lost.iter().map(|id| self.find_shim(id))).await?;
         let reached = try_join_all(found.readable.iter().map(|record| self.reach(record))).await?;
-        let removed = self.inner.records.removed()?;
+        let removed = self.records.removed()?;
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
-        self.skip_numbers(transitions.map(|transition| transition.number));
-        self.skip_numbers(removed.iter().map(|removed| removed.number));
+        self.outbox.skip_numbers(transitions.map(|transition| transition.number));
+        self.outbox.skip_numbers(removed.iter().map(|removed| removed.number));
         for (id, lost) in found.lost.iter().zip(lost) {
             self.undo_sandbox(id, lost).await;
         }
@@ -81,65 +116,60 @@ impl Runtime {
             if record.phase == SandboxPhase::Creating {
                 self.undo_sandbox(&record.id, found).await;
             } else {
-                sandboxes.push((record, found));
+                sandboxes.push(RecordedSandbox { record, shim: found });
             }
         }
         let missed = self.recover_containers(containers, &sandboxes).await?;
         let last = self.number_missed(missed);
         self.reconcile_network(&sandboxes).await;
         coracle_fault::point("recover.network");
-        let (mut half_restored, mut half_stopped, mut recovered) = (Vec::new(), Vec::new(), Vec::new());
-        for (record, found) in sandboxes {
-            half_restored.extend(record.restoring.then(|| record.id.clone()));
-            half_stopped.extend(is_half_stopped(&record).then(|| record.id.clone()));
-            recovered.push(self.recover_sandbox(record, found));
+        let (mut incomplete, mut stopping, mut recovered) = (Vec::new(), Vec::new(), Vec::new());
+        for RecordedSandbox { record, shim } in sandboxes {
+            incomplete.extend(record.restoring.then(|| record.id.clone()));
+            stopping.extend(is_stop_incomplete(&record).then(|| record.id.clone()));
+            recovered.push(self.recover_sandbox(record, shim));
         }
-        // Before anything new is told.
-        self.tell_left(removed, last);
+        // Replayed before new events are sent.
+        self.outbox.replay_unsent(removed, last);
         coracle_fault::point("recover.told");
         for ended in recovered {
             self.end_lost(ended).await;
         }
         coracle_fault::point("recover.ended");
-        self.inner.events.open_to_listeners();
-        for id in half_restored {
-            self.remove_half_restored(id).await;
+        self.outbox.events.open_to_listeners();
+        for id in incomplete {
+            self.remove_incomplete_restore(id).await;
         }
-        join_all(half_stopped.into_iter().map(|id| self.end_half_stopped(id))).await;
+        join_all(stopping.into_iter().map(|id| self.complete_stop(id))).await;
         self.check_networks();
         self.collect_images();
         Ok(())
     }
 
-    /// No event gets a number that one of an earlier life has.
-    fn skip_numbers(&self, numbers: impl Iterator<Item = u64>) {
-        self.inner.events.turn().skip(numbers.max().unwrap_or_default());
-    }
-
-    /// Takes back a pod whose restoring did not come to its end. Listeners were told that it is there.
-    async fn remove_half_restored(&self, id: String) {
-        info!(sandbox = id, "remove a pod that was not completely restored");
-        if let Err(error) = self.sandbox_unmake(id.clone()).await {
-            warn!(sandbox = id, error = error.chain(), "could not take a half-restored pod back");
+    /// Removes a pod whose restore is incomplete. Its creation event was already sent.
+    async fn remove_incomplete_restore(&self, id: String) {
+        info!(sandbox = id, "remove an incompletely restored pod");
+        if let Err(error) = self.sandboxes.undo_run(id.clone()).await {
+            warn!(sandbox = id, error = error.chain(), "could not remove an incompletely restored pod");
         }
     }
 
-    /// Brings to its end what stopping a pod has begun: its network is not its own any more. One that does not end is
-    /// not waited for without end.
-    async fn end_half_stopped(&self, id: String) {
-        info!(sandbox = id, "stop a pod that was not completely stopped");
-        let Some(sandbox) = self.inner.sandboxes.get(&id) else { return };
-        let runtime = self.clone();
+    /// Completes an interrupted stop of a pod, which may already have lost its network. The wait has a timeout; the stop
+    /// then continues in the background.
+    async fn complete_stop(&self, id: String) {
+        info!(sandbox = id, "complete an interrupted stop of a pod");
+        let Some(sandbox) = self.tables.sandboxes.get(&id) else { return };
+        let sandboxes = self.sandboxes.clone();
         let stopped = tokio::spawn(async move {
-            if let Err(error) = runtime.stop_sandbox(&sandbox).await {
-                warn!(sandbox = id, error = error.chain(), "could not stop a half-stopped pod");
+            if let Err(error) = sandboxes.stop_sandbox(&sandbox).await {
+                warn!(sandbox = id, error = error.chain(), "could not complete the stop of a pod");
             }
         });
-        let _goes_on_beside = timeout(self.inner.config.shim_times.answer, stopped).await;
+        let _continues = timeout(self.config.shim_times.answer, stopped).await;
         coracle_fault::point("recover.stopped");
     }
 
-    /// Looks for the shim of a sandbox that should have one, or may.
+    /// Connects to the shim of a sandbox that should have one.
     async fn reach(&self, record: &SandboxRecord) -> Result<Found, Error> {
         match record.phase {
             SandboxPhase::NotReady => Ok(Found::Gone),
@@ -147,22 +177,22 @@ impl Runtime {
         }
     }
 
-    /// A shim that is there is ended by nobody who merely cannot talk to it: it may be of a later version, or we may be
-    /// short of something. One that nobody can ever talk to again is.
+    /// Connects to a shim. A live shim is not killed only because this runtime cannot talk to it: the shim may be of a later
+    /// version, or this process may lack a resource. A shim that no client can ever reach again is killed.
     async fn find_shim(&self, id: &str) -> Result<Found, Error> {
-        let dir = self.inner.records.sandbox_dir(id);
-        let times = self.inner.config.shim_times;
+        let dir = self.records.sandbox_dir(id);
+        let times = self.config.shim_times;
         match Shim::reach(&dir, times).await {
             Ok(shim_client::Reached::Answers(shim, state)) => Ok(Found::Answers(shim, state)),
             Ok(shim_client::Reached::Silent(shim)) => {
-                warn!(sandbox = id, "a sandbox's shim does not answer");
+                warn!(sandbox = id, "the shim of a sandbox does not answer");
                 Ok(Found::Silent(shim))
             }
-            // Or it says that it is about to end.
+            // `WrongState`: the shim answers that it is shutting down.
             Err(error)
                 if matches!(error.kind, ErrorKind::Gone | ErrorKind::Silent | ErrorKind::WrongState) =>
             {
-                warn!(sandbox = id, %error, "a sandbox's shim is gone");
+                warn!(sandbox = id, %error, "the shim of a sandbox is gone");
                 Shim::end_stray(&dir, times).await;
                 Ok(Found::Gone)
             }
@@ -170,44 +200,43 @@ impl Runtime {
         }
     }
 
-    /// Takes back what is left of a sandbox that was not completely made, or whose record is lost.
+    /// Undoes an incompletely created sandbox, or a sandbox without a readable record.
     async fn undo_sandbox(&self, id: &str, found: Found) {
-        info!(sandbox = id, "undo a sandbox that was not completely made");
+        info!(sandbox = id, "undo an incompletely created sandbox");
         let ended = match found {
             Found::Answers(shim, _) => shim.shutdown().await,
             Found::Silent(shim) => shim.kill_itself().await,
             Found::Gone => Ok(()),
         };
         if let Err(error) = ended {
-            warn!(sandbox = id, %error, "could not end the shim of a half-made sandbox");
+            warn!(sandbox = id, %error, "could not end the shim of an incompletely created sandbox");
         }
         coracle_fault::point("recover.sandbox-shim");
-        if let Err(error) = self.inner.network.del(id).await {
-            warn!(sandbox = id, %error, "could not take a half-made sandbox's network away");
+        if let Err(error) = self.network.del(id).await {
+            warn!(sandbox = id, %error, "could not remove the network of an incompletely created sandbox");
         }
         coracle_fault::point("recover.sandbox-network");
-        let group = self.inner.layout.own_pod(id);
-        self.inner.cgroups.kill(&group).await;
-        let removed = self.inner.cgroups.remove(&group).await;
+        let group = self.layout.own_pod(id);
+        self.cgroups.kill(&group).await;
+        let removed = self.cgroups.remove(&group).await;
         coracle_fault::point("recover.sandbox-cgroup");
-        for result in [removed, self.inner.records.remove_sandbox(id)] {
+        for result in [removed, self.records.remove_sandbox(id)] {
             if let Err(error) = result {
-                warn!(sandbox = id, error = error.chain(), "could not undo a half-made sandbox");
+                warn!(sandbox = id, error = error.chain(), "could not undo an incompletely created sandbox");
             }
         }
         coracle_fault::point("recover.sandbox-forgotten");
     }
 
-    /// Records what happened while no runtime was there, to be told in the order in which it did. Returns the last
-    /// number that it got.
+    /// Records transitions that happened while no runtime was running, in their order. Returns the last event number.
     fn number_missed(&self, mut missed: Vec<Missed>) -> u64 {
         missed.sort_by_key(|missed| missed.at);
-        let mut turn = self.inner.events.turn();
+        let mut turn = self.outbox.events.turn();
         for Missed { at, container, what } in &missed {
             container.note(turn.number().map(|number| Transition { number, what: (*what).into(), at: *at }));
         }
-        for container in self.inner.containers.all() {
-            if let Err(error) = self.inner.records.write_container(&container.record_now()) {
+        for container in self.tables.containers.all() {
+            if let Err(error) = self.records.write_container(&container.record_now()) {
                 warn!(container = container.id, error = error.chain(), "could not record a container");
             }
             coracle_fault::point("recover.numbered");
@@ -218,12 +247,12 @@ impl Runtime {
     async fn recover_containers(
         &self,
         found: records::Found<ContainerRecord>,
-        sandboxes: &[Reached],
+        sandboxes: &[RecordedSandbox],
     ) -> Result<Vec<Missed>, Error> {
         let shims: HashMap<&str, &Found> =
-            sandboxes.iter().map(|(record, found)| (record.id.as_str(), found)).collect();
+            sandboxes.iter().map(|sandbox| (sandbox.record.id.as_str(), &sandbox.shim)).collect();
         let transitions = found.readable.iter().flat_map(|record| &record.transitions);
-        self.skip_numbers(transitions.map(|transition| transition.number));
+        self.outbox.skip_numbers(transitions.map(|transition| transition.number));
         let mut known = HashSet::new();
         let mut missed = Vec::new();
         for record in found.readable {
@@ -238,88 +267,92 @@ impl Runtime {
                 Some(Found::Silent(_) | Found::Gone) | None => self.undo_container(&record, None).await,
             }
         }
-        // Before their layers go: what no record has may run.
-        for (_, found) in sandboxes {
-            self.delete_unknown(found, &known).await;
+        // Before their layers are removed: a container without a record can be running.
+        for sandbox in sandboxes {
+            self.delete_unknown(&sandbox.shim, &known).await;
         }
-        let layers = self.inner.records.layers()?;
+        let layers = self.records.layers()?;
         for id in layers.iter().chain(&found.lost).filter(|id| !known.contains(*id)) {
-            if let Err(error) = self.inner.records.forget_container(id) {
-                warn!(container = id, error = error.chain(), "could not remove what nobody owns");
+            if let Err(error) = self.records.forget_container(id) {
+                warn!(container = id, error = error.chain(), "could not remove a container without a record");
             }
             coracle_fault::point("recover.bundle-forgotten");
-            self.discard_layer(id);
+            self.containers.remove_layer(id);
         }
         Ok(missed)
     }
 
-    /// Has a shim delete the containers that are on nobody's record, or whose records cannot be read.
+    /// Deletes a shim's containers without a readable record.
     async fn delete_unknown(&self, found: &Found, known: &HashSet<String>) {
-        // One that is silent is told when it wakes.
+        // For a silent shim the monitor does this when the shim answers.
         let Found::Answers(shim, state) = found else { return };
         let ids = state.containers.iter().map(|seen| &seen.container_id);
         for id in ids.filter(|id| !known.contains(*id)) {
             if let Err(error) = shim.delete(id).await {
-                warn!(container = id, %error, "could not delete what nobody owns");
+                warn!(container = id, %error, "could not delete a container without a record");
             }
         }
     }
 
-    /// Lets a container go on that was frozen for a checkpoint, and removes what is half-made. A CRIU that still works
-    /// on it is waited for beside all else; until then it is in its checkpoint, as if the runtime had not ended.
+    /// Thaws a container that was frozen for a checkpoint, and removes the incomplete checkpoint. If its CRIU still runs, a
+    /// task waits for the end of CRIU; until then the checkpoint counts as in progress.
     async fn end_checkpoint(&self, container: &Arc<Container>) {
-        let layer = self.inner.records.layer_dir(&container.id);
+        let layer = self.records.layer_dir(&container.id);
         if !checkpoint::is_left(&layer) {
             return;
         }
-        let freezer = self.inner.cgroups.freezer(&container.record.cgroup);
+        let freezer = self.cgroups.freezer(&container.record.cgroup);
         let (id, looked) = (container.id.clone(), (freezer.clone(), layer.clone()));
-        // It reads of all processes, and removes what may be much.
+        // Off the async executor: it reads all processes, and removes files.
         let work = tokio::task::spawn_blocking(move || {
             let (freezer, layer) = looked;
             let is_at_work = checkpoint::is_at_work(&layer);
             if !is_at_work {
-                let_go_on(&id, freezer.as_ref(), &layer);
+                remove_checkpoint(&id, freezer.as_ref(), &layer);
             }
             is_at_work
         });
         if !work.await.unwrap_or_default() {
             return;
         }
-        info!(container = container.id, "a CRIU that outlived its runtime works on a container");
-        let stays = Arc::clone(&container.removing).lock_owned().await;
+        info!(container = container.id, "a CRIU of an earlier runtime still works on a container");
+        let lock = Arc::clone(&container.removing).lock_owned().await;
         let id = container.id.clone();
         tokio::spawn(async move {
             if let Err(error) = checkpoint::criu_ended(&layer).await {
-                warn!(container = id, %error, "could not wait for a CRIU");
+                warn!(container = id, %error, "could not wait for the end of CRIU");
             }
-            let _gone = tokio::task::spawn_blocking(move || let_go_on(&id, freezer.as_ref(), &layer)).await;
-            drop(stays);
+            let _gone =
+                tokio::task::spawn_blocking(move || remove_checkpoint(&id, freezer.as_ref(), &layer)).await;
+            drop(lock);
         });
     }
 
-    /// Takes back what is left of a container that was not completely made, or whose pod is lost.
+    /// Undoes an incompletely created container, or a container of a lost pod.
     async fn undo_container(&self, record: &ContainerRecord, shim: Option<&Shim>) {
-        info!(container = record.id, "undo a container that was not completely made");
+        info!(container = record.id, "undo an incompletely created container");
         if let Some(shim) = shim
             && let Err(error) = shim.delete(&record.id).await
         {
-            warn!(container = record.id, %error, "could not delete a half-made container");
+            warn!(container = record.id, %error, "could not delete an incompletely created container");
         }
         coracle_fault::point("recover.container-deleted");
-        self.inner.cgroups.kill(&record.cgroup).await;
-        let removed = self.inner.cgroups.remove(&record.cgroup).await;
+        self.cgroups.kill(&record.cgroup).await;
+        let removed = self.cgroups.remove(&record.cgroup).await;
         coracle_fault::point("recover.container-cgroup");
-        for result in [removed, self.inner.records.remove_container(&record.id)] {
+        for result in [removed, self.records.remove_container(&record.id)] {
             if let Err(error) = result {
-                warn!(container = record.id, error = error.chain(), "could not undo a half-made container");
+                warn!(
+                    container = record.id,
+                    error = error.chain(),
+                    "could not undo an incompletely created container"
+                );
             }
         }
         coracle_fault::point("recover.container-forgotten");
     }
 
-    /// Puts a container into the table, in the state that its shim reports. Returns it, and what it went through
-    /// meanwhile.
+    /// Adds a container to the table, in the state that its shim reports. Returns it and its missed transitions.
     async fn recover_container(
         &self,
         mut record: ContainerRecord,
@@ -330,66 +363,70 @@ impl Runtime {
             .and_then(|state| state.containers.iter().find(|container| container.container_id == record.id));
         if let Some(seen) = seen {
             record.phase = phase_now(&record.phase, seen);
-            // Of a restored one it changes at its start.
+            // The pid of a restored container changes at its start.
             record.pid = if seen.pid > 0 { seen.pid } else { record.pid };
         }
         if record.restore.is_some() && matches!(record.phase, ContainerPhase::Running { .. }) {
-            // Its start may have been the last that the runtime before did.
-            if let Err(error) = checkpoint::forget_images(&self.inner.records.layer_dir(&record.id)) {
-                warn!(container = record.id, error = chain(&error), "the images of a container stay with it");
+            // The earlier runtime can have ended between the start and the removal of the images.
+            if let Err(error) = checkpoint::forget_images(&self.records.layer_dir(&record.id)) {
+                warn!(
+                    container = record.id,
+                    error = chain(&error),
+                    "could not remove the images of a restored container"
+                );
             }
         }
         let volumes = record.config.mounts.iter().filter_map(|mount| mount.image.as_ref());
         let images = volumes.map(|image| &image.image_ref).chain([&record.image_id]);
-        let held = images.map(|id| self.inner.images.hold(id).map_err(|error| (id, error)));
+        let held = images.map(|id| self.images.hold(id).map_err(|error| (id, error)));
         let held = held.filter_map(|held| {
             held.inspect_err(
-                |(image, error)| warn!(container = record.id, image, %error, "a container's image is lost"),
+                |(image, error)| warn!(container = record.id, image, %error, "the image of a container is missing"),
             )
             .ok()
         });
         let held = held.collect();
         let name = container::name(&record.config.metadata.clone().unwrap_or_default(), &record.sandbox_id);
-        self.inner.names.hold(name, record.id.clone());
-        self.inner.selinux.hold(&record.id, record.selinux.as_ref());
-        self.settle_limits(&record).await;
+        self.names.hold(name, record.id.clone());
+        self.selinux.hold(&record.id, record.selinux.as_ref());
+        self.containers.finish_limit_change(&record).await;
         coracle_fault::point("recover.limits");
         let container = Container::new(record, held);
         if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
             container.exited(exit_record(&container, exit));
         }
         let container = Arc::new(container);
-        self.inner.containers.insert(&container.id, Arc::clone(&container));
+        self.tables.containers.insert(&container.id, Arc::clone(&container));
         let missed = missed(&before, &container);
         (container, missed)
     }
 
-    /// Puts a sandbox into the table. Returns what of it ended while no runtime was there.
+    /// Adds a sandbox to the table. Returns the objects that ended while no runtime was running.
     fn recover_sandbox(&self, record: SandboxRecord, found: Found) -> Ended {
         let name = sandbox::name(&record.config.metadata.clone().unwrap_or_default());
-        self.inner.names.hold(name, record.id.clone());
-        self.inner.selinux.hold(&record.id, record.selinux.as_ref());
+        self.names.hold(name, record.id.clone());
+        self.selinux.hold(&record.id, record.selinux.as_ref());
         let id = record.id.clone();
         let mut ended = Ended { containers: Vec::new(), sandbox: None };
         let known: HashSet<String> = match found {
             Found::Answers(shim, state) => {
-                self.adopt_sandbox(record, Live { shim, init_pid: state.init_pid });
-                self.end_execs(state.execs);
+                self.monitor.adopt_sandbox(record, Live { shim, init_pid: state.init_pid });
+                self.execs.kill_orphaned(state.execs);
                 state.containers.into_iter().map(|container| container.container_id).collect()
             }
             Found::Silent(shim) => {
-                self.adopt_silent(record, shim);
+                self.monitor.adopt_silent(record, shim);
                 return ended;
             }
             Found::Gone => {
                 let died = record.phase == SandboxPhase::Ready;
                 let sandbox = Arc::new(Sandbox::new(record, SandboxState::NotReady));
-                self.inner.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
+                self.tables.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
                 ended.sandbox = died.then_some(sandbox);
                 HashSet::new()
             }
         };
-        ended.containers = self.containers_of(&id);
+        ended.containers = self.tables.containers_of(&id);
         ended.containers.retain(|container| {
             !matches!(container.phase(), ContainerPhase::Exited(_)) && !known.contains(&container.id)
         });
@@ -398,55 +435,61 @@ impl Runtime {
 
     async fn end_lost(&self, ended: Ended) {
         for container in ended.containers {
-            self.container_lost(&container).await;
+            self.exits.end_lost_container(&container).await;
         }
         if let Some(sandbox) = ended.sandbox {
-            self.note_death(&sandbox);
+            self.exits.record_sandbox_death(&sandbox);
         }
     }
 
-    /// Gives back what belongs to no living pod.
-    async fn reconcile_network(&self, sandboxes: &[Reached]) {
+    /// Releases the addresses and interfaces of dead pods.
+    async fn reconcile_network(&self, sandboxes: &[RecordedSandbox]) {
         let live: Vec<Attachment> = sandboxes
             .iter()
-            .filter(|(record, _)| namespaces::own_network(&record.config) && !is_half_stopped(record))
-            .filter_map(|(record, found)| found.shim().map(|shim| (record, shim)))
-            .map(|(record, shim)| attachment(record, format!("/proc/{}/ns/net", shim.pid()).into()))
+            .filter(|RecordedSandbox { record, .. }| {
+                namespaces::own_network(&record.config) && !is_stop_incomplete(record)
+            })
+            .filter_map(|RecordedSandbox { record, shim }| {
+                let netns = format!("/proc/{}/ns/net", shim.shim()?.pid());
+                Some(attachment(record, netns.into()))
+            })
             .collect();
-        if let Err(error) = self.inner.network.reconcile(&live).await {
+        if let Err(error) = self.network.reconcile(&live).await {
             warn!(error = error.chain(), "could not reconcile the network");
         }
     }
 
-    /// Removes the images and layers that an earlier life left to nobody: all that is in use is held again. Nobody
-    /// waits for the disk.
+    /// Removes unused images and layers of an earlier start, in a task. Images in use are held by now.
     fn collect_images(&self) {
-        let images = self.inner.images.clone();
+        let images = self.images.clone();
         tokio::spawn(async move {
             if let Err(error) = images.collect().await {
-                warn!(%error, "could not remove images that nobody needs");
+                warn!(%error, "could not remove unused images");
             }
         });
     }
 
-    /// Says which pods have not the network any more that they were given, as far as that could not be made again.
-    /// Nobody waits for it: plugins may be executables.
+    /// Logs the pods whose network differs from its configuration and could not be repaired, in a task: plugins can be
+    /// slow executables.
     fn check_networks(&self) {
-        let inner = Arc::downgrade(&self.inner);
-        let sandboxes = self.inner.sandboxes.all();
+        // Weak: the task ends with the runtime.
+        let (tables, network) = (Arc::downgrade(&self.tables), self.network.clone());
+        let sandboxes = self.tables.sandboxes.all();
         tokio::spawn(async move {
             for sandbox in sandboxes {
-                // Of one that is being stopped it would be no news.
+                // A sandbox that is being stopped is skipped afterwards.
                 let _stays = sandbox.ending.lock().await;
-                let Some(inner) = inner.upgrade() else { return };
+                if tables.strong_count() == 0 {
+                    return;
+                }
                 if sandbox.live().is_none() {
                     continue;
                 }
-                if let Err(error) = inner.network.check(&sandbox.id).await {
+                if let Err(error) = network.check(&sandbox.id).await {
                     warn!(
                         sandbox = sandbox.id,
                         error = error.chain(),
-                        "a pod's network is not as it was made"
+                        "the network of a pod differs from its configuration"
                     );
                 }
             }
@@ -454,27 +497,27 @@ impl Runtime {
     }
 }
 
-/// Thaws a container, and removes what is left of its checkpoint.
-fn let_go_on(id: &str, freezer: Option<&Freezer>, layer: &Path) {
+/// Thaws a container and removes its incomplete checkpoint.
+fn remove_checkpoint(id: &str, freezer: Option<&Freezer>, layer: &Path) {
     if let Some(Err(error)) = freezer.map(Freezer::thaw) {
         warn!(container = id, %error, "could not thaw a container");
     }
     if let Err(error) = checkpoint::forget(layer) {
         let error = chain(&error);
-        warn!(container = id, error, "could not remove a checkpoint that was not finished");
+        warn!(container = id, error, "could not remove an incomplete checkpoint");
     }
 }
 
-/// Whether a stop of the pod has begun and did not come to its end.
-fn is_half_stopped(record: &SandboxRecord) -> bool {
+/// Whether a stop of the pod was interrupted.
+fn is_stop_incomplete(record: &SandboxRecord) -> bool {
     record.stopping && record.phase == SandboxPhase::Ready
 }
 
-/// A pod that lives, as the network was told of it.
+/// The network attachment of a live pod.
 fn attachment(record: &SandboxRecord, netns: PathBuf) -> Attachment {
     sandbox::attachment::of(&record.id, netns.clone(), &record.config).unwrap_or_else(|error| {
-        // By whatever rules it was let in, it lives.
-        warn!(sandbox = record.id, error = error.chain(), "not all is known of a pod's network");
+        // The pod is live, although its configuration does not pass the current validation.
+        warn!(sandbox = record.id, error = error.chain(), "the network options of a pod are invalid");
         let (id, ifname) = (record.id.clone(), sandbox::attachment::INTERFACE.to_owned());
         Attachment { id, netns, ifname, ..Attachment::default() }
     })

@@ -1,4 +1,4 @@
-//! A container's new limits: which files of its cgroup, which values, in which order. Pure; [`apply`] does it.
+//! Plans changes of a container's limits: cgroup files, values, order. Pure; [`apply`] executes the plan.
 
 pub(crate) mod apply;
 pub(crate) mod note;
@@ -9,7 +9,7 @@ use coracle_proto::cri::{HugepageLimit, LinuxContainerResources};
 use self::weight::weight_of_shares;
 use crate::error::Error;
 
-/// What the plan depends on, as it is now.
+/// The current state that the plan depends on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     /// Whether cgroups are v2.
@@ -18,39 +18,38 @@ pub(crate) struct Seen {
     pub(crate) hugetlb: bool,
     /// Whether the kernel counts swap.
     pub(crate) swap: bool,
-    /// The limit of memory, none when there is none.
+    /// The memory limit; none if unlimited.
     pub(crate) memory: Option<u64>,
-    /// v1: the limit of memory and swap together, none when there is none.
+    /// v1: the limit of memory and swap together; none if unlimited.
     pub(crate) memory_and_swap: Option<u64>,
-    /// Memory that cannot be taken away without swap. v1 refuses a limit below it by itself.
+    /// Memory that cannot be reclaimed without swap. v1 itself refuses a limit below it.
     pub(crate) anonymous: u64,
     /// v2: the quota in `cpu.max`.
     pub(crate) quota: String,
 }
 
-/// One value for one file.
+/// A value for a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Write {
     pub(crate) controller: &'static str,
     pub(crate) file: String,
     pub(crate) value: String,
-    /// Whether the file may be absent on this kernel.
+    /// Whether this kernel may lack the file.
     pub(crate) optional: bool,
 }
 
-/// What is done at once.
+/// A step of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     One(Write),
-    /// In this order, or in the other when the kernel refuses the first: each is checked against the other's old
-    /// value.
+    /// In this order, or in the other order if the kernel refuses the first write: it checks each value against the other.
     Pair(Write, Write),
 }
 
-/// The steps that bring a container's cgroup to what a request asks for. What is 0 or empty in it stays as it is.
+/// The steps for a request. A field that is 0 or empty stays unchanged.
 ///
 /// # Errors
-/// What cannot be, or not on this machine.
+/// If the request is invalid, or not supported on this machine.
 pub(crate) fn plan(request: &LinuxContainerResources, seen: &Seen) -> Result<Vec<Step>, Error> {
     let mut steps = Vec::new();
     cpu(request, seen, &mut steps)?;
@@ -93,8 +92,8 @@ fn cpu(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) ->
     Ok(())
 }
 
-/// The limits of memory and of memory and swap together that a request means: swap is limited with memory, as at
-/// the container's creation, unless the request says otherwise.
+/// The limits of memory, and of memory and swap together. Without its own limit, swap is limited like memory, as at the
+/// container's creation.
 fn limits(request: &LinuxContainerResources) -> (i64, i64) {
     let memory = request.memory_limit_in_bytes.max(-1);
     let both = request.memory_swap_limit_in_bytes.max(-1);
@@ -104,14 +103,14 @@ fn limits(request: &LinuxContainerResources) -> (i64, i64) {
 fn memory(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>) -> Result<(), Error> {
     let (memory, both) = limits(request);
     if both > 0 && (memory == -1 || memory > both) {
-        return Err(Error::invalid("memory_swap_limit_in_bytes", "is less than memory's own limit"));
+        return Err(Error::invalid("memory_swap_limit_in_bytes", "is less than the memory limit"));
     }
     if !seen.swap && both != memory {
         return Err(Error::invalid("memory_swap_limit_in_bytes", "this kernel does not count swap"));
     }
     if seen.unified && u64::try_from(memory).is_ok_and(|limit| limit > 0 && limit < seen.anonymous) {
-        // v2 would accept it and kill the container.
-        let why = format!("is below the {} bytes that the container holds", seen.anonymous);
+        // v2 would accept the limit and kill the container.
+        let why = format!("is below the {} bytes in use", seen.anonymous);
         return Err(Error::invalid("memory_limit_in_bytes", why));
     }
     if seen.unified {
@@ -125,7 +124,7 @@ fn memory(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>)
     }
     let own = (memory != 0).then(|| one("memory", "memory.limit_in_bytes", memory));
     let swap = (both != 0 && seen.swap).then(|| one("memory", "memory.memsw.limit_in_bytes", both));
-    // The kernel keeps the first at or below the second at every moment.
+    // At every moment the kernel requires: memory limit <= limit of memory and swap.
     let grows = match seen.memory_and_swap {
         None => false,
         Some(now) => memory == -1 || u64::try_from(memory).is_ok_and(|memory| memory > now),
@@ -138,7 +137,7 @@ fn memory(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>)
     Ok(())
 }
 
-/// v2 limits swap alone.
+/// The limit of swap alone, for v2.
 fn swap_alone(memory: i64, both: i64, seen: &Seen) -> Result<String, Error> {
     if both == -1 {
         return Ok("max".to_owned());
@@ -147,16 +146,14 @@ fn swap_alone(memory: i64, both: i64, seen: &Seen) -> Result<String, Error> {
         if memory == 0 { seen.memory.and_then(|limit| i64::try_from(limit).ok()) } else { Some(memory) };
     match memory {
         Some(memory) if memory >= 0 && memory <= both => Ok((both - memory).to_string()),
-        _ => {
-            Err(Error::invalid("memory_swap_limit_in_bytes", "needs a limit of memory that is not above it"))
-        }
+        _ => Err(Error::invalid("memory_swap_limit_in_bytes", "needs a memory limit that is not above it")),
     }
 }
 
-/// Refuses limits that nothing can hold. The kubelet sends one of 0 for every size, wanted or not: it needs nothing.
+/// Refuses limits of huge pages without the controller. A limit of 0 is allowed: the kubelet sends it for every page size.
 pub(crate) fn check_huge_pages(limits: &[HugepageLimit], hugetlb: bool) -> Result<(), Error> {
     if !hugetlb && limits.iter().any(|limit| limit.limit > 0) {
-        return Err(Error::Unsupported("a limit of huge pages, without the kernel's hugetlb controller,"));
+        return Err(Error::Unsupported("a limit of huge pages without the hugetlb controller"));
     }
     Ok(())
 }
@@ -165,7 +162,10 @@ fn huge_pages(limits: &[HugepageLimit], seen: &Seen, steps: &mut Vec<Step>) -> R
     check_huge_pages(limits, seen.hugetlb)?;
     for limit in limits.iter().filter(|_| seen.hugetlb) {
         if limit.page_size.is_empty() || limit.page_size.contains('/') {
-            return Err(Error::invalid("hugepage_limits", format!("{:?} is no size", limit.page_size)));
+            return Err(Error::invalid(
+                "hugepage_limits",
+                format!("{:?} is not a page size", limit.page_size),
+            ));
         }
         let end = if seen.unified { "max" } else { "limit_in_bytes" };
         let usage = format!("hugetlb.{}.{end}", limit.page_size);
@@ -184,10 +184,10 @@ fn unified(request: &LinuxContainerResources, seen: &Seen, steps: &mut Vec<Step>
     Ok(())
 }
 
-/// Refuses what is no limit of a v2 cgroup: a name here is one of a file.
+/// Refuses names that are not files of a v2 controller.
 ///
 /// # Errors
-/// The first such name, or any where cgroups are v1.
+/// For the first such name, or for any name on v1.
 pub(crate) fn check_unified<'a>(
     files: impl IntoIterator<Item = &'a String>,
     unified: bool,
@@ -197,13 +197,13 @@ pub(crate) fn check_unified<'a>(
             return Err(Error::invalid("unified", "this machine's cgroups are v1"));
         }
         if file.contains('/') || !file.contains('.') || file.starts_with("cgroup.") {
-            return Err(Error::invalid("unified", format!("{file:?} is no file of a controller")));
+            return Err(Error::invalid("unified", format!("{file:?} is not a file of a controller")));
         }
     }
     Ok(())
 }
 
-/// What is on record after a request: what it does not name stays.
+/// The recorded limits after a request: unset fields stay unchanged.
 pub(crate) fn merged(old: LinuxContainerResources, new: &LinuxContainerResources) -> LinuxContainerResources {
     let number = |old: i64, new: i64| if new == 0 { old } else { new };
     let text = |old: String, new: &String| if new.is_empty() { old } else { new.clone() };
@@ -242,7 +242,7 @@ fn one(controller: &'static str, file: &str, value: impl ToString) -> Step {
     Step::One(write(controller, file, value))
 }
 
-#[allow(clippy::needless_pass_by_value, reason = "numbers and texts alike")]
+#[allow(clippy::needless_pass_by_value, reason = "accepts numbers and strings")]
 fn write(controller: &'static str, file: &str, value: impl ToString) -> Write {
     Write { controller, file: file.to_owned(), value: value.to_string(), optional: false }
 }

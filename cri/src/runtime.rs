@@ -1,174 +1,362 @@
-//! The runtime: its configuration, its state and how it opens.
+//! The runtime: the composition of its services.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use coracle_cni::Network;
 use coracle_images::Images;
-use coracle_nri::{Nri, Settings};
+use coracle_nri::Nri;
+use http::{Request, Response};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::cgroup::Cgroups;
-use crate::cgroup::driver::{CgroupDriver, Layout};
-use crate::container::apparmor::DefaultProfile;
-use crate::container::filter::Filters;
-use crate::container::{Container, mount_points};
+use crate::cgroup::driver::Layout;
+use crate::config::RuntimeConfig;
+use crate::container::mount_points;
 use crate::error::Error;
+use crate::event_outbox::EventOutbox;
 use crate::events::Events;
+use crate::exit_recorder::ExitRecorder;
 use crate::host::Host;
 use crate::names::Names;
+use crate::nri::PluginHooks;
+use crate::nri::plugin_host::PluginHost;
+use crate::profiles::SecurityProfiles;
 use crate::records::Records;
-use crate::sandbox::Sandbox;
+use crate::recover::Recovery;
 use crate::selinux::Selinux;
-use crate::shim_client::Times;
-use crate::shim_program::{self, ShimProgram};
-use crate::stream::Tokens;
-use crate::table::Table;
-
-/// Where and how the runtime works. Every path is a setting, so that several live side by side.
-#[derive(Clone, Debug)]
-pub struct RuntimeConfig {
-    /// What outlives a boot: the containers' writable layers. `/var/lib/coracle`.
-    pub root: PathBuf,
-    /// What does not: records, sockets, mount points. `/run/coracle`.
-    pub state: PathBuf,
-    /// The cgroup below which all of ours are, `/`; where systemd makes them, `/` or a slice.
-    pub cgroup_root: String,
-    /// Who makes cgroups.
-    pub cgroup_driver: CgroupDriver,
-    /// A container's log file is rotated when it would grow past this; 0 = never.
-    pub log_max_size: u64,
-    /// Log files kept for a container, the current one included.
-    pub log_max_files: u32,
-    /// The binary that has the `shim` subcommand: usually our own.
-    pub shim_binary: PathBuf,
-    /// How long a pod's shim is waited for.
-    pub shim_times: Times,
-    /// What the URLs that Exec, Attach and PortForward return begin with, without a slash at the end.
-    pub stream_url: String,
-    /// How long nothing may move on a stream before it is given up, its client being gone; none = for ever.
-    pub stream_idle_limit: Option<Duration>,
-    /// Where NRI plugins are found; nowhere by default.
-    pub nri: Settings,
-    /// Where vendors describe their devices (CDI); what lies in a later one counts more.
-    pub cdi_dirs: Vec<PathBuf>,
-}
+use crate::services::checkpoints::CheckpointService;
+use crate::services::containers::ContainerService;
+use crate::services::execs::ExecService;
+use crate::services::images::ImageService;
+use crate::services::sandboxes::SandboxService;
+use crate::services::status::StatusService;
+use crate::shim_monitor::{self, ShimMonitor};
+use crate::shim_program::ShimProgram;
+use crate::stats::StatsService;
+use crate::stream::{self, BoxBody, StreamService, Tokens};
+use crate::tables::Tables;
+use crate::undo::UndoContext;
 
 /// The container runtime. Clones share one state.
 #[derive(Clone)]
 pub struct Runtime {
-    pub(crate) inner: Arc<Inner>,
-}
-
-pub(crate) struct Inner {
-    pub(crate) config: RuntimeConfig,
-    pub(crate) images: Images,
-    pub(crate) network: Network,
-    pub(crate) shim_program: ShimProgram,
-    pub(crate) host: Host,
-    pub(crate) cgroups: Cgroups,
-    /// What cgroups are called.
-    pub(crate) layout: Layout,
-    pub(crate) default_profile: DefaultProfile,
-    pub(crate) selinux: Selinux,
-    pub(crate) records: Records,
-    pub(crate) sandboxes: Table<Sandbox>,
-    pub(crate) containers: Table<Container>,
-    pub(crate) names: Names,
-    /// Held by whoever removes a layer that is nobody's any more.
-    pub(crate) discarding: tokio::sync::Mutex<()>,
-    pub(crate) events: Events,
-    /// Told with every event, listeners or not.
-    pub(crate) changes: watch::Sender<()>,
-    pub(crate) tokens: Tokens,
+    pub(crate) sandboxes: SandboxService,
+    pub(crate) containers: ContainerService,
+    pub(crate) images: ImageService,
+    pub(crate) execs: ExecService,
+    pub(crate) streams: StreamService,
+    pub(crate) stats: StatsService,
+    pub(crate) checkpoints: CheckpointService,
+    pub(crate) status: StatusService,
+    pub(crate) outbox: EventOutbox,
     pub(crate) nri: Nri,
-    /// Compiled seccomp profiles.
-    pub(crate) filters: Filters,
+    /// NRI has a weak reference to it.
+    _plugin_host: Arc<PluginHost>,
 }
 
-// === impl RuntimeConfig ===
-
-impl Default for RuntimeConfig {
-    fn default() -> Self {
-        Self {
-            root: PathBuf::from("/var/lib/coracle"),
-            state: PathBuf::from("/run/coracle"),
-            cgroup_root: "/".to_owned(),
-            cgroup_driver: CgroupDriver::default(),
-            log_max_size: 10 << 20,
-            log_max_files: 5,
-            shim_binary: PathBuf::from(shim_program::OWN),
-            shim_times: Times::default(),
-            stream_url: "http://127.0.0.1".to_owned(),
-            // As the kubelet's --streaming-connection-idle-timeout, and containerd's.
-            stream_idle_limit: Some(Duration::from_secs(4 * 3600)),
-            nri: Settings::default(),
-            cdi_dirs: ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from).into(),
-        }
-    }
+/// What several services share.
+struct Parts {
+    config: Arc<RuntimeConfig>,
+    images: Images,
+    network: Network,
+    host: Arc<Host>,
+    cgroups: Arc<Cgroups>,
+    layout: Arc<Layout>,
+    selinux: Arc<Selinux>,
+    profiles: Arc<SecurityProfiles>,
+    records: Arc<Records>,
+    tables: Arc<Tables>,
+    names: Names,
+    events: Arc<Events>,
+    shim_program: Arc<ShimProgram>,
+    nri: Nri,
 }
 
 // === impl Runtime ===
 
 impl Runtime {
-    /// Opens the runtime: reads the records, reconnects to the shims that live, undoes what was half
-    /// made, and gives the network back what nobody owns any more.
+    /// Opens the runtime: reads the records, reconnects to live shims, undoes incomplete objects, and releases network
+    /// resources without an owner.
     ///
     /// # Errors
-    /// When a directory cannot be made, the kernel's cgroups cannot be found, or not be made as configured. When a record
-    /// is of a later version of this program, or a shim lives that cannot be worked with: then nothing is done to any pod.
-    /// A record that cannot be read otherwise is set aside with a warning, never an error.
+    /// If a directory cannot be created, or the cgroups cannot be found or do not fit the configuration. If a record is of
+    /// a later version of this program, or a live shim is incompatible: then no pod is changed. Another unreadable record
+    /// is set aside with a warning.
     pub async fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
+        let parts = Parts::open(config, images, network)?;
+        let (runtime, recovery) = parts.compose();
+        recovery.run().await?;
+        runtime.start_plugins().await;
+        Ok(runtime)
+    }
+
+    /// Starts the configured NRI plugins. A failure is logged: pods run without plugins.
+    async fn start_plugins(&self) {
+        let host: Arc<dyn coracle_nri::Host> = Arc::<PluginHost>::clone(&self._plugin_host);
+        if let Err(error) = self.nri.start(Arc::downgrade(&host)).await {
+            let socket = self.nri.socket();
+            warn!(?socket, %error, "could not listen for NRI plugins; pods run without plugins");
+        }
+    }
+
+    /// Notifies of changes of images and their names. Several changes can be one notification.
+    #[must_use]
+    pub fn image_changes(&self) -> watch::Receiver<()> {
+        self.images.images.changes()
+    }
+
+    /// Notifies of changes of pods and containers. Several changes can be one notification.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.outbox.changes.subscribe()
+    }
+
+    /// Answers a request for a stream URL, and serves the stream on the upgraded connection.
+    pub async fn stream<B: Send>(&self, request: Request<B>) -> Response<BoxBody> {
+        self.streams.stream(request).await
+    }
+}
+
+/// Serves streams over HTTP until `shutdown`, for clients of the gRPC service.
+pub async fn serve_streams(runtime: Runtime, listener: TcpListener, shutdown: CancellationToken) {
+    stream::serve(runtime.streams, listener, shutdown).await;
+}
+
+// === impl Parts ===
+
+impl Parts {
+    fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
         let cgroups = Cgroups::open()?;
         let layout = Layout::new(config.cgroup_driver, &config.cgroup_root)
             .map_err(|why| Error::invalid("cgroup_root", why))?;
         Cgroups::check_driver(config.cgroup_driver)?;
         let host = Host::look(&cgroups)?;
         let records = Records::open(&config)?;
-        let events = Events::open(records.told_file())?;
+        let events = Events::open(records.delivered_file())?;
         mount_points::make(&config.root)?;
         let selinux = Selinux::look();
         selinux.label_layers(&config.root);
-        let nri = Nri::new(config.nri.clone());
         let shim_program = ShimProgram::open(&config.shim_binary)
             .map_err(Error::file("make a read-only mount of", &config.shim_binary))?;
-        let inner = Inner {
-            config,
+        Ok(Self {
             images,
             network,
-            shim_program,
-            host,
-            cgroups,
-            layout,
-            default_profile: DefaultProfile::default(),
-            selinux,
-            records,
-            sandboxes: Table::default(),
-            containers: Table::default(),
+            host: Arc::new(host),
+            cgroups: Arc::new(cgroups),
+            layout: Arc::new(layout),
+            selinux: Arc::new(selinux),
+            profiles: Arc::default(),
+            records: Arc::new(records),
+            tables: Arc::default(),
             names: Names::default(),
-            discarding: tokio::sync::Mutex::default(),
-            events,
-            changes: watch::Sender::new(()),
-            tokens: Tokens::default(),
-            nri,
-            filters: Filters::default(),
+            events: Arc::new(events),
+            shim_program: Arc::new(shim_program),
+            nri: Nri::new(config.nri.clone()),
+            config: Arc::new(config),
+        })
+    }
+
+    /// Creates the services, each with the parts and services that it uses.
+    fn compose(&self) -> (Runtime, Recovery) {
+        let outbox = self.outbox();
+        let hooks = self.hooks();
+        let exits = self.exits(&outbox, &hooks);
+        let execs = self.execs();
+        let stats = self.stats();
+        let undo = self.undo();
+        let monitor = self.monitor(&hooks, &exits, &execs);
+        let containers = self.containers(&outbox, &hooks, &exits, &undo);
+        let sandboxes = SandboxService {
+            config: self.config.clone(),
+            network: self.network.clone(),
+            shim_program: self.shim_program.clone(),
+            records: self.records.clone(),
+            tables: self.tables.clone(),
+            names: self.names.clone(),
+            host: self.host.clone(),
+            cgroups: self.cgroups.clone(),
+            layout: self.layout.clone(),
+            selinux: self.selinux.clone(),
+            profiles: self.profiles.clone(),
+            outbox: outbox.clone(),
+            hooks,
+            exits: exits.clone(),
+            monitor: monitor.clone(),
+            containers: containers.clone(),
+            undo,
         };
-        let runtime = Self { inner: Arc::new(inner) };
-        runtime.recover().await?;
-        runtime.start_plugins().await;
-        Ok(runtime)
+        let recovery = Recovery {
+            config: self.config.clone(),
+            images: self.images.clone(),
+            network: self.network.clone(),
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            cgroups: self.cgroups.clone(),
+            layout: self.layout.clone(),
+            names: self.names.clone(),
+            selinux: self.selinux.clone(),
+            outbox: outbox.clone(),
+            exits,
+            execs: execs.clone(),
+            monitor,
+            containers: containers.clone(),
+            sandboxes: sandboxes.clone(),
+        };
+        let runtime = Runtime {
+            streams: self.streams(&execs),
+            images: ImageService {
+                images: self.images.clone(),
+                records: self.records.clone(),
+                stats: stats.clone(),
+            },
+            checkpoints: self.checkpoints(&containers, &sandboxes),
+            status: self.status(),
+            nri: self.nri.clone(),
+            _plugin_host: self.plugin_host(&containers),
+            sandboxes,
+            containers,
+            execs,
+            stats,
+            outbox,
+        };
+        (runtime, recovery)
     }
 
-    /// Changes whenever an image or a name of one comes or goes; several changes at once may be seen as one.
-    #[must_use]
-    pub fn image_changes(&self) -> watch::Receiver<()> {
-        self.inner.images.changes()
+    fn outbox(&self) -> EventOutbox {
+        EventOutbox {
+            events: self.events.clone(),
+            changes: watch::Sender::new(()),
+            records: self.records.clone(),
+            tables: self.tables.clone(),
+        }
     }
 
-    /// Changes whenever something becomes of a pod or a container; several changes at once may be seen as one.
-    #[must_use]
-    pub fn changes(&self) -> watch::Receiver<()> {
-        self.inner.changes.subscribe()
+    fn hooks(&self) -> PluginHooks {
+        PluginHooks {
+            nri: self.nri.clone(),
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            host: self.host.clone(),
+            cgroup_driver: self.layout.driver(),
+            cdi_dirs: self.config.cdi_dirs.clone().into(),
+        }
+    }
+
+    fn exits(&self, outbox: &EventOutbox, hooks: &PluginHooks) -> ExitRecorder {
+        ExitRecorder {
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            cgroups: self.cgroups.clone(),
+            outbox: outbox.clone(),
+            hooks: hooks.clone(),
+        }
+    }
+
+    fn execs(&self) -> ExecService {
+        ExecService {
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            cgroups: self.cgroups.clone(),
+        }
+    }
+
+    fn stats(&self) -> StatsService {
+        StatsService {
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            cgroups: self.cgroups.clone(),
+            layout: self.layout.clone(),
+        }
+    }
+
+    fn undo(&self) -> Arc<UndoContext> {
+        Arc::new(UndoContext {
+            selinux: self.selinux.clone(),
+            records: self.records.clone(),
+            network: self.network.clone(),
+            tables: self.tables.clone(),
+            cgroups: self.cgroups.clone(),
+            nri: self.nri.clone(),
+        })
+    }
+
+    fn monitor(&self, hooks: &PluginHooks, exits: &ExitRecorder, execs: &ExecService) -> ShimMonitor {
+        ShimMonitor::new(shim_monitor::State {
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            network: self.network.clone(),
+            hooks: hooks.clone(),
+            exits: exits.clone(),
+            execs: execs.clone(),
+        })
+    }
+
+    fn containers(
+        &self,
+        outbox: &EventOutbox,
+        hooks: &PluginHooks,
+        exits: &ExitRecorder,
+        undo: &Arc<UndoContext>,
+    ) -> ContainerService {
+        ContainerService {
+            config: self.config.clone(),
+            images: self.images.clone(),
+            records: self.records.clone(),
+            tables: self.tables.clone(),
+            names: self.names.clone(),
+            host: self.host.clone(),
+            cgroups: self.cgroups.clone(),
+            layout: self.layout.clone(),
+            selinux: self.selinux.clone(),
+            profiles: self.profiles.clone(),
+            outbox: outbox.clone(),
+            hooks: hooks.clone(),
+            exits: exits.clone(),
+            undo: undo.clone(),
+            layer_removal: Arc::default(),
+        }
+    }
+
+    fn checkpoints(&self, containers: &ContainerService, sandboxes: &SandboxService) -> CheckpointService {
+        CheckpointService {
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            cgroups: self.cgroups.clone(),
+            images: self.images.clone(),
+            names: self.names.clone(),
+            containers: containers.clone(),
+            sandboxes: sandboxes.clone(),
+        }
+    }
+
+    fn streams(&self, execs: &ExecService) -> StreamService {
+        StreamService {
+            tables: self.tables.clone(),
+            execs: execs.clone(),
+            tokens: Arc::new(Tokens::default()),
+            url: self.config.stream_url.as_str().into(),
+            idle_limit: self.config.stream_idle_limit,
+        }
+    }
+
+    fn status(&self) -> StatusService {
+        StatusService {
+            config: self.config.clone(),
+            host: self.host.clone(),
+            network: self.network.clone(),
+            layout: self.layout.clone(),
+            selinux: self.selinux.clone(),
+        }
+    }
+
+    fn plugin_host(&self, containers: &ContainerService) -> Arc<PluginHost> {
+        Arc::new(PluginHost {
+            tables: self.tables.clone(),
+            records: self.records.clone(),
+            containers: containers.clone(),
+        })
     }
 }

@@ -1,11 +1,11 @@
-//! A pod sandbox: its state, and what is worked out from its configuration.
+//! A pod sandbox: its state, and the conversion of its configuration.
 //!
 //! ```text
 //!   RunPodSandbox ──► (Creating) ──► Ready ──StopPodSandbox, or its shim died──► NotReady ──► removed
 //!                         └─ failed, cancelled or found after a crash: undone
 //! ```
-//! Found again after a restart with a shim that does not answer it is `Silent`: `Ready` when that wakes. A connection
-//! that ends while its shim lives is made again and changes nothing, but that nothing can be asked of it meanwhile.
+//! After a restart, a sandbox with a shim that does not answer is `Silent`, and `Ready` when the shim answers. A lost
+//! connection to a live shim is replaced; the state does not change, but calls to the shim fail meanwhile.
 
 pub(crate) mod attachment;
 pub(crate) mod fields;
@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use coracle_proto::{cri, shim};
 use tokio::sync::oneshot;
 
+use crate::cgroup::driver::Layout;
 use crate::error::Error;
 use crate::lock::locked;
 use crate::records::{SandboxPhase, SandboxRecord, Transition};
@@ -31,48 +32,48 @@ use crate::shim_client::Shim;
 use crate::stats::Meter;
 use crate::table::Row;
 
-/// The label by which a kubelet finds what is a pod's.
+/// The kubelet's label with the uid of the pod.
 pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
 
-/// A sandbox that was made completely.
+/// A completely created sandbox.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) id: String,
-    /// Immutable but for `phase`, which [`SandboxState`] holds, and the configuration's resources and overhead,
-    /// which `size` holds, the transitions, and whether it is being stopped.
+    /// Immutable except for `phase` (in [`SandboxState`]), resources and overhead (in `size`), the transitions, and
+    /// `stopping`.
     pub(crate) record: SandboxRecord,
     state: Mutex<SandboxState>,
     size: Mutex<PodSize>,
     transitions: Mutex<Vec<Transition>>,
-    /// Held by stop and remove, so that two of them do not cross.
+    /// Held by stop and remove, one at a time.
     pub(crate) ending: tokio::sync::Mutex<()>,
-    /// What the pod uses, as far as that must be remembered.
+    /// State for usage rates of the pod.
     pub(crate) meter: Meter,
-    /// Whether a stop has begun, which nothing takes back.
+    /// Whether a stop has begun. A stop cannot be reverted.
     stopping: AtomicBool,
     /// Whether a task waits for the end of process 1.
     process1_watched: AtomicBool,
-    /// Execs that somebody waits for.
+    /// Execs with a waiting caller.
     execs: Mutex<HashMap<String, oneshot::Sender<shim::Exit>>>,
 }
 
-/// What the pod may use, as its creator says.
+/// The limits of the pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct PodSize {
-    /// What the pod itself takes beside its containers.
+    /// Overhead of the pod in addition to its containers.
     pub(crate) overhead: Option<cri::LinuxContainerResources>,
-    /// What its containers may take together.
+    /// Limits of all containers together.
     pub(crate) resources: Option<cri::LinuxContainerResources>,
 }
 
-/// What holds in each state.
+/// The state of a sandbox.
 #[derive(Debug, Clone)]
 pub(crate) enum SandboxState {
-    /// The shim lives and holds the namespaces.
+    /// The shim is alive and holds the namespaces.
     Ready(Live),
-    /// The shim lives and has not answered yet: it has told nothing of its containers. For clients it is not ready.
+    /// The shim is alive but has not answered yet, so the state of its containers is unknown. Clients see `NotReady`.
     Silent(Shim),
-    /// Nothing of it runs; its record and its containers' remain until it is removed.
+    /// Nothing of it runs. Its record and its containers' records remain until it is removed.
     NotReady,
 }
 
@@ -80,7 +81,7 @@ pub(crate) enum SandboxState {
 #[derive(Debug, Clone)]
 pub(crate) struct Live {
     pub(crate) shim: Shim,
-    /// Pid of the pod's init when the pod shares a pid namespace, else 0.
+    /// Pid of the pod's init if the pod shares a pid namespace, else 0.
     pub(crate) init_pid: i32,
 }
 
@@ -107,6 +108,12 @@ impl Sandbox {
         &self.record.config
     }
 
+    /// The parent cgroup of the pod's containers.
+    pub(crate) fn cgroup(&self, layout: &Layout) -> String {
+        let parent = self.config().linux.as_ref().map_or("", |linux| &linux.cgroup_parent);
+        layout.pod(parent, &self.id)
+    }
+
     pub(crate) fn live(&self) -> Option<Live> {
         match &*locked(&self.state) {
             SandboxState::Ready(live) => Some(live.clone()),
@@ -114,7 +121,7 @@ impl Sandbox {
         }
     }
 
-    /// Whether its shim lives and has not answered this runtime.
+    /// Whether the shim is alive but has not answered this runtime.
     pub(crate) fn is_silent(&self) -> bool {
         matches!(*locked(&self.state), SandboxState::Silent(_))
     }
@@ -129,7 +136,7 @@ impl Sandbox {
         Err(Error::WrongState { what: "pod sandbox", id: self.id.clone(), state })
     }
 
-    /// Leaves `Ready` or `Silent`. Returns the shim if there still was one: one caller alone gets it.
+    /// Leaves `Ready` or `Silent`. Returns the shim to one caller only.
     pub(crate) fn leave(&self) -> Option<Shim> {
         match std::mem::replace(&mut *locked(&self.state), SandboxState::NotReady) {
             SandboxState::Ready(live) => Some(live.shim),
@@ -138,12 +145,12 @@ impl Sandbox {
         }
     }
 
-    /// Its shim, which somebody [left](Self::leave), does not end: it is ended by whoever tries again.
+    /// Sets the shim back after a failed end of the shim, see [`leave`](Self::leave): the next stop retries.
     pub(crate) fn stays(&self, shim: Shim) {
         *locked(&self.state) = SandboxState::Silent(shim);
     }
 
-    /// Its shim has answered, over this connection. Returns what it was until then: `NotReady` it stays.
+    /// Sets the connection of a shim that answered. Returns the previous state; `NotReady` stays.
     pub(crate) fn answered(&self, shim: &Shim, init_pid: i32) -> SandboxState {
         let mut state = locked(&self.state);
         let ready = SandboxState::Ready(Live { shim: shim.clone(), init_pid });
@@ -153,7 +160,7 @@ impl Sandbox {
         }
     }
 
-    /// Whether nothing of it runs any more, or it is about to be so.
+    /// Whether the sandbox has ended or is ending.
     pub(crate) fn is_over(&self) -> bool {
         matches!(*locked(&self.state), SandboxState::NotReady)
     }
@@ -177,62 +184,62 @@ impl Sandbox {
         record
     }
 
-    /// Whether a task waits for the end of process 1; from now on the caller does.
+    /// Whether a task already waits for the end of process 1; if not, the caller must.
     fn is_process1_watched(&self) -> bool {
         self.process1_watched.swap(true, Ordering::Relaxed)
     }
 
-    /// Notes, for its record, that a stop begins. False when it was noted before, or nothing is left to stop.
+    /// Records that a stop begins. False if it has begun before, or if nothing is left to stop.
     pub(crate) fn begin_stop(&self) -> bool {
         !self.is_over() && !self.stopping.swap(true, Ordering::Relaxed)
     }
 
-    /// What became of it, as far as somebody is told.
+    /// Transitions with an event number.
     pub(crate) fn transitions(&self) -> Vec<Transition> {
         locked(&self.transitions).clone()
     }
 
-    /// Notes what became of it, for its record.
+    /// Adds a transition to the record.
     pub(crate) fn note(&self, transition: Option<Transition>) {
         locked(&self.transitions).extend(transition);
     }
 
-    /// What the pod may use now.
+    /// The current limits of the pod.
     pub(crate) fn size(&self) -> PodSize {
         locked(&self.size).clone()
     }
 
-    /// Notes what the pod may use. Returns what it was.
+    /// Sets the limits of the pod. Returns the previous limits.
     pub(crate) fn resize(&self, size: PodSize) -> PodSize {
         std::mem::replace(&mut *locked(&self.size), size)
     }
 
-    /// Prepares to learn how an exec ends, before it is started.
+    /// Registers an exec before it is started. The receiver gets its exit.
     pub(crate) fn expect_exec(&self, exec_id: &str) -> oneshot::Receiver<shim::Exit> {
         let (sender, receiver) = oneshot::channel();
         locked(&self.execs).insert(exec_id.to_owned(), sender);
         receiver
     }
 
-    /// Tells whoever waits. Nobody does for an exec of an earlier agent.
+    /// Passes an exit to the waiting caller. An exec of an earlier runtime has no caller.
     pub(crate) fn exec_exited(&self, exec_id: &str, exit: shim::Exit) {
         if let Some(sender) = locked(&self.execs).remove(exec_id) {
-            // The waiter may have given up.
+            // The caller may have given up.
             let _abandoned = sender.send(exit);
         }
     }
 
-    /// Whether somebody waits for the end of an exec.
+    /// Whether an exec has a waiting caller.
     pub(crate) fn expects_exec(&self, exec_id: &str) -> bool {
         locked(&self.execs).contains_key(exec_id)
     }
 
-    /// Forgets an exec that was never started or is no longer waited for.
+    /// Unregisters an exec that was not started, or without a waiting caller.
     pub(crate) fn forget_exec(&self, exec_id: &str) {
         locked(&self.execs).remove(exec_id);
     }
 
-    /// Wakes all who wait for an exec: no exit will come any more.
+    /// Wakes all callers that wait for an exec: no exit will arrive.
     pub(crate) fn forget_all_execs(&self) {
         locked(&self.execs).clear();
     }
@@ -244,7 +251,7 @@ impl Sandbox {
         }
     }
 
-    /// What list filters look at.
+    /// The fields that list filters match.
     pub(crate) fn subject(&self) -> filter::Subject<'_> {
         let (state, labels) = (self.cri_state().into(), &self.config().labels);
         filter::Subject { id: &self.id, sandbox_id: "", state, labels }
@@ -297,7 +304,7 @@ impl Row for Sandbox {
     }
 }
 
-/// The name that no two sandboxes may have at once.
+/// The name of a sandbox, unique in the runtime.
 pub(crate) fn name(metadata: &cri::PodSandboxMetadata) -> String {
     format!("{}_{}_{}_{}", metadata.name, metadata.namespace, metadata.uid, metadata.attempt)
 }

@@ -37,6 +37,12 @@ pub(crate) struct Selinux {
     levels: Levels,
 }
 
+/// Configuration and labels of a container's pod.
+pub(crate) struct PodLabels<'a> {
+    pub(crate) config: &'a cri::PodSandboxConfig,
+    pub(crate) labels: Option<&'a Labels>,
+}
+
 // === impl Selinux ===
 
 impl Selinux {
@@ -102,17 +108,17 @@ impl Selinux {
         &self,
         id: &str,
         config: &cri::ContainerConfig,
-        pod: (&cri::PodSandboxConfig, Option<&Labels>),
+        pod: PodLabels<'_>,
     ) -> Result<Option<Labels>, Error> {
         let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
         let options = security.and_then(|security| security.selinux_options.as_ref());
         let wish = Wish::of(options).map_err(|why| Error::invalid(FIELD, why))?;
-        let (Some(policy), Some(pods)) = (&self.policy, pod.1) else { return Ok(None) };
+        let (Some(policy), Some(pods)) = (&self.policy, pod.labels) else { return Ok(None) };
         if let Some(level) = &wish.level {
             self.levels.hold(id, level);
         }
         let own = security.and_then(|security| security.namespace_options.as_ref());
-        let of_pod = namespaces::options(pod.0);
+        let of_pod = namespaces::options(pod.config);
         let modes = [own.map(NamespaceOption::ipc).unwrap_or_default(), of_pod.ipc()];
         let nodes_processes = namespaces::pids(&of_pod, own) == Pids::Nodes;
         let separation = label::Separation {

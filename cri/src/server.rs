@@ -1,37 +1,13 @@
-//! The CRI services over [`Runtime`]: one call a file, and the gRPC server on a Unix socket.
+//! The gRPC server of the CRI services, on a Unix socket.
 
 mod authority;
-mod checkpoint;
-mod container_create;
-mod container_remove;
-mod container_start;
-mod container_status;
-mod container_stop;
-mod container_update;
-mod container_volumes;
 mod deadline;
-mod events_get;
-mod exec_sync;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzz;
-mod image_pull;
+mod grpc_status;
 mod image_service;
-mod list_stream;
-mod pid_namespace;
-mod pod_checkpoint;
-mod pod_restore;
 mod runtime_service;
-mod runtime_status;
-mod sandbox_process;
-mod sandbox_remove;
-mod sandbox_run;
-mod sandbox_status;
-mod sandbox_stop;
-mod sandbox_update;
-mod stats_list;
-pub(crate) mod status;
-mod stream_open;
-mod verbose;
+mod transaction;
 
 use std::sync::Arc;
 
@@ -43,33 +19,28 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
-pub(crate) use self::exec_sync::{Exec, exit_code};
-pub(crate) use self::list_stream::batches;
-pub(crate) use self::sandbox_run::now;
-pub(crate) use self::status::Streamed;
 use crate::error::Error;
 use crate::runtime::Runtime;
 
-/// The largest message of a client: the kubelet's own limit.
+/// Maximum bytes of a message: the limit of the kubelet.
 const MESSAGE_LIMIT: usize = 16 << 20;
 
 impl Runtime {
-    /// Serves CRI over gRPC until `shutdown` and until the calls under way are answered; then NRI plugins are
-    /// told that the runtime ends.
+    /// Serves the CRI over gRPC until `shutdown`, and until calls in progress are answered. Then disconnects NRI plugins.
     ///
     /// # Errors
-    /// When the listener breaks.
+    /// If the listener fails.
     pub async fn serve(self, listener: UnixListener, shutdown: CancellationToken) -> Result<(), Error> {
-        let inner = Arc::clone(&self.inner);
+        let events = Arc::clone(&self.outbox.events);
         let stop = async move {
             shutdown.cancelled_owned().await;
-            // Streams of events are calls that would never be answered to the end.
-            inner.events.end();
+            // Event streams would never end on their own.
+            events.end();
         };
         let runtime = RuntimeServiceServer::new(self.clone())
             .max_decoding_message_size(MESSAGE_LIMIT)
             .max_encoding_message_size(MESSAGE_LIMIT);
-        let nri = self.inner.nri.clone();
+        let nri = self.nri.clone();
         let image = ImageServiceServer::new(self)
             .max_decoding_message_size(MESSAGE_LIMIT)
             .max_encoding_message_size(MESSAGE_LIMIT);

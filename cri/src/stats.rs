@@ -1,7 +1,9 @@
-//! What pods and containers use, read from their cgroups when asked: nothing is sampled between. All of this
-//! reads files, some of it many, and belongs off the async executor.
+//! Resource usage of pods and containers, read from their cgroups on request: there is no periodic sampling.
+//!
+//! All calls read files, some of them many, so they run off the async executor.
 
 mod cgroup;
+mod list;
 mod meter;
 mod usage;
 
@@ -12,36 +14,53 @@ use coracle_proto::cri;
 use self::cgroup::value;
 pub(crate) use self::meter::{Disk, Meter};
 pub(crate) use self::usage::{Interface, interfaces};
+use crate::cgroup::Cgroups;
+use crate::cgroup::driver::Layout;
+use crate::clock::now;
 use crate::container::Container;
 use crate::error::Error;
-use crate::records::ContainerPhase;
-use crate::runtime::Runtime;
+use crate::records::{ContainerPhase, Records};
 use crate::sandbox::filter::{named, selected};
 use crate::sandbox::{Sandbox, namespaces};
-use crate::server::now;
+use crate::tables::Tables;
 
-/// The pod's own interface, which the CRI calls the default one.
+/// The pod's interface that the CRI calls the default interface.
 const DEFAULT_INTERFACE: &str = "eth0";
 
-impl Runtime {
-    /// What one container uses.
+/// Reads the resource usage of pods and containers.
+#[derive(Clone)]
+pub(crate) struct StatsService {
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) cgroups: Arc<Cgroups>,
+    pub(crate) layout: Arc<Layout>,
+}
+
+/// Bytes and inodes of writable layers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LayerUsage {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
+// === impl StatsService ===
+
+impl StatsService {
+    /// Usage of one container.
     pub(crate) fn container_stats(
         &self,
         request: &cri::ContainerStatsRequest,
     ) -> Result<cri::ContainerStatsResponse, Error> {
-        let container = self.container(&request.container_id)?;
+        let container = self.tables.container(&request.container_id)?;
         Ok(cri::ContainerStatsResponse { stats: Some(self.stats_of(&container)) })
     }
 
-    /// The containers that a filter of statistics lets through.
-    pub(crate) fn containers_counted(
-        &self,
-        filter: Option<cri::ContainerStatsFilter>,
-    ) -> Vec<Arc<Container>> {
+    /// Containers that match a filter.
+    fn matching_containers(&self, filter: Option<cri::ContainerStatsFilter>) -> Vec<Arc<Container>> {
         let filter = filter.unwrap_or_default();
-        let id = self.inner.containers.whole_id(&filter.id);
-        let sandbox_id = self.inner.sandboxes.whole_id(&filter.pod_sandbox_id);
-        let mut containers = self.inner.containers.all();
+        let id = self.tables.containers.whole_id(&filter.id);
+        let sandbox_id = self.tables.sandboxes.whole_id(&filter.pod_sandbox_id);
+        let mut containers = self.tables.containers.all();
         containers.retain(|container| {
             container.visible()
                 && named(&container.id, &id)
@@ -51,21 +70,21 @@ impl Runtime {
         containers
     }
 
-    /// What one pod uses.
+    /// Usage of one pod.
     pub(crate) fn sandbox_stats(
         &self,
         request: &cri::PodSandboxStatsRequest,
     ) -> Result<cri::PodSandboxStatsResponse, Error> {
         let id = &request.pod_sandbox_id;
-        let sandbox = self.inner.sandboxes.get(id).ok_or_else(|| Error::no_sandbox(id))?;
+        let sandbox = self.tables.sandbox(id)?;
         Ok(cri::PodSandboxStatsResponse { stats: Some(self.pod_stats_of(&sandbox)) })
     }
 
-    /// The sandboxes that a filter of statistics lets through.
-    pub(crate) fn sandboxes_counted(&self, filter: Option<cri::PodSandboxStatsFilter>) -> Vec<Arc<Sandbox>> {
+    /// Sandboxes that match a filter.
+    fn matching_sandboxes(&self, filter: Option<cri::PodSandboxStatsFilter>) -> Vec<Arc<Sandbox>> {
         let filter = filter.unwrap_or_default();
-        let id = self.inner.sandboxes.whole_id(&filter.id);
-        let mut sandboxes = self.inner.sandboxes.all();
+        let id = self.tables.sandboxes.whole_id(&filter.id);
+        let mut sandboxes = self.tables.sandboxes.all();
         sandboxes.retain(|sandbox| {
             named(&sandbox.id, &id) && selected(&sandbox.config().labels, &filter.label_selector)
         });
@@ -73,25 +92,22 @@ impl Runtime {
     }
 
     /// Bytes and inodes of all writable layers.
-    pub(crate) fn writable_usage(&self) -> (u64, u64) {
-        let layers = self.inner.containers.all();
-        let layers = layers.iter().map(|container| self.layer_usage(container));
-        layers.fold((0, 0), |(bytes, inodes), layer| (bytes + layer.bytes, inodes + layer.inodes))
+    pub(crate) fn writable_usage(&self) -> LayerUsage {
+        let containers = self.tables.containers.all();
+        let layers = containers.iter().map(|container| self.layer_usage(container));
+        layers.fold(LayerUsage::default(), |sum, layer| LayerUsage {
+            bytes: sum.bytes + layer.bytes,
+            inodes: sum.inodes + layer.inodes,
+        })
     }
 
-    /// What a container's writable layer takes.
+    /// Usage of a container's writable layer.
     pub(crate) fn layer_usage(&self, container: &Container) -> Disk {
         let ended = matches!(container.phase(), ContainerPhase::Exited(_));
-        container.meter.disk(&self.inner.records.layer_dir(&container.id).join("upper"), ended)
+        container.meter.disk(&self.records.layer_dir(&container.id).join("upper"), ended)
     }
 
-    /// The cgroup that a pod's containers are in.
-    pub(crate) fn pod_cgroup(&self, sandbox: &Sandbox) -> String {
-        let parent = sandbox.config().linux.as_ref().map_or("", |linux| &linux.cgroup_parent);
-        self.inner.layout.pod(parent, &sandbox.id)
-    }
-
-    /// The interfaces of a pod that lives and has a network of its own: the node's are nobody's in particular.
+    /// Interfaces of a live pod with its own network. Interfaces of the node belong to no pod.
     pub(crate) fn interfaces_of(&self, sandbox: &Sandbox) -> Option<Vec<Interface>> {
         let live = sandbox.live().filter(|_| namespaces::own_network(sandbox.config()))?;
         let found = interfaces(live.shim.pid());
@@ -103,12 +119,12 @@ impl Runtime {
         let layer = self.layer_usage(container);
         let timestamp = now();
         let group = &container.record.cgroup;
-        let cgroups = &self.inner.cgroups;
+        let cgroups = &self.cgroups;
         let began = match container.started_at() {
             0 => container.record.created_at,
             started_at => started_at,
         };
-        let fs_id = self.inner.records.layers_dir().to_string_lossy().into_owned();
+        let fs_id = self.records.layers_dir().to_string_lossy().into_owned();
         cri::ContainerStats {
             attributes: Some(cri::ContainerAttributes {
                 id: container.id.clone(),
@@ -132,8 +148,8 @@ impl Runtime {
     pub(crate) fn pod_stats_of(&self, sandbox: &Sandbox) -> cri::PodSandboxStats {
         let config = sandbox.config();
         let timestamp = now();
-        let group = self.pod_cgroup(sandbox);
-        let containers = self.containers_of(&sandbox.id);
+        let group = sandbox.cgroup(&self.layout);
+        let containers = self.tables.containers_of(&sandbox.id);
         cri::PodSandboxStats {
             attributes: Some(cri::PodSandboxAttributes {
                 id: sandbox.id.clone(),
@@ -143,11 +159,11 @@ impl Runtime {
             }),
             linux: Some(cri::LinuxPodSandboxStats {
                 cpu: self.cpu(&group, &sandbox.meter, sandbox.record.created_at),
-                memory: self.inner.cgroups.memory(&group, timestamp),
+                memory: self.cgroups.memory(&group, timestamp),
                 network: self.interfaces_of(sandbox).map(|found| network(&found, timestamp)),
                 process: Some(cri::ProcessUsage {
                     timestamp,
-                    process_count: value(self.inner.cgroups.process_count(&group)),
+                    process_count: value(self.cgroups.process_count(&group)),
                 }),
                 containers: containers
                     .iter()
@@ -161,18 +177,18 @@ impl Runtime {
     }
 
     fn cpu(&self, group: &str, meter: &Meter, began: i64) -> Option<cri::CpuUsage> {
-        let used = self.inner.cgroups.cpu_nanoseconds(group)?;
+        let used = self.cgroups.cpu_nanoseconds(group)?;
         let timestamp = now();
         Some(cri::CpuUsage {
             timestamp,
             usage_core_nano_seconds: value(used),
             usage_nano_cores: meter.nano_cores(timestamp, used, began).and_then(value),
-            psi: self.inner.cgroups.pressure(group, "cpu"),
+            psi: self.cgroups.pressure(group, "cpu"),
         })
     }
 
     fn io(&self, group: &str, timestamp: i64) -> Option<cri::IoUsage> {
-        let psi = self.inner.cgroups.pressure(group, "io")?;
+        let psi = self.cgroups.pressure(group, "io")?;
         Some(cri::IoUsage { timestamp, psi: Some(psi) })
     }
 }

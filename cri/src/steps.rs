@@ -34,8 +34,8 @@ impl Steps {
         self.last = now;
     }
 
-    /// Tells all of it.
-    pub(crate) fn tell(self, call: &str, id: &str) {
+    /// Logs all steps of the call.
+    pub(crate) fn finish(self, call: &str, id: &str) {
         let Some(text) = self.text else { return };
         let all = milliseconds(self.began.elapsed());
         debug!(target: TARGET, id, "{call}: {text}together {all:.1} ms");

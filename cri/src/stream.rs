@@ -1,13 +1,16 @@
 //! Streams to clients: exec, attach and port-forward, over WebSocket and SPDY/3.1.
 //!
-//! A client comes with a token in its path; the ticket behind it says what it may do. The upgraded
-//! connection is given to one of the transports, which turn it into the same few channels:
-//! `websocket` and `spdy_command` for `command`, `websocket` and `spdy_forward` for `forward`.
+//! A client's path contains a token. The token's ticket has the validated request. The upgraded connection goes to a
+//! transport, which converts it to channels: `websocket` and `spdy_command` for `command` and `attach`, `websocket` and
+//! `spdy_forward` for `forward`.
 
+mod attach;
+mod client;
 mod command;
-mod descriptor;
 mod forward;
 mod idle;
+mod open;
+mod pump;
 mod spdy;
 mod spdy_command;
 mod spdy_forward;
@@ -32,72 +35,86 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use self::command::Client;
-pub(crate) use self::descriptor::Descriptor;
+use self::client::Client;
 use self::idle::Watched;
 use self::spdy::Session;
 use self::spdy_command::wanted;
 pub(crate) use self::token::{Ticket, Tokens};
 use self::upgrade::{Codec, Protocol, Transport};
-pub(crate) use self::websocket::MOST_PORTS;
-use crate::runtime::Runtime;
+use crate::services::execs::ExecService;
+use crate::tables::Tables;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use self::spdy::fuzz as fuzz_spdy;
 
-/// The body of an answer: short texts only, the streams go over the upgraded connection.
+/// Body of a response: a short text. Streams use the upgraded connection.
 pub type BoxBody = Full<Bytes>;
 
-/// What a client's streams go over.
+/// The upgraded connection of a client.
 type Connection = Watched<TokioIo<Upgraded>>;
 
-/// How long a client may take to write the head of its request.
+/// Timeout for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long a connection is silent before its other end is asked whether it is still there, by the kernel; how long
-/// until it is asked again, and how often in vain until the connection ends. Seconds.
-const SILENT: u32 = 60;
-const ASK_AGAIN: u32 = 15;
-const ASK_TIMES: u32 = 4;
-/// The port's share of the process's descriptors is one in this many.
+/// Seconds without traffic before the kernel sends the first keepalive probe.
+const KEEPALIVE_IDLE: u32 = 60;
+/// Seconds between keepalive probes.
+const KEEPALIVE_INTERVAL: u32 = 15;
+/// Unanswered keepalive probes after which the kernel closes the connection.
+const KEEPALIVE_PROBES: u32 = 4;
+/// Share of the process's descriptors for this port: one in this many.
 const SHARE: u64 = 8;
 /// Maximum connections, whatever the descriptor limit.
 const CONNECTIONS: usize = 4 << 10;
 
-impl Runtime {
-    /// Answers a request for `/exec/{token}`, `/attach/{token}` or `/portforward/{token}` and serves
-    /// the stream on the connection that it upgrades.
-    pub async fn stream<B: Send>(&self, mut request: Request<B>) -> Response<BoxBody> {
+/// Serves streams: exec, attach and port-forward.
+#[derive(Clone)]
+pub(crate) struct StreamService {
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) execs: ExecService,
+    pub(crate) tokens: Arc<Tokens>,
+    /// Base URL of streams, without a trailing slash.
+    pub(crate) url: Arc<str>,
+    /// Time without traffic after which a stream is closed; none disables the limit.
+    pub(crate) idle_limit: Option<Duration>,
+}
+
+// === impl StreamService ===
+
+impl StreamService {
+    /// Answers a request for `/exec/{token}`, `/attach/{token}` or `/portforward/{token}`, and serves the stream on the
+    /// upgraded connection.
+    pub(crate) async fn stream<B: Send>(&self, mut request: Request<B>) -> Response<BoxBody> {
         let path = request.uri().path().trim_matches('/');
         let ticket = path.rsplit_once('/').and_then(|(before, token)| {
             let verb = before.rsplit('/').next().unwrap_or(before);
-            self.inner.tokens.take(verb, token)
+            self.tokens.take(verb, token)
         });
         let Some(ticket) = ticket else {
-            return text(StatusCode::NOT_FOUND, "no such stream: its token is unknown, used or too old");
+            return text(StatusCode::NOT_FOUND, "no such stream: the token is unknown, used or expired");
         };
         let transport = match upgrade::negotiate(request.headers(), &ticket) {
             Ok(transport) => transport,
             Err(refusal) => return text(StatusCode::BAD_REQUEST, refusal),
         };
         let response = transport.response();
-        let runtime = self.clone();
+        let service = self.clone();
         let upgraded = hyper::upgrade::on(&mut request);
         tokio::spawn(async move {
             match upgraded.await {
-                Ok(connection) => runtime.serve_upgraded(ticket, transport, connection).await,
+                Ok(connection) => service.serve_upgraded(ticket, transport, connection).await,
                 Err(error) => debug!(%error, "a client did not upgrade its connection"),
             }
         });
         response
     }
 
-    /// Until the stream ends, or nothing has moved on it for so long that it is given up.
+    /// Serves a stream until it ends or its idle limit is reached.
     async fn serve_upgraded(&self, ticket: Ticket, transport: Transport, connection: Upgraded) {
         let (connection, idle) = idle::watch(TokioIo::new(connection));
         tokio::select! {
-            // What serves it is dropped; its tasks end with the connection.
-            () = idle.expired(self.inner.config.stream_idle_limit) => {
-                debug!("a stream on which nothing moves was given up");
+            // The other arm is dropped; its tasks end with the connection.
+            () = idle.expired(self.idle_limit) => {
+                debug!("closed an idle stream");
             }
             () = self.serve_stream(ticket, transport, connection) => {}
         }
@@ -106,14 +123,14 @@ impl Runtime {
     async fn serve_stream(&self, ticket: Ticket, transport: Transport, connection: Connection) {
         match (ticket, transport.protocol()) {
             (Ticket::PortForward(request), Protocol::WebSocketChannels(_)) => {
-                websocket::forward(self, request, websocket::accept(connection).await).await;
+                websocket::forward(&self.tables, request, websocket::accept(connection).await).await;
             }
             (Ticket::PortForward(request), Protocol::WebSocketSpdy) => {
                 let tunnel = websocket::tunnel(websocket::accept(connection).await);
-                spdy_forward::forward(self, &request, Session::open(tunnel)).await;
+                spdy_forward::forward(&self.tables, &request, Session::open(tunnel)).await;
             }
             (Ticket::PortForward(request), Protocol::Spdy) => {
-                spdy_forward::forward(self, &request, Session::open(connection)).await;
+                spdy_forward::forward(&self.tables, &request, Session::open(connection)).await;
             }
             (command, Protocol::Spdy) => {
                 let (session, wanted) = (Session::open(connection), wanted(&command));
@@ -132,9 +149,9 @@ impl Runtime {
 
     async fn run(&self, ticket: Ticket, client: Client) {
         match ticket {
-            Ticket::Exec(request) => command::exec(self, request, client).await,
-            Ticket::Attach(request) => command::attach(self, request, client).await,
-            // Forwards are no commands: `serve_stream` has taken them.
+            Ticket::Exec(request) => command::exec(&self.execs, request, client).await,
+            Ticket::Attach(request) => attach::attach(&self.tables, request, client).await,
+            // `serve_stream` handles port-forward.
             Ticket::PortForward(_) => {}
         }
     }
@@ -146,23 +163,23 @@ fn text(status: StatusCode, text: &str) -> Response<BoxBody> {
     response
 }
 
-/// So that a client that lost its power or its way, and says no word, is noticed in minutes. There is no limit for
-/// what was sent and is not taken: who looks at a long output a page at a time takes none for hours.
+/// Enables TCP keepalive, so that the loss of a client without a connection close is noticed in minutes. There is no limit
+/// for unread data: a user can read a long output page by page for hours.
 pub fn notice_lost_client(connection: &TcpStream) {
-    // A connection for which it cannot be set is served as it is.
-    let _set = setsockopt(connection, sockopt::TcpKeepIdle, &SILENT);
-    let _set = setsockopt(connection, sockopt::TcpKeepInterval, &ASK_AGAIN);
-    let _set = setsockopt(connection, sockopt::TcpKeepCount, &ASK_TIMES);
+    // Best effort: without keepalive the connection is served, too.
+    let _set = setsockopt(connection, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE);
+    let _set = setsockopt(connection, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL);
+    let _set = setsockopt(connection, sockopt::TcpKeepCount, &KEEPALIVE_PROBES);
     let _set = setsockopt(connection, sockopt::KeepAlive, &true);
 }
 
-/// Serves streams over HTTP until `shutdown`: for gRPC clients, which are given URLs.
-pub async fn serve(runtime: Runtime, listener: TcpListener, shutdown: CancellationToken) {
+/// Serves streams over HTTP until `shutdown`.
+pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdown: CancellationToken) {
     let connections = Connections::new(Limits::share(SHARE, CONNECTIONS));
     let (refusals, failures) = (LogLimit::default(), LogLimit::default());
     loop {
         let accepted = tokio::select! {
-            // Both arms are cancel safe: nothing is accepted that is not returned.
+            // Both arms are cancel safe: an accepted connection is always returned.
             () = shutdown.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
@@ -186,20 +203,20 @@ pub async fn serve(runtime: Runtime, listener: TcpListener, shutdown: Cancellati
             }
         };
         notice_lost_client(&connection);
-        tokio::spawn(serve_connection(runtime.clone(), connection, slot));
+        tokio::spawn(serve_connection(service.clone(), connection, slot));
     }
 }
 
-/// Serves one connection until it is upgraded or ends, or its place is taken from it.
-async fn serve_connection(runtime: Runtime, connection: TcpStream, slot: Arc<Slot>) {
+/// Serves one connection until it is upgraded or ends, or its slot expires.
+async fn serve_connection(service: StreamService, connection: TcpStream, slot: Arc<Slot>) {
     let held = Held::new(connection, slot.clone());
     let proven = slot.clone();
-    let service = hyper::service::service_fn(move |request| {
-        let (runtime, slot) = (runtime.clone(), proven.clone());
+    let handler = hyper::service::service_fn(move |request| {
+        let (service, slot) = (service.clone(), proven.clone());
         async move {
-            let response = runtime.stream(request).await;
+            let response = service.stream(request).await;
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-                // Its token was a valid one.
+                // The token was valid.
                 slot.prove();
             }
             Ok::<_, Infallible>(response)
@@ -208,12 +225,12 @@ async fn serve_connection(runtime: Runtime, connection: TcpStream, slot: Arc<Slo
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
-        .serve_connection(TokioIo::new(held), service)
+        .serve_connection(TokioIo::new(held), handler)
         .with_upgrades();
     tokio::select! {
-        // Both may be dropped: the connection is closed then.
+        // Both arms may be dropped: this closes the connection.
         served = served => if let Err(error) = served {
-            debug!(%error, "a streaming connection ended badly");
+            debug!(%error, "a streaming connection failed");
         },
         () = slot.expired() => debug!("closed a streaming connection without a token"),
     }

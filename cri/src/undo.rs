@@ -1,24 +1,29 @@
-//! What a multi-step creation has done so far, and how to take it back: on failure in reverse order,
-//! and also when the caller went away in the middle.
+//! Undo of a multi-step creation: the completed steps are undone in reverse order when the creation fails or is cancelled.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use coracle_cni::Network;
+use coracle_nri::Nri;
 use tracing::warn;
 
+use crate::cgroup::Cgroups;
 use crate::error::Error;
-use crate::nri::Told;
-use crate::runtime::Inner;
+use crate::nri::announcement::Announcement;
+use crate::records::Records;
+use crate::selinux::Selinux;
 use crate::shim_client::{ErrorKind, Shim};
+use crate::tables::Tables;
 
-/// How long after a failure it is tried again first, and at most.
-const RETRY: Duration = Duration::from_secs(1);
-const RARELY: Duration = Duration::from_secs(300);
+/// Pause before the first retry of a failed undo.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Maximum pause between retries.
+const MAX_RETRY: Duration = Duration::from_secs(300);
 
-/// One step that was taken, or is about to be: all of these succeed on the absent.
+/// A step that is complete or about to begin. Undoing a step that did not happen succeeds.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// The level of a sandbox's or container's SELinux labels.
+    /// The SELinux level of a sandbox or container, by its id.
     Level(String),
     /// A sandbox's directory with its record.
     SandboxRecord(String),
@@ -34,36 +39,46 @@ pub(crate) enum Step {
     ShimContainer(Shim, String),
     /// A cgroup.
     Cgroup(String),
-    /// What plugins were told.
-    Told(Told),
+    /// An announcement to NRI plugins.
+    Announced(Announcement),
 }
 
-/// The steps taken. Dropped without [`Undo::keep`], it takes them back in a task of its own.
-#[derive(Debug)]
+/// What the undo of steps works on.
+pub(crate) struct UndoContext {
+    pub(crate) selinux: Arc<Selinux>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) network: Network,
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) cgroups: Arc<Cgroups>,
+    pub(crate) nri: Nri,
+}
+
+/// The steps of a creation. If it is dropped without [`Undo::keep`], a task undoes them.
 pub(crate) struct Undo {
-    inner: Weak<Inner>,
+    /// Weak: a pending undo does not keep the runtime alive.
+    context: Weak<UndoContext>,
     steps: Vec<Step>,
 }
 
 // === impl Undo ===
 
 impl Undo {
-    pub(crate) fn new(inner: &Arc<Inner>) -> Self {
-        Self { inner: Arc::downgrade(inner), steps: Vec::new() }
+    pub(crate) fn new(context: &Arc<UndoContext>) -> Self {
+        Self { context: Arc::downgrade(context), steps: Vec::new() }
     }
 
     pub(crate) fn push(&mut self, step: Step) {
         self.steps.push(step);
     }
 
-    /// The creation is complete: nothing is taken back.
+    /// Marks the creation as complete: nothing is undone.
     pub(crate) fn keep(mut self) {
         self.steps.clear();
     }
 
-    /// Takes all steps back, to the end, whatever fails.
+    /// Undoes all steps. A failed step does not prevent the undo of the others.
     pub(crate) async fn run(mut self) {
-        take_back(self.inner.upgrade(), std::mem::take(&mut self.steps)).await;
+        undo_steps(self.context.upgrade(), std::mem::take(&mut self.steps)).await;
     }
 }
 
@@ -73,43 +88,48 @@ impl Drop for Undo {
             return;
         }
         let steps = std::mem::take(&mut self.steps);
-        let inner = self.inner.upgrade();
+        let context = self.context.upgrade();
         if let Ok(handle) = tokio::runtime::Handle::try_current() {
-            handle.spawn(take_back(inner, steps));
+            handle.spawn(undo_steps(context, steps));
         }
     }
 }
 
-/// Takes steps back, to the end, whatever fails. What failed is tried again, ever more rarely, for as long as the
-/// runtime is there: nobody else knows of it before the next start.
-async fn take_back(inner: Option<Arc<Inner>>, steps: Vec<Step>) {
-    let Some(inner) = inner else { return };
-    let mut left = try_back(&inner, steps).await;
-    let inner = Arc::downgrade(&inner);
+/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime lives: until its next start
+/// there is no other reference to them.
+async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
+    let Some(context) = context else { return };
+    let mut left = try_undo(&context, steps).await;
+    let context = Arc::downgrade(&context);
     if left.is_empty() {
         return;
     }
     tokio::spawn(async move {
-        let mut pause = RETRY;
+        let mut pause = FIRST_RETRY;
         while !left.is_empty() {
             tokio::time::sleep(pause).await;
-            let Some(inner) = inner.upgrade() else { return };
-            left = try_back(&inner, left).await;
-            pause = (pause * 2).min(RARELY);
+            let Some(context) = context.upgrade() else { return };
+            left = try_undo(&context, left).await;
+            pause = (pause * 2).min(MAX_RETRY);
         }
     });
 }
 
-/// Takes steps back, the last first. Returns what is left to do, in the order in which the steps were taken.
-async fn try_back(inner: &Inner, steps: Vec<Step>) -> Vec<Step> {
+/// Undoes steps in reverse order. Returns the failed steps in their original order.
+async fn try_undo(context: &UndoContext, steps: Vec<Step>) -> Vec<Step> {
     let mut left = Vec::new();
     for step in steps.into_iter().rev() {
-        // By its record the next start finds what could not be taken back.
+        // The record is kept while another step is not undone: the next start finds the object by it.
         if !left.is_empty() && step.is_record() {
             left.push(step);
-        } else if let Err(error) = step.take_back(inner).await {
-            let (what, of) = step.about();
-            warn!(what, of, error = error.chain(), "could not take back what was not completely made");
+        } else if let Err(error) = step.undo(context).await {
+            let (what, of) = step.describe();
+            warn!(
+                what,
+                of,
+                error = error.chain(),
+                "could not undo a step of an incomplete creation; it is retried"
+            );
             left.push(step);
         }
     }
@@ -124,8 +144,8 @@ impl Step {
         matches!(self, Self::SandboxRecord(_) | Self::ContainerRecord(_))
     }
 
-    /// What it made, and whose that is.
-    fn about(&self) -> (&'static str, String) {
+    /// The kind of the created thing, and its id or path.
+    fn describe(&self) -> (&'static str, String) {
         match self {
             Self::Level(id) => ("SELinux level", id.clone()),
             Self::SandboxRecord(id) => ("sandbox", id.clone()),
@@ -135,38 +155,38 @@ impl Step {
                 ("container", id.clone())
             }
             Self::Cgroup(group) => ("cgroup", group.clone()),
-            Self::Told(_) => ("news for plugins", String::new()),
+            Self::Announced(_) => ("announcement to NRI plugins", String::new()),
         }
     }
 
-    async fn take_back(&self, inner: &Inner) -> Result<(), Error> {
+    async fn undo(&self, context: &UndoContext) -> Result<(), Error> {
         match self {
             Self::Level(id) => {
-                inner.selinux.release(id);
+                context.selinux.release(id);
                 Ok(())
             }
-            Self::SandboxRecord(id) => inner.records.remove_sandbox(id),
+            Self::SandboxRecord(id) => context.records.remove_sandbox(id),
             Self::Shim(shim) => shim.shutdown().await.map_err(Error::shim("end the pod's shim")),
             Self::Network(id) => {
-                inner.network.del(id).await.map_err(|source| Error::Network { id: id.clone(), source })
+                context.network.del(id).await.map_err(|source| Error::Network { id: id.clone(), source })
             }
             Self::Container(id) => {
-                inner.containers.remove(id);
+                context.tables.containers.remove(id);
                 Ok(())
             }
-            Self::ContainerRecord(id) => inner.records.remove_container(id),
+            Self::ContainerRecord(id) => context.records.remove_container(id),
             Self::ShimContainer(shim, id) => match shim.delete(id).await {
-                // Its containers ended with it.
+                // The shim has ended, and its containers with it.
                 Err(error) if error.kind == ErrorKind::Gone => Ok(()),
                 deleted => deleted.map_err(Error::shim("delete the container")),
             },
-            Self::Told(told) => {
-                told.take_back(inner).await;
+            Self::Announced(announcement) => {
+                announcement.revoke(&context.nri).await;
                 Ok(())
             }
             Self::Cgroup(group) => {
-                inner.cgroups.kill(group).await;
-                inner.cgroups.remove(group).await
+                context.cgroups.kill(group).await;
+                context.cgroups.remove(group).await
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a device changes in a container's spec.
+//! The changes of a CDI device to a container's spec.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -13,14 +13,14 @@ use oci_spec::runtime::{
 use super::CdiError;
 use super::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 
-/// Makes the changes.
+/// Applies the changes.
 pub(super) fn apply(spec: &mut Spec, device: &str, edits: &ContainerEdits) -> Result<(), CdiError> {
     let unsupported = |what| Err(CdiError::Unsupported { device: device.to_owned(), what });
     if !edits.net_devices.is_empty() {
         return unsupported("a network device of the node");
     }
     if edits.intel_rdt.is_some() {
-        return unsupported("a class of Intel RDT");
+        return unsupported("an Intel RDT class");
     }
     let mut owner = (0, 0);
     if let Some(process) = spec.process_mut() {
@@ -51,7 +51,7 @@ fn add_env(process: &mut Process, entries: &[String]) {
     process.set_env(Some(env));
 }
 
-/// The root's group is what every process could have: it is left out, as the specification's code does.
+/// Group 0 is left out, as in the specification's own code: every process could have it.
 fn add_groups(process: &mut Process, gids: &[u32]) {
     let mut user = process.user().clone();
     let mut groups = user.additional_gids().clone().unwrap_or_default();
@@ -89,7 +89,7 @@ fn add_node(linux: &mut Linux, node: &DeviceNode, (uid, gid): (u32, u32)) -> Res
     Ok(())
 }
 
-/// What the file says; else the container's user, if it is an ordinary one; else as on the node.
+/// The owner in the file; else the container's user, unless it is root; else the owner on the node.
 fn owner(said: Option<u32>, user: u32, found: Option<u32>) -> u32 {
     said.or((user > 0).then_some(user)).or(found).unwrap_or(0)
 }
@@ -156,9 +156,9 @@ fn add_hook(spec: &mut Spec, hook: &Hook) -> Result<(), CdiError> {
         list.push(built);
         Some(list)
     };
-    // The setters return what they set.
+    // The setters return the previous value.
     match hook.hook_name.as_str() {
-        #[allow(deprecated, reason = "the specification has it")]
+        #[allow(deprecated, reason = "part of the specification")]
         "prestart" => drop(hooks.set_prestart(with(hooks.prestart()))),
         "createRuntime" => drop(hooks.set_create_runtime(with(hooks.create_runtime()))),
         "createContainer" => drop(hooks.set_create_container(with(hooks.create_container()))),

@@ -1,7 +1,6 @@
-//! What a CDI file says, by the names of the specification. Pure.
+//! The CDI file format. Pure.
 //!
-//! A field that the specification does not have makes the file unusable: it may be one of a newer version
-//! that changes what the device is.
+//! An unknown field makes a file unusable: a newer version of the specification can change the device by it.
 
 use serde::Deserialize;
 
@@ -29,7 +28,7 @@ pub(super) struct Device {
     pub(super) container_edits: ContainerEdits,
 }
 
-/// What is changed in a container's spec.
+/// Changes to a container's spec.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct ContainerEdits {
@@ -43,7 +42,7 @@ pub(super) struct ContainerEdits {
     pub(super) additional_gids: Vec<u32>,
 }
 
-/// A node in the container; what is not said of it is as the node of the host is.
+/// A device node in the container. Missing fields are taken from the node on the host.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct DeviceNode {
@@ -59,7 +58,7 @@ pub(super) struct DeviceNode {
     pub(super) minor: i64,
     #[serde(default)]
     pub(super) file_mode: Option<u32>,
-    /// Of `r`, `w`, `m`; all by default.
+    /// Combination of `r`, `w` and `m`; all by default.
     #[serde(default)]
     pub(super) permissions: String,
     #[serde(default)]
@@ -80,7 +79,7 @@ pub(super) struct Mount {
     pub(super) kind: String,
 }
 
-/// A program that is run at a step of the container's life.
+/// A program that runs at a stage of the container's life.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Hook {
@@ -94,7 +93,7 @@ pub(super) struct Hook {
     pub(super) timeout: Option<i64>,
 }
 
-/// Reads a file's text and checks its names.
+/// Parses a file and checks its version and device names.
 pub(super) fn parse(text: &[u8], json: bool) -> Result<File, String> {
     let file: File = if json {
         serde_json::from_slice(text).map_err(|error| error.to_string())?
@@ -103,18 +102,18 @@ pub(super) fn parse(text: &[u8], json: bool) -> Result<File, String> {
     };
     let version = file.cdi_version.trim_start_matches('v');
     if !matches!(version.split('.').next(), Some("0" | "1")) {
-        return Err(format!("its cdiVersion {:?} is not known", file.cdi_version));
+        return Err(format!("cdiVersion {:?} is not supported", file.cdi_version));
     }
     for device in &file.devices {
         let name = format!("{}={}", file.kind, device.name);
         if parse_name(&name).is_none() {
-            return Err(format!("{name:?} is no name of a device"));
+            return Err(format!("{name:?} is not a device name"));
         }
     }
     Ok(file)
 }
 
-/// Kind and device of `vendor/class=device`.
+/// Splits `vendor/class=device` into kind and device.
 pub(super) fn parse_name(name: &str) -> Option<(&str, &str)> {
     let (kind, device) = name.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;

@@ -1,11 +1,11 @@
-//! Files in, specs out.
+//! Tests of CDI devices: from files to specs.
 
 use coracle_proto::cri::CdiDevice;
 use serde_json::{Value, json};
 
 use super::*;
 
-fn described(dir: &Path, name: &str, value: &Value) {
+fn write_file(dir: &Path, name: &str, value: &Value) {
     std::fs::create_dir_all(dir).expect("directory");
     std::fs::write(dir.join(name), value.to_string()).expect("file");
 }
@@ -40,9 +40,9 @@ fn edited(names: &[&str], dirs: &[PathBuf]) -> Result<Value, CdiError> {
 }
 
 #[test]
-fn a_device_brings_what_its_file_says_for_all_and_for_itself() {
+fn a_device_gets_the_changes_of_its_file_and_its_own() {
     let dir = tempfile::tempdir().expect("directory");
-    described(dir.path(), "a.json", &vendor("A=new"));
+    write_file(dir.path(), "a.json", &vendor("A=new"));
     let dirs = [dir.path().to_owned()];
     let spec = edited(&["vendor.com/gpu=0", "vendor.com/gpu=1"], &dirs).expect("devices");
     assert_eq!(spec["process"]["env"], json!(["C=3", "A=new", "B=1"]));
@@ -64,43 +64,43 @@ fn a_device_brings_what_its_file_says_for_all_and_for_itself() {
 }
 
 #[test]
-fn a_later_directory_counts_more_and_equals_contradict() {
+fn a_later_directory_has_precedence_and_duplicates_are_refused() {
     let dir = tempfile::tempdir().expect("directory");
     let (low, high) = (dir.path().join("low"), dir.path().join("high"));
-    described(&low, "a.json", &vendor("A=low"));
-    described(&high, "a.json", &vendor("A=high"));
+    write_file(&low, "a.json", &vendor("A=low"));
+    write_file(&high, "a.json", &vendor("A=high"));
     let dirs = [low.clone(), high];
     let spec = edited(&["vendor.com/gpu=1"], &dirs).expect("device");
     assert!(spec["process"]["env"].as_array().expect("env").contains(&json!("A=high")));
-    described(&low, "b.json", &vendor("A=other"));
+    write_file(&low, "b.json", &vendor("A=other"));
     assert!(edited(&["vendor.com/gpu=1"], &dirs).is_ok());
     let error = edited(&["vendor.com/gpu=1"], &dirs[..1]).expect_err("two").to_string();
     assert!(error.contains("more than one file"), "{error}");
 }
 
 #[test]
-fn what_cannot_be_resolved_or_done_is_refused_by_name() {
+fn unresolvable_and_unsupported_devices_are_refused_by_name() {
     let dir = tempfile::tempdir().expect("directory");
     let dirs = [dir.path().to_owned()];
     let mut strange = vendor("A=1");
     strange["devices"][0]["containerEdits"]["tomorrow"] = json!(true);
-    described(dir.path(), "strange.json", &strange);
+    write_file(dir.path(), "strange.json", &strange);
     let error = edited(&["vendor.com/gpu=0", "vendor.com/gpu=9"], &dirs).expect_err("strange").to_string();
     for part in ["vendor.com/gpu=0, vendor.com/gpu=9", "strange.json", "tomorrow"] {
         assert!(error.contains(part), "{error}");
     }
     let rdt = json!({"cdiVersion": "0.7.0", "kind": "v.com/c", "devices": [
         {"name": "d", "containerEdits": {"intelRdt": {"closID": "x"}}}]});
-    described(dir.path(), "rdt.json", &rdt);
+    write_file(dir.path(), "rdt.json", &rdt);
     assert!(matches!(edited(&["v.com/c=d"], &dirs), Err(CdiError::Unsupported { .. })));
     let absent = json!({"cdiVersion": "0.7.0", "kind": "v.com/n", "devices": [
         {"name": "d", "containerEdits": {"deviceNodes": [{"path": "/dev/no-such-device"}]}}]});
-    described(dir.path(), "absent.json", &absent);
+    write_file(dir.path(), "absent.json", &absent);
     assert!(matches!(edited(&["v.com/n=d"], &dirs), Err(CdiError::Node { .. })));
 }
 
 #[test]
-fn devices_come_from_the_field_and_from_annotations_each_once() {
+fn devices_of_field_and_annotations_are_merged() {
     let mut config = ContainerConfig::default();
     assert_eq!(requested(&config).expect("none"), Vec::<String>::new());
     config.cdi_devices = vec![CdiDevice { name: "v.com/c=a".into() }];
@@ -114,7 +114,7 @@ fn devices_come_from_the_field_and_from_annotations_each_once() {
 }
 
 #[test]
-fn yaml_says_the_same() {
+fn yaml_files_are_parsed() {
     let text =
         b"cdiVersion: \"0.5.0\"\nkind: v.com/c\ndevices:\n- name: d\n  containerEdits:\n    env: [\"A=1\"]\n";
     let file = spec::parse(text, false).expect("yaml");

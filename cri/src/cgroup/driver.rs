@@ -1,26 +1,25 @@
-//! Who makes cgroups, and what they are called: files and directories of ours, or slices and scopes of systemd's.
-//! Pure.
+//! Cgroup drivers and the paths of cgroups: directories of the runtime, or slices and scopes of systemd. Pure.
 
 use coracle_systemd::{Scope, unit};
 
-/// Who makes the cgroups.
+/// The component that creates cgroups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CgroupDriver {
-    /// We, by making directories.
+    /// The runtime creates directories.
     #[default]
     Cgroupfs,
-    /// systemd: pods are slices, containers scopes.
+    /// systemd creates slices for pods and scopes for containers.
     Systemd,
 }
 
-/// What a container's scope is called, before its id.
+/// Prefix of the scope of a container, before its id.
 const PREFIX: &str = "cri-coracle";
 
-/// Where cgroups are.
+/// Paths of cgroups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
     driver: CgroupDriver,
-    /// The directory that all of ours are in, or the names of the slice.
+    /// The directory that contains all cgroups, or the names of the slice.
     root: Vec<String>,
 }
 
@@ -39,7 +38,7 @@ impl std::fmt::Display for CgroupDriver {
 
 impl Layout {
     /// # Errors
-    /// Why that cannot be the root.
+    /// If the path cannot be the root.
     pub(crate) fn new(driver: CgroupDriver, root: &str) -> Result<Self, String> {
         let inside = root.trim_matches('/');
         let parts = match (driver, inside) {
@@ -49,7 +48,7 @@ impl Layout {
                 inside.trim_end_matches(".slice").split('-').map(str::to_owned).collect()
             }
             (CgroupDriver::Systemd, _) => {
-                return Err(format!("{root:?} is neither / nor a slice, which systemd would need"));
+                return Err(format!("{root:?} must be / or a slice with the systemd driver"));
             }
         };
         Ok(Self { driver, root: parts })
@@ -59,33 +58,33 @@ impl Layout {
         self.driver
     }
 
-    /// Refuses what cannot be a pod's cgroup.
+    /// Refuses a path that cannot be the cgroup of a pod.
     pub(crate) fn check_parent(&self, parent: &str) -> Result<(), String> {
         let last = parent.rsplit('/').next().unwrap_or_default();
         match self.driver {
             CgroupDriver::Cgroupfs if parent.ends_with(".slice") => {
-                Err(format!("{parent:?} is systemd's, and cgroups are made by the cgroupfs driver here"))
+                Err(format!("{parent:?} is a slice, but the cgroup driver is cgroupfs"))
             }
             CgroupDriver::Systemd if !parent.is_empty() && !unit::is_slice(last) => {
-                Err(format!("{parent:?} is no slice, and cgroups are made by the systemd driver here"))
+                Err(format!("{parent:?} is no slice, but the cgroup driver is systemd"))
             }
             _ => Ok(()),
         }
     }
 
-    /// The cgroup of a pod, by its configured parent if it has one.
+    /// The cgroup of a pod, with its configured parent if it has one.
     pub(crate) fn pod(&self, parent: &str, sandbox_id: &str) -> String {
         match (self.driver, parent) {
             (_, "") => self.own_pod(sandbox_id),
             (CgroupDriver::Cgroupfs, parent) => format!("/{}", parent.trim_matches('/')),
-            // The kubelet writes the whole path, others the name alone.
+            // The kubelet passes the whole path, other clients only the name.
             (CgroupDriver::Systemd, parent) => {
                 unit::slice_path(parent.rsplit('/').next().unwrap_or_default())
             }
         }
     }
 
-    /// The cgroup of a pod whose creator named none.
+    /// The cgroup of a pod without a configured parent.
     pub(crate) fn own_pod(&self, sandbox_id: &str) -> String {
         match self.driver {
             CgroupDriver::Cgroupfs => format!("{}/coracle/pods/{sandbox_id}", self.directory()),
@@ -101,7 +100,7 @@ impl Layout {
         }
     }
 
-    /// Where a pod's shim lives, as the shim is told.
+    /// The cgroup of a pod's shim, in the form that the shim expects.
     pub(crate) fn shim(&self, sandbox_id: &str) -> String {
         match self.driver {
             CgroupDriver::Cgroupfs => format!("{}/coracle/shims", self.directory()),
@@ -120,7 +119,7 @@ impl Layout {
     }
 }
 
-/// What the runtime specification calls a cgroup: a scope by slice, prefix and name, any other by its path.
+/// The cgroup path in the OCI runtime specification: `slice:prefix:name` for a scope, else the path.
 pub(crate) fn cgroups_path(group: &str) -> String {
     Scope::of_path(group).map_or_else(|| group.to_owned(), |scope| scope.to_string())
 }
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_and_scopes_are_named_as_systemd_has_it() {
+    fn slices_and_scopes_are_named_as_in_systemd() {
         let layout = Layout::new(CgroupDriver::Systemd, "/").unwrap();
         let whole = "/kubepods.slice/kubepods-pod1_2.slice";
         for parent in [whole, "kubepods-pod1_2.slice"] {

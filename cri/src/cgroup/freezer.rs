@@ -1,4 +1,4 @@
-//! A group whose processes all stand still: `cgroup.freeze` on v2, the controller `freezer` on v1.
+//! Freezing all processes of a cgroup: `cgroup.freeze` on v2, the controller `freezer` on v1.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Seek as _};
@@ -11,12 +11,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{Cgroups, below, processes};
 
-/// How long a group may take to come to stand: a process may sleep in the kernel.
+/// Timeout for the freeze of all processes: a process may sleep in the kernel.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How often one of v1 is looked at meanwhile.
+/// Interval at which the state is polled on v1.
 const STEP: Duration = Duration::from_millis(2);
 
-/// A group that can be frozen.
+/// A cgroup that can be frozen.
 #[derive(Debug, Clone)]
 pub(crate) struct Freezer {
     dir: PathBuf,
@@ -26,28 +26,28 @@ pub(crate) struct Freezer {
 // === impl Freezer ===
 
 impl Freezer {
-    /// The group's directory where it is frozen.
+    /// The cgroup's directory in the freezer's hierarchy.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The processes of the group and of all below it.
+    /// The processes of the cgroup and its descendants.
     pub(crate) fn processes(&self) -> Vec<i32> {
         processes(&self.dir)
     }
 
-    /// Freezes it, and returns when all of it stands still. Blocks.
+    /// Freezes the cgroup and returns when all processes are frozen. Blocks.
     ///
     /// # Errors
-    /// The kernel's; `TimedOut` when it does not come to stand; `Interrupted` when somebody thaws it meanwhile.
+    /// The kernel's; `TimedOut` after the timeout; `Interrupted` if the cgroup is thawed meanwhile.
     pub(crate) fn freeze(&self) -> io::Result<()> {
         self.write("1", "FROZEN")?;
         let until = Instant::now() + LIMIT;
-        if self.unified { self.wait_until_told(until) } else { self.wait_looking(until) }
+        if self.unified { self.wait_for_event(until) } else { self.poll_state(until) }
     }
 
-    /// The kernel tells who polls `cgroup.events` of what is not yet as it was when he read it.
-    fn wait_until_told(&self, until: Instant) -> io::Result<()> {
+    /// v2: waits for a change of `cgroup.events`. The kernel wakes a poll if the file changed since it was read.
+    fn wait_for_event(&self, until: Instant) -> io::Result<()> {
         let mut events = File::open(self.dir.join("cgroup.events"))?;
         loop {
             let mut text = String::new();
@@ -56,33 +56,33 @@ impl Freezer {
             if text.lines().any(|line| line == "frozen 1") {
                 return Ok(());
             }
-            wait_for_news(&events, until)?;
+            wait_for_change(&events, until)?;
         }
     }
 
-    /// v1 has nothing to tell: it is a look at the state that makes a group frozen whose processes all stand
-    /// (`freezer_read` of kernel/cgroup/legacy_freezer.c).
-    fn wait_looking(&self, until: Instant) -> io::Result<()> {
+    /// v1: polls the state, because there is no notification. Reading the state is what marks a cgroup as frozen when all its
+    /// processes are frozen (`freezer_read` of kernel/cgroup/legacy_freezer.c).
+    fn poll_state(&self, until: Instant) -> io::Result<()> {
         loop {
             match fs::read_to_string(self.dir.join("freezer.state"))?.trim() {
                 "FROZEN" => return Ok(()),
-                "THAWED" => return Err(io::Error::new(ErrorKind::Interrupted, "it was thawed meanwhile")),
+                "THAWED" => return Err(io::Error::new(ErrorKind::Interrupted, "thawed by another process")),
                 _ => {}
             }
             if Instant::now() >= until {
                 return Err(ErrorKind::TimedOut.into());
             }
-            #[expect(clippy::disallowed_methods, reason = "on a thread that may block")]
+            #[expect(clippy::disallowed_methods, reason = "on a thread for blocking calls")]
             std::thread::sleep(STEP);
         }
     }
 
-    /// Whether what is killed while it is frozen ends only when it is thawed, as on v1.
+    /// Whether a killed process ends only after the thaw, as on v1.
     pub(crate) fn holds_killed(&self) -> bool {
         !self.unified
     }
 
-    /// Lets it go on. One that is gone, or was not frozen, is a success.
+    /// Thaws the cgroup. An absent or thawed cgroup is a success.
     pub(crate) fn thaw(&self) -> io::Result<()> {
         match self.write("0", "THAWED") {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -100,7 +100,7 @@ impl Freezer {
 }
 
 /// Returns when the kernel has changed a file since it was read.
-fn wait_for_news(file: &File, until: Instant) -> io::Result<()> {
+fn wait_for_change(file: &File, until: Instant) -> io::Result<()> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
@@ -114,7 +114,7 @@ fn wait_for_news(file: &File, until: Instant) -> io::Result<()> {
 }
 
 impl Cgroups {
-    /// What freezes a group. None where nothing can, or for what is not below a hierarchy's root.
+    /// The freezer of a group. None without a freezer, or for a path that is not below a hierarchy's root.
     pub(crate) fn freezer(&self, group: &str) -> Option<Freezer> {
         let (mount, unified) = match &self.v2 {
             Some(mount) => (mount, true),

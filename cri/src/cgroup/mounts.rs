@@ -1,38 +1,37 @@
-//! Which mounts are the cgroup hierarchies, where there may be several of one: the shims are told of those that are
-//! chosen here.
+//! The mount point of each cgroup hierarchy. If a hierarchy has several mounts, one is chosen here and passed to the shims.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// A hierarchy, and where the whole of it is mounted.
+/// A hierarchy and the mount point of its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     pub(super) mount: PathBuf,
-    /// Of v1: its controllers, or its name, comma-separated. Empty for v2.
+    /// v1: the controllers or the name, comma-separated. v2: empty.
     pub(super) controllers: String,
 }
 
-/// The hierarchies of a mountinfo (proc_pid_mountinfo(5)): of each the first mount that is `seen`, by its place and its
-/// device, and has the whole.
-pub(super) fn parse(mountinfo: &str, seen: impl Fn(&Path, &str) -> bool) -> Vec<Hierarchy> {
+/// The hierarchies of a mountinfo (proc_pid_mountinfo(5)): for each the first mount of its root that is visible. `visible`
+/// gets the mount point and the device.
+pub(super) fn parse(mountinfo: &str, visible: impl Fn(&Path, &str) -> bool) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for line in mountinfo.lines() {
         let Some((device, hierarchy)) = whole(line) else { continue };
         let is_new = !found.iter().any(|known| known.controllers == hierarchy.controllers);
-        if is_new && seen(&hierarchy.mount, device) {
+        if is_new && visible(&hierarchy.mount, device) {
             found.push(hierarchy);
         }
     }
     found
 }
 
-/// Whether what is at a place has that device: another mount may hide it.
-pub(super) fn is_seen(mount: &Path, device: &str) -> bool {
-    let there = std::fs::metadata(mount).map(|found| found.dev());
-    there.is_ok_and(|dev| device == format!("{}:{}", nix::libc::major(dev), nix::libc::minor(dev)))
+/// Whether the file system at a mount point has this device: another mount can hide it.
+pub(super) fn is_visible(mount: &Path, device: &str) -> bool {
+    let found = std::fs::metadata(mount).map(|found| found.dev());
+    found.is_ok_and(|dev| device == format!("{}:{}", nix::libc::major(dev), nix::libc::minor(dev)))
 }
 
-/// The device of a line, and its hierarchy, if it is the whole of one.
+/// The device and hierarchy of a line that mounts the root of a hierarchy.
 fn whole(line: &str) -> Option<(&str, Hierarchy)> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(2);
@@ -57,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_mounts_the_first_that_is_whole_and_seen_is_taken() {
+    fn the_first_visible_mount_of_the_root_is_chosen() {
         let mountinfo = "\
             2 1 0:9 / /hidden rw - cgroup2 cgroup2 rw\n\
             3 1 0:2 /pod /mnt/part rw - cgroup2 cgroup2 rw\n\
@@ -70,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mounted_here_is_seen_as_what_it_is() {
+    fn a_mount_is_visible_by_its_device() {
         let table = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
         let root = table.lines().rev().find_map(|line| {
             let mut fields = line.split(' ').skip(2);
@@ -78,7 +77,7 @@ mod tests {
             (fields.nth(1)? == "/proc").then_some(device)
         });
         let device = root.expect("proc is mounted");
-        assert!(is_seen(Path::new("/proc"), device));
-        assert!(!is_seen(Path::new("/proc"), "0:0") && !is_seen(Path::new("/proc/absent"), device));
+        assert!(is_visible(Path::new("/proc"), device));
+        assert!(!is_visible(Path::new("/proc"), "0:0") && !is_visible(Path::new("/proc/absent"), device));
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel's cgroup files say. Absent, unreadable and unparsable are all `None`: groups come and go.
+//! Values of cgroup files. An absent, unreadable or invalid file is `None`: cgroups come and go.
 
 use super::Cgroups;
 
@@ -6,33 +6,33 @@ use super::Cgroups;
 const UNLIMITED: u64 = 1 << 62;
 
 impl Cgroups {
-    /// A file's whole text.
+    /// The text of a file.
     pub(crate) fn text(&self, controller: &str, group: &str, name: &str) -> Option<String> {
         std::fs::read_to_string(self.file(controller, group, name)?).ok()
     }
 
-    /// A file that holds one number.
+    /// A file with one number.
     pub(crate) fn number(&self, controller: &str, group: &str, name: &str) -> Option<u64> {
         self.text(controller, group, name)?.trim().parse().ok()
     }
 
-    /// A limit, none when there is none: `max` on v2, an enormous or negative number on v1.
+    /// A limit; none if unlimited: `max` on v2, a huge or negative number on v1.
     pub(crate) fn limit(&self, controller: &str, group: &str, name: &str) -> Option<u64> {
         self.number(controller, group, name).filter(|limit| *limit < UNLIMITED)
     }
 
-    /// The name of a file or field, that the two versions call differently.
+    /// The name of a file or field that differs between v1 and v2.
     pub(crate) fn either<'a>(&self, v1: &'a str, v2: &'a str) -> &'a str {
         if self.unified() { v2 } else { v1 }
     }
 
-    /// How many processes are in a group and all below it.
+    /// Number of processes in a group and its descendants.
     pub(crate) fn process_count(&self, group: &str) -> u64 {
         u64::try_from(self.processes(group).len()).unwrap_or(u64::MAX)
     }
 }
 
-/// A field of a file with lines of name and number.
+/// A field of a file with one name and number per line.
 pub(crate) fn field(stat: &str, name: &str) -> Option<u64> {
     stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }

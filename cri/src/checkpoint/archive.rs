@@ -1,4 +1,4 @@
-//! The archive that is a checkpoint, and the files that such are written to.
+//! The tar archive of a checkpoint, and its unnamed output file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -11,7 +11,7 @@ use nix::unistd::linkat;
 use sha2::{Digest, Sha256};
 use tar::{Builder, HeaderMode};
 
-/// Archives a directory to a file without a name, which is gone when it is closed. Gives its digest as well.
+/// Archives a directory to a file without a name, which disappears when it is closed. Returns the file and its digest.
 pub(super) fn write(directory: &Path, parent: &Path) -> io::Result<(File, String)> {
     let to = Hashing { file: BufWriter::new(unnamed(parent)?), hash: Sha256::new() };
     let Hashing { file, hash } = archived(directory, to)?;
@@ -20,7 +20,7 @@ pub(super) fn write(directory: &Path, parent: &Path) -> io::Result<(File, String
     Ok((file, hex::encode(hash.finalize())))
 }
 
-/// Archives a directory to a file, on the disk.
+/// Archives a directory to a file and syncs it to the disk.
 pub(super) fn fill(directory: &Path, file: File) -> io::Result<()> {
     let file = archived(directory, BufWriter::new(file))?;
     file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
@@ -32,12 +32,12 @@ fn archived<W: Write>(directory: &Path, to: W) -> io::Result<W> {
     archive.into_inner()
 }
 
-/// A new file in a directory, without a name.
+/// Creates a file without a name in a directory.
 pub(super) fn unnamed(parent: &Path) -> io::Result<File> {
     File::options().write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(parent)
 }
 
-/// Gives a file its name, where there must be none.
+/// Gives a file its name. An existing file is an error.
 pub(super) fn name(file: &File, location: &Path) -> io::Result<()> {
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     linkat(
@@ -50,14 +50,14 @@ pub(super) fn name(file: &File, location: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The digest of a file's content.
+/// The SHA-256 digest of a file.
 pub(super) fn digest(path: &Path) -> io::Result<String> {
     let mut hashing = Hashing { file: io::sink(), hash: Sha256::new() };
     io::copy(&mut File::open(path)?, &mut hashing)?;
     Ok(hex::encode(hashing.hash.finalize()))
 }
 
-/// What is written, and its digest.
+/// A writer that computes the digest.
 struct Hashing<W> {
     file: W,
     hash: Sha256,
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_archived_and_known_by_its_digest() {
+    fn an_archive_matches_its_digest() {
         let dir = tempfile::tempdir().expect("directory");
         let from = dir.path().join("from");
         fs::create_dir_all(from.join("sub")).expect("make");

@@ -1,7 +1,7 @@
-//! The extended attributes of a changed file, as its archive has them (`SCHILY.xattr.NAME`, as GNU tar and Go write them).
+//! Extended attributes of changed files, as PAX records (`SCHILY.xattr.NAME`, as in GNU tar and Go).
 //!
-//! Those that are the file's own: a program's, its capabilities, its access lists. Labels of security modules and what is
-//! `trusted.` are of the machine and of overlayfs, and mean nothing in another layer.
+//! Only attributes of the file itself are archived: of users, capabilities, access lists. Labels of security modules and
+//! `trusted.` attributes belong to the machine and to overlayfs, and have no meaning in another layer.
 
 use std::ffi::OsStr;
 use std::io;
@@ -9,22 +9,22 @@ use std::path::Path;
 
 use nix::errno::Errno;
 
-/// What a key begins with.
+/// Prefix of a record's key.
 const KEY: &str = "SCHILY.xattr.";
-/// What readers take of all attributes of one file together.
+/// Maximum bytes of all attributes of one file: the limit of the readers.
 const MOST: usize = 1 << 20;
-/// What a record has beside key and value, at most.
+/// Maximum bytes of a record beside its key and value.
 const RECORD: usize = 16;
 
-/// The records of what a path leads to, which is followed. What no archive can have is left out: a checkpoint is also for
-/// looking at what a container did, which must not be able to prevent it.
+/// The records of a file; links are followed. An attribute that an archive cannot contain is left out with a warning: a
+/// container must not be able to prevent its checkpoint, which can serve to analyse it.
 pub(super) fn records(of: &str, path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     let names = match xattr::list_deref(of) {
         Err(error) if error.raw_os_error() == Some(Errno::ENOTSUP as i32) => return Ok(Vec::new()),
         names => names?,
     };
     let (mut records, mut size) = (Vec::new(), 0);
-    for name in names.filter(|name| is_the_files_own(name)) {
+    for name in names.filter(|name| is_of_the_file(name)) {
         let Some(value) = xattr::get_deref(of, &name)? else { continue };
         let key = name.to_str().filter(|name| !name.contains('=')).map(|name| format!("{KEY}{name}"));
         let length = name.len() + value.len() + KEY.len() + RECORD;
@@ -34,14 +34,14 @@ pub(super) fn records(of: &str, path: &Path) -> io::Result<Vec<(String, Vec<u8>)
                 records.push((key, value));
             }
             _ => {
-                tracing::warn!(path = %path.display(), ?name, "an attribute does not fit into a checkpoint's archive")
+                tracing::warn!(path = %path.display(), ?name, "could not archive an extended attribute")
             }
         }
     }
     Ok(records)
 }
 
-fn is_the_files_own(name: &OsStr) -> bool {
+fn is_of_the_file(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     let users = name.starts_with(b"user.") && !name.starts_with(b"user.overlay.");
     users || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_the_files_own_is_read() {
+    fn only_attributes_of_the_file_itself_are_read() {
         for (name, own) in [
             ("user.note", true),
             ("security.capability", true),
@@ -63,12 +63,12 @@ mod tests {
             ("trusted.overlay.origin", false),
             ("security.selinux", false),
         ] {
-            assert_eq!(is_the_files_own(OsStr::new(name)), own, "{name}");
+            assert_eq!(is_of_the_file(OsStr::new(name)), own, "{name}");
         }
     }
 
     #[test]
-    fn what_no_archive_can_have_is_left_out_and_the_rest_is_there() {
+    fn attributes_that_do_not_fit_are_left_out() {
         let dir = tempfile::tempdir().expect("directory");
         let file = dir.path().join("file");
         fs::write(&file, "").expect("write");

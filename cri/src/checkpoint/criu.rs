@@ -1,5 +1,5 @@
-//! CRIU, run where the container's pod is: what the pod shares (its network above all) is then none of the
-//! container's, and is not dumped.
+//! Runs CRIU in the namespaces of the container's pod. Shared resources of the pod (above all its network) then count as
+//! external and are not dumped.
 #![allow(unsafe_code, reason = "the child enters namespaces between its fork and its exec")]
 
 use std::collections::BTreeSet;
@@ -19,40 +19,40 @@ use super::frozen::Connections;
 use crate::pidfd::{self, Process};
 use crate::shim_client::Shim;
 
-/// How much of what CRIU says is told.
+/// Maximum lines of CRIU's errors in an error message.
 const LINES: usize = 3;
 /// Bytes of CRIU's log, from its end, that are searched for errors.
 pub(super) const LOG_MAX: u64 = 1 << 20;
 const LOG: &str = "dump.log";
-/// What it says beside its log.
+/// File with CRIU's standard error.
 const BESIDE: &str = "dump.err";
 
-/// Why CRIU did not dump.
+/// Reasons why CRIU did not dump.
 #[derive(Debug, thiserror::Error)]
 pub enum CriuError {
-    /// There is none on this machine.
+    /// CRIU is not installed on this machine.
     #[error("CRIU is not installed")]
     Absent,
-    /// It could not be run.
+    /// CRIU could not be executed.
     #[error("run criu")]
     Run(#[source] io::Error),
     /// The container's mounts could not be read.
     #[error("read the container's mounts")]
     Mounts(#[source] io::Error),
-    /// It failed, by its own words.
+    /// CRIU failed, with its error messages.
     #[error("criu failed: {0}")]
     Failed(String),
 }
 
-/// Dumps a frozen container's processes to a directory; log and statistics go to the workshop. Gives the places inside
-/// that are mounted from outside.
+/// Dumps the processes of a frozen container to a directory. Log and statistics go to the workshop. Returns the external
+/// mount points in the container.
 pub(super) fn dump(
     subject: &Subject,
     workshop: &Path,
     images: &Path,
     connections: Connections,
 ) -> Result<Vec<PathBuf>, CriuError> {
-    // CRIU takes a number. A process that stands still in the container's cgroup does not end.
+    // CRIU takes a pid. A frozen process does not end, so the pid is not reused.
     let process = Process::in_group(subject.pid, &subject.record.cgroup).map_err(CriuError::Mounts)?;
     let mountinfo = process.read("mountinfo").map_err(CriuError::Mounts)?;
     let spec = Spec::load(subject.bundle.join("config.json"));
@@ -62,19 +62,19 @@ pub(super) fn dump(
     command.arg("dump").arg("--tree").arg(subject.pid.to_string());
     command.arg("--images-dir").arg(images).arg("--work-dir").arg(workshop).args(["--log-file", LOG]);
     command.args(["--leave-running", "--manage-cgroups=ignore"]);
-    // What reaches beyond the container is noted, and no reason to refuse.
+    // External connections and file locks are dumped instead of refused.
     command.args(["--ext-unix-sk", "--file-locks"]);
     command.arg(match connections {
         Connections::Kept => "--tcp-established",
         Connections::Ended => "--tcp-close",
     });
-    // CRIU stops each process itself, thaws the cgroup to reach them, and freezes it again at its end.
+    // CRIU stops each process itself: it thaws the cgroup to reach them, and freezes it again at its end.
     command.arg("--freeze-cgroup").arg(subject.freezer.dir());
     for place in &external {
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
     }
     enter(&mut command, &subject.shim).map_err(CriuError::Run)?;
-    // No pipe of ours: it would be CRIU's end to write to it when we are gone, and that of what it dumps.
+    // A file, not a pipe: if this process ends, a write to a pipe would kill CRIU and the processes it dumps.
     let beside = workshop.join(BESIDE);
     let errors = File::create(&beside).map_err(CriuError::Run)?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
@@ -92,27 +92,27 @@ pub(super) fn dump(
     Err(CriuError::Failed(said.unwrap_or_else(|| status.to_string())))
 }
 
-/// The errors that CRIU wrote to its log or, failing that, said beside it.
+/// The errors in CRIU's log, or else on its standard error.
 pub(super) fn said(log: &Path, beside: &str) -> Option<String> {
     let log = coracle_tree::read_end(log, LOG_MAX);
     errors(&log).or_else(|| errors(beside))
 }
 
-/// Where CRIU is on this machine.
+/// Path of CRIU on this machine.
 pub(crate) fn program() -> Result<PathBuf, CriuError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join("criu")).find(|file| file.is_file());
     found.ok_or(CriuError::Absent)
 }
 
-/// The processes that are a CRIU which works in a directory.
+/// The pids of CRIU processes that work in a directory.
 pub(super) fn at_work(workshop: &Path) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
     pids.filter(|pid| works_in(*pid, workshop)).collect()
 }
 
-/// By its command line, which one that has ended has no more.
+/// Recognises CRIU by its command line. A process that has ended has no command line.
 fn works_in(pid: i32, workshop: &Path) -> bool {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0);
@@ -120,7 +120,7 @@ fn works_in(pid: i32, workshop: &Path) -> bool {
     words.next().is_some_and(|program| program.ends_with(b"criu")) && words.any(|word| word == wanted)
 }
 
-/// Returns when no CRIU works in a directory any more.
+/// Returns when no CRIU works in a directory.
 pub(super) async fn ended(workshop: &Path) -> io::Result<()> {
     loop {
         let pids = at_work(workshop);
@@ -129,7 +129,7 @@ pub(super) async fn ended(workshop: &Path) -> io::Result<()> {
         }
         for pid in pids {
             match pidfd::open(pid) {
-                // Another process may have the pid by now.
+                // The pid may have been reused: the command line is read again.
                 Ok(process) if works_in(pid, workshop) => drop(pidfd::watch(process)?.readable().await?),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -139,7 +139,7 @@ pub(super) async fn ended(workshop: &Path) -> io::Result<()> {
     }
 }
 
-/// The command is run in the namespaces that a shim holds for its pod, and sees the mounts that it made.
+/// Runs the command in the namespaces of a pod's shim, with the mounts that the shim made.
 fn enter(command: &mut Command, shim: &Shim) -> io::Result<()> {
     let mut namespaces = Vec::new();
     for (name, kind) in [
@@ -159,12 +159,12 @@ fn enter(command: &mut Command, shim: &Shim) -> io::Result<()> {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec it makes system calls alone, on descriptors that it owns.
+    // SAFETY: between fork and exec the closure only makes system calls on descriptors that it owns.
     unsafe { command.pre_exec(enter) };
     Ok(())
 }
 
-/// Where file systems of the container's own are mounted: all but what is bound, and its cgroup.
+/// Mount points of the container's own file systems: all except bind mounts and its cgroup.
 fn own(spec: &Spec) -> BTreeSet<PathBuf> {
     let mounts = spec.mounts().iter().flatten();
     let own = mounts.filter(|mount| {
@@ -175,7 +175,7 @@ fn own(spec: &Spec) -> BTreeSet<PathBuf> {
     own.map(|mount| mount.destination().clone()).chain([PathBuf::from("/")]).collect()
 }
 
-/// The mount points of a mountinfo (proc_pid_mountinfo(5)) whose file system is not the container's own. Pure.
+/// Mount points of a mountinfo (proc_pid_mountinfo(5)) with file systems that are not the container's own. Pure.
 fn external(mountinfo: &str, own: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     let mounts = || mountinfo.lines().filter_map(mount_of);
     let devices: BTreeSet<&str> =
@@ -187,11 +187,11 @@ fn external(mountinfo: &str, own: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
 fn mount_of(line: &str) -> Option<(&str, PathBuf)> {
     let mut fields = line.split(' ').skip(2);
     let device = fields.next()?;
-    let place = fields.nth(1)?;
-    Some((device, PathBuf::from(place.replace("\\040", " ").replace("\\134", "\\"))))
+    let mount_point = fields.nth(1)?;
+    Some((device, PathBuf::from(mount_point.replace("\\040", " ").replace("\\134", "\\"))))
 }
 
-/// The last errors of a log, without time and place.
+/// The last errors of a log, without time and source location.
 fn errors(log: &str) -> Option<String> {
     let errors = log.lines().filter_map(|line| line.split_once("Error (")?.1.split_once("): "));
     let errors: Vec<&str> =
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mounted_from_outside_is_told_from_the_containers_own() {
+    fn external_mounts_are_distinguished_from_own_ones() {
         let mountinfo = "\
             10 1 0:29 / / rw - overlay overlay rw\n\
             11 10 0:32 / /proc rw - proc proc rw\n\
@@ -224,28 +224,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_works_in_a_directory_is_found_by_its_command_line_and_waited_for() {
+    async fn a_criu_is_found_by_its_command_line_and_waited_for() {
         let dir = tempfile::tempdir().expect("directory");
         let mut command = Command::new("/bin/sh");
-        // One that waits for the end of its input.
+        // A process that waits for the end of its input.
         command.arg0("/sbin/criu").args(["-c", "read x"]).arg(dir.path()).stdin(Stdio::piped());
         let mut child = command.spawn().expect("a shell");
-        // The kernel shows the line a moment after the program began.
+        // The kernel shows the command line a moment after the exec.
         let pid = i32::try_from(child.id()).expect("a pid");
         assert!((0..100_000).any(|_| at_work(dir.path()) == [pid]));
-        ended(Path::new("/another")).await.expect("nobody works there");
+        ended(Path::new("/another")).await.expect("no CRIU in this directory");
         let mut end = Box::pin(ended(dir.path()));
         let early = tokio::time::timeout(Duration::from_millis(50), &mut end).await;
-        assert!(early.is_err(), "it works still");
+        assert!(early.is_err(), "CRIU still works");
         drop(child.stdin.take());
-        // It is still to be reaped, as one whose parent does not look.
+        // The process is a zombie, as with a parent that does not wait for it.
         end.await.expect("its end");
         assert_eq!(at_work(dir.path()), Vec::<i32>::new());
         child.wait().expect("its end");
     }
 
     #[test]
-    fn the_last_errors_are_told_without_time_and_place() {
+    fn the_last_errors_are_shown_without_time_and_location() {
         let log = "(0.1) Error (criu/util.c:642): exited, status=1\n(0.2) Dumping\n\
                    (3.3) Error (criu/files.c:4): Can't dump it\n(3.4) Error (criu/cr-dump.c:2053): Dumping FAILED.\n";
         assert_eq!(errors(log).as_deref(), Some("Can't dump it; Dumping FAILED."));

@@ -1,8 +1,8 @@
-//! The changed files of a container's root file system: what is in its writable layer.
+//! The changed files of a container's root file system: the contents of its writable layer.
 //!
-//! The container stands still meanwhile, but others may change what is in there (who shares its processes reaches its
-//! root), and what it left is whatever it likes. So nothing is found by a path, no link is followed, and only what is a
-//! file is opened to be read.
+//! The container is frozen meanwhile, but other processes can change its files: a container with a shared pid namespace
+//! reaches its root. Its files are untrusted. So files are not opened by path, links are not followed, and only regular files
+//! are opened for reading.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, OsStr};
@@ -20,11 +20,11 @@ use tar::{Builder, EntryType, Header, HeaderMode};
 use super::archive::builder;
 use super::attributes;
 
-/// No path may be longer (`PATH_MAX`).
-const LONGEST: usize = 4095;
+/// Maximum length of a path (`PATH_MAX`).
+const MAX_PATH: usize = 4095;
 
-/// Writes an archive of what is in a writable layer, and gives the paths that it takes away from lower ones.
-/// Places that are mounted over are the runtime's, not the container's.
+/// Archives the contents of a writable layer. Returns the paths that it deletes from lower layers. Mount points are left
+/// out: they belong to the runtime.
 pub(super) fn archive(
     upper: &Path,
     lower: &[PathBuf],
@@ -57,11 +57,11 @@ pub(super) fn archive(
     Ok(writing.deleted)
 }
 
-/// Where the walk is.
+/// The current path of the walk.
 #[derive(Debug, Default)]
 struct Place {
     path: Vec<u8>,
-    /// Where each name of the path ends.
+    /// End of each path component.
     ends: Vec<usize>,
 }
 
@@ -71,11 +71,11 @@ struct Writing<'a> {
     mounted: BTreeSet<&'a Path>,
     archive: Builder<BufWriter<File>>,
     deleted: BTreeSet<PathBuf>,
-    /// Files with more names than have been seen: the first, and how many are left.
+    /// Files with several names: the first name, and the number of names not yet seen.
     linked: HashMap<(u64, u64), (PathBuf, u64)>,
 }
 
-/// What is there, neither opened nor followed. None when it is gone.
+/// Opens an entry as a path descriptor, without following a link. None if it is gone.
 fn open(dir: impl AsFd, name: &CStr) -> io::Result<Option<File>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat(dir, name, flags, Mode::empty()) {
@@ -84,18 +84,18 @@ fn open(dir: impl AsFd, name: &CStr) -> io::Result<Option<File>> {
     }
 }
 
-/// By which what is open is found again.
+/// Path of an open file in /proc.
 fn magic(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Whether a directory of the writable layer hides those of the same path below (the kernel's overlayfs document).
+/// Whether a directory of the writable layer hides the lower directories of the same path (overlayfs documentation).
 fn is_opaque(directory: &File) -> bool {
     let value = xattr::get_deref(magic(directory), "trusted.overlay.opaque");
     value.is_ok_and(|value| value.as_deref() == Some(b"y"))
 }
 
-/// A directory of a lower layer, without any link on the way: a link hides what is below it, and may lead anywhere.
+/// A directory of a lower layer. A link on the way is refused: it hides the directory and can lead outside of the layer.
 fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let layer: OwnedFd = openat(CWD, layer, flags, Mode::empty()).ok()?;
@@ -113,7 +113,7 @@ fn header(metadata: &Metadata) -> Header {
 // === impl Place ===
 
 impl Place {
-    /// Goes to what has a name, in the directory at so many names of the path.
+    /// Goes to an entry of the directory at this depth.
     fn go(&mut self, depth: usize, name: &CStr) -> io::Result<()> {
         self.ends.truncate(depth);
         self.path.truncate(self.ends.last().copied().unwrap_or_default());
@@ -122,8 +122,8 @@ impl Place {
         }
         self.path.extend_from_slice(name.to_bytes());
         self.ends.push(self.path.len());
-        // By a longer one nobody could be given it back.
-        if self.path.len() > LONGEST { Err(Errno::NAMETOOLONG.into()) } else { Ok(()) }
+        // A longer path could not be restored.
+        if self.path.len() > MAX_PATH { Err(Errno::NAMETOOLONG.into()) } else { Ok(()) }
     }
 
     fn path(&self) -> &Path {
@@ -143,7 +143,7 @@ impl Writing<'_> {
         } else if kind.is_dir() {
             self.add_directory(&file, path)?;
         } else if kind.is_socket() {
-            // It is nothing without who listens.
+            // A socket without its listener has no use.
         } else if let Some(first) = self.first_name(&metadata, path) {
             let mut header = header(&metadata);
             header.set_entry_type(EntryType::Link);
@@ -162,15 +162,15 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Also the layer itself, whose path is empty: the container's `/`.
+    /// Adds a directory. The layer itself has an empty path: the container's `/`.
     fn add_directory(&mut self, directory: &File, path: &Path) -> io::Result<()> {
         self.add_attributes(directory, path)?;
         let name = if path.as_os_str().is_empty() { Path::new("./") } else { path };
         self.archive.append_data(&mut header(&directory.metadata()?), name, io::empty())?;
-        if is_opaque(directory) { self.hidden(directory, path) } else { Ok(()) }
+        if is_opaque(directory) { self.add_hidden(directory, path) } else { Ok(()) }
     }
 
-    /// The name by which a file is in the archive already, for another one of it.
+    /// The name under which a file with several names was archived first.
     fn first_name(&mut self, metadata: &Metadata, path: &Path) -> Option<PathBuf> {
         let more = metadata.nlink().checked_sub(1).filter(|more| *more > 0)?;
         let file = (metadata.dev(), metadata.ino());
@@ -182,7 +182,7 @@ impl Writing<'_> {
         if *left > 0 { Some(first.clone()) } else { self.linked.remove(&file).map(|(first, _)| first) }
     }
 
-    /// Of what comes next.
+    /// Adds the attributes of the next entry.
     fn add_attributes(&mut self, file: &File, path: &Path) -> io::Result<()> {
         let records = attributes::records(&magic(file), path)?;
         self.archive
@@ -190,7 +190,7 @@ impl Writing<'_> {
     }
 
     fn add_content(&mut self, file: &File, path: &Path) -> io::Result<()> {
-        // It is a file, whatever has its name by now.
+        // `file` is a path descriptor of a regular file: reopening it cannot reach another file.
         let mut content = fs::OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
@@ -203,8 +203,8 @@ impl Writing<'_> {
         if state(&before) == state(&after) {
             return Ok(());
         }
-        // The archive's own structure would be wrong.
-        let why = format!("{} was changed from outside while it was read", path.display());
+        // The entry's size in the archive would be wrong.
+        let why = format!("{} was changed while it was read", path.display());
         Err(io::Error::new(io::ErrorKind::Interrupted, why))
     }
 
@@ -216,8 +216,8 @@ impl Writing<'_> {
         self.archive.append_data(&mut header, path, io::empty())
     }
 
-    /// What is below an opaque directory and not in it is deleted.
-    fn hidden(&mut self, there: &File, path: &Path) -> io::Result<()> {
+    /// Records entries of lower layers below an opaque directory as deleted, unless the directory has them again.
+    fn add_hidden(&mut self, there: &File, path: &Path) -> io::Result<()> {
         for layer in self.lower {
             let Some(entries) = lower_directory(layer, path) else { continue };
             for entry in entries {
@@ -244,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    /// What is in an archive: each with its kind and its content.
+    /// The entries of an archive with their kind and content.
     fn content(path: &Path) -> BTreeMap<String, (tar::EntryType, String)> {
         let mut archive = tar::Archive::new(File::open(path).expect("archive"));
         let entries = archive.entries().expect("entries").map(|entry| {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_container_wrote_is_there_and_what_is_mounted_over_is_not() {
+    fn changed_files_are_archived_without_mount_points() {
         let dir = tempfile::tempdir().expect("directory");
         let upper = dir.path().join("upper");
         fs::create_dir_all(upper.join("etc/app")).expect("make");
@@ -279,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn what_would_block_or_act_when_it_is_opened_is_told_by_its_kind() {
+    fn devices_and_fifos_are_archived_without_being_opened() {
         let dir = tempfile::tempdir().expect("directory");
         let upper = dir.path().join("upper");
         fs::create_dir(&upper).expect("make");
         let mode = NixMode::from_bits_truncate(0o640);
         mknod(&upper.join("fifo"), SFlag::S_IFIFO, mode, 0).expect("a FIFO");
-        // There is no such driver: opening it would fail.
+        // No driver has this number: opening the device would fail.
         let device = mknod(&upper.join("device"), SFlag::S_IFCHR, mode, makedev(250, 70_000)).is_ok();
         let whiteout = mknod(&upper.join("gone"), SFlag::S_IFCHR, mode, 0).is_ok();
         let to = dir.path().join("diff.tar");
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(deleted.contains(Path::new("/gone")), whiteout);
     }
 
-    /// For what is hidden below `a/b`.
+    /// The paths hidden below `a/b`.
     fn hidden_below(upper: &Path, lower: &[PathBuf]) -> BTreeSet<PathBuf> {
         let mut writing = Writing {
             lower,
@@ -316,12 +316,12 @@ mod tests {
             deleted: BTreeSet::new(),
             linked: HashMap::new(),
         };
-        writing.hidden(&File::open(upper).expect("open"), Path::new("a/b")).expect("look");
+        writing.add_hidden(&File::open(upper).expect("open"), Path::new("a/b")).expect("look");
         writing.deleted
     }
 
     #[test]
-    fn below_what_was_made_anew_all_is_gone_that_is_not_there_again() {
+    fn an_opaque_directory_deletes_lower_entries() {
         let dir = tempfile::tempdir().expect("directory");
         let (upper, lower) = (dir.path().join("upper/a/b"), dir.path().join("lower"));
         fs::create_dir_all(&upper).expect("make");
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_a_lower_layer_does_not_lead_outside_of_it() {
+    fn a_link_in_a_lower_layer_is_not_followed() {
         let dir = tempfile::tempdir().expect("directory");
         let (upper, lower) = (dir.path().join("upper/a/b"), dir.path().join("lower"));
         for made in [&upper, &lower, &dir.path().join("host/b/secret")] {
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(hidden_below(&upper, &[lower]), BTreeSet::new());
     }
 
-    /// Names, kinds, modes, links and attributes of all in a directory.
+    /// Names, kinds, modes, links and attributes of all entries in a directory.
     fn seen(top: &Path) -> BTreeMap<PathBuf, String> {
         let mut seen = BTreeMap::new();
         let mut left = vec![top.to_owned()];
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_links_whiteouts_and_the_root_itself_are_in_the_layer_that_it_is_laid_out_in() {
+    fn attributes_links_whiteouts_and_the_root_are_restored() {
         let dir = tempfile::tempdir().expect("directory");
         let [upper, lower, restored] = ["upper", "lower", "restored"].map(|name| dir.path().join(name));
         for made in [upper.join("bin"), upper.join("made"), lower.join("made"), restored.clone()] {
@@ -388,7 +388,7 @@ mod tests {
         fs::hard_link(upper.join("bin/link"), upper.join("bin/link2")).expect("link");
         mknod(&upper.join("fifo"), SFlag::S_IFIFO, NixMode::from_bits_truncate(0o600), 0).expect("a FIFO");
         mknod(&upper.join("bin/gone"), SFlag::S_IFCHR, NixMode::empty(), 0).expect("a whiteout");
-        // CAP_NET_RAW, and what bash may be kept in: any bytes.
+        // CAP_NET_RAW, and a value with arbitrary bytes.
         let capability = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         xattr::set(&long, "security.capability", &capability).expect("capability");
         xattr::set(&long, "user.note", b"a=b\n\0\xff").expect("attribute");
@@ -407,7 +407,7 @@ mod tests {
         let to = dir.path().join("diff.tar");
         let deleted = archive(&upper, &[lower], &[], &to).expect("archive");
         assert_eq!(deleted, ["/bin/gone", "/made/old"].map(PathBuf::from).into());
-        // Not only to us.
+        // GNU tar extracts the same.
         let gnu = dir.path().join("gnu");
         fs::create_dir(&gnu).expect("make");
         let mut tar = std::process::Command::new("tar");
@@ -423,7 +423,7 @@ mod tests {
         let mut found = seen(&restored);
         let hidden = found.remove(Path::new("made/old")).expect("a whiteout");
         assert!(hidden.starts_with("20000 "), "{hidden}");
-        // Directories that get whiteouts afterwards, and whiteouts, are of now.
+        // Whiteouts, and directories that get whiteouts, have a new modification time.
         let timeless = |seen: &BTreeMap<PathBuf, String>| {
             let all = seen
                 .iter()
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_holes_comes_without_them_being_written() {
+    fn the_holes_of_a_sparse_file_are_not_written() {
         let dir = tempfile::tempdir().expect("directory");
         let upper = dir.path().join("upper");
         fs::create_dir(&upper).expect("make");

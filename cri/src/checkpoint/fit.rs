@@ -1,8 +1,7 @@
-//! Whether a checkpoint can become the pod that is asked for. Pure.
+//! Whether a checkpoint can be restored as the requested pod. Pure.
 //!
-//! What a process has taken from its configuration (arguments, environment, rights) is in its memory: a restored one
-//! has it as it was, so a request that says otherwise is refused, as CRI-O does it. What the pod gives (network,
-//! files of its own, limits, labels) is the request's.
+//! Arguments, environment and privileges are in the memory of a process: a restored process keeps them. A request with other
+//! values is refused, as in CRI-O. The pod's network, files, limits and labels are taken from the request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +11,7 @@ use super::manifest::{Manifest, Saved, name_of};
 use crate::sandbox::namespaces::{self, Pids};
 use crate::sandbox::user_namespace::Mapping;
 
-/// The containers of a checkpoint with the configurations that are asked for, in their order.
+/// Pairs each container of a checkpoint with its requested configuration.
 pub(crate) fn fit<'a>(
     manifest: &'a Manifest,
     sandbox: &cri::PodSandboxConfig,
@@ -23,7 +22,11 @@ pub(crate) fn fit<'a>(
     let there: BTreeSet<&str> = manifest.containers.iter().map(|saved| saved.name.as_str()).collect();
     let asked: BTreeSet<&str> = wanted.iter().map(name_of).collect();
     if there != asked {
-        return Err(format!("it is of the containers {}, and not of {}", names(there), names(asked)));
+        return Err(format!(
+            "the checkpoint has the containers {}, but the request has {}",
+            names(there),
+            names(asked)
+        ));
     }
     let mut fitting = Vec::new();
     for config in wanted {
@@ -79,12 +82,12 @@ fn environment(config: &cri::ContainerConfig) -> BTreeMap<&str, &[u8]> {
     config.envs.iter().map(|env| (env.key.as_str(), env.value.as_slice())).collect()
 }
 
-/// What is mounted may be another thing; where, and as what, not.
+/// Destination and access of each mount. The source may differ.
 fn places(config: &cri::ContainerConfig) -> BTreeSet<(&str, bool)> {
     config.mounts.iter().map(|mount| (mount.container_path.trim_end_matches('/'), mount.readonly)).collect()
 }
 
-/// What CRIU, as we call it, cannot do.
+/// Refuses what CRIU cannot restore with our options.
 fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) -> Result<(), String> {
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let options = security.and_then(|security| security.namespace_options.as_ref());
@@ -103,12 +106,12 @@ fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) ->
     }
     let spreads = |mount: &&cri::Mount| mount.propagation() != cri::MountPropagation::PropagationPrivate;
     if let Some(mount) = config.mounts.iter().find(spreads) {
-        return Err(format!("what is mounted at {} spreads", mount.container_path));
+        return Err(format!("the mount at {} has mount propagation", mount.container_path));
     }
     Ok(())
 }
 
-/// Any bytes in the place of a manifest: what can be read fits itself, or is refused in words.
+/// Accepts any bytes as manifest: a valid manifest fits itself, or is refused with a reason.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(data) else { return };
@@ -178,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pod_gives_may_differ_and_what_processes_took_may_not() {
+    fn values_of_processes_must_match_and_values_of_the_pod_may_differ() {
         let same = refusal(
             |pod| pod.metadata = Some(cri::PodSandboxMetadata { name: "other".into(), ..Default::default() }),
             |wanted| wanted.log_path = "other".into(),
@@ -195,11 +198,11 @@ mod tests {
         }
         let two = manifest(NamespaceMode::Container, vec![container("a"), container("b")]);
         let why = fit(&two, &two.sandbox, &[container("a")]).map(|_| ()).unwrap_err();
-        assert!(why.contains("containers a, b, and not of a"), "{why}");
+        assert!(why.contains("containers a, b, but the request has a"), "{why}");
     }
 
     #[test]
-    fn what_cannot_be_restored_is_named() {
+    fn unrestorable_options_are_refused_by_name() {
         let refused = |pid, change: fn(&mut cri::ContainerConfig)| {
             let mut wanted = container("a");
             change(&mut wanted);
@@ -218,6 +221,6 @@ mod tests {
                 ..Default::default()
             });
         });
-        assert!(why.contains("/v spreads"), "{why}");
+        assert!(why.contains("/v has mount propagation"), "{why}");
     }
 }

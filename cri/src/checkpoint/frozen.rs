@@ -1,20 +1,20 @@
-//! Containers that stand still while they are dumped and their files copied.
+//! Freezing containers while they are dumped and their files are copied.
 
 use std::sync::atomic::Ordering;
 
 use super::{CheckpointError, Subject, file, make};
 use crate::records::RestoreRecord;
 
-/// What becomes of TCP connections.
+/// Handling of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Connections {
-    /// For whoever looks at it. Nothing passes on them during the dump.
+    /// Dumped. They are blocked during the dump.
     Kept,
-    /// A pod is restored with another address: they end then, so there is no need to hold them up.
+    /// Closed by the restore: a restored pod has another address. So they are not blocked during the dump.
     Ended,
 }
 
-/// Freezes all, and dumps one after the other. They are to be thawed whatever comes of it.
+/// Freezes all containers, then dumps one after the other. The caller thaws them in every case.
 pub(super) fn dump(
     subjects: &[Subject],
     connections: Connections,
@@ -31,15 +31,15 @@ pub(super) fn dump(
             id: subject.record.id.clone(),
             source: Box::new(source),
         });
-        // CRIU has frozen it again. What it says of processes that went away meanwhile is no news.
+        // CRIU has frozen the container again. If it was killed meanwhile, CRIU's error is only a consequence.
         not_doomed(subjects)?;
         dumped.push(made?);
     }
     Ok(dumped)
 }
 
-/// Whoever kills a container says so first, and thaws it where the killed need that: looked at after a freezing, one
-/// of the two lets it go.
+/// Refuses containers that are being killed. A kill sets `doomed` first, then thaws the container where a killed process
+/// needs it. `doomed` is checked after the freeze, so either the kill or this check thaws the container.
 fn not_doomed(subjects: &[Subject]) -> Result<(), CheckpointError> {
     match subjects.iter().find(|subject| subject.doomed.load(Ordering::SeqCst)) {
         Some(subject) => Err(CheckpointError::Doomed { id: subject.record.id.clone() }),
@@ -47,7 +47,7 @@ fn not_doomed(subjects: &[Subject]) -> Result<(), CheckpointError> {
     }
 }
 
-/// Lets all go on, whatever fails.
+/// Thaws all containers. A failure does not prevent the others.
 pub(super) fn thaw(subjects: &[Subject]) -> Result<(), CheckpointError> {
     let mut result = Ok(());
     for Subject { freezer, .. } in subjects {

@@ -1,6 +1,8 @@
-//! The file that a container's checkpoint becomes: written beside its place, and put there when it is whole and on the
-//! disk. A note in the container's directory says where, for the next start after a runtime that ended in the middle: the
-//! caller was told of no checkpoint, so there must be none.
+//! The output file of a container's checkpoint. It is written to a temporary name, and renamed when it is complete and on
+//! the disk.
+//!
+//! A note in the container's directory has the location, for the next start after a crash: the caller got no response, so
+//! the file must be removed.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,27 +13,27 @@ use serde::{Deserialize, Serialize};
 
 use super::{CheckpointError, archive, file};
 
-/// The note's name.
+/// File name of the note.
 const NOTE: &str = "checkpoint.location";
 
-/// Where it is to be and, once it is whole, which file it is: what has its place may still be what was there before.
+/// The location, and the device and inode of the complete file. They distinguish it from an older file of the same name.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     location: PathBuf,
     whole: Option<(u64, u64)>,
 }
 
-/// Notes where the checkpoint of a container is to be.
+/// Writes the note before the checkpoint begins.
 pub(super) fn note(layer: &Path, location: &Path) -> Result<(), CheckpointError> {
     Note { location: location.to_owned(), whole: None }.write(layer)
 }
 
-/// Whether one is to be anywhere.
+/// Whether there is a note.
 pub(super) fn is_noted(layer: &Path) -> bool {
     layer.join(NOTE).exists()
 }
 
-/// Archives a directory at the place. Whatever file or link is there is replaced.
+/// Archives a directory at the location. An existing file or link is replaced.
 pub(super) fn pack(layer: &Path, directory: &Path, location: &Path) -> Result<(), CheckpointError> {
     let beside = beside(layer, location);
     let written = File::options().write(true).create_new(true).mode(0o600).open(&beside).and_then(|file| {
@@ -50,7 +52,7 @@ pub(super) fn pack(layer: &Path, directory: &Path, location: &Path) -> Result<()
     Ok(())
 }
 
-/// Takes back what there is of a checkpoint that did not come to its end.
+/// Removes an incomplete or undelivered checkpoint.
 pub(super) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     let path = layer.join(NOTE);
     let text = match fs::read(&path) {
@@ -67,12 +69,12 @@ pub(super) fn forget(layer: &Path) -> Result<(), CheckpointError> {
     forget_note(layer)
 }
 
-/// The checkpoint is whole, and its caller told.
+/// Removes the note of a delivered checkpoint.
 pub(super) fn forget_note(layer: &Path) -> Result<(), CheckpointError> {
     remove(&layer.join(NOTE))
 }
 
-/// Where it is written: in the same directory, by a name that is the container's.
+/// Temporary name: in the same directory, with the container's id.
 fn beside(layer: &Path, location: &Path) -> PathBuf {
     let id = layer.file_name().unwrap_or_default().to_string_lossy();
     location.with_file_name(format!(".{id}.checkpoint"))
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_is_replaced_and_a_link_is_not_followed() {
+    fn an_existing_file_is_replaced_and_a_link_is_not_followed() {
         let place = place();
         let other = place.layer.join("other");
         fs::write(&other, "of another").expect("write");
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_nobody_was_told_of_is_taken_back_and_one_before_it_stays() {
+    fn an_undelivered_checkpoint_is_removed_and_an_earlier_one_stays() {
         let place = place();
         fs::write(&place.location, "before").expect("write");
         note(&place.layer, &place.location).expect("note");

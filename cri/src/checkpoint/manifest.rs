@@ -1,19 +1,19 @@
-//! What a pod's checkpoint consists of: the file that makes a directory one, written last.
+//! The manifest of a pod's checkpoint: the file that completes its directory, written last.
 
 use coracle_proto::cri;
 use serde::{Deserialize, Serialize};
 
 use crate::records::{RestoreRecord, message};
 
-/// Its name.
+/// File name of the manifest.
 pub(super) const FILE: &str = "checkpoint-manifest.json";
-/// Its largest size in bytes.
+/// Maximum size of the manifest in bytes.
 pub(super) const MAX: u64 = 16 << 20;
-/// Whose format it is. Others that write a file of that name have other formats.
+/// Producer of the format. Other producers use this file name for other formats.
 pub(super) const ENGINE: &str = "coracle";
 pub(super) const VERSION: u32 = 1;
 
-/// The whole file.
+/// The manifest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Manifest {
@@ -27,13 +27,13 @@ pub(crate) struct Manifest {
     pub(crate) containers: Vec<Saved>,
 }
 
-/// A container in it.
+/// A container of the checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Saved {
     pub(crate) name: String,
     pub(crate) id: String,
-    /// The file that has its processes and files, in the same directory.
+    /// File with its processes and files, in the same directory.
     pub(crate) archive: String,
     pub(crate) sha256: String,
     pub(crate) image_id: String,

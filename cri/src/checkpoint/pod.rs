@@ -1,7 +1,7 @@
-//! A checkpoint of a pod: its containers are frozen together, dumped one after the other, and go on.
+//! Checkpoints of pods: the containers are frozen together, dumped one after the other, and continue to run.
 //!
-//! The caller's directory gets an archive for each container and, last, the manifest. They are files without names
-//! until all are whole. What is to be taken back is noted beside the workshops before anything is made.
+//! The output directory gets one archive per container and, last, the manifest. The files get their names when all are
+//! complete. The output directory is noted beside each workshop first, so that a restart can remove an incomplete checkpoint.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
@@ -13,20 +13,20 @@ use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
 use super::{CheckpointError, OUTPUT, Subject, WORKSHOP, archive, file, forget, restore};
 use crate::records::{RestoreRecord, SandboxRecord};
 
-/// A pod whose selected containers run, and where their things are.
+/// A pod with running containers to checkpoint.
 #[derive(Debug)]
 pub(crate) struct PodSubject {
     pub(crate) record: SandboxRecord,
     pub(crate) containers: Vec<Subject>,
-    /// An empty directory of the caller's.
+    /// An empty directory of the caller.
     pub(crate) output: PathBuf,
 }
 
-/// Makes it, whole or not at all. Blocks.
+/// Writes the checkpoint, completely or not at all. Blocks.
 pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
     let made = prepare(pod).and_then(|()| {
         let dumped = frozen::dump(&pod.containers, Connections::Ended);
-        // In every outcome, and before anything that takes its time.
+        // In every case, and before slow operations.
         let thawed = frozen::thaw(&pod.containers);
         put(pod, &dumped?).and(thawed)
     });
@@ -41,7 +41,7 @@ pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
     made.and(taken_back).and(forgotten)
 }
 
-/// Notes where it is to be, so that the next start finds what is half-made.
+/// Notes the output directory, so that the next start finds an incomplete checkpoint.
 fn prepare(pod: &PodSubject) -> Result<(), CheckpointError> {
     for subject in &pod.containers {
         forget(&subject.layer)?;
@@ -52,6 +52,7 @@ fn prepare(pod: &PodSubject) -> Result<(), CheckpointError> {
     Ok(())
 }
 
+/// Writes the archives and the manifest.
 fn put(pod: &PodSubject, dumped: &[RestoreRecord]) -> Result<(), CheckpointError> {
     let output = &pod.output;
     let mut manifest = Manifest {
@@ -98,7 +99,7 @@ fn saved(subject: &Subject, restore: &RestoreRecord, sha256: String) -> Saved {
     }
 }
 
-/// Removes from a directory what there is of a checkpoint of these containers.
+/// Removes a checkpoint of these containers from an output directory.
 pub(crate) fn take_back_pod(output: &Path, containers: &[String]) -> Result<(), CheckpointError> {
     let ids: Vec<&str> = containers.iter().map(String::as_str).collect();
     take_back(output, &ids)
@@ -106,11 +107,11 @@ pub(crate) fn take_back_pod(output: &Path, containers: &[String]) -> Result<(), 
 
 fn take_back(output: &Path, ids: &[&str]) -> Result<(), CheckpointError> {
     let manifest = output.join(manifest::FILE);
-    // Another one's, of the same directory, is not ours to remove.
+    // A manifest of another checkpoint in the same directory stays.
     let text = coracle_tree::read(&manifest, manifest::MAX).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     if ids.iter().any(|id| !id.is_empty() && text.contains(id)) {
-        // Also those whose notes are gone already: without the others they are nothing.
+        // All archives of the manifest are removed, also of containers without a note: a partial checkpoint is useless.
         let named = restore::read(output).map(|manifest| manifest.containers).unwrap_or_default();
         named.iter().try_for_each(|saved| remove(&output.join(manifest::archive(&saved.id))))?;
         remove(&manifest)?;
@@ -118,7 +119,7 @@ fn take_back(output: &Path, ids: &[&str]) -> Result<(), CheckpointError> {
     ids.iter().try_for_each(|id| remove(&output.join(manifest::archive(id))))
 }
 
-/// For a start after a runtime that ended in the middle: the caller was told of no checkpoint.
+/// Removes an incomplete checkpoint after a crash: its caller got no response.
 pub(super) fn forget_output(layer: &Path) -> Result<(), CheckpointError> {
     let note = layer.join(OUTPUT);
     let output = match fs::read(&note) {
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_half_made_is_taken_back_and_nothing_else() {
+    fn an_incomplete_checkpoint_is_removed_and_other_files_stay() {
         let dir = tempfile::tempdir().expect("directory");
         let (layer, output) = (dir.path().join("c1"), dir.path().join("output"));
         for dir in [&layer, &output] {

@@ -1,4 +1,4 @@
-//! The way back: a pod's checkpoint is read and verified, and a container's part of it laid out in its layer.
+//! Restore of a pod's checkpoint: reads and verifies it, and unpacks a container's archive into its layer.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use super::manifest::{self, ENGINE, Manifest, Saved, VERSION};
 use super::{CheckpointError, archive, criu, file};
 
-/// Bytes of the list of deleted files that are read.
+/// Maximum bytes of the list of deleted files.
 const DELETED_MAX: u64 = 64 << 20;
 
-/// Where a container's images are, in its directory on the disk, until it is started.
+/// Directory with a container's images in its layer directory, until the container is started.
 const IMAGES: &str = "restore";
 
 /// Reads the manifest of a directory.
@@ -19,34 +19,37 @@ pub(crate) fn read(directory: &Path) -> Result<Manifest, CheckpointError> {
     let path = directory.join(manifest::FILE);
     let text = coracle_tree::read(&path, manifest::MAX).map_err(file("read", &path))?;
     let damaged = |why: String| CheckpointError::Damaged { path: path.clone(), why };
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|error| damaged(format!("is no manifest of ours: {error}")))?;
+    let manifest: Manifest = serde_json::from_slice(&text)
+        .map_err(|error| damaged(format!("is not a manifest of this runtime: {error}")))?;
     if manifest.engine != ENGINE || manifest.version != VERSION {
-        return Err(damaged(format!("is of version {} of {:?}", manifest.version, manifest.engine)));
+        return Err(damaged(format!("has version {} of {:?}", manifest.version, manifest.engine)));
     }
     let named = |saved: &Saved| saved.archive == manifest::archive(&saved.id) && !saved.id.contains('/');
     if !manifest.containers.iter().all(named) {
-        return Err(damaged("names an archive that is none".to_owned()));
+        return Err(damaged("has an invalid archive name".to_owned()));
     }
     Ok(manifest)
 }
 
-/// Refuses archives that are not what the manifest says. Reads all of them.
+/// Refuses archives that differ from the manifest's digests. Reads all of them.
 pub(crate) fn verify(directory: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     for saved in &manifest.containers {
         let path = directory.join(&saved.archive);
         if archive::digest(&path).map_err(file("read", &path))? != saved.sha256 {
-            return Err(CheckpointError::Damaged { path, why: "is not what the manifest says".to_owned() });
+            return Err(CheckpointError::Damaged {
+                path,
+                why: "differs from the manifest's digest".to_owned(),
+            });
         }
     }
     Ok(())
 }
 
-/// Puts a container's changed files into its writable layer, and its images beside.
+/// Unpacks a container's changed files into its writable layer, and its images beside it.
 pub(crate) fn lay_out(archive: &Path, layer: &Path) -> Result<(), CheckpointError> {
     let failed = || file("unpack", archive);
     let images = layer.join(IMAGES);
-    fs::create_dir_all(&images).map_err(file("make", &images))?;
+    fs::create_dir_all(&images).map_err(file("create", &images))?;
     let upper = layer.join("upper");
     let mut deleted = BTreeSet::new();
     let mut entries = tar::Archive::new(BufReader::new(File::open(archive).map_err(failed())?));
@@ -59,21 +62,21 @@ pub(crate) fn lay_out(archive: &Path, layer: &Path) -> Result<(), CheckpointErro
             let paths: Result<BTreeSet<PathBuf>, _> = serde_json::from_reader(entry.take(DELETED_MAX));
             deleted = paths.map_err(|error| failed()(error.into()))?;
         } else if path.starts_with("checkpoint") {
-            // It refuses to leave the directory.
+            // `unpack_in` refuses paths outside of the directory.
             entry.unpack_in(&images).map_err(failed())?;
         }
     }
-    // Below directories that are there by now.
+    // Hidden last: their parent directories exist now.
     coracle_images::hide(deleted.iter().map(PathBuf::as_path), &upper).map_err(failed())
 }
 
-/// A container's images, and where CRIU works on them.
+/// The directory of a container's images, and CRIU's work directory.
 pub(crate) fn images_dir(layer: &Path) -> (PathBuf, PathBuf) {
     let work = layer.join(IMAGES);
     (work.join("checkpoint"), work)
 }
 
-/// Why CRIU did not restore, by its own words.
+/// CRIU's error messages of a failed restore.
 pub(crate) fn said(layer: &Path) -> Option<String> {
     let (_, work) = images_dir(layer);
     let beside = coracle_tree::read_end(&work.join("restore.err"), criu::LOG_MAX);
@@ -81,7 +84,7 @@ pub(crate) fn said(layer: &Path) -> Option<String> {
     criu::said(&work.join("restore.log"), &beside).or_else(last)
 }
 
-/// Removes the images of a container that was started: they hold its memory as it was.
+/// Removes the images of a started container: they contain its memory.
 pub(crate) fn forget_images(layer: &Path) -> Result<(), CheckpointError> {
     let images = layer.join(IMAGES);
     coracle_tree::remove(&images).map_err(file("remove", &images))

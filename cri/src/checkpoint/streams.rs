@@ -1,13 +1,14 @@
-//! Which pipes of a container are its standard streams: those that its shim holds the other end of.
+//! The pipes of a container that are its standard streams: the pipes of which the shim holds the other end.
 //!
-//! A program may have given its own away and kept its children's, so all processes are asked, the first one first.
+//! The first process can have closed its streams while its children keep theirs. So all processes are examined, the first
+//! one first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use super::Subject;
 
-/// The standard streams of a frozen container, by the names that the kernel has for pipes: `pipe:[NUMBER]`.
+/// The standard streams of a frozen container, by the kernel's names of the pipes: `pipe:[NUMBER]`.
 pub(super) fn find(subject: &Subject) -> BTreeMap<String, u32> {
     let shim = format!("/proc/{}/fd", subject.shim.pid());
     let held = fs::read_dir(shim).into_iter().flatten().flatten();
@@ -27,7 +28,7 @@ fn link(path: &str) -> Option<String> {
     target.starts_with("pipe:").then_some(target)
 }
 
-/// The first that has a pipe of the shim's says which one it is. Pure.
+/// The first process that holds a pipe of the shim decides which stream it is. Pure.
 fn choose(found: impl Iterator<Item = (String, u32)>, held: &BTreeSet<String>) -> BTreeMap<String, u32> {
     let mut chosen = BTreeMap::new();
     for (pipe, standard) in found.filter(|(pipe, _)| held.contains(pipe)) {
@@ -41,9 +42,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shims_pipes_are_streams_and_others_are_the_containers_own() {
+    fn pipes_of_the_shim_are_standard_streams() {
         let held = ["pipe:[1]", "pipe:[2]", "pipe:[9]"].map(str::to_owned).into();
-        // `sh -c "(work 2>&1 | filter) 2>log"`: the first has both, a child has its errors where the output is.
+        // `sh -c "(work 2>&1 | filter) 2>log"`: the first process has both pipes, a child has stderr in the pipe of stdout.
         let found = [("pipe:[1]", 1), ("pipe:[2]", 2), ("pipe:[7]", 1), ("pipe:[1]", 2)];
         let found = found.into_iter().map(|(pipe, standard)| (pipe.to_owned(), standard));
         let expected = [("pipe:[1]".to_owned(), 1), ("pipe:[2]".to_owned(), 2)];

@@ -1,7 +1,7 @@
-//! The default AppArmor profile: its rules, and how they come into the kernel.
+//! The default AppArmor profile: its rules, and how it is loaded into the kernel.
 //!
-//! The rules follow the field's default profile, so that what runs under another runtime runs here: everything is
-//! allowed but to mount, to write to the kernel's own files, and to have to do with other processes.
+//! The rules follow the default profiles of other runtimes, so that their workloads run here. A container may do everything
+//! except mount, write to kernel files, and interact with processes of other profiles.
 
 use std::io;
 use std::path::Path;
@@ -17,12 +17,12 @@ use super::confinement::Modules;
 /// The profile's name.
 pub(crate) const NAME: &str = "coracle-default";
 
-/// What compiles profiles and gives them to the kernel.
+/// Programs that compile and load profiles.
 const PARSERS: [&str; 2] = ["/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"];
-/// Where it finds what profiles include.
+/// Directory of the parser's include files.
 const MACROS: &str = "/etc/apparmor.d";
 
-/// Which includes there are.
+/// The include files that exist.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Macros {
     abi: bool,
@@ -30,11 +30,11 @@ pub(crate) struct Macros {
     base: bool,
 }
 
-/// The profile of this machine, loaded when it is needed first.
+/// The default profile of this machine, loaded at its first use.
 #[derive(Debug, Default)]
 pub(crate) struct DefaultProfile {
-    /// Held while it is loaded; whether it was said that it cannot be.
-    told: Mutex<bool>,
+    /// Held during a load. True after the warning about a missing parser.
+    warned: Mutex<bool>,
 }
 
 // === impl Macros ===
@@ -49,22 +49,22 @@ impl Macros {
 // === impl DefaultProfile ===
 
 impl DefaultProfile {
-    /// Loads it where the kernel has AppArmor and lacks it. Without the parser that is said once, and containers get
-    /// what [`super::confinement`] finds.
+    /// Loads the profile if the kernel has AppArmor and the profile is not loaded. Without a parser this logs a warning once,
+    /// and containers get the profile that [`super::confinement`] chooses.
     ///
     /// # Errors
-    /// When the parser fails.
+    /// If the parser fails.
     pub(crate) async fn ensure(&self) -> io::Result<()> {
-        let mut told = self.told.lock().await;
+        let mut warned = self.warned.lock().await;
         let Some(loaded) = Modules::look().apparmor else { return Ok(()) };
         if loaded.iter().any(|name| name == NAME) {
             return Ok(());
         }
         let Some(parser) = parser() else {
-            if !*told {
+            if !*warned {
                 warn!("there is no apparmor_parser: the default AppArmor profile {NAME} cannot be loaded");
             }
-            *told = true;
+            *warned = true;
             return Ok(());
         };
         load(parser, &profile(Macros::look(), &own_label())).await?;
@@ -73,7 +73,7 @@ impl DefaultProfile {
     }
 }
 
-/// What there is of AppArmor, for who asks for the runtime's state.
+/// The state of AppArmor, for the runtime's status.
 pub(crate) fn describe() -> &'static str {
     match Modules::look().apparmor {
         None => "off",
@@ -89,7 +89,7 @@ fn parser() -> Option<&'static str> {
 
 async fn load(parser: &str, text: &str) -> io::Result<()> {
     let mut command = Command::new(parser);
-    // From standard input; not from its cache, which knows files by their time alone.
+    // From standard input. The cache is skipped: it recognises changes only by the time of the file.
     command.args(["--replace", "--skip-cache"]).kill_on_drop(true);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     coracle_open_files::limit(command.as_std_mut());
@@ -101,18 +101,18 @@ async fn load(parser: &str, text: &str) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(io::Error::other(format!("{parser} ended with {}: {said}", output.status)))
+    let errors = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(io::Error::other(format!("{parser} ended with {}: {errors}", output.status)))
 }
 
-/// What we ourselves run under.
+/// The AppArmor profile of this process.
 fn own_label() -> String {
     let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
     let name = label.trim().split(" (").next().unwrap_or_default();
     if name.is_empty() { "unconfined".to_owned() } else { name.to_owned() }
 }
 
-/// The profile's text. `runtime` is what signals containers: the runtime's own label.
+/// The profile's text. Signals from `runtime`, the label of this process, are allowed.
 fn profile(macros: Macros, runtime: &str) -> String {
     let abi = if macros.abi { "abi <abi/3.0>,\n" } else { "" };
     let tunables = if macros.tunables { "include <tunables/global>\n" } else { "@{PROC}=/proc/\n" };
@@ -132,7 +132,7 @@ profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
   umount,
   deny mount,
 
-  # Whoever stops containers, and they themselves.
+    # The processes that stop containers, and the container's own processes.
   signal (receive) peer=unconfined,
 {peers}  signal (send,receive) peer={NAME},
   ptrace (trace,tracedby,read,readby) peer={NAME},
@@ -141,9 +141,9 @@ profile {NAME} flags=(attach_disconnected,mediate_deleted) {{
     )
 }
 
-/// What of the kernel's files is nobody's to write.
+/// Kernel files that containers may not write.
 const RULES: &str = "
-  # Of /proc: all but the processes' own directories and the kernel's limits of shared memory.
+    # /proc: all except the directories of processes and the limits of shared memory.
   deny @{PROC}/* w,
   deny @{PROC}/[^0-9s/]*/** w,
   deny @{PROC}/s[^ey/]*/** w,
@@ -156,7 +156,7 @@ const RULES: &str = "
   deny @{PROC}/sysrq-trigger rwklx,
   deny @{PROC}/kcore rwklx,
 
-  # Of /sys: all but control groups.
+    # /sys: all except cgroups.
   deny /sys/[^f/]*/** wklx,
   deny /sys/f[^s/]*/** wklx,
   deny /sys/fs/[^c/]*/** wklx,
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_includes_what_there_is() {
+    fn a_profile_includes_the_existing_files() {
         let bare = profile(Macros::default(), "unconfined");
         assert!(bare.starts_with("@{PROC}=/proc/\n\nprofile coracle-default "), "{bare}");
         assert!(!bare.contains("include") && !bare.contains("abi <") && !bare.contains('"'));

@@ -1,4 +1,4 @@
-//! What a container runs: command, environment, directory. Pure.
+//! Command, environment and working directory of a container. Pure.
 
 use coracle_images::Image;
 use coracle_proto::cri::ContainerConfig;
@@ -7,20 +7,20 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 const TERMINAL: &str = "TERM=xterm";
 
-/// The command line: the config's command replaces the image's entrypoint and with it the image's
-/// arguments; the config's arguments replace the image's. Empty when neither says anything.
+/// The command line. The configuration's command replaces the image's entrypoint and arguments; the configuration's
+/// arguments replace the image's arguments. Empty if neither has one.
 pub(super) fn args(config: &ContainerConfig, image: &Image) -> Vec<String> {
     let (command, args) = match (config.command.is_empty(), config.args.is_empty()) {
         (false, _) => (config.command.as_slice(), config.args.as_slice()),
         (true, false) => (image.entrypoint(), config.args.as_slice()),
         (true, true) => (image.entrypoint(), image.cmd()),
     };
-    // Some builders write an entrypoint of one empty string for "none".
+    // Some builders write one empty string for an absent entrypoint.
     let command = if command == [String::new()] { &[] } else { command };
     command.iter().chain(args).cloned().collect()
 }
 
-/// The environment: the image's, then the config's over it, with a search path in any case.
+/// The environment: of the image, then of the configuration, with a search path in every case.
 pub(super) fn env(config: &ContainerConfig, image: &Image, hostname: &str) -> Vec<String> {
     let mut env = Vec::new();
     if config.tty {
@@ -41,14 +41,14 @@ pub(super) fn env(config: &ContainerConfig, image: &Image, hostname: &str) -> Ve
     env
 }
 
-/// Says which terminal a process has, which nobody has said yet: the one that is everywhere.
+/// Sets the terminal type, unless it is set.
 pub(crate) fn name_terminal(env: &mut Vec<String>) {
     if !env.iter().any(|entry| entry.starts_with("TERM=")) {
         env.push(TERMINAL.to_owned());
     }
 }
 
-/// Adds an entry, in the place of one with the same key.
+/// Adds an entry, or replaces an entry with the same key.
 fn put(env: &mut Vec<String>, entry: String) {
     let key = entry.split('=').next().unwrap_or_default();
     let same = env.iter().position(|old| old.split('=').next() == Some(key));
@@ -58,7 +58,7 @@ fn put(env: &mut Vec<String>, entry: String) {
     }
 }
 
-/// The working directory, the root by default.
+/// The working directory; the root directory by default.
 pub(super) fn cwd(config: &ContainerConfig, image: &Image) -> String {
     [config.working_dir.as_str(), image.working_dir()]
         .into_iter()
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn command_and_arguments_replace_the_image_as_kubernetes_says() {
+    fn command_and_arguments_replace_the_image_as_in_kubernetes() {
         let image = image(&["entry"], &["default"], &[]);
         let cases: [(&[&str], &[&str], &[&str]); 4] = [
             (&[], &[], &["entry", "default"]),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_always_a_search_path() {
+    fn a_search_path_is_always_set() {
         assert_eq!(env(&ContainerConfig::default(), &image(&[], &[], &[]), ""), [PATH]);
     }
 }

@@ -1,9 +1,9 @@
-//! Which capabilities a container gets: the usual fourteen, more and fewer by request, never more
-//! than we have ourselves ("privileged" and `ALL` mean all of ours). Pure.
+//! Capabilities of a container: the usual fourteen, changed by the request, and limited to the capabilities of this process.
+//! "privileged" and `ALL` mean all capabilities of this process. Pure.
 
 use coracle_proto::cri::Capability;
 
-/// What a container has when it asks for nothing: the set that containerd and docker give.
+/// Capabilities of a container without a request: the set of containerd and Docker.
 const DEFAULT: [&str; 14] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -30,7 +30,7 @@ pub(super) struct Sets {
     pub(super) ambient: Vec<String>,
 }
 
-/// The sets for a request. `ours` bounds them; an unknown name is the error.
+/// The capability sets for a request, limited to `ours`. An unknown name is an error.
 pub(super) fn sets(request: Option<&Capability>, privileged: bool, ours: &[String]) -> Result<Sets, String> {
     if privileged {
         return Ok(Sets { kept: ours.to_vec(), ambient: Vec::new() });
@@ -48,7 +48,7 @@ pub(super) fn sets(request: Option<&Capability>, privileged: bool, ours: &[Strin
     } else {
         DEFAULT.iter().map(|name| (*name).to_owned()).collect()
     };
-    // A single name beats ALL of the other list, as in containerd: first ALL, then the names.
+    // A single name has precedence over ALL of the other list, as in containerd: first ALL, then the names.
     kept.extend(add.into_iter().filter(|name| name != "CAP_ALL"));
     kept.extend(ambient.iter().cloned());
     kept.retain(|name| ours.contains(name) && !drop.contains(name));
@@ -62,7 +62,7 @@ fn names(list: &[String]) -> Result<Vec<String>, String> {
     list.iter().map(|name| canonical(name)).collect()
 }
 
-/// `net_admin`, `NET_ADMIN` and `CAP_NET_ADMIN` are the same.
+/// Normalises a name: `net_admin`, `NET_ADMIN` and `CAP_NET_ADMIN` are the same.
 fn canonical(name: &str) -> Result<String, String> {
     let upper = name.to_ascii_uppercase();
     let full = if upper.starts_with("CAP_") { upper } else { format!("CAP_{upper}") };
@@ -92,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn requests_change_the_default_within_our_own() {
+    fn requests_change_the_default_within_our_capabilities() {
         assert_eq!(kept(&[], &[]), strings(&DEFAULT));
         assert_eq!(kept(&[], &["ALL"]), strings(&[]));
         assert_eq!(kept(&["NET_BIND_SERVICE"], &["ALL"]), strings(&["CAP_NET_BIND_SERVICE"]));
         assert_eq!(kept(&["ALL"], &[]).len(), 16);
         assert!(!kept(&["ALL"], &["net_admin"]).contains(&"CAP_NET_ADMIN".to_owned()));
         assert!(kept(&["CAP_SYS_ADMIN"], &[]).contains(&"CAP_SYS_ADMIN".to_owned()));
-        assert_eq!(kept(&["SYS_RESOURCE"], &[]), strings(&DEFAULT), "we lack it ourselves");
+        assert_eq!(kept(&["SYS_RESOURCE"], &[]), strings(&DEFAULT), "this process lacks it");
     }
 
     #[test]

@@ -1,19 +1,18 @@
-//! AppArmor: which profile a container gets, and what is refused. Pure.
+//! Selection of a container's AppArmor profile. Pure.
 //!
-//! A profile by name is applied where the kernel has AppArmor and the profile is loaded, and refused
-//! everywhere else: a container must not run with less than it asks for. `RuntimeDefault` means our own, which
-//! is loaded first, or another default that is there; on a machine without AppArmor there is none.
+//! A profile by name is applied if the kernel has AppArmor and the profile is loaded; else the container is refused: a
+//! container must not run with less confinement than requested. `RuntimeDefault` means our own profile, which is loaded
+//! first, or another known default profile. On a machine without AppArmor there is no profile.
 
 use coracle_proto::cri::LinuxContainerSecurityContext;
 use coracle_proto::cri::security_profile::ProfileType;
 
 use super::apparmor::NAME;
 
-/// Profiles for containers, ours and those that distributions and other runtimes load; the first one that is there
-/// counts.
+/// Default profiles: our own, and profiles that distributions and other runtimes load. The first loaded one is used.
 const DEFAULTS: [&str; 3] = [NAME, "cri-containerd.apparmor.d", "containers-default"];
 
-/// What the kernel confines with.
+/// The security modules of the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Modules {
     /// The loaded AppArmor profiles; none without AppArmor.
@@ -23,7 +22,7 @@ pub(crate) struct Modules {
 // === impl Modules ===
 
 impl Modules {
-    /// Looks at the kernel. The list of profiles changes, so it is read for each container that cares.
+    /// Reads the state of the kernel. The list of profiles can change, so it is read for each container.
     pub(crate) fn look() -> Self {
         let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled");
         let apparmor = enabled.is_ok_and(|text| text.trim() == "Y").then(|| {
@@ -34,12 +33,12 @@ impl Modules {
     }
 }
 
-/// A line is `name (mode)`.
+/// The name in a line `name (mode)`.
 fn profile_name(line: &str) -> &str {
     line.rsplit_once(" (").map_or(line, |(name, _)| name)
 }
 
-/// The AppArmor profile that the container runs under.
+/// The AppArmor profile of a container.
 pub(crate) fn apparmor(
     security: &LinuxContainerSecurityContext,
     modules: &Modules,
@@ -54,7 +53,7 @@ pub(crate) fn apparmor(
                 (Some(name), _) => Ok(Some((*name).to_owned())),
                 (None, None) => Ok(None),
                 (None, Some(_)) => {
-                    Err(format!("no default profile is loaded, none of {}", DEFAULTS.join(", ")))
+                    Err(format!("no default profile is loaded; expected one of {}", DEFAULTS.join(", ")))
                 }
             }
         }
@@ -66,12 +65,12 @@ pub(crate) fn apparmor(
     }
 }
 
-/// Whether the container runs under the default profile, where there is one.
+/// Whether the container uses the default profile.
 pub(crate) fn wants_default(security: &LinuxContainerSecurityContext) -> bool {
     !security.privileged && matches!(wanted(security), Ok((None | Some(ProfileType::RuntimeDefault), _)))
 }
 
-/// What is asked for, in the field of today or that of old.
+/// The requested profile, in the current field or in the deprecated one.
 fn wanted(security: &LinuxContainerSecurityContext) -> Result<(Option<ProfileType>, String), String> {
     let trim = |name: &str| name.trim_start_matches("localhost/").to_owned();
     if let Some(profile) = &security.apparmor {
@@ -88,7 +87,7 @@ fn wanted(security: &LinuxContainerSecurityContext) -> Result<(Option<ProfileTyp
         "runtime/default" => Ok((Some(ProfileType::RuntimeDefault), String::new())),
         "unconfined" => Ok((Some(ProfileType::Unconfined), String::new())),
         name if name.starts_with("localhost/") => Ok((Some(ProfileType::Localhost), trim(name))),
-        other => Err(format!("{other:?} is no AppArmor profile")),
+        other => Err(format!("{other:?} is not an AppArmor profile")),
     }
 }
 
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_profile_is_applied_or_refused_and_never_left_out() {
+    fn a_named_profile_is_applied_or_refused() {
         let named = asked(ProfileType::Localhost, "mine");
         assert_eq!(apparmor(&named, &loaded(&["mine"])), Ok(Some("mine".into())));
         assert!(apparmor(&named, &loaded(&["other"])).expect_err("absent").contains("not loaded"));
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_what_the_machine_has() {
+    fn the_default_is_a_loaded_profile() {
         let default = asked(ProfileType::RuntimeDefault, "");
         let silent = LinuxContainerSecurityContext::default();
         assert_eq!(apparmor(&default, &Modules::default()), Ok(None));
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loaded_profiles_name_is_all_but_its_mode() {
+    fn the_name_of_a_loaded_profile_excludes_its_mode() {
         assert_eq!(profile_name("a (b) (enforce)"), "a (b)");
     }
 }

@@ -1,4 +1,4 @@
-//! Device nodes of the host that a container gets: those asked for, or all when privileged.
+//! Device nodes of the host for a container: the requested ones, or all for a privileged container.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType};
 
 use crate::error::Error;
 
-/// Directories below `/dev` that are the container's own, or that hold no nodes of devices.
+/// Directories in `/dev` that the container has itself, or that contain no device nodes.
 const OWN: [&str; 6] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts"];
 
-/// A node and what the container may do with it.
+/// A device node, and the access of the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Node {
     pub(crate) device: LinuxDevice,
@@ -22,7 +22,7 @@ pub(crate) struct Node {
 // === impl Node ===
 
 impl Node {
-    /// The rule that lets the container use it.
+    /// The cgroup rule that allows the access.
     pub(crate) fn rule(&self) -> LinuxDeviceCgroup {
         let mut rule = rule(true, &self.access);
         rule.set_typ(Some(self.device.typ()));
@@ -41,7 +41,7 @@ pub(crate) fn rule(allow: bool, access: &str) -> LinuxDeviceCgroup {
     rule
 }
 
-/// The nodes that `devices` ask for. A directory means all that lies in it.
+/// The requested nodes. A directory means all nodes in it.
 pub(crate) fn requested(devices: &[cri::Device]) -> Result<Vec<Node>, Error> {
     let mut nodes = Vec::new();
     for device in devices {
@@ -52,17 +52,17 @@ pub(crate) fn requested(devices: &[cri::Device]) -> Result<Vec<Node>, Error> {
         let before = nodes.len();
         walk(&real, inside, &[], &mut |host, inside| nodes.extend(node(host, inside, access)));
         if nodes.len() == before && !real.is_dir() {
-            return Err(Error::invalid("devices", format!("{} is no device", host.display())));
+            return Err(Error::invalid("devices", format!("{} is not a device", host.display())));
         }
     }
     Ok(nodes)
 }
 
-/// Every node of the host.
+/// All device nodes of the host.
 pub(crate) fn all() -> Vec<Node> {
     let mut nodes = Vec::new();
     walk(Path::new("/dev"), Path::new("/dev"), &OWN, &mut |host, inside| {
-        // The container's console is its own.
+        // The container has its own console.
         if inside != Path::new("/dev/console") {
             nodes.extend(node(host, inside, "rwm"));
         }

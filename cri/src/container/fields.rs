@@ -1,6 +1,6 @@
-//! Fields of a container's configuration that cannot be meant as they are. Pure.
+//! Validation of a container's configuration. Pure.
 //!
-//! What the kernel, or what is between it and us, would pass over in silence is refused here.
+//! Values that the kernel or a library would silently ignore are refused.
 
 use coracle_proto::cri::{
     ContainerConfig, Device, LinuxContainerResources, LinuxContainerSecurityContext, MountPropagation,
@@ -11,7 +11,7 @@ use super::profile;
 use crate::error::Error;
 use crate::known::known;
 
-/// Refuses what contradicts itself, or is no member of its enumeration.
+/// Refuses contradictory fields and unknown enum values.
 pub(crate) fn check(config: &ContainerConfig) -> Result<(), Error> {
     check_texts(config)?;
     known::<Signal>("stop_signal", config.stop_signal)?;
@@ -24,16 +24,16 @@ pub(crate) fn check(config: &ContainerConfig) -> Result<(), Error> {
     linux.security_context.as_ref().map_or(Ok(()), check_security)
 }
 
-/// What a program is given ends with a zero byte. Other bytes that are no text, as of a Secret whose every key becomes a
-/// variable, it gets replaced, as under containerd: a spec is JSON.
+/// Refuses zero bytes: a C string ends there. Other invalid UTF-8, for example from a Secret whose keys become variables, is
+/// replaced, as in containerd: the spec is JSON.
 fn check_texts(config: &ContainerConfig) -> Result<(), Error> {
     let zero = |text: &str| text.contains('\0');
     if config.command.iter().chain(&config.args).any(|word| zero(word)) || zero(&config.working_dir) {
-        return Err(Error::invalid("command, args, working_dir", "a zero byte is part of no word"));
+        return Err(Error::invalid("command, args, working_dir", "must not contain a zero byte"));
     }
     for entry in &config.envs {
         let why = if entry.key.is_empty() || entry.key.contains(['=', '\0']) {
-            "is no name"
+            "is not a variable name"
         } else if entry.value.contains(&0) {
             "has a value with a zero byte"
         } else {
@@ -50,12 +50,12 @@ fn check_device(device: &Device) -> Result<(), Error> {
         return Err(Error::invalid("devices", "paths must be absolute"));
     }
     match device.permissions.chars().find(|letter| !matches!(letter, 'r' | 'w' | 'm')) {
-        Some(letter) => Err(Error::invalid("devices.permissions", format!("{letter:?} is none of r, w, m"))),
+        Some(letter) => Err(Error::invalid("devices.permissions", format!("{letter:?} must be r, w or m"))),
         None => Ok(()),
     }
 }
 
-/// As an update does.
+/// Refuses invalid limits, as an update does.
 fn check_limits(limits: &LinuxContainerResources) -> Result<(), Error> {
     for (field, value) in [("cpu_shares", limits.cpu_shares), ("cpu_period", limits.cpu_period)] {
         if value < 0 {
@@ -67,7 +67,9 @@ fn check_limits(limits: &LinuxContainerResources) -> Result<(), Error> {
         .iter()
         .find(|limit| limit.page_size.is_empty() || limit.page_size.contains('/'));
     match wrong {
-        Some(limit) => Err(Error::invalid("hugepage_limits", format!("{:?} is no size", limit.page_size))),
+        Some(limit) => {
+            Err(Error::invalid("hugepage_limits", format!("{:?} is not a page size", limit.page_size)))
+        }
         None => Ok(()),
     }
 }
@@ -80,14 +82,14 @@ fn check_security(security: &LinuxContainerSecurityContext) -> Result<(), Error>
     let Some(options) = &security.namespace_options else { return Ok(()) };
     let pid: NamespaceMode = known("namespace_options.pid", options.pid)?;
     if (pid == NamespaceMode::Target) == options.target_id.is_empty() {
-        let why = "goes with TARGET, the mode of the container's processes, and with no other";
+        let why = "must be set with pid mode TARGET, and only with it";
         return Err(Error::invalid("namespace_options.target_id", why));
     }
     Ok(())
 }
 
-/// Refuses a network, or System V IPC, that is not the pod's: it is made with the pod, and containers share it. And the
-/// pod's processes, if it has none that all see: they cannot be told from the container's own later.
+/// Refuses namespaces that differ from the pod's. The network and System V IPC are created with the pod and shared. A pid
+/// namespace of the pod exists only if the pod was created with one.
 pub(crate) fn check_shared(config: &ContainerConfig, pod: &NamespaceOption) -> Result<(), Error> {
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let Some(own) = security.and_then(|security| security.namespace_options.as_ref()) else { return Ok(()) };
@@ -97,18 +99,19 @@ pub(crate) fn check_shared(config: &ContainerConfig, pod: &NamespaceOption) -> R
     ];
     for (field, asked, pods) in shared {
         match known(field, asked)? {
-            // What is not said is the pod's too.
+            // POD is the default.
             NamespaceMode::Pod => {}
             NamespaceMode::Node if pods == NamespaceMode::Node => {}
-            NamespaceMode::Node => return Err(Error::invalid(field, "the pod has one of its own")),
+            NamespaceMode::Node => return Err(Error::invalid(field, "the pod has its own namespace")),
             mode @ (NamespaceMode::Container | NamespaceMode::Target) => {
-                let why = format!("{} is no mode of what all of the pod share", mode.as_str_name());
+                let why =
+                    format!("{} is not supported for a namespace that the pod shares", mode.as_str_name());
                 return Err(Error::invalid(field, why));
             }
         }
     }
     if own.pid() == NamespaceMode::Pod && pod.pid() == NamespaceMode::Container {
-        let why = "each container of the pod has its own: it was not made with POD, to share one";
+        let why = "the pod was not created with a shared pid namespace (POD)";
         return Err(Error::invalid("namespace_options.pid", why));
     }
     Ok(())
@@ -146,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_passed_over_is_refused() {
+    fn values_that_would_be_ignored_are_refused() {
         let target = NamespaceMode::Target.into();
         let right = [
             ContainerConfig::default(),
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_of_a_pod_share_is_the_pods() {
+    fn shared_namespaces_must_be_the_pods() {
         let (own, nodes) = (NamespaceOption::default(), {
             let node = NamespaceMode::Node.into();
             NamespaceOption { network: node, ipc: node, ..Default::default() }

@@ -1,7 +1,7 @@
-//! Seccomp profiles as the program that the kernel runs.
+//! Compiles seccomp profiles to BPF programs.
 //!
-//! libseccomp takes 10 ms and more for the default profile, so a profile is compiled once, here, and not in every
-//! container and exec. Pure but for the cache.
+//! libseccomp needs 10 ms and more for the default profile. So a profile is compiled once here, and not in every container
+//! and exec. Pure, except for the cache.
 
 use std::collections::VecDeque;
 use std::io::{Read, Seek};
@@ -17,44 +17,44 @@ use sha2::{Digest, Sha256};
 
 mod newer;
 
-/// Profiles kept compiled: the default one for some sets of capabilities, and a few of the machine's own.
+/// Capacity of the cache: the default profile for several capability sets, and a few profiles of the machine.
 const KEPT: usize = 8;
-/// The most instructions that the kernel takes (`BPF_MAXINSNS`).
-const LONGEST: usize = 4096;
-/// libseccomp's binary tree: some ten comparisons for a call, and not one for each call that the profile names.
+/// Maximum instructions of a program (`BPF_MAXINSNS`).
+const MAX_INSTRUCTIONS: usize = 4096;
+/// libseccomp's binary tree: about ten comparisons per call instead of one for each call in the profile.
 const BINARY_TREE: u32 = 2;
 
-/// A program of `struct sock_filter`s, in the machine's byte order.
+/// A program of `struct sock_filter` instructions, in native byte order.
 pub(crate) type Program = Arc<[u8]>;
 
-/// Why a profile is no program.
+/// Reasons why a profile cannot be compiled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FilterError {
-    #[error("is not understood: {0}")]
+    #[error("cannot be parsed by libseccomp: {0}")]
     Library(#[from] SeccompError),
-    #[error("cannot be written out")]
+    #[error("cannot be exported")]
     Export(#[source] std::io::Error),
-    #[error("cannot be read")]
+    #[error("cannot be encoded")]
     Encode(#[from] serde_json::Error),
-    #[error("has the errno {0}, which is none")]
+    #[error("has errno {0}, which is out of range")]
     Errno(u32),
-    #[error("needs {0} instructions, and the kernel takes {LONGEST}")]
+    #[error("needs {0} instructions; the kernel's maximum is {MAX_INSTRUCTIONS}")]
     TooLong(usize),
     #[error("was not compiled: the runtime is shutting down")]
     Stopped,
 }
 
-/// The programs of the last profiles.
+/// Cache of compiled profiles, most recently used first.
 #[derive(Default)]
 pub(crate) struct Filters(Mutex<VecDeque<([u8; 32], Program)>>);
 
 // === impl Filters ===
 
 impl Filters {
-    /// The program of a profile. One that was not asked for lately takes its time, on a thread of its own.
+    /// The program of a profile. A profile that is not in the cache is compiled on a blocking thread.
     ///
     /// # Errors
-    /// The profile is one that libseccomp does not take, or that is too long for the kernel.
+    /// If libseccomp refuses the profile, or its program is too long.
     pub(crate) async fn program(&self, profile: &LinuxSeccomp) -> Result<Program, FilterError> {
         let key: [u8; 32] = Sha256::digest(serde_json::to_vec(profile)?).into();
         if let Some(known) = self.recent(&key) {
@@ -79,14 +79,15 @@ impl Filters {
     }
 }
 
-/// What a profile says of one call, by the numbers that it has: libseccomp's, or the kernel's own.
+/// The number of a system call.
 enum Number {
+    /// A call that libseccomp knows.
     Known(ScmpSyscall),
-    /// Newer than the library, with the number that it has on every architecture.
+    /// A call that is newer than libseccomp. Its number is the same on every architecture.
     Newer(u32),
 }
 
-/// A profile of the machine's own: what is taken is a program that the kernel could take.
+/// Accepts any bytes: a valid profile compiles to whole instructions.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(profile) = serde_json::from_slice::<LinuxSeccomp>(data) else { return };
@@ -105,18 +106,18 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
     let mut newer = Vec::new();
     for call in profile.syscalls().iter().flatten() {
         let action = action(call.action(), call.errno_ret())?;
-        // The library refuses a rule that says what the default says.
+        // libseccomp refuses a rule with the default action.
         if action == default {
             continue;
         }
         for name in call.names() {
             match number(name) {
                 Some(Number::Known(known)) => add(&mut context, (action, known), call)?,
-                // Arguments of such a call would need a comparison of our own: without a rule it is "not there".
+                // libseccomp cannot compare arguments of such a call. Without a rule the program answers ENOSYS.
                 Some(Number::Newer(number)) if call.args().iter().flatten().next().is_none() => {
                     newer.push((number, action));
                 }
-                // As runc: a call that no kernel of this architecture has.
+                // As in runc: a call that this architecture does not have is ignored.
                 Some(Number::Newer(_)) | None => {}
             }
         }
@@ -124,7 +125,7 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
     let mut program = newer::prefix(profile, &architectures, &newer);
     program.extend(export(&context)?);
     match program.len() / newer::INSTRUCTION {
-        long if long > LONGEST => Err(FilterError::TooLong(long)),
+        long if long > MAX_INSTRUCTIONS => Err(FilterError::TooLong(long)),
         _ => Ok(program),
     }
 }
@@ -136,8 +137,8 @@ fn number(name: &str) -> Option<Number> {
     }
 }
 
-/// Adds the rules of one call. Two conditions on one argument cannot be one rule of the library's; as in runc
-/// each is a rule of its own then.
+/// Adds the rules of one call. libseccomp does not combine two conditions on one argument: each becomes a rule of its own,
+/// as in runc.
 fn add(
     context: &mut ScmpFilterContext,
     (action, number): (ScmpAction, ScmpSyscall),
@@ -169,7 +170,7 @@ fn comparison(argument: &LinuxSeccompArg) -> ScmpArgCompare {
         LinuxSeccompOperator::ScmpCmpGe => ScmpCompareOp::GreaterEqual,
         LinuxSeccompOperator::ScmpCmpGt => ScmpCompareOp::Greater,
         LinuxSeccompOperator::ScmpCmpMaskedEq => {
-            // The mask is the first value, what it must give the second.
+            // The first value is the mask, the second the expected result.
             let wanted = argument.value_two().unwrap_or_default();
             return ScmpArgCompare::new(
                 index(argument),
@@ -181,7 +182,7 @@ fn comparison(argument: &LinuxSeccompArg) -> ScmpArgCompare {
     ScmpArgCompare::new(index(argument), by, argument.value())
 }
 
-/// Of six; a larger one the library refuses.
+/// Index of the argument. libseccomp refuses an index above 5.
 fn index(argument: &LinuxSeccompArg) -> u32 {
     u32::try_from(argument.index()).unwrap_or(u32::MAX)
 }

@@ -1,5 +1,4 @@
-//! What a container sees mounted: the kernel's file systems, the pod's files, the request's volumes.
-//! Pure.
+//! The mounts of a container: file systems of the kernel, files of the pod, and volumes. Pure.
 
 use std::path::Path;
 
@@ -15,16 +14,16 @@ use crate::sandbox::{namespaces, user_namespace};
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Mounts {
     pub(super) list: Vec<Mount>,
-    /// What the root must allow for the widest of the volumes: `private`, `slave` or `shared`.
+    /// Propagation of the root for the widest propagation of the volumes: `private`, `slave` or `shared`.
     pub(super) propagation: &'static str,
 }
 
-/// All mounts, the request's over ours where both name a place. What is the pod's comes among the volumes, shallow ones
-/// first: a volume at `/etc` does not hide the pod's `/etc/resolv.conf`. A volume at `/dev` brings its own devices.
+/// All mounts. A volume replaces another mount with the same destination. Mounts of the pod are sorted among the volumes,
+/// parents first: a volume at `/etc` does not hide the pod's `/etc/resolv.conf`. A volume at `/dev` brings its own devices.
 pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
     let volumes = &facts.config.mounts;
-    let is_at = |place: &Path| volumes.iter().any(|volume| clean(&volume.container_path) == place);
-    // The whole machine would see what is mounted in there.
+    let is_at = |path: &Path| volumes.iter().any(|volume| clean(&volume.container_path) == path);
+    // A mount in a bidirectional volume would appear on the host.
     let is_in_shared = |place: &Path| {
         let mut shared = volumes.iter().filter(|volume| volume.propagation() == PropagationBidirectional);
         shared.any(|volume| place.starts_with(clean(&volume.container_path)))
@@ -46,7 +45,7 @@ pub(super) fn mounts(facts: &Facts<'_>) -> Mounts {
 fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
     let access = if facts.privileged() { "rw" } else { "ro" };
     let sys = ["nosuid", "noexec", "nodev", access];
-    // Only who owns a network namespace may mount the sysfs that shows it.
+    // Only the owner of a network namespace may mount its sysfs.
     let sys = if facts.mapping().is_some() && !namespaces::own_network(facts.sandbox.config) {
         bind("/sys", Path::new("/sys"), &[&["rbind", "rprivate"][..], &sys].concat())
     } else {
@@ -67,7 +66,7 @@ fn kernel(facts: &Facts<'_>) -> Vec<Mount> {
     ]
 }
 
-/// The pod's shared memory, and its `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`, which its root owns.
+/// The pod's shared memory, and its `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`.
 fn pod_mounts(facts: &Facts<'_>) -> Vec<Mount> {
     let shm = if facts.own_ipc() { facts.sandbox.shm_dir.as_path() } else { Path::new("/dev/shm") };
     let shm = bind("/dev/shm", shm, &["rbind", "rprivate", "nosuid", "noexec", "nodev"]);
@@ -110,7 +109,7 @@ fn propagation(volumes: &[cri::Mount]) -> &'static str {
     }
 }
 
-/// The path without `.` and double slashes. `..` stays: the mount refuses it.
+/// The path without `.` and double slashes. `..` is kept: the mount call refuses it.
 fn clean(path: &str) -> std::path::PathBuf {
     Path::new("/").join(path).components().collect()
 }

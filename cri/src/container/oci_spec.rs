@@ -1,5 +1,5 @@
-//! A container's OCI runtime spec from its CRI configuration, its image and what this machine allows.
-//! Pure: everything that must be looked up is in [`Facts`].
+//! Builds the OCI runtime spec of a container from its CRI configuration, its image and the host's abilities.
+//! Pure: [`Facts`] has everything that must be looked up.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ use crate::sandbox::namespaces::{self, Pids};
 use crate::sandbox::user_namespace::Mapping;
 use crate::selinux::Labels;
 
-/// Everything that a spec is made of.
+/// The inputs of a spec.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts<'a> {
     pub(crate) config: &'a ContainerConfig,
@@ -28,33 +28,33 @@ pub(crate) struct Facts<'a> {
     pub(crate) host: &'a Host,
     pub(crate) user: &'a User,
     pub(crate) sandbox: SandboxFacts<'a>,
-    /// Where the root file system will be mounted.
+    /// Mount point of the root file system.
     pub(crate) rootfs: &'a Path,
-    /// The container's cgroup.
+    /// The cgroup of the container.
     pub(crate) cgroup: &'a str,
-    /// The device nodes to make.
+    /// The device nodes to create.
     pub(crate) devices: &'a [Node],
     /// The profile file of a `Localhost` seccomp profile.
     pub(crate) seccomp_file: Option<LinuxSeccomp>,
-    /// The AppArmor profile, which is loaded.
+    /// The name of a loaded AppArmor profile.
     pub(crate) apparmor: Option<String>,
     /// The SELinux labels of its processes and mounts.
     pub(crate) selinux: Option<&'a Labels>,
 }
 
-/// What a spec takes from the sandbox.
+/// The sandbox's inputs of a spec.
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxFacts<'a> {
     pub(crate) config: &'a PodSandboxConfig,
     pub(crate) hostname: String,
-    /// Where its `hosts`, `hostname` and `resolv.conf` are.
+    /// Directory with `hosts`, `hostname` and `resolv.conf`.
     pub(crate) dir: PathBuf,
     pub(crate) shm_dir: PathBuf,
-    /// Whose namespaces are the pod's.
+    /// Pid of the shim that holds the pod's namespaces.
     pub(crate) shim_pid: i32,
-    /// Whose pid namespace is the pod's, or 0.
+    /// Pid of the process with the pod's shared pid namespace, or 0.
     pub(crate) init_pid: i32,
-    /// Whose pid namespace is asked for by `TARGET`, or 0.
+    /// Pid of the target container's process for `TARGET`, or 0.
     pub(crate) target_pid: i32,
 }
 
@@ -65,7 +65,7 @@ impl Facts<'_> {
         self.config.linux.as_ref()?.security_context.as_ref()
     }
 
-    /// The pod's user namespace, if it is not the node's. Checked before.
+    /// The pod's user namespace, unless it is the node's. The mapping was validated before.
     pub(super) fn mapping(&self) -> Option<Mapping> {
         Mapping::of(Some(&namespaces::options(self.sandbox.config))).ok().flatten()
     }
@@ -75,7 +75,7 @@ impl Facts<'_> {
     }
 }
 
-/// Works the spec out.
+/// Builds the spec.
 pub(crate) fn oci_spec(facts: &Facts<'_>) -> Result<Spec, Error> {
     let caps = capabilities::sets(
         facts.security().and_then(|security| security.capabilities.as_ref()),
@@ -100,7 +100,7 @@ fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Erro
     let Facts { config, image, host, user, .. } = facts;
     let args = args::args(config, image);
     if args.is_empty() {
-        return Err(Error::invalid("command", "neither the request nor the image has one"));
+        return Err(Error::invalid("command", "is missing in the request and in the image"));
     }
     let mut process = Process::default();
     process.set_terminal(Some(config.tty));
@@ -116,9 +116,9 @@ fn process(facts: &Facts<'_>, caps: &capabilities::Sets) -> Result<Process, Erro
     // The container library fails to load a seccomp profile when this is `false` rather than absent.
     let no_new_privileges = facts.security().is_some_and(|security| security.no_new_privs);
     process.set_no_new_privileges(no_new_privileges.then_some(true));
-    let wish =
+    let requested =
         config.linux.as_ref().and_then(|linux| linux.resources.as_ref()).map(|limits| limits.oom_score_adj);
-    process.set_oom_score_adj(wish.map(|wish| host.oom_score(wish)));
+    process.set_oom_score_adj(requested.map(|score| host.oom_score(score)));
     Ok(process)
 }
 
@@ -181,14 +181,14 @@ fn limits(facts: &Facts<'_>) -> oci_spec::runtime::LinuxResources {
     resources
 }
 
-/// Joins the pod's namespaces, makes those of the container's own, and leaves the node's alone.
+/// The namespaces to join or create. A namespace of the node is not listed.
 fn namespaces_of(facts: &Facts<'_>) -> Vec<LinuxNamespace> {
     let sandbox = &facts.sandbox;
     let of_shim = |name: &str| Some(PathBuf::from(format!("/proc/{}/ns/{name}", sandbox.shim_pid)));
     let of_pid = |pid: i32| Some(PathBuf::from(format!("/proc/{pid}/ns/pid")));
     let mut list = Vec::new();
     if facts.mapping().is_some() {
-        // The shim knows it, and fills it in.
+        // The shim adds the path.
         list.push(namespace(LinuxNamespaceType::User, None));
     }
     list.push(namespace(LinuxNamespaceType::Mount, None));

@@ -1,4 +1,4 @@
-//! The profiles that a pod or a container asks for: whether they can be meant, and the file of one of the machine's own.
+//! Validation of requested security profiles, and reading of seccomp profile files.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -11,15 +11,15 @@ use super::seccomp;
 use crate::error::Error;
 use crate::known::known;
 
-/// The seccomp profile that is asked for: in the field of today, or in that of old where it is empty.
+/// The requested seccomp profile: in the current field, or in the deprecated one if it is empty.
 ///
 /// # Errors
-/// It is none.
-pub(crate) fn wanted_seccomp(
-    today: Option<&SecurityProfile>,
+/// If the profile is invalid.
+pub(crate) fn requested_seccomp(
+    current: Option<&SecurityProfile>,
     old: &str,
 ) -> Result<Option<SecurityProfile>, Error> {
-    let profile = match today {
+    let profile = match current {
         Some(profile) => Some(profile.clone()),
         None => seccomp::of_path(old).map_err(|why| Error::invalid("seccomp_profile_path", why))?,
     };
@@ -32,30 +32,30 @@ pub(crate) fn wanted_seccomp(
     Ok(profile)
 }
 
-/// Refuses a profile of no kind, or one that is named where none is meant, as containerd does.
+/// Refuses an unknown kind, and a name for another kind than `Localhost`, as containerd does.
 pub(crate) fn check(field: &'static str, profile: &SecurityProfile) -> Result<(), Error> {
     let named = !profile.localhost_ref.is_empty();
     match known(field, profile.profile_type)? {
         ProfileType::Localhost if !named => Err(Error::invalid(field, "a localhost profile needs a name")),
         ProfileType::RuntimeDefault | ProfileType::Unconfined if named => {
-            Err(Error::invalid(field, "localhost_ref is set, and the profile is none of the machine's own"))
+            Err(Error::invalid(field, "localhost_ref is set, but the profile is not a localhost profile"))
         }
         _ => Ok(()),
     }
 }
 
-/// Largest seccomp profile in bytes.
+/// Maximum size of a seccomp profile in bytes.
 const PROFILE_MAX: u64 = 4 << 20;
 
-/// A seccomp profile of the machine's own.
+/// Reads a seccomp profile of this node.
 ///
 /// # Errors
-/// Its file is absent, or no profile.
+/// If the file is absent or invalid.
 pub(crate) fn read_seccomp(profile: &SecurityProfile) -> Result<LinuxSeccomp, Error> {
     let path = file(profile);
     let bytes = coracle_tree::read(path, PROFILE_MAX).map_err(|source| match source.kind() {
         ErrorKind::NotFound => {
-            Error::invalid("seccomp.localhost_ref", format!("there is no file {}", path.display()))
+            Error::invalid("seccomp.localhost_ref", format!("file {} does not exist", path.display()))
         }
         _ => Error::file("read seccomp profile", path)(source),
     })?;
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_says_one_thing_only() {
+    fn contradictory_profiles_are_refused() {
         let (default, unconfined, localhost) = (0, 1, 2);
         let right = [
             profile(default, ""),
@@ -88,21 +88,21 @@ mod tests {
             profile(localhost, "localhost//p.json"),
         ];
         for right in right {
-            assert_eq!(wanted_seccomp(Some(&right), "unconfined").expect("right"), Some(right));
+            assert_eq!(requested_seccomp(Some(&right), "unconfined").expect("right"), Some(right));
         }
         let wrong =
             [profile(default, "/p"), profile(unconfined, "/p"), profile(localhost, ""), profile(3, "")];
         for wrong in wrong {
             assert!(check("apparmor", &wrong).is_err(), "{wrong:?}");
-            assert!(wanted_seccomp(Some(&wrong), "").is_err(), "{wrong:?}");
+            assert!(requested_seccomp(Some(&wrong), "").is_err(), "{wrong:?}");
         }
         assert!(check("apparmor", &profile(localhost, "p")).is_ok());
-        assert!(wanted_seccomp(Some(&profile(localhost, "p.json")), "").is_err(), "relative");
+        assert!(requested_seccomp(Some(&profile(localhost, "p.json")), "").is_err(), "relative");
     }
 
     #[test]
-    fn the_field_of_old_counts_where_that_of_today_is_empty() {
-        let of = |old| wanted_seccomp(None, old);
+    fn the_deprecated_field_is_used_if_the_current_one_is_empty() {
+        let of = |old| requested_seccomp(None, old);
         assert_eq!(of("").expect("none"), None);
         assert_eq!(of("localhost//p.json").expect("right"), Some(profile(2, "/p.json")));
         assert!(of("localhost/p.json").is_err(), "relative");
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_absent_is_the_clients_mistake() {
+    fn an_absent_file_is_an_invalid_argument() {
         let absent = read_seccomp(&profile(2, "/nowhere/p.json")).expect_err("absent");
         assert!(matches!(absent, Error::Invalid { .. }), "{absent:?}");
         let file = tempfile::NamedTempFile::new().expect("file");

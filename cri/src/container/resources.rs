@@ -1,10 +1,10 @@
-//! Limits: CRI's resources as the OCI's. Pure.
+//! Converts limits from the CRI to the OCI. Pure.
 
 use coracle_proto::cri::LinuxContainerResources;
 use oci_spec::runtime::{LinuxCpu, LinuxHugepageLimit, LinuxMemory, LinuxResources};
 
-/// The limits of a container. Huge pages are left out where nothing can limit them: what is
-/// not refused then is a limit of 0, which the kubelet sends for every size, wanted or not.
+/// The limits of a container. Limits of huge pages are left out on hosts that cannot limit them: by then they can only be 0,
+/// which the kubelet sends for every page size.
 pub(crate) fn limits(request: Option<&LinuxContainerResources>, hugetlb: bool) -> LinuxResources {
     let mut resources = LinuxResources::default();
     let Some(request) = request else { return resources };
@@ -35,7 +35,7 @@ fn cpu(request: &LinuxContainerResources) -> Option<LinuxCpu> {
     (cpu != LinuxCpu::default()).then_some(cpu)
 }
 
-/// Swap is limited with memory, as Kubernetes expects, unless the request says otherwise.
+/// Memory limits. Swap is limited like memory, as Kubernetes expects, unless the request has its own limit.
 fn memory(request: &LinuxContainerResources) -> Option<LinuxMemory> {
     let limit = request.memory_limit_in_bytes;
     if limit == 0 && request.memory_swap_limit_in_bytes == 0 {
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_limited_and_nothing_else() {
+    fn only_requested_limits_are_set() {
         let request = LinuxContainerResources {
             cpu_shares: 512,
             cpu_quota: 50_000,

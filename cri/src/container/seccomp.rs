@@ -1,5 +1,4 @@
-//! Seccomp profiles: the default one as data, a file's, or none. The default is the list that
-//! containerd ships, widened by the container's capabilities. Pure.
+//! The default seccomp profile as data: containerd's list of system calls, extended by the container's capabilities. Pure.
 
 use coracle_proto::cri::SecurityProfile;
 use coracle_proto::cri::security_profile::ProfileType;
@@ -9,7 +8,7 @@ use oci_spec::runtime::{
     LinuxSyscall,
 };
 
-/// Calls that every container may make.
+/// System calls that every container may use.
 const ALLOWED: &str = "accept accept4 access adjtimex alarm bind brk cachestat capget capset chdir chmod chown chown32 \
      clock_adjtime clock_adjtime64 clock_getres clock_getres_time64 clock_gettime clock_gettime64 \
      clock_nanosleep clock_nanosleep_time64 close close_range connect copy_file_range creat dup dup2 \
@@ -53,10 +52,10 @@ const ALLOWED: &str = "accept accept4 access adjtimex alarm bind brk cachestat c
      truncate64 ugetrlimit umask uname unlink unlinkat uretprobe utime utimensat utimensat_time64 \
      utimes vfork vmsplice wait4 waitid waitpid write writev";
 
-/// Allowed on kernels since 4.8, which check ptrace against seccomp: all that we run on.
+/// Allowed since kernel 4.8, which checks ptrace against seccomp. All supported kernels are newer.
 const TRACING: &str = "process_vm_readv process_vm_writev ptrace";
 
-/// Calls that go with a capability.
+/// System calls that a capability allows.
 const BY_CAPABILITY: [(&str, &str); 14] = [
     ("CAP_BPF", "bpf"),
     ("CAP_DAC_READ_SEARCH", "open_by_handle_at"),
@@ -79,15 +78,14 @@ const BY_CAPABILITY: [(&str, &str); 14] = [
     ("CAP_SYSLOG", "syslog"),
 ];
 
-/// Execution domains that `personality` may choose: Linux, with and without UNAME26 and
-/// ADDR_NO_RANDOMIZE's harmless neighbours, and the query.
+/// Allowed arguments of `personality`: Linux with and without UNAME26 and a harmless flag, and the query.
 const PERSONALITIES: [u64; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
-/// Every namespace flag of `clone`.
+/// All namespace flags of `clone`.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 
-/// All address families but AF_ALG (38) and AF_VSOCK (40), as three ranges with one condition each:
-/// libseccomp joins two conditions on one argument by "or".
+/// All address families except AF_ALG (38) and AF_VSOCK (40), as three conditions: libseccomp combines two conditions on one
+/// argument by "or".
 const SOCKETS: [(u64, LinuxSeccompOperator); 3] = [
     (38, LinuxSeccompOperator::ScmpCmpLt),
     (39, LinuxSeccompOperator::ScmpCmpEq),
@@ -129,7 +127,7 @@ pub(crate) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, O
             .op(LinuxSeccompOperator::ScmpCmpMaskedEq)
             .build()?;
         calls.push(allow(vec!["clone".to_owned()], Some(flags)));
-        // The flags of clone3 are behind a pointer: make libraries fall back to clone.
+        // The flags of clone3 are behind a pointer, which a filter cannot read: ENOSYS makes libraries fall back to clone.
         let mut clone3 = LinuxSyscall::default();
         clone3.set_names(vec!["clone3".to_owned()]);
         clone3.set_action(LinuxSeccompAction::ScmpActErrno);
@@ -179,7 +177,7 @@ fn arch_calls() -> &'static str {
     }
 }
 
-/// What a profile's path means, the field of old: none when it is empty.
+/// Converts the deprecated profile path. None if it is empty.
 pub(crate) fn of_path(path: &str) -> Result<Option<SecurityProfile>, String> {
     let (kind, file) = match path {
         "" => return Ok(None),
@@ -187,7 +185,7 @@ pub(crate) fn of_path(path: &str) -> Result<Option<SecurityProfile>, String> {
         "runtime/default" | "docker/default" => (ProfileType::RuntimeDefault, ""),
         path => match path.strip_prefix("localhost/") {
             Some(file) => (ProfileType::Localhost, file),
-            None => return Err(format!("{path:?} is no seccomp profile")),
+            None => return Err(format!("{path:?} is not a seccomp profile")),
         },
     };
     Ok(Some(SecurityProfile { profile_type: kind.into(), localhost_ref: file.to_owned() }))
@@ -206,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_of_old_is_one_of_today_or_refused() {
+    fn a_deprecated_profile_path_is_converted_or_refused() {
         let of =
             |path| of_path(path).expect("a profile").map(|found| (found.profile_type(), found.localhost_ref));
         assert_eq!(of(""), None);
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_widen_the_default() {
+    fn capabilities_extend_the_default() {
         let plain = default_profile(&[]).expect("profile");
         assert!(allowed(&plain, "read") && allowed(&plain, "execve") && allowed(&plain, "arch_prctl"));
         for refused in ["mount", "reboot", "keyctl", "clone3", "unshare", "socket"] {

@@ -1,11 +1,11 @@
-//! Stop signals by name and number, as images and CRI write them. Pure.
+//! Stop signals by name and number, as images and the CRI write them. Pure.
 
 use coracle_proto::cri;
 
-/// What stops a container that names no signal.
+/// SIGTERM: the default stop signal.
 const TERM: i32 = 15;
 
-/// Names and numbers of x86-64, arm64 and all other machines of the generic layout.
+/// Names and numbers on x86-64, arm64 and other architectures with the generic layout.
 const NAMES: [(&str, i32); 34] = [
     ("ABRT", 6),
     ("ALRM", 14),
@@ -57,13 +57,13 @@ pub(crate) fn stop_signal(request: cri::Signal, image: &str) -> Result<i32, Stri
     number(image).ok_or_else(|| format!("unknown signal {image:?} in the image"))
 }
 
-/// A signal's number by number, name, or name with `SIG`.
+/// Parses a signal: a number, a name, or a name with `SIG`.
 pub(crate) fn number(text: &str) -> Option<i32> {
     if let Ok(number) = text.parse::<i32>() {
         return (1..=RT_MAX).contains(&number).then_some(number);
     }
     let upper = text.to_ascii_uppercase();
-    // CRI's names are SIGNAL_SIG…, images' SIG… or bare.
+    // Names of the CRI are SIGNAL_SIG…, names of images SIG… or without prefix.
     let name = upper.strip_prefix("SIGNAL_").unwrap_or(&upper);
     let name = name.strip_prefix("SIG").unwrap_or(name);
     if let Some((_, number)) = NAMES.iter().find(|(known, _)| *known == name) {
@@ -88,7 +88,7 @@ fn offset(rest: &str, word: &str, sign: char) -> Option<i32> {
     rest.strip_prefix(word).or_else(|| rest.strip_prefix(sign))?.parse().ok()
 }
 
-/// CRI's name for a signal number.
+/// The CRI's name of a signal number.
 pub(crate) fn to_cri(signal: i32) -> cri::Signal {
     (1..=i32::from(u8::MAX))
         .map_while(|value| cri::Signal::try_from(value).ok())
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_are_known_by_number_and_by_every_spelling() {
+    fn signals_are_parsed_from_numbers_and_all_spellings() {
         let cases = [
             ("9", Some(9)),
             ("SIGTERM", Some(15)),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_beats_the_image_beats_term() {
+    fn the_request_has_precedence_over_the_image_and_the_default() {
         assert_eq!(stop_signal(cri::Signal::Sigint, "SIGQUIT"), Ok(2));
         assert_eq!(stop_signal(cri::Signal::RuntimeDefault, "SIGQUIT"), Ok(3));
         assert_eq!(stop_signal(cri::Signal::RuntimeDefault, ""), Ok(15));

@@ -1,5 +1,4 @@
-//! Who a container's process is: user, group and further groups, by number or by the image's own
-//! `/etc/passwd` and `/etc/group`.
+//! Resolves the user and groups of a container's process, by number or by the image's `/etc/passwd` and `/etc/group`.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -9,14 +8,14 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat};
 use nix::sys::stat::Mode;
 
-/// Account files longer than this are not read further.
+/// Maximum bytes read from an account file.
 const LIMIT: u64 = 4 << 20;
 
-/// Links on the way to one of them; the kernel's limit too.
-const MOST_LINKS: usize = 40;
+/// Maximum symbolic links on the way to an account file: the kernel's limit.
+const MAX_LINKS: usize = 40;
 
-/// What lies at a path.
-enum Seen {
+/// An entry of an image.
+enum Entry {
     Directory,
     File(String),
     Link(String),
@@ -41,7 +40,7 @@ pub(crate) struct Accounts {
 // === impl Accounts ===
 
 impl Accounts {
-    /// Reads them from unpacked layers, topmost first. What is absent is empty.
+    /// Reads the account files from unpacked layers, topmost first. An absent file is empty.
     pub(crate) fn read(layers: &[PathBuf]) -> Self {
         Self { passwd: topmost(layers, "etc/passwd"), group: topmost(layers, "etc/group") }
     }
@@ -62,8 +61,8 @@ impl Accounts {
         })
     }
 
-    /// Resolves who the process is. The request's user beats the image's, a user's own group goes
-    /// with it unless another is named.
+    /// Resolves the user. The request's user has precedence over the image's. The user's own group is used unless another
+    /// group is requested.
     pub(crate) fn resolve(
         &self,
         security: Option<&LinuxContainerSecurityContext>,
@@ -103,7 +102,7 @@ impl Accounts {
         Ok(User { uid, gid, groups })
     }
 
-    /// Name, uid and gid of a user given by number or name; root when nothing is given.
+    /// Name, uid and gid of a user, by number or name; root if it is empty.
     fn find_user(&self, user: &str) -> Result<(String, u32, u32), String> {
         let user = if user.is_empty() { "0" } else { user };
         if let Ok(number) = user.parse::<i64>() {
@@ -127,39 +126,39 @@ fn has(members: &str, name: &str) -> bool {
     members.split(',').any(|member| member.trim() == name)
 }
 
-/// The kernel takes the last number for "as it is": whoever asked for it would stay root.
+/// Validates an id. The kernel takes the highest number for "unchanged": the process would stay root.
 pub(crate) fn id(number: i64) -> Result<u32, String> {
     let id = u32::try_from(number).ok().filter(|id| *id != u32::MAX);
     id.ok_or_else(|| format!("id {number} is out of range"))
 }
 
-/// The text of `path` as an overlay of `layers` would show it; empty when absent, or no file that can be read.
+/// The text of `path` in an overlay of `layers`. Empty if it is absent or not a readable file.
 fn topmost(layers: &[PathBuf], path: &str) -> String {
     let mut left: Vec<String> = parts(path).collect();
     left.reverse();
-    // From the root, without links: each part was looked at.
-    let mut way: Vec<String> = Vec::new();
+    // The resolved path from the root, without links.
+    let mut resolved: Vec<String> = Vec::new();
     let mut links = 0;
     while let Some(part) = left.pop() {
         match part.as_str() {
             "." => {}
-            // The root is its own parent.
-            ".." => drop(way.pop()),
+            // The parent of the root is the root.
+            ".." => drop(resolved.pop()),
             _ => {
-                way.push(part);
-                match look(layers, &way) {
+                resolved.push(part);
+                match look(layers, &resolved) {
                     None => return String::new(),
-                    Some(Seen::Directory) => {}
-                    Some(Seen::File(text)) if left.is_empty() => return text,
-                    Some(Seen::File(_)) => return String::new(),
-                    Some(Seen::Link(target)) => {
+                    Some(Entry::Directory) => {}
+                    Some(Entry::File(text)) if left.is_empty() => return text,
+                    Some(Entry::File(_)) => return String::new(),
+                    Some(Entry::Link(target)) => {
                         links += 1;
-                        if links > MOST_LINKS {
+                        if links > MAX_LINKS {
                             return String::new();
                         }
-                        way.pop();
+                        resolved.pop();
                         if target.starts_with('/') {
-                            way.clear();
+                            resolved.clear();
                         }
                         let mut target: Vec<String> = parts(&target).collect();
                         target.reverse();
@@ -176,48 +175,48 @@ fn parts(path: &str) -> impl Iterator<Item = String> {
     path.split('/').filter(|part| !part.is_empty()).map(str::to_owned)
 }
 
-/// What an overlay shows at a path whose directories were seen as such.
-fn look(layers: &[PathBuf], way: &[String]) -> Option<Seen> {
-    let path: PathBuf = way.iter().collect();
+/// The entry of an overlay at a path whose parents are directories.
+fn look(layers: &[PathBuf], resolved: &[String]) -> Option<Entry> {
+    let path: PathBuf = resolved.iter().collect();
     for layer in layers {
         match within(layer, &path) {
-            Ok(seen) => return Some(seen),
+            Ok(entry) => return Some(entry),
             Err(Errno::ENOENT) => {}
-            // A whiteout, or a parent that is no directory here, hides what lies below.
+            // A whiteout, or a parent that is not a directory in this layer, hides lower layers.
             Err(_) => return None,
         }
-        if is_hidden_below(layer, way) {
+        if is_hidden_below(layer, resolved) {
             return None;
         }
     }
     None
 }
 
-/// Whether one of a path's directories shows in this layer nothing of the layers below.
-fn is_hidden_below(layer: &Path, way: &[String]) -> bool {
+/// Whether a parent of the path is opaque in this layer: it hides lower layers.
+fn is_hidden_below(layer: &Path, resolved: &[String]) -> bool {
     let mut dir = layer.to_owned();
-    way.iter().take(way.len().saturating_sub(1)).any(|part| {
+    resolved.iter().take(resolved.len().saturating_sub(1)).any(|part| {
         dir.push(part);
-        // A link there was followed by whoever made the way, so that it is none in the topmost layer that has it.
+        // The parents are not links in the topmost layer that has them: links were resolved before.
         let is_directory = std::fs::symlink_metadata(&dir).is_ok_and(|metadata| metadata.is_dir());
         let opaque = || xattr::get(&dir, "trusted.overlay.opaque").ok().flatten();
         is_directory && opaque().as_deref() == Some(b"y")
     })
 }
 
-/// Looks at what lies at a path of one layer, of which no part may be a link but the last.
-fn within(root: &Path, path: &Path) -> Result<Seen, Errno> {
+/// The entry at a path of one layer. Only the last component may be a link.
+fn within(root: &Path, path: &Path) -> Result<Entry, Errno> {
     let root = open(root, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_SYMLINKS;
     let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).resolve(resolve);
     let there = std::fs::File::from(openat2(&root, path, how)?);
     let kind = there.metadata().map_err(|_gone| Errno::EIO)?.file_type();
     if kind.is_dir() {
-        return Ok(Seen::Directory);
+        return Ok(Entry::Directory);
     }
     if kind.is_symlink() {
         let target = readlinkat(&there, "")?;
-        return target.into_string().map(Seen::Link).map_err(|_no_text| Errno::EINVAL);
+        return target.into_string().map(Entry::Link).map_err(|_no_text| Errno::EINVAL);
     }
     if !kind.is_file() {
         return Err(Errno::ENXIO);
@@ -226,7 +225,7 @@ fn within(root: &Path, path: &Path) -> Result<Seen, Errno> {
     let file = std::fs::File::from(openat2(&root, path, how)?);
     let mut bytes = Vec::new();
     file.take(LIMIT).read_to_end(&mut bytes).map_err(|_unreadable| Errno::EIO)?;
-    Ok(Seen::File(String::from_utf8_lossy(&bytes).into_owned()))
+    Ok(Entry::File(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 #[cfg(test)]
@@ -252,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn users_of_the_image_by_name_and_number() {
+    fn image_users_are_resolved_by_name_and_number() {
         let accounts = accounts();
         assert_eq!(accounts.resolve(None, ""), user(0, 0, &[0]));
         assert_eq!(accounts.resolve(None, "alice"), user(1000, 1001, &[1001, 29, 50000]));
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_beats_the_image() {
+    fn the_request_has_precedence_over_the_image() {
         let accounts = accounts();
         let mut security = LinuxContainerSecurityContext { run_as_user: number(1000), ..Default::default() };
         assert_eq!(accounts.resolve(Some(&security), "www-data:33"), user(1000, 1001, &[1001, 29, 50000]));
@@ -301,28 +300,28 @@ mod tests {
             std::fs::create_dir_all(path).expect("directory");
         }
         let link = |target: &str, at: PathBuf| std::os::unix::fs::symlink(target, at).expect("link");
-        // By a link that leads through a link of another layer into a third, and by an absolute one.
+        // A relative link through a link of another layer to a file of a third layer, and an absolute link.
         std::fs::write(low.join("usr/lib/passwd"), "low").expect("write");
         link("lib", middle.join("usr/share"));
         link("../usr/share/passwd", top.join("etc/passwd"));
         link("/etc/passwd", low.join("etc/group"));
         assert_eq!(topmost(&layers, "etc/passwd"), "low");
         assert_eq!(topmost(&layers, "etc/group"), "low");
-        // Around for ever.
+        // A loop of links.
         link("b", top.join("etc/a"));
         link("a", low.join("etc/b"));
         assert_eq!(topmost(&layers, "etc/a"), "");
-        // Into what is none.
+        // A path through a regular file.
         link("passwd/x", top.join("etc/x"));
         assert_eq!(topmost(&layers, "etc/x"), "");
-        // An opaque directory hides what is below it, as a directory in the place of another thing does not.
+        // An opaque directory hides lower layers. A directory that replaces another entry does not.
         std::fs::write(low.join("etc/shadow"), "hidden").expect("write");
         assert_eq!(topmost(&layers, "etc/shadow"), "hidden");
         if xattr::set(top.join("etc"), "trusted.overlay.opaque", b"y").is_ok() {
             assert_eq!(topmost(&layers, "etc/shadow"), "");
             assert_eq!(topmost(&layers, "etc/passwd"), "low");
         }
-        // One that a file replaced.
+        // A directory that a file replaced.
         std::fs::write(middle.join("etc"), "").expect("write");
         assert_eq!(topmost(&layers[1..], "etc/shadow"), "");
     }

@@ -1,6 +1,4 @@
-//! Which volumes may be asked for. Pure.
-//!
-//! The rules are those of `Mount` in the CRI's api.proto.
+//! Validation of volumes, by the rules of `Mount` in the CRI's api.proto. Pure.
 
 use coracle_proto::cri::Mount;
 
@@ -8,17 +6,17 @@ use crate::error::Error;
 use crate::host::Kernel;
 use crate::sandbox::user_namespace;
 
-/// What a mount may be restricted by, as a pod's `bindMountOptions` have it.
+/// Supported mount options, as in a pod's `bindMountOptions`.
 const OPTIONS: [&str; 3] = ["nodev", "noexec", "nosuid"];
 
-/// Refuses a volume that contradicts itself, or that the kernel cannot give.
+/// Refuses a contradictory volume, or one that the kernel does not support.
 pub(crate) fn check(mount: &Mount, kernel: Kernel) -> Result<(), Error> {
     if !mount.container_path.starts_with('/') {
         return Err(Error::invalid("mounts.container_path", "must be absolute"));
     }
     user_namespace::check_volume(mount).map_err(|why| Error::invalid("mounts.uid_mappings", why))?;
     if let Some(option) = mount.mount_options.iter().find(|option| !OPTIONS.contains(&option.as_str())) {
-        let why = format!("{option:?} is none of {}", OPTIONS.join(", "));
+        let why = format!("{option:?} must be one of {}", OPTIONS.join(", "));
         return Err(Error::invalid("mounts.mount_options", why));
     }
     if mount.recursive_read_only {
@@ -27,7 +25,7 @@ pub(crate) fn check(mount: &Mount, kernel: Kernel) -> Result<(), Error> {
             return Err(Error::invalid("mounts.recursive_read_only", why));
         }
         if !kernel.recursive_read_only {
-            return Err(Error::Unsupported("a recursive read-only volume (Linux 5.12), on this node,"));
+            return Err(Error::Unsupported("a recursive read-only volume (needs Linux 5.12)"));
         }
     }
     check_image(mount)
@@ -45,13 +43,13 @@ fn check_image(mount: &Mount) -> Result<(), Error> {
     };
     let refuse = |why| Err(Error::invalid("mounts.image", why));
     if image.image.is_empty() {
-        return refuse("names no image");
+        return refuse("has an empty image name");
     }
     if !image.runtime_handler.is_empty() {
-        return refuse("is for a runtime handler, of which there is none");
+        return refuse("has a runtime handler, which does not exist");
     }
     if !mount.host_path.is_empty() {
-        return refuse("is set beside host_path");
+        return refuse("is set together with host_path");
     }
     if !mount.readonly {
         return refuse("must be readonly");
@@ -84,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_says_one_thing_only() {
+    fn contradictory_volumes_are_refused() {
         let right = [
             volume(),
             Mount { readonly: true, recursive_read_only: true, ..volume() },

@@ -1,4 +1,4 @@
-//! One container's metrics, from its cgroup on v1 and v2.
+//! Metrics of one container, from its cgroup on v1 and v2.
 
 use std::path::Path;
 
@@ -12,13 +12,12 @@ use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
 use crate::container::Container;
 use crate::resize::weight::{shares_of_weight, weight_of_shares};
-use crate::runtime::Runtime;
 
 const SECOND: u64 = 1_000_000_000;
-/// `USER_HZ`, in which v1 counts user and system time: fixed by the kernel's ABI on every architecture of ours.
+/// `USER_HZ`, the unit of user and system time on v1: fixed by the kernel's ABI on all supported architectures.
 const TICKS: u64 = 100;
 
-/// What is the same for all containers of one question.
+/// The values that are the same for all containers of one request.
 pub(super) struct Collector {
     devices: Devices,
     layers: Layers,
@@ -42,22 +41,19 @@ struct Group<'a> {
 // === impl Collector ===
 
 impl Collector {
-    pub(super) fn new(runtime: &Runtime) -> Self {
-        Self {
-            devices: Devices::default(),
-            layers: Layers::look(runtime.inner.records.layers_dir()),
-            pages: page_sizes(),
-        }
+    pub(super) fn new(layers_dir: &Path) -> Self {
+        Self { devices: Devices::default(), layers: Layers::look(layers_dir), pages: page_sizes() }
     }
 
-    /// All that there is to tell of a container that runs.
+    /// All metrics of a running container.
     pub(super) fn collect(
         &self,
-        runtime: &Runtime,
+        cgroups: &Cgroups,
         container: &Container,
+        layer_bytes: u64,
         mut sheet: Sheet,
     ) -> Vec<coracle_proto::cri::Metric> {
-        let group = Group { cgroups: &runtime.inner.cgroups, path: &container.record.cgroup };
+        let group = Group { cgroups, path: &container.record.cgroup };
         let second = |nanoseconds: i64| u64::try_from(nanoseconds).unwrap_or(0) / SECOND;
         let (seen, started) = (second(sheet.timestamp()), second(container.started_at()));
         sheet.put(&names::LAST_SEEN, &[], seen);
@@ -72,7 +68,7 @@ impl Collector {
         sheet.put(&names::FS_INODES, &device, self.layers.inodes);
         sheet.put(&names::FS_INODES_FREE, &device, self.layers.inodes_free);
         sheet.put(&names::FS_LIMIT, &device, self.layers.bytes);
-        sheet.put(&names::FS_USAGE, &device, runtime.layer_usage(container).bytes);
+        sheet.put(&names::FS_USAGE, &device, layer_bytes);
         group.processes(&mut sheet, container.pid());
         sheet.metrics
     }
@@ -119,7 +115,7 @@ impl Group<'_> {
         };
         sheet.put_some(&names::CPU_USER, time("user", "user_usec"));
         sheet.put_some(&names::CPU_SYSTEM, time("system", "system_usec"));
-        // v2 has these only where the controller is on; without quota nothing was ever throttled.
+        // v2 has these only with the controller enabled. Without a quota nothing is throttled.
         sheet.put(&names::CPU_PERIODS, &[], field(&stat, "nr_periods").unwrap_or(0));
         sheet.put(&names::CPU_THROTTLED_PERIODS, &[], field(&stat, "nr_throttled").unwrap_or(0));
         let throttled = if v2 {
@@ -137,7 +133,7 @@ impl Group<'_> {
         sheet.put_some(&names::MEMORY_RSS, of("total_rss", "anon"));
         sheet.put_some(&names::MEMORY_MAPPED, of("total_mapped_file", "file_mapped"));
         let kernel = if self.cgroups.unified() {
-            // Linux 5.18 and newer; before, its largest parts.
+            // Linux 5.18 and newer. For older kernels: the sum of its largest parts.
             let parts = ["kernel_stack", "pagetables", "sock", "slab"];
             let sum = || parts.iter().filter_map(|name| field(&stat, name)).sum();
             Some(field(&stat, "kernel").unwrap_or_else(sum))
@@ -158,7 +154,7 @@ impl Group<'_> {
         let idle = of("total_inactive_file", "inactive_file").unwrap_or(0);
         sheet.put_some(&names::MEMORY_USAGE, used);
         sheet.put_some(&names::MEMORY_WORKING_SET, used.map(|used| used.saturating_sub(idle)));
-        // memory.peak is Linux 5.19's; before, nobody knows.
+        // memory.peak needs Linux 5.19.
         sheet
             .put_some(&names::MEMORY_PEAK, self.number("memory", "memory.max_usage_in_bytes", "memory.peak"));
         for kind in ["pgfault", "pgmajfault"] {
@@ -188,7 +184,7 @@ impl Group<'_> {
             if let Some(used) = read("usage_in_bytes", "current") {
                 sheet.put(&names::HUGETLB_USAGE, &[size], used);
             }
-            // v2 keeps no maximum.
+            // v2 has no maximum.
             if !self.cgroups.unified()
                 && let Some(most) = read("max_usage_in_bytes", "")
             {
@@ -203,10 +199,10 @@ impl Group<'_> {
             let mut words = max.split_whitespace().map(str::parse::<u64>);
             let quota = words.next().and_then(Result::ok);
             let weight = self.number("cpu", "", "cpu.weight");
-            let asked = container.resources().and_then(|asked| u64::try_from(asked.cpu_shares).ok());
-            // Several shares have one weight: those asked for, if they have it.
-            let shares = weight.map(|weight| match asked {
-                Some(asked) if asked > 0 && weight_of_shares(asked) == weight => asked,
+            let requested = container.resources().and_then(|limits| u64::try_from(limits.cpu_shares).ok());
+            // Several shares have the same weight: the requested shares are reported if they match.
+            let shares = weight.map(|weight| match requested {
+                Some(requested) if requested > 0 && weight_of_shares(requested) == weight => requested,
                 _ => shares_of_weight(weight),
             });
             (quota, words.next().and_then(Result::ok), shares)
@@ -226,7 +222,7 @@ impl Group<'_> {
         }
     }
 
-    /// Bytes and counts of block devices.
+    /// Bytes and operations per block device.
     fn io(&self) -> Vec<device::Io> {
         if self.cgroups.unified() {
             return device::parse_v2(&self.text("io", "", "io.stat"));
@@ -252,7 +248,7 @@ impl Group<'_> {
     }
 }
 
-/// The sizes of huge pages here, as the hugetlb controller names them.
+/// Sizes of huge pages on this machine, in the notation of the hugetlb controller.
 fn page_sizes() -> Vec<String> {
     let entries = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     let mut sizes: Vec<String> = entries
@@ -278,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_sizes_are_named_as_the_kernels_files() {
+    fn page_sizes_are_named_like_the_kernels_files() {
         assert_eq!([64, 2048, 1 << 20].map(page_size), ["64KB", "2MB", "1GB"]);
     }
 }

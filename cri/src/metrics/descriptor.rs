@@ -1,9 +1,9 @@
-//! The names of all metrics, what they mean and what labels they have. Names and labels are cAdvisor's, which
-//! critest and every dashboard know.
+//! Descriptors of all metrics: name, help text and labels. Names and labels are those of cAdvisor, which critest and
+//! dashboards expect.
 
 use coracle_proto::cri::MetricType;
 
-/// The labels of every metric, in the order of their values.
+/// Labels of every metric, in the order of their values.
 pub(super) const BASE_LABELS: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];
 
 /// One metric.
@@ -11,7 +11,7 @@ pub(super) const BASE_LABELS: [&str; 6] = ["container", "id", "image", "name", "
 pub(super) struct Descriptor {
     pub(super) name: &'static str,
     pub(super) kind: MetricType,
-    /// Labels after those of [`BASE_LABELS`].
+    /// Labels in addition to [`BASE_LABELS`].
     pub(super) own_labels: &'static [&'static str],
     pub(super) help: &'static str,
 }
@@ -27,7 +27,7 @@ macro_rules! descriptors {
     ($($constant:ident $kind:ident $name:literal $labels:tt $help:literal;)*) => {
         $(pub(super) const $constant: Descriptor =
             Descriptor { name: $name, kind: MetricType::$kind, own_labels: &$labels, help: $help };)*
-        /// All of them.
+        /// All descriptors.
         pub(super) const ALL: &[Descriptor] = &[$($constant),*];
     };
 }
@@ -59,17 +59,17 @@ descriptors! {
     MEMORY_SWAP Gauge "container_memory_swap" []
         "Swap in use, in bytes.";
     MEMORY_LIMIT_HITS Counter "container_memory_failcnt" []
-        "How often the limit of memory was reached.";
+        "Number of times the memory limit was reached.";
     MEMORY_USAGE Gauge "container_memory_usage_bytes" []
         "Memory in use, page cache included, in bytes.";
     MEMORY_PEAK Gauge "container_memory_max_usage_bytes" []
-        "The most memory that was in use at once, in bytes.";
+        "Maximum memory in use, in bytes.";
     MEMORY_WORKING_SET Gauge "container_memory_working_set_bytes" []
-        "Memory in use without page cache that was not read lately, in bytes.";
+        "Memory in use without inactive page cache, in bytes.";
     MEMORY_FAULTS Counter "container_memory_failures_total" ["failure_type", "scope"]
         "Page faults, by kind.";
     OOM_EVENTS Counter "container_oom_events_total" []
-        "Processes killed because memory ran out.";
+        "Processes killed by the OOM killer.";
 
     // network
     NETWORK_RECEIVE_BYTES Counter "container_network_receive_bytes_total" ["interface"]
@@ -97,7 +97,7 @@ descriptors! {
     FS_LIMIT Gauge "container_fs_limit_bytes" ["device"]
         "Size of the file system of the writable layer, in bytes.";
     FS_USAGE Gauge "container_fs_usage_bytes" ["device"]
-        "What the writable layer takes, in bytes.";
+        "Size of the writable layer, in bytes.";
     FS_READ_BYTES Counter "container_fs_reads_bytes_total" ["device"]
         "Bytes read from the device.";
     FS_READS Counter "container_fs_reads_total" ["device"]
@@ -111,7 +111,7 @@ descriptors! {
     HUGETLB_USAGE Gauge "container_hugetlb_usage_bytes" ["pagesize"]
         "Huge pages in use, in bytes.";
     HUGETLB_PEAK Gauge "container_hugetlb_max_usage_bytes" ["pagesize"]
-        "The most huge pages that were in use at once, in bytes.";
+        "Maximum huge pages in use, in bytes.";
 
     // pressure
     PRESSURE_CPU_WAITING Counter "container_pressure_cpu_waiting_seconds_total" []
@@ -133,13 +133,13 @@ descriptors! {
     THREADS Gauge "container_threads" []
         "Threads.";
     THREADS_MAX Gauge "container_threads_max" []
-        "The most threads that there may be; 0 when any number.";
+        "Maximum threads; 0 without a limit.";
     FILE_DESCRIPTORS Gauge "container_file_descriptors" []
         "Open file descriptors.";
     SOCKETS Gauge "container_sockets" []
         "Open sockets.";
     ULIMITS_SOFT Gauge "container_ulimits_soft" ["ulimit"]
-        "Soft limits of the container's first process; those without a limit are left out.";
+        "Soft limits of the container's first process; unlimited ones are left out.";
 
     // the container itself
     LAST_SEEN Gauge "container_last_seen" []
@@ -149,15 +149,15 @@ descriptors! {
     SPEC_CPU_PERIOD Gauge "container_spec_cpu_period" []
         "Period of the processor quota, in microseconds.";
     SPEC_CPU_QUOTA Gauge "container_spec_cpu_quota" []
-        "Processor quota in a period, in microseconds; absent when there is none.";
+        "Processor quota in a period, in microseconds; absent without a quota.";
     SPEC_CPU_SHARES Gauge "container_spec_cpu_shares" []
         "Processor shares.";
     SPEC_MEMORY_LIMIT Gauge "container_spec_memory_limit_bytes" []
-        "Limit of memory, in bytes; 0 when there is none.";
+        "Memory limit, in bytes; 0 without a limit.";
     SPEC_MEMORY_RESERVATION Gauge "container_spec_memory_reservation_limit_bytes" []
-        "Memory that is kept for the container, in bytes; 0 when there is none.";
+        "Memory reservation, in bytes; 0 without one.";
     SPEC_MEMORY_SWAP_LIMIT Gauge "container_spec_memory_swap_limit_bytes" []
-        "Limit of swap, with memory on cgroup v1, in bytes; 0 when there is none.";
+        "Swap limit (on cgroup v1 of memory and swap), in bytes; 0 without a limit.";
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_there_once_with_help_and_labels() {
+    fn names_are_unique_and_have_help_and_labels() {
         let mut names: Vec<&str> = ALL.iter().map(|descriptor| descriptor.name).collect();
         names.sort_unstable();
         let count = names.len();

@@ -1,4 +1,4 @@
-//! Block devices: their names, and what a cgroup moved to and from them.
+//! Block devices: their names, and a cgroup's I/O.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +9,7 @@ use super::descriptor as names;
 use super::sheet::Sheet;
 use crate::lock::locked;
 
-/// What went to and from one device, by operation as v1 names them: `Read`, `Write`, ….
+/// I/O of one device, by v1's names of operations: `Read`, `Write`, ….
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Io {
     /// `major:minor`.
@@ -18,7 +18,7 @@ pub(super) struct Io {
     counts: BTreeMap<String, u64>,
 }
 
-/// Names of devices, each looked up once.
+/// Names of devices, cached.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     names: Mutex<HashMap<String, String>>,
@@ -52,7 +52,7 @@ impl Devices {
     }
 }
 
-/// The device that a file is on; its numbers when it has no name, as that of a tmpfs has none.
+/// The device of a file; its numbers if it has no name, as for a tmpfs.
 pub(super) fn of_file(path: &Path) -> String {
     let numbers = std::fs::metadata(path).map(|found| found.dev()).unwrap_or_default();
     name(&format!("{}:{}", nix::sys::stat::major(numbers), nix::sys::stat::minor(numbers)))
@@ -64,7 +64,7 @@ fn name(numbers: &str) -> String {
     name.map_or_else(|| numbers.to_owned(), |name| format!("/dev/{name}"))
 }
 
-/// v1: a line for each device and operation, `8:0 Read 4096`, and a total.
+/// v1: a line per device and operation, `8:0 Read 4096`, and a total.
 pub(super) fn parse_v1(bytes: &str, counts: &str) -> Vec<Io> {
     let mut found: BTreeMap<String, Io> = BTreeMap::new();
     for (text, pick) in [(bytes, true), (counts, false)] {
@@ -83,7 +83,7 @@ pub(super) fn parse_v1(bytes: &str, counts: &str) -> Vec<Io> {
     found.into_iter().map(|(device, io)| Io { device, ..io }).collect()
 }
 
-/// v2: a line for each device, `8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0`.
+/// v2: a line per device, `8:0 rbytes=4096 wbytes=0 rios=1 wios=0 dbytes=0 dios=0`.
 pub(super) fn parse_v2(text: &str) -> Vec<Io> {
     let mut found = Vec::new();
     for line in text.lines() {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_versions_tell_the_same() {
+    fn both_versions_have_the_same_result() {
         let bytes = "254:0 Read 4096\n254:0 Write 8192\n254:0 Total 12288\nTotal 12288\n";
         let counts = "254:0 Read 1\n254:0 Write 2\n254:0 Total 3\nTotal 3\n";
         let v1 = parse_v1(bytes, counts);

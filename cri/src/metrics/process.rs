@@ -1,8 +1,8 @@
-//! What the kernel tells of processes under /proc. What ended meanwhile has nothing.
+//! Process metrics from /proc. A process that has ended meanwhile counts as empty.
 
 use std::fs;
 
-/// What processes hold open.
+/// Open file descriptors.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Open {
     pub(super) files: u64,
@@ -23,18 +23,18 @@ pub(super) fn open_files(pids: &[i32]) -> Open {
     open
 }
 
-/// Counts the threads of processes, where no controller does.
+/// Counts the threads of processes, for hosts without the pids controller.
 pub(super) fn threads(pids: &[i32]) -> u64 {
     let count = |pid| fs::read_dir(format!("/proc/{pid}/task")).map_or(0, |tasks| tasks.flatten().count());
     u64::try_from(pids.iter().map(count).sum::<usize>()).unwrap_or(u64::MAX)
 }
 
-/// The soft limits of a process that are not infinite, with names as cAdvisor's: `max_open_files`.
+/// The finite soft limits of a process, with cAdvisor's names, such as `max_open_files`.
 pub(super) fn soft_limits(pid: i32) -> Vec<(String, u64)> {
     parse_limits(&fs::read_to_string(format!("/proc/{pid}/limits")).unwrap_or_default())
 }
 
-/// proc(5): columns of fixed width, the name in 26 characters.
+/// proc(5): columns of fixed width; the name has 26 characters.
 fn parse_limits(text: &str) -> Vec<(String, u64)> {
     text.lines()
         .skip(1)
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_by_column_and_the_infinite_are_left_out() {
+    fn limits_are_parsed_by_column_and_unlimited_ones_left_out() {
         let text = "\
 Limit                     Soft Limit           Hard Limit           Units     
 Max cpu time              unlimited            unlimited            seconds   
@@ -61,7 +61,7 @@ Max open files            1024                 1048576              files
     }
 
     #[test]
-    fn our_own_descriptors_are_seen() {
+    fn own_descriptors_are_counted() {
         let socket = std::os::unix::net::UnixDatagram::unbound().expect("a socket");
         let pid = i32::try_from(std::process::id()).expect("a pid");
         let open = open_files(&[pid]);

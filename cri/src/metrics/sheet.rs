@@ -1,10 +1,10 @@
-//! The metrics of one pod or container, being collected.
+//! Builder for the metrics of one pod or container.
 
 use coracle_proto::cri;
 
 use super::descriptor::{BASE_LABELS, Descriptor};
 
-/// A list of metrics with the labels that all of them have.
+/// A list of metrics with common labels.
 #[derive(Debug)]
 pub(super) struct Sheet {
     labels: [String; BASE_LABELS.len()],
@@ -18,7 +18,7 @@ impl Sheet {
         Self { labels, timestamp, metrics: Vec::new() }
     }
 
-    /// When the figures are read, in Unix nanoseconds.
+    /// Time of the values, in Unix nanoseconds.
     pub(super) fn timestamp(&self) -> i64 {
         self.timestamp
     }
@@ -36,7 +36,7 @@ impl Sheet {
         });
     }
 
-    /// Adds a value of a metric without labels of its own, when there is one.
+    /// Adds a value of a metric without own labels, if there is one.
     pub(super) fn put_some(&mut self, descriptor: &Descriptor, value: Option<u64>) {
         if let Some(value) = value {
             self.put(descriptor, &[], value);

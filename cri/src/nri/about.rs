@@ -1,4 +1,4 @@
-//! Pods and containers as NRI plugins see them. Pure.
+//! Pods and containers in the types of NRI. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ pub(crate) fn pod_now(sandbox: &Sandbox) -> PodSandbox {
     pod(&sandbox.record_now(), sandbox.live().as_ref())
 }
 
-/// A pod, whose shim lives or not.
+/// A pod, with or without a live shim.
 pub(crate) fn pod(record: &SandboxRecord, live: Option<&Live>) -> PodSandbox {
     let config = &record.config;
     let metadata = config.metadata.clone().unwrap_or_default();
@@ -43,7 +43,7 @@ pub(crate) fn pod(record: &SandboxRecord, live: Option<&Live>) -> PodSandbox {
     }
 }
 
-/// The namespaces that a pod's containers share, and where the kernel shows them.
+/// The namespaces shared by a pod's containers, and their paths in /proc.
 pub(crate) fn namespaces_of(record: &SandboxRecord, live: &Live) -> Vec<LinuxNamespace> {
     let at = |typ: &str, pid: i32, name: &str| LinuxNamespace {
         r#type: typ.to_owned(),
@@ -63,7 +63,7 @@ pub(crate) fn namespaces_of(record: &SandboxRecord, live: &Live) -> Vec<LinuxNam
     list
 }
 
-/// A container: what is on record of it, and its spec.
+/// A container, from its record and spec.
 pub(crate) fn container(record: &ContainerRecord, spec: &Spec) -> Container {
     let config = &record.config;
     let mut container = describe::container(spec);
@@ -91,7 +91,7 @@ pub(crate) fn container(record: &ContainerRecord, spec: &Spec) -> Container {
 
 fn state(container: &mut Container, phase: &ContainerPhase) {
     let state = match phase {
-        // Not there yet: plugins are asked what it should become.
+        // The container does not exist yet: plugins are asked for adjustments.
         ContainerPhase::Creating => ContainerState::ContainerUnknown,
         ContainerPhase::Created => ContainerState::ContainerCreated,
         ContainerPhase::Running { started_at } => {
@@ -134,7 +134,7 @@ mod tests {
     use crate::records::ExitRecord;
 
     #[test]
-    fn a_pod_is_described_without_its_shim_too() {
+    fn a_pod_is_described_with_and_without_its_shim() {
         let config = cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata {
                 name: "n".into(),

@@ -1,6 +1,8 @@
-//! The two OCI hooks that no container library runs for us, since it is not there any more: poststart, when the
-//! program runs, and poststop, when the container is deleted. They run in the runtime's own namespaces, with the
-//! container's state on their standard input (OCI runtime specification, "POSIX-platform Hooks").
+//! The OCI hooks poststart and poststop, run by the runtime.
+//!
+//! The container library has exited before they are due: poststart runs after the program started, poststop after the
+//! container is deleted. They run in the runtime's own namespaces, with the container's state on their standard input
+//! (OCI runtime specification, "POSIX-platform Hooks").
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -11,14 +13,14 @@ use tokio::process::Command;
 use tokio::time::timeout;
 use tracing::warn;
 
+use super::PluginHooks;
 use crate::container::Container;
 use crate::error::Error;
-use crate::runtime::Runtime;
 
-/// What a hook has that names no time of its own: the call that it belongs to waits for it.
-const LONGEST: Duration = Duration::from_secs(30);
+/// Timeout of a hook without a timeout of its own. The CRI call waits for the hook.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Whether a spec has any of the two.
+/// Whether a spec has poststart or poststop hooks.
 pub(super) fn any(spec: &Spec) -> bool {
     spec.hooks().as_ref().is_some_and(|hooks| {
         let some = |hooks: &Option<Vec<Hook>>| hooks.as_ref().is_some_and(|hooks| !hooks.is_empty());
@@ -26,17 +28,17 @@ pub(super) fn any(spec: &Spec) -> bool {
     })
 }
 
-impl Runtime {
-    /// A failed hook fails the start and ends the container, as the specification has it.
-    pub(crate) async fn run_hooks_after_start(&self, container: &Container) -> Result<(), Error> {
+impl PluginHooks {
+    /// Runs the poststart hooks. A failed hook fails the start and kills the container, as the specification requires.
+    pub(crate) async fn run_poststart_hooks(&self, container: &Container) -> Result<(), Error> {
         if !container.record.late_hooks {
             return Ok(());
         }
         let hooks = self.spec_of(&container.id).hooks().clone().unwrap_or_default();
         for hook in hooks.poststart().iter().flatten() {
             if let Err(why) = run(hook, &self.oci_state(container, "running")).await {
-                if let Ok(shim) = self.shim_of(container) {
-                    // One that has ended meanwhile is what is wanted.
+                if let Ok(shim) = self.tables.shim_of(container) {
+                    // An error means that the container has already ended.
                     let _gone = shim.kill(&container.id, libc::SIGKILL).await;
                 }
                 return Err(Error::invalid("poststart hook", why));
@@ -45,8 +47,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// The container is gone whatever these hooks do.
-    pub(crate) async fn run_hooks_after_end(&self, container: &Container) {
+    /// Runs the poststop hooks. Their failures are logged: the container is already deleted.
+    pub(crate) async fn run_poststop_hooks(&self, container: &Container) {
         if !container.record.late_hooks {
             return;
         }
@@ -65,7 +67,7 @@ impl Runtime {
             "id": container.id,
             "status": status,
             "pid": if status == "running" { container.pid() } else { 0 },
-            "bundle": self.inner.records.container_dir(&container.id),
+            "bundle": self.records.container_dir(&container.id),
             "annotations": annotations,
         })
         .to_string()
@@ -84,11 +86,13 @@ async fn run(hook: &Hook, state: &str) -> Result<(), String> {
     command.env_clear().envs(variables).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     coracle_open_files::limit(command.as_std_mut());
     let mut child = command.kill_on_drop(true).spawn().map_err(|error| named(&error.to_string()))?;
-    let limit =
-        hook.timeout().and_then(|seconds| u64::try_from(seconds).ok()).map_or(LONGEST, Duration::from_secs);
+    let limit = hook
+        .timeout()
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .map_or(DEFAULT_TIMEOUT, Duration::from_secs);
     let ended = async {
         if let Some(mut stdin) = child.stdin.take() {
-            // A hook need not read its state.
+            // A hook may ignore its standard input.
             let _unread = stdin.write_all(state.as_bytes()).await;
         }
         child.wait().await
@@ -115,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hook_reads_the_state_and_is_judged_by_its_end() {
+    async fn a_hook_reads_the_state_and_its_exit_code_decides() {
         run(&hook("read it && [ \"$it\" = \"$WANT\" ]", 5), "state\n").await.expect("hook");
         assert!(run(&hook("exit 3", 5), "").await.expect_err("failed").contains("3"));
         assert!(run(&hook("sleep 9", 0), "").await.expect_err("late").contains("within"));

@@ -1,9 +1,9 @@
-//! Limits in the words of NRI and of the CRI. Pure.
+//! Conversion of limits between NRI and the CRI. Pure.
 
 use coracle_proto::cri::{HugepageLimit, LinuxContainerResources};
 use coracle_proto::nri::{self, LinuxCpu, LinuxMemory, LinuxResources, OptionalInt64, OptionalUInt64};
 
-/// Limits of the CRI, as plugins see them. 0 is no limit there and left out here.
+/// Converts limits of the CRI for plugins. 0 means no limit in the CRI, and is left out.
 pub(crate) fn to_nri(limits: &LinuxContainerResources) -> LinuxResources {
     let number = |value: i64| (value != 0).then_some(OptionalInt64 { value });
     let size =
@@ -32,10 +32,10 @@ pub(crate) fn to_nri(limits: &LinuxContainerResources) -> LinuxResources {
     }
 }
 
-/// What plugins ask for, as a request of the CRI: what is not asked for stays as it is.
+/// Converts limits of plugins to a request of the CRI. Absent limits stay unchanged.
 ///
 /// # Errors
-/// The limit that a running container cannot be given this way.
+/// If a limit of a running container cannot be changed.
 pub(crate) fn to_cri(asked: &LinuxResources) -> Result<LinuxContainerResources, String> {
     let memory = asked.memory.unwrap_or_default();
     let cpu = asked.cpu.clone().unwrap_or_default();
@@ -54,7 +54,7 @@ pub(crate) fn to_cri(asked: &LinuxResources) -> Result<LinuxContainerResources, 
         ("rdt_class", asked.rdt_class.as_ref().is_some_and(|class| !class.value.is_empty())),
     ];
     if let Some((field, _)) = refused.iter().find(|(_, asked)| *asked) {
-        return Err(format!("{field} of a container that exists cannot be changed"));
+        return Err(format!("{field} of an existing container cannot be changed"));
     }
     let number = |value: Option<OptionalInt64>| value.map_or(0, |value| value.value);
     let size = |value: Option<OptionalUInt64>| {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_go_there_and_back() {
+    fn limits_are_converted_both_ways() {
         let limits = LinuxContainerResources {
             cpu_period: 100_000,
             cpu_quota: -1,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cri_has_no_word_for_is_refused() {
+    fn limits_without_a_cri_field_are_refused() {
         let pids = LinuxResources { pids: Some(LinuxPids { limit: 5 }), ..Default::default() };
         assert!(to_cri(&pids).expect_err("pids").starts_with("pids"));
         let class = Some(OptionalString { value: "gold".into() });

@@ -1,4 +1,4 @@
-//! Kernel parameters that plugins set: only those of a namespace that the pod has to itself. Pure.
+//! Validation of sysctls that plugins set: only sysctls of namespaces that belong to the pod. Pure.
 
 use coracle_proto::cri::PodSandboxConfig;
 use coracle_proto::nri::ContainerAdjustment;
@@ -6,7 +6,7 @@ use coracle_proto::nri::ContainerAdjustment;
 use crate::error::Error;
 use crate::sandbox::namespaces;
 
-/// Refuses what would reach beyond the pod.
+/// Refuses sysctls that affect more than the pod.
 pub(super) fn check(adjustment: &ContainerAdjustment, pod: &PodSandboxConfig) -> Result<(), Error> {
     let linux = adjustment.linux.as_ref();
     for name in linux.iter().flat_map(|linux| linux.sysctl.keys()) {
@@ -16,9 +16,9 @@ pub(super) fn check(adjustment: &ContainerAdjustment, pod: &PodSandboxConfig) ->
             .iter()
             .any(|prefix| name.starts_with(prefix));
         let own = (of_network && namespaces::own_network(pod)) || (of_ipc && namespaces::own_ipc(pod));
-        // A removal takes away nothing: containers have no parameters of their own.
+        // A removal has no effect: containers have no sysctls of their own.
         if !own && !name.starts_with('-') {
-            let why = format!("NRI adjustment of sysctl: {name} is not the pod's alone");
+            let why = format!("NRI adjustment of sysctl: {name} does not belong to a namespace of the pod");
             return Err(Error::invalid("NRI", why));
         }
     }
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_must_be_the_pods_own() {
+    fn a_sysctl_must_belong_to_the_pod() {
         let pod = PodSandboxConfig::default();
         for name in ["net.ipv4.ip_default_ttl", "kernel.shmmax", "fs.mqueue.msg_max", "net/ipv4/x", "-vm.any"]
         {

@@ -1,7 +1,8 @@
-//! Records that earlier versions wrote, as files: every later version reads them. A test that fails here means that a
-//! runtime would take pods for half-made that run, after an upgrade or the way back from one. A new field leaves all
-//! of them as they are; what is new gets one of its own, which `RECORD=1 cargo test -p coracle-cri recorded` makes.
-//! None is ever made anew.
+//! Tests with records of earlier versions, as files: every later version must read them.
+//!
+//! If a test fails, a runtime would take running pods for incomplete ones after an upgrade or downgrade. A new field does not
+//! change existing files; a new kind of record gets a new file by `RECORD=1 cargo test -p coracle-cri recorded`. An existing
+//! file is never written again.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,22 +20,22 @@ use super::{
 use crate::error::Error;
 use crate::selinux::Labels;
 
-fn place(name: &str) -> PathBuf {
+fn path_of(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded").join(name)
 }
 
-/// Reads a recording as what it said. What is written today says all of that, too, and may say more.
-fn is_as_recorded<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, said: &T) {
-    let path = place(name);
-    let today = serde_json::to_value(said).unwrap();
+/// Reads a recording, and compares it with today's writing, which may have more fields.
+fn is_as_recorded<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, expected: &T) {
+    let path = path_of(name);
+    let today = serde_json::to_value(expected).unwrap();
     if !path.exists() && std::env::var_os("RECORD").is_some() {
         std::fs::write(&path, format!("{today:#}\n")).unwrap();
     }
     let recorded = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    assert_eq!(&serde_json::from_slice::<T>(&recorded).unwrap(), said, "{name} is read as something else");
+    assert_eq!(&serde_json::from_slice::<T>(&recorded).unwrap(), expected, "{name} is read differently");
     let recorded: Value = serde_json::from_slice(&recorded).unwrap();
     for (field, value) in recorded.as_object().unwrap() {
-        assert_eq!(today.get(field), Some(value), "{field} of {name} is written in another way");
+        assert_eq!(today.get(field), Some(value), "{field} of {name} is written differently");
     }
 }
 
@@ -141,9 +142,9 @@ fn containers_of_earlier_versions_are_read() {
     is_as_recorded("container-exited.json", &container(ContainerPhase::Exited(exit)));
 }
 
-/// What the first version that there was wrote: all that came later has a meaning when it is not said.
+/// The first version's records: every later field has a default.
 #[test]
-fn what_was_added_may_be_missing() {
+fn fields_of_later_versions_may_be_missing() {
     const ADDED: [&str; 11] = [
         "addresses",
         "selinux",
@@ -158,7 +159,7 @@ fn what_was_added_may_be_missing() {
         "message",
     ];
     let without = |name: &str| {
-        let mut record: Value = serde_json::from_slice(&std::fs::read(place(name)).unwrap()).unwrap();
+        let mut record: Value = serde_json::from_slice(&std::fs::read(path_of(name)).unwrap()).unwrap();
         record.as_object_mut().unwrap().retain(|field, _| !ADDED.contains(&field.as_str()));
         record
     };
@@ -168,11 +169,11 @@ fn what_was_added_may_be_missing() {
     assert!(container.restore.is_none() && container.pid == 0);
 }
 
-/// A record as a later version may write it, that an earlier one can read: it says more.
+/// A record of a later version with a new field: an earlier version can read it.
 #[test]
-fn what_a_later_version_adds_is_passed_over() {
+fn new_fields_of_later_versions_are_ignored() {
     for name in ["sandbox-ready.json", "container-exited.json"] {
-        let mut record: Value = serde_json::from_slice(&std::fs::read(place(name)).unwrap()).unwrap();
+        let mut record: Value = serde_json::from_slice(&std::fs::read(path_of(name)).unwrap()).unwrap();
         record["somethingNew"] = serde_json::json!({ "of": ["a", "later", "version"] });
         let text = record.to_string();
         let read = match name.starts_with("sandbox") {
@@ -183,9 +184,9 @@ fn what_a_later_version_adds_is_passed_over() {
     }
 }
 
-/// And one that an earlier version cannot: it is neither half-made nor lost.
+/// A record of a later version that an earlier version cannot read: it is neither incomplete nor lost.
 #[test]
-fn what_a_later_version_changed_is_left_to_it() {
+fn records_of_later_versions_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let records = records(dir.path());
     let later = r#"{"version":2,"id":"a","phase":{"asleep":{"since":7}}}"#;
@@ -195,10 +196,10 @@ fn what_a_later_version_changed_is_left_to_it() {
     }
     let refused = records.sandboxes().map(drop).unwrap_err();
     assert!(matches!(refused, Error::Later { version: 2, known: 1, .. }), "{refused}");
-    assert!(refused.to_string().contains("of a later version"), "{refused}");
+    assert!(refused.to_string().contains("by a later version"), "{refused}");
     assert!(matches!(records.containers(), Err(Error::Later { version: 2, .. })));
     let removed = dir.path().join("state/removed/7.8.sandbox");
     std::fs::write(&removed, later).unwrap();
     assert_eq!(records.removed().unwrap(), []);
-    assert!(removed.exists(), "it is told by that version");
+    assert!(removed.exists(), "the later version replays it");
 }

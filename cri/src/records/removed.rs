@@ -1,5 +1,5 @@
-//! Records of what was removed, each kept until a listener took the news: a runtime that dies before that tells it in
-//! its next life. The record is moved away, not written again, so a removal costs one rename more.
+//! Records of removed objects. Each is kept until a listener received the deletion event, so that the next start can replay
+//! it. The record is renamed, not written again: a removal costs one rename more.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use tracing::warn;
 use super::{ContainerRecord, FILE, Records, SandboxRecord, later, remove, write_at};
 use crate::error::{Error, chain};
 
-/// What was removed.
+/// The removed object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Subject {
     Container(Box<ContainerRecord>),
     Sandbox(Box<SandboxRecord>),
 }
 
-/// A removal that nobody may have been told of.
+/// A removal whose event may be undelivered.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Removed {
-    /// The number under which it is told.
+    /// The number of its event.
     pub(crate) number: u64,
-    /// When it was removed.
+    /// Time of the removal.
     pub(crate) at: i64,
     pub(crate) subject: Subject,
-    /// Its file, removed when it was told.
+    /// The record's file. It is removed when the event is delivered.
     pub(crate) file: PathBuf,
 }
 
@@ -43,8 +43,8 @@ impl Subject {
 // === impl Records ===
 
 impl Records {
-    /// Removes what [`Records::forget_container`] and [`Records::remove_sandbox`] do, but for the record, and returns
-    /// where that is now.
+    /// Removes an object like [`Records::forget_container`] and [`Records::remove_sandbox`], but keeps its record. Returns the
+    /// record's new path.
     pub(crate) fn bury(&self, subject: &Subject, number: u64, at: i64) -> Result<PathBuf, Error> {
         let file = self.removed.join(format!("{number}.{at}.{}", subject.kind()));
         let dir = match subject {
@@ -54,7 +54,7 @@ impl Records {
         let record = dir.join(FILE);
         match std::fs::rename(&record, &file) {
             Ok(()) => {}
-            // Half-removed by a call that failed.
+            // An earlier, failed call removed the record.
             Err(error) if error.kind() == ErrorKind::NotFound => match subject {
                 Subject::Container(record) => write_at(&file, record)?,
                 Subject::Sandbox(record) => write_at(&file, record)?,
@@ -62,7 +62,7 @@ impl Records {
             Err(error) => return Err(Error::file("move away", &record)(error)),
         }
         remove(&dir).inspect_err(|_| {
-            // It is still there, and its record says so to the next call or the next start.
+            // The object still exists: its record must be found by the next call or the next start.
             if let Err(error) = std::fs::rename(&file, &record) {
                 warn!(%error, record = %record.display(), "could not move a record back");
             }
@@ -70,14 +70,14 @@ impl Records {
         Ok(file)
     }
 
-    /// All that is kept of what is gone.
+    /// All kept records of removed objects.
     pub(crate) fn removed(&self) -> Result<Vec<Removed>, Error> {
         let entries = std::fs::read_dir(&self.removed).map_err(Error::file("list", &self.removed))?;
         let mut found = Vec::new();
         for file in entries.flatten().map(|entry| entry.path()) {
             match read(&file) {
                 Some((number, at, subject)) => found.push(Removed { number, at, subject, file }),
-                // It is for the version to tell that can read it.
+                // A later version can read it and replay the event.
                 None if std::fs::read(&file).is_ok_and(|record| later(&record).is_some()) => {}
                 None => forget(&file),
             }
@@ -86,11 +86,11 @@ impl Records {
     }
 }
 
-/// Removes the record of what is gone: it was told, or cannot be.
+/// Removes the record of a removed object after the delivery, or if it is unreadable.
 pub(crate) fn forget(file: &Path) {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            warn!(%error, file = %file.display(), "could not remove the record of what is gone");
+            warn!(%error, file = %file.display(), "could not remove the record of a removed object");
         }
         _ => {}
     }
@@ -113,7 +113,9 @@ fn decode<T: DeserializeOwned>(file: &Path) -> Option<T> {
         return None;
     }
     let decoded = serde_json::from_slice(&bytes);
-    decoded.inspect_err(|error| warn!(error = chain(error), "the record of what is gone cannot be read")).ok()
+    decoded
+        .inspect_err(|error| warn!(error = chain(error), "could not read the record of a removed object"))
+        .ok()
 }
 
 #[cfg(test)]
@@ -122,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_removed_is_found_until_it_is_forgotten() {
+    fn a_removed_record_is_kept_until_it_is_forgotten() {
         let dir = tempfile::tempdir().expect("directory");
         let records = records(dir.path());
         let record = SandboxRecord::new("a", Default::default(), String::new(), 7);
@@ -135,10 +137,10 @@ mod tests {
         assert_eq!(records.removed().expect("list"), [removed]);
         forget(&file);
         assert_eq!(records.removed().expect("list"), []);
-        // Also when a removal before it failed half-way.
+        // Also after an incomplete removal.
         let file = records.bury(&subject, 13, 8).expect("bury");
         assert_eq!(read(&file), Some((13, 8, subject)));
-        // What cannot be read is not kept.
+        // An unreadable record is not kept.
         std::fs::write(&file, "{").expect("write");
         assert_eq!(records.removed().expect("list"), []);
         assert!(!file.exists());

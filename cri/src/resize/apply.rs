@@ -1,4 +1,4 @@
-//! Writes a plan into a container's cgroup, all of it or, when something is refused, nothing.
+//! Writes a plan to a container's cgroup. If a write is refused, all earlier writes are reverted.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,22 @@ use crate::cgroup::Cgroups;
 use crate::cgroup::value::field;
 use crate::error::Error;
 
-/// A container's limits, to be changed.
+/// A change of a container's limits.
 #[derive(Debug)]
 pub(crate) struct Resize<'a> {
     pub(crate) cgroups: &'a Cgroups,
     pub(crate) group: &'a str,
-    /// From and to which OOM score adjustment its processes are moved.
+    /// The current and the new OOM score adjustment of its processes.
     pub(crate) oom_score: Option<(i32, i32)>,
-    /// Where it is noted until the change is on record.
+    /// Directory of the note, which exists until the change is recorded.
     pub(crate) bundle: &'a Path,
 }
 
 impl Resize<'_> {
-    /// Makes the change, after which `after` is to be on record; and then the note is to be forgotten. What is as asked
-    /// for already is not written.
+    /// Makes the change. Afterwards the caller records `after` and removes the note. Unchanged values are not written.
     ///
     /// # Errors
-    /// The first refusal; everything is then as before.
+    /// The first refusal; all values are then as before.
     pub(crate) fn apply(
         &self,
         request: &LinuxContainerResources,
@@ -43,7 +42,7 @@ impl Resize<'_> {
         let all = steps.iter().try_for_each(|step| self.take(step));
         let all =
             all.and_then(|()| note.scores.as_ref().map_or(Ok(()), |scores| move_scores(scores, self.group)));
-        let all = all.and_then(|()| self.cgroups.tell(self.group));
+        let all = all.and_then(|()| self.cgroups.update_unit(self.group));
         if all.is_err() {
             note.put_back(self.cgroups, self.group);
             Note::done(self.bundle);
@@ -68,7 +67,7 @@ impl Resize<'_> {
         }
     }
 
-    /// What the steps are about to change.
+    /// The values that the steps overwrite.
     fn note(&self, steps: &[Step], after: LinuxContainerResources) -> Result<Note, Error> {
         let mut limits = Vec::new();
         for step in steps {
@@ -85,10 +84,10 @@ impl Resize<'_> {
         Ok(Note { limits, scores, after })
     }
 
-    /// The file as it is, unless it says so already, or need not be there and is not.
+    /// The current contents of the file. None if it already has the value, or if an optional file is absent.
     fn changed_by(&self, write: &Write) -> Result<Option<Old>, Error> {
         let Some(path) = self.cgroups.file(write.controller, self.group, &write.file) else {
-            return Err(Error::invalid("linux", format!("there is no controller for {}", write.file)));
+            return Err(Error::invalid("linux", format!("no controller has the file {}", write.file)));
         };
         let text = match std::fs::read_to_string(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound && write.optional => return Ok(None),
@@ -120,7 +119,7 @@ impl Resize<'_> {
     }
 }
 
-/// A process that is gone needs none.
+/// Sets the scores. A process that has ended is skipped.
 fn move_scores(scores: &Scores, group: &str) -> Result<(), Error> {
     for pid in &scores.pids {
         let path = PathBuf::from(format!("/proc/{pid}/{ADJUSTMENT}"));
@@ -128,7 +127,7 @@ fn move_scores(scores: &Scores, group: &str) -> Result<(), Error> {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(Error::file("write", &path)(error));
             }
-            // Gone meanwhile.
+            // The process has ended.
             Err(_) => {}
             Ok(()) => coracle_fault::point("update.score-written"),
         }
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_value_puts_all_others_back() {
+    fn a_refused_value_reverts_all_others() {
         let dir = tempfile::tempdir().expect("directory");
         let cgroups = machine(dir.path());
         let file = |name: &str| dir.path().join("box").join(name);
@@ -158,7 +157,7 @@ mod tests {
         {
             std::fs::write(file(name), text).expect("write");
         }
-        // It can be read, and not written by anybody.
+        // A file that can be read but not written.
         std::os::unix::fs::symlink("/proc/version", file("memory.refused")).expect("link");
         let request = |name: &str| LinuxContainerResources {
             memory_limit_in_bytes: 4096,
@@ -169,7 +168,7 @@ mod tests {
         let apply =
             |request: &LinuxContainerResources| resize.apply(request, LinuxContainerResources::default());
         for (name, left) in [("memory.absent", "max\n"), ("memory.refused", "max")] {
-            let error = apply(&request(name)).expect_err("it cannot be");
+            let error = apply(&request(name)).expect_err("refused");
             assert!(error.to_string().contains(name), "{error}");
             assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), left);
             assert!(Note::read(dir.path()).is_none());
@@ -178,7 +177,7 @@ mod tests {
         apply(&request).expect("apply");
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "4096");
         assert_eq!(std::fs::read_to_string(file("memory.swap.max")).expect("read"), "0");
-        // Until it is on record, the next life of the runtime can put it back.
+        // Until the change is recorded, the next start can revert it.
         let note = Note::read(dir.path()).expect("a note");
         note.put_back(&cgroups, "/box");
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("read"), "max");
@@ -188,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_so_already_is_not_written() {
+    fn an_unchanged_value_is_not_written() {
         let dir = tempfile::tempdir().expect("directory");
         let cgroups = machine(dir.path());
         let resize = Resize { cgroups: &cgroups, group: "/box", oom_score: None, bundle: dir.path() };

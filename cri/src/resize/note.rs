@@ -1,5 +1,5 @@
-//! What a change of a container's limits overwrites, noted in its bundle before the first write and forgotten when the
-//! change is on record. What is noted and not on record, a runtime that died has left half-done: it is put back.
+//! The note of a limit change: the overwritten values. It is written to the bundle before the first change, and removed when
+//! the change is recorded. After a crash, an unrecorded change is reverted by its note.
 
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -14,35 +14,35 @@ use crate::error::Error;
 use crate::pidfd::Process;
 use crate::records::{message, replace};
 
-/// Its name in the bundle.
+/// File name of the note in the bundle.
 const FILE: &str = "resize.json";
-/// The file of a process in /proc.
+/// File of a process in /proc.
 pub(super) const ADJUSTMENT: &str = "oom_score_adj";
 
-/// One change.
+/// A change of limits.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Note {
-    /// The files that change, with what they say, in the order in which they are written.
+    /// The changed files with their previous contents, in the order of the writes.
     pub(super) limits: Vec<Old>,
-    /// The processes whose OOM score changes.
+    /// The processes with a changed OOM score.
     pub(super) scores: Option<Scores>,
-    /// What is on record when the change is complete.
+    /// The limits on record after the change.
     #[serde(with = "message")]
     pub(crate) after: LinuxContainerResources,
 }
 
-/// What a file said before.
+/// The previous contents of a file.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Old {
     pub(super) path: PathBuf,
     pub(super) text: String,
 }
 
-/// OOM score adjustments that change.
+/// A change of OOM score adjustments.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Scores {
     from: i32,
-    /// What they become.
+    /// The new adjustment.
     pub(crate) to: i32,
     pub(super) pids: Vec<i32>,
 }
@@ -50,16 +50,16 @@ pub(crate) struct Scores {
 // === impl Note ===
 
 impl Note {
-    /// The note in a bundle; none when no change is under way, or it cannot be read.
+    /// Reads the note of a bundle. None without a change in progress, or if it is unreadable.
     pub(crate) fn read(bundle: &Path) -> Option<Self> {
         let path = bundle.join(FILE);
         let text = std::fs::read(&path).ok()?;
         let note = serde_json::from_slice(&text);
-        note.inspect_err(|error| warn!(path = %path.display(), %error, "a note of limits cannot be read"))
+        note.inspect_err(|error| warn!(path = %path.display(), %error, "could not read a note of limits"))
             .ok()
     }
 
-    /// Puts it into a bundle.
+    /// Writes the note to a bundle.
     pub(super) fn write(&self, bundle: &Path) -> Result<(), Error> {
         let path = bundle.join(FILE);
         let text = serde_json::to_vec(self).map_err(|source| Error::Format {
@@ -70,7 +70,7 @@ impl Note {
         replace(&path, &text)
     }
 
-    /// Removes that of a bundle, if there is one.
+    /// Removes the note of a bundle, if there is one.
     pub(crate) fn forget(bundle: &Path) -> Result<(), Error> {
         let path = bundle.join(FILE);
         match std::fs::remove_file(&path) {
@@ -79,34 +79,34 @@ impl Note {
         }
     }
 
-    /// Removes that of a change which has come to its end, whose outcome is what the client is told. A note that stays is
-    /// looked at by the next start, and replaced by the next change.
+    /// Removes the note of a finished change. A failure is logged: the change itself succeeded or failed before. The next start
+    /// examines a remaining note, and the next change replaces it.
     pub(crate) fn done(bundle: &Path) {
         if let Err(error) = Self::forget(bundle) {
-            warn!(error = error.chain(), "a note of limits stays");
+            warn!(error = error.chain(), "could not remove a note of limits");
         }
     }
 
-    /// The score that commands begin with once the change is complete.
+    /// The OOM score of new execs after the change.
     pub(crate) fn score(&self) -> Option<i32> {
         self.scores.as_ref().map(|scores| scores.to)
     }
 
-    /// Makes everything what it was. What is gone needs nothing.
+    /// Reverts the change. Files and processes that are gone are skipped.
     pub(crate) fn put_back(&self, cgroups: &Cgroups, group: &str) {
-        // What the kernel checks against another file's value may have to wait for that file's turn.
+        // Two passes: the kernel checks some values against values of other files, which may be reverted later.
         self.limits.iter().rev().for_each(|old| drop(put_back(old)));
         for old in self.limits.iter().rev() {
             if let Err(error) = put_back(old) {
-                warn!(path = %old.path.display(), %error, "could not put a limit back");
+                warn!(path = %old.path.display(), %error, "could not revert a limit");
             }
         }
         if let Some(scores) = &self.scores {
-            // Only those that still are the container's: others may have their numbers.
+            // `set_adjustment` skips pids that were reused outside of the container.
             scores.pids.iter().for_each(|pid| scores.put_back(*pid, group));
         }
-        if let Err(error) = cgroups.tell(group) {
-            warn!(group, error = error.chain(), "could not tell of limits that were put back");
+        if let Err(error) = cgroups.update_unit(group) {
+            warn!(group, error = error.chain(), "could not update the systemd unit of reverted limits");
         }
     }
 }
@@ -114,7 +114,7 @@ impl Note {
 // === impl Scores ===
 
 impl Scores {
-    /// Of the processes that have the first of two adjustments. Others set their own, and keep it.
+    /// The processes with the adjustment `from`. Other processes have set their own adjustment, and keep it.
     pub(super) fn of(processes: &[i32], (from, to): (i32, i32)) -> Self {
         let pids = processes.iter().copied().filter(|pid| adjustment(*pid) == Some(from)).collect();
         Self { from, to, pids }
@@ -125,12 +125,12 @@ impl Scores {
             && let Err(error) = set_adjustment(pid, group, self.from)
             && error.kind() != ErrorKind::NotFound
         {
-            warn!(pid, %error, "could not put an OOM score back");
+            warn!(pid, %error, "could not revert an OOM score");
         }
     }
 }
 
-/// Writes the adjustment of a process of the group; `NotFound` when it has ended, even if its pid is in use again.
+/// Sets the adjustment of a process of the group; `NotFound` if it has ended, even if its pid is reused.
 pub(super) fn set_adjustment(pid: i32, group: &str, score: i32) -> io::Result<()> {
     let process = Process::in_group(pid, group)?;
     let mut file = process.file(ADJUSTMENT, OFlag::O_WRONLY)?;
@@ -141,7 +141,7 @@ fn adjustment(pid: i32) -> Option<i32> {
     std::fs::read_to_string(format!("/proc/{pid}/{ADJUSTMENT}")).ok()?.trim().parse().ok()
 }
 
-/// Some files hold a line for each device, and take one at a time.
+/// Restores a file. Some files have one line per device, and accept one line per write.
 fn put_back(old: &Old) -> io::Result<()> {
     match std::fs::read_to_string(&old.path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

@@ -1,4 +1,4 @@
-//! Plans, as lines of `file=value`.
+//! Tests of plans, as lines of `file=value`.
 
 use super::*;
 
@@ -35,13 +35,13 @@ fn request(change: impl FnOnce(&mut LinuxContainerResources)) -> LinuxContainerR
 }
 
 #[test]
-fn nothing_asked_is_nothing_done() {
+fn an_empty_request_has_no_steps() {
     assert_eq!(lines(&LinuxContainerResources::default(), &V1), Vec::<String>::new());
     assert_eq!(lines(&LinuxContainerResources::default(), &v2()), Vec::<String>::new());
 }
 
 #[test]
-fn processors_on_both_versions() {
+fn cpu_limits_on_v1_and_v2() {
     let asked = request(|r| (r.cpu_shares, r.cpu_quota, r.cpu_period) = (1024, 50_000, 100_000));
     assert_eq!(lines(&asked, &V1), ["cpu.shares=1024", "cpu.cfs_period_us=100000 cpu.cfs_quota_us=50000"]);
     assert_eq!(lines(&asked, &v2()), ["cpu.weight=100", "cpu.max=50000 100000"]);
@@ -54,7 +54,7 @@ fn processors_on_both_versions() {
 }
 
 #[test]
-fn memory_and_swap_never_cross() {
+fn memory_never_exceeds_memory_and_swap() {
     let memory =
         |limit, both| request(|r| (r.memory_limit_in_bytes, r.memory_swap_limit_in_bytes) = (limit, both));
     let (own, both) = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes");
@@ -76,7 +76,7 @@ fn memory_and_swap_never_cross() {
 }
 
 #[test]
-fn huge_pages_and_files_by_name() {
+fn huge_pages_and_unified_files() {
     let limit = |limit| HugepageLimit { page_size: "2MB".into(), limit };
     let asked = |bytes| request(|r| r.hugepage_limits = vec![limit(bytes)]);
     assert_eq!(lines(&asked(0), &V1), Vec::<String>::new());
@@ -91,7 +91,7 @@ fn huge_pages_and_files_by_name() {
 }
 
 #[test]
-fn what_is_not_named_stays_on_record() {
+fn unset_fields_keep_their_recorded_values() {
     let old = request(|r| {
         (r.cpu_shares, r.memory_limit_in_bytes, r.cpuset_cpus) = (512, 100, "0".into());
         r.hugepage_limits = vec![HugepageLimit { page_size: "2MB".into(), limit: 1 }];

@@ -1,7 +1,7 @@
-//! Processor shares of cgroup v1 as weights of v2, and back. Pure.
+//! Conversion of cpu shares (cgroup v1) to weights (v2) and back. Pure.
 //!
-//! Shares go from 2 to 262144 with 1024 as default, weights from 1 to 10000 with 100: the curve of the OCI's
-//! runtimes since runc 1.3.2 keeps ends and default (opencontainers/cgroups, pull request 20).
+//! Shares are 2 to 262144, default 1024; weights are 1 to 10000, default 100. The curve is that of runc since 1.3.2 and keeps
+//! minimum, maximum and default (opencontainers/cgroups, pull request 20).
 
 const SHARES: (u64, u64) = (2, 262_144);
 const DEFAULT: (u64, u64) = (1024, 100);
@@ -25,7 +25,7 @@ pub(crate) fn weight_of_shares(shares: u64) -> u64 {
     (10_f64.powf(exponent).ceil() as u64).clamp(1, 10_000)
 }
 
-/// The v1 shares that a v2 weight stands for: the default for the default, else the fewest that reach it.
+/// The v1 shares for a v2 weight: the default for the default, else the lowest shares with this weight.
 pub(crate) fn shares_of_weight(weight: u64) -> u64 {
     if weight == DEFAULT.1 {
         return DEFAULT.0;
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_and_default_are_kept_both_ways() {
+    fn minimum_maximum_and_default_are_kept() {
         for (shares, weight) in [(2, 1), (1024, 100), (262_144, 10_000)] {
             assert_eq!(weight_of_shares(shares), weight);
         }

@@ -33,7 +33,7 @@ pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error
 pub(crate) fn seccomp(security: &LinuxSandboxSecurityContext) -> Result<Option<SecurityProfile>, Error> {
     #[allow(deprecated, reason = "older kubelets set it")]
     let old = security.seccomp_profile_path.as_str();
-    let wanted = profile::wanted_seccomp(security.seccomp.as_ref(), old)?;
+    let wanted = profile::requested_seccomp(security.seccomp.as_ref(), old)?;
     Ok(wanted.filter(|_| !security.privileged))
 }
 

@@ -17,6 +17,11 @@ pub(crate) fn own_network(config: &PodSandboxConfig) -> bool {
     options(config).network() != NamespaceMode::Node
 }
 
+/// Host name that the pod's processes see.
+pub(crate) fn hostname(config: &PodSandboxConfig, node: &str) -> String {
+    if own_network(config) && !config.hostname.is_empty() { config.hostname.clone() } else { node.to_owned() }
+}
+
 /// Whether the pod has System V IPC and message queues of its own.
 pub(crate) fn own_ipc(config: &PodSandboxConfig) -> bool {
     options(config).ipc() != NamespaceMode::Node

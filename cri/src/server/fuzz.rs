@@ -4,12 +4,13 @@ use coracle_proto::cri;
 use oci_spec::runtime::Spec;
 use prost::Message;
 
-use super::{container_create, sandbox_run};
 use crate::container::fields;
 use crate::container::oci_spec::sample;
 use crate::error::Error;
 use crate::host::Host;
 use crate::sandbox::namespaces;
+use crate::services::containers::check::check as check_container;
+use crate::services::sandboxes::check as check_sandbox;
 
 /// A request for a container, with its pod's configuration: refused, or a spec that can be written.
 pub(crate) fn config(data: &[u8]) {
@@ -23,8 +24,8 @@ pub(crate) fn config(data: &[u8]) {
 fn spec(request: cri::CreateContainerRequest) -> Result<Spec, Error> {
     let (config, sandbox) = (request.config.unwrap_or_default(), request.sandbox_config.unwrap_or_default());
     let host = Host { hugetlb: true, ..sample::host() };
-    sandbox_run::check(&sandbox, "", &host)?;
-    container_create::check(&config, &host)?;
+    check_sandbox(&sandbox, "", &host)?;
+    check_container(&config, &host)?;
     fields::check_shared(&config, &namespaces::options(&sandbox))?;
     sample::spec(&config, &sandbox, &host)
 }

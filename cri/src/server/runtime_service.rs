@@ -1,19 +1,20 @@
-//! RuntimeService of CRI v1 over [`Runtime`]: one line a call; each call has a file of its own.
+//! RuntimeService of CRI v1: passes each call to a service of the runtime.
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
+use futures::StreamExt as _;
 use tonic::{Request, Status};
 
-use super::checkpoint::take_back;
-use super::pod_checkpoint;
-use super::status::{Answer, Streamed, answer, attended, blocking, create, create_named, finish, within};
+use super::transaction::{Answer, answer, attended, blocking, create, create_named, finish, within};
+use crate::list_stream::Streamed;
 use crate::metrics;
 use crate::runtime::Runtime;
+use crate::services::checkpoints;
 
 #[tonic::async_trait]
 impl RuntimeService for Runtime {
     async fn version(&self, request: Request<cri::VersionRequest>) -> Answer<cri::VersionResponse> {
-        answer(self.version(request.into_inner()))
+        answer(self.status.version(request.into_inner()))
     }
 
     async fn run_pod_sandbox(
@@ -21,10 +22,12 @@ impl RuntimeService for Runtime {
         request: Request<cri::RunPodSandboxRequest>,
     ) -> Answer<cri::RunPodSandboxResponse> {
         let request = request.into_inner();
+        let (run, undo) = (self.sandboxes.clone(), self.sandboxes.clone());
+        let claim = run.sandbox_claim(&request).await.map_err(|error| Status::from(&error))?;
         create_named(
-            (self.clone(), self.sandbox_claim(&request).await),
-            |runtime, id| async move { runtime.sandbox_run(request, id).await },
-            |runtime, made| async move { runtime.sandbox_unmake(made.pod_sandbox_id).await },
+            claim,
+            |id| async move { run.sandbox_run(request, id).await },
+            |created| async move { undo.undo_run(created.pod_sandbox_id).await },
         )
         .await
     }
@@ -33,29 +36,30 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::StopPodSandboxRequest>,
     ) -> Answer<cri::StopPodSandboxResponse> {
-        finish(self.clone(), |runtime| async move { runtime.sandbox_stop(request.into_inner()).await }).await
+        let service = self.sandboxes.clone();
+        finish(async move { service.sandbox_stop(request.into_inner()).await }).await
     }
 
     async fn remove_pod_sandbox(
         &self,
         request: Request<cri::RemovePodSandboxRequest>,
     ) -> Answer<cri::RemovePodSandboxResponse> {
-        finish(self.clone(), |runtime| async move { runtime.sandbox_remove(request.into_inner()).await })
-            .await
+        let service = self.sandboxes.clone();
+        finish(async move { service.sandbox_remove(request.into_inner()).await }).await
     }
 
     async fn pod_sandbox_status(
         &self,
         request: Request<cri::PodSandboxStatusRequest>,
     ) -> Answer<cri::PodSandboxStatusResponse> {
-        answer(self.sandbox_status(request.into_inner()))
+        answer(self.sandboxes.sandbox_status(request.into_inner()))
     }
 
     async fn list_pod_sandbox(
         &self,
         request: Request<cri::ListPodSandboxRequest>,
     ) -> Answer<cri::ListPodSandboxResponse> {
-        answer(Ok(self.sandbox_list(request.into_inner())))
+        answer(Ok(self.sandboxes.sandbox_list(request.into_inner())))
     }
 
     type StreamPodSandboxesStream = Streamed<cri::StreamPodSandboxesResponse>;
@@ -63,7 +67,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::StreamPodSandboxesRequest>,
     ) -> Answer<Self::StreamPodSandboxesStream> {
-        answer(Ok(self.sandbox_stream(request.into_inner())))
+        answer(Ok(self.sandboxes.sandbox_stream(request.into_inner())))
     }
 
     async fn create_container(
@@ -71,10 +75,12 @@ impl RuntimeService for Runtime {
         request: Request<cri::CreateContainerRequest>,
     ) -> Answer<cri::CreateContainerResponse> {
         let request = request.into_inner();
+        let (create, undo) = (self.containers.clone(), self.containers.clone());
+        let claim = create.container_claim(&request).await.map_err(|error| Status::from(&error))?;
         create_named(
-            (self.clone(), self.container_claim(&request).await),
-            |runtime, id| async move { runtime.container_create(request, id).await },
-            |runtime, made| async move { runtime.container_unmake(made.container_id).await },
+            claim,
+            |id| async move { create.container_create(request, id).await },
+            |created| async move { undo.undo_create(created.container_id).await },
         )
         .await
     }
@@ -83,30 +89,30 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::StartContainerRequest>,
     ) -> Answer<cri::StartContainerResponse> {
-        finish(self.clone(), |runtime| async move { runtime.container_start(request.into_inner()).await })
-            .await
+        let service = self.containers.clone();
+        finish(async move { service.container_start(request.into_inner()).await }).await
     }
 
     async fn stop_container(
         &self,
         request: Request<cri::StopContainerRequest>,
     ) -> Answer<cri::StopContainerResponse> {
-        answer(self.container_stop(request.into_inner()).await)
+        answer(self.containers.container_stop(request.into_inner()).await)
     }
 
     async fn remove_container(
         &self,
         request: Request<cri::RemoveContainerRequest>,
     ) -> Answer<cri::RemoveContainerResponse> {
-        finish(self.clone(), |runtime| async move { runtime.container_remove(request.into_inner()).await })
-            .await
+        let service = self.containers.clone();
+        finish(async move { service.container_remove(request.into_inner()).await }).await
     }
 
     async fn list_containers(
         &self,
         request: Request<cri::ListContainersRequest>,
     ) -> Answer<cri::ListContainersResponse> {
-        answer(Ok(self.container_list(request.into_inner())))
+        answer(Ok(self.containers.container_list(request.into_inner())))
     }
 
     type StreamContainersStream = Streamed<cri::StreamContainersResponse>;
@@ -114,63 +120,65 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::StreamContainersRequest>,
     ) -> Answer<Self::StreamContainersStream> {
-        answer(Ok(self.container_stream(request.into_inner())))
+        answer(Ok(self.containers.container_stream(request.into_inner())))
     }
 
     async fn container_status(
         &self,
         request: Request<cri::ContainerStatusRequest>,
     ) -> Answer<cri::ContainerStatusResponse> {
-        answer(self.container_status(request.into_inner()))
+        answer(self.containers.container_status(request.into_inner()))
     }
 
     async fn update_container_resources(
         &self,
         request: Request<cri::UpdateContainerResourcesRequest>,
     ) -> Answer<cri::UpdateContainerResourcesResponse> {
-        finish(self.clone(), |runtime| async move { runtime.container_update(request.into_inner()).await })
-            .await
+        let service = self.containers.clone();
+        finish(async move { service.container_update(request.into_inner()).await }).await
     }
 
     async fn reopen_container_log(
         &self,
         request: Request<cri::ReopenContainerLogRequest>,
     ) -> Answer<cri::ReopenContainerLogResponse> {
-        answer(self.log_reopen(request.into_inner()).await)
+        answer(self.containers.log_reopen(request.into_inner()).await)
     }
 
     async fn exec_sync(&self, request: Request<cri::ExecSyncRequest>) -> Answer<cri::ExecSyncResponse> {
-        let runtime = self.clone();
-        attended(|gone| async move { runtime.exec_sync(request.into_inner(), gone).await }).await
+        let execs = self.execs.clone();
+        attended(|gone| async move { execs.exec_sync(request.into_inner(), gone).await }).await
     }
 
     async fn exec(&self, request: Request<cri::ExecRequest>) -> Answer<cri::ExecResponse> {
-        answer(self.exec_open(request.into_inner()))
+        answer(self.streams.exec_open(request.into_inner()))
     }
 
     async fn attach(&self, request: Request<cri::AttachRequest>) -> Answer<cri::AttachResponse> {
-        answer(self.attach_open(request.into_inner()))
+        answer(self.streams.attach_open(request.into_inner()))
     }
 
     async fn port_forward(
         &self,
         request: Request<cri::PortForwardRequest>,
     ) -> Answer<cri::PortForwardResponse> {
-        answer(self.port_forward_open(request.into_inner()))
+        answer(self.streams.port_forward_open(request.into_inner()))
     }
 
     async fn container_stats(
         &self,
         request: Request<cri::ContainerStatsRequest>,
     ) -> Answer<cri::ContainerStatsResponse> {
-        blocking(self, move |runtime| runtime.container_stats(request.get_ref())).await
+        let stats = self.stats.clone();
+        blocking(move || stats.container_stats(request.get_ref())).await
     }
 
     async fn list_container_stats(
         &self,
         request: Request<cri::ListContainerStatsRequest>,
     ) -> Answer<cri::ListContainerStatsResponse> {
-        blocking(self, move |runtime| Ok(runtime.container_stats_list(request.into_inner()))).await
+        let stats = self.stats.clone();
+        blocking(move || Ok(stats.container_stats_list(request.into_inner()))).await
     }
 
     type StreamContainerStatsStream = Streamed<cri::StreamContainerStatsResponse>;
@@ -178,21 +186,23 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::StreamContainerStatsRequest>,
     ) -> Answer<Self::StreamContainerStatsStream> {
-        answer(Ok(self.container_stats_stream(request.into_inner())))
+        answer(Ok(self.stats.container_stats_stream(request.into_inner())))
     }
 
     async fn pod_sandbox_stats(
         &self,
         request: Request<cri::PodSandboxStatsRequest>,
     ) -> Answer<cri::PodSandboxStatsResponse> {
-        blocking(self, move |runtime| runtime.sandbox_stats(request.get_ref())).await
+        let stats = self.stats.clone();
+        blocking(move || stats.sandbox_stats(request.get_ref())).await
     }
 
     async fn list_pod_sandbox_stats(
         &self,
         request: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Answer<cri::ListPodSandboxStatsResponse> {
-        blocking(self, move |runtime| Ok(runtime.sandbox_stats_list(request.into_inner()))).await
+        let stats = self.stats.clone();
+        blocking(move || Ok(stats.sandbox_stats_list(request.into_inner()))).await
     }
 
     type StreamPodSandboxStatsStream = Streamed<cri::StreamPodSandboxStatsResponse>;
@@ -200,18 +210,18 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::StreamPodSandboxStatsRequest>,
     ) -> Answer<Self::StreamPodSandboxStatsStream> {
-        answer(Ok(self.sandbox_stats_stream(request.into_inner())))
+        answer(Ok(self.stats.sandbox_stats_stream(request.into_inner())))
     }
 
     async fn update_runtime_config(
         &self,
         request: Request<cri::UpdateRuntimeConfigRequest>,
     ) -> Answer<cri::UpdateRuntimeConfigResponse> {
-        answer(self.runtime_config_update(request.into_inner()).await)
+        answer(self.status.runtime_config_update(request.into_inner()).await)
     }
 
     async fn status(&self, request: Request<cri::StatusRequest>) -> Answer<cri::StatusResponse> {
-        answer(self.runtime_status(request.into_inner()).await)
+        answer(self.status.runtime_status(request.into_inner()).await)
     }
 
     async fn checkpoint_container(
@@ -220,12 +230,10 @@ impl RuntimeService for Runtime {
     ) -> Answer<cri::CheckpointContainerResponse> {
         let request = request.into_inner();
         let (seconds, location) = (request.timeout, request.location.clone());
-        let made = create(
-            self.clone(),
-            |runtime| async move { runtime.checkpoint(request).await },
-            |_, (_, stays)| take_back(location, stays),
-        );
-        within(seconds, made).await.map(|told| told.map(|(made, _stays)| made))
+        let checkpoint = self.checkpoints.clone().checkpoint(request);
+        let created =
+            create(checkpoint, |(_, locks)| checkpoints::container::undo_checkpoint(location, locks));
+        within(seconds, created).await.map(|response| response.map(|(created, _locks)| created))
     }
 
     async fn checkpoint_pod(
@@ -233,23 +241,20 @@ impl RuntimeService for Runtime {
         request: Request<cri::CheckpointPodRequest>,
     ) -> Answer<cri::CheckpointPodResponse> {
         let request = request.into_inner();
-        let asked = request.clone();
-        create(
-            self.clone(),
-            |runtime| async move { runtime.pod_checkpoint(request).await },
-            |_, (_, stays)| pod_checkpoint::take_back(asked, stays),
-        )
-        .await
-        .map(|told| told.map(|(made, _stays)| made))
+        let requested = request.clone();
+        let checkpoint = self.checkpoints.clone().pod_checkpoint(request);
+        let created = create(checkpoint, |(_, locks)| checkpoints::pod::undo_checkpoint(requested, locks));
+        created.await.map(|response| response.map(|(created, _locks)| created))
     }
 
     async fn restore_pod(&self, request: Request<cri::RestorePodRequest>) -> Answer<cri::RestorePodResponse> {
-        let restoration = self.restoration(request.into_inner()).await;
+        let (restore, undo) = (self.checkpoints.clone(), self.sandboxes.clone());
+        let restoration = restore.restoration(request.into_inner()).await;
         let (restoration, claim) = restoration.map_err(|error| Status::from(&error))?;
         create_named(
-            (self.clone(), Ok(claim)),
-            |runtime, id| async move { runtime.pod_restore(restoration, id).await },
-            |runtime, made| async move { runtime.sandbox_unmake(made.pod_sandbox_id).await },
+            claim,
+            |id| restore.pod_restore(restoration, id),
+            |created| async move { undo.undo_run(created.pod_sandbox_id).await },
         )
         .await
     }
@@ -257,9 +262,12 @@ impl RuntimeService for Runtime {
     type GetContainerEventsStream = Streamed<cri::ContainerEventResponse>;
     async fn get_container_events(
         &self,
-        request: Request<cri::GetEventsRequest>,
+        _request: Request<cri::GetEventsRequest>,
     ) -> Answer<Self::GetContainerEventsStream> {
-        answer(Ok(self.events_get(request.into_inner())))
+        let events = self.outbox.events.listen();
+        answer(Ok(Box::pin(
+            events.map(|event| event.map_err(|slow| Status::resource_exhausted(slow.to_string()))),
+        )))
     }
 
     async fn list_metric_descriptors(
@@ -273,7 +281,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::ListPodSandboxMetricsRequest>,
     ) -> Answer<cri::ListPodSandboxMetricsResponse> {
-        blocking(self, move |runtime| Ok(runtime.metrics_list(request.get_ref()))).await
+        let stats = self.stats.clone();
+        blocking(move || Ok(stats.metrics_list(request.get_ref()))).await
     }
 
     type StreamPodSandboxMetricsStream = Streamed<cri::StreamPodSandboxMetricsResponse>;
@@ -281,20 +290,20 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::StreamPodSandboxMetricsRequest>,
     ) -> Answer<Self::StreamPodSandboxMetricsStream> {
-        answer(Ok(self.metrics_stream(request.get_ref())))
+        answer(Ok(self.stats.metrics_stream(request.get_ref())))
     }
 
     async fn runtime_config(
         &self,
         request: Request<cri::RuntimeConfigRequest>,
     ) -> Answer<cri::RuntimeConfigResponse> {
-        answer(self.runtime_config(request.into_inner()))
+        answer(self.status.runtime_config(request.into_inner()))
     }
 
     async fn update_pod_sandbox_resources(
         &self,
         request: Request<cri::UpdatePodSandboxResourcesRequest>,
     ) -> Answer<cri::UpdatePodSandboxResourcesResponse> {
-        answer(self.sandbox_update(request.into_inner()).await)
+        answer(self.sandboxes.sandbox_update(request.into_inner()).await)
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::usage::disk;
+use crate::clock::now;
 use crate::lock::locked;
-use crate::server::now;
 
 /// The shortest time that a rate is taken over: `crictl stats` asks twice, a second apart.
 const SHORTEST: i64 = 500_000_000;

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::command::{self, Client, Input, Output};
+use super::client::{self, Client, Input, Output};
 use super::spdy::{Event, Session, Writer, header};
 use super::token::Ticket;
 
@@ -146,7 +146,7 @@ fn decode(event: &Event, opened: &Opened, sizes: &mut BytesMut) -> Vec<Input> {
             sizes.extend_from_slice(bytes);
             while let Some(end) = sizes.iter().position(|byte| *byte == b'\n') {
                 let line = sizes.split_to(end + 1);
-                inputs.extend(command::resize(&line));
+                inputs.extend(client::resize(&line));
             }
             // A size is short: what never ends its line is none.
             if sizes.len() > 1024 {

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::forward::{Back, Forward};
 use super::spdy::{Event, Session, Writer, header};
-use crate::runtime::Runtime;
+use crate::tables::Tables;
 
 const BACKLOG: usize = 16;
 /// Connections that a client may have at once, each of two streams: each costs us a descriptor and the pod one.
@@ -42,7 +42,7 @@ enum Opened {
 }
 
 /// Serves a client until it closes.
-pub(super) async fn forward(runtime: &Runtime, request: &cri::PortForwardRequest, mut session: Session) {
+pub(super) async fn forward(tables: &Arc<Tables>, request: &cri::PortForwardRequest, mut session: Session) {
     let (back, mut answers) = mpsc::channel(BACKLOG);
     let writer = session.writer.clone();
     let answering = async {
@@ -59,8 +59,8 @@ pub(super) async fn forward(runtime: &Runtime, request: &cri::PortForwardRequest
                     Opened::Whole { pair, port, place } => {
                         let sandbox_id = request.pod_sandbox_id.clone();
                         let back = back.clone();
-                        let forward = Forward { sandbox_id, port, key: pair, back, _place: Some(place) };
-                        connections.inputs.insert(pair.0, forward.open(runtime));
+                        let forward = Forward { sandbox_id, port, key: pair, back, _permit: Some(place) };
+                        connections.inputs.insert(pair.0, forward.open(tables));
                     }
                     Opened::Refused => drop(session.writer.refuse(id).await),
                 },

@@ -6,6 +6,8 @@ use std::io;
 use std::time::Duration;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 use coracle_proto::cri;
 use futures::stream::{SplitSink, SplitStream};
@@ -20,10 +22,10 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
 use super::Connection;
-use super::command::{self, Client, Input, Output};
+use super::client::{self, Client, Input, Output};
 use super::forward::{Back, Forward};
 use super::upgrade::Codec;
-use crate::runtime::Runtime;
+use crate::tables::Tables;
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
@@ -113,7 +115,7 @@ fn decode(codec: Codec, message: &Bytes) -> Option<Input> {
     let (channel, rest) = message.split_first()?;
     match (*channel, rest) {
         (STDIN, _) => Some(Input::Stdin(message.slice(1..))),
-        (RESIZE, size) => command::resize(size),
+        (RESIZE, size) => client::resize(size),
         (CLOSE, [STDIN]) => Some(Input::StdinClosed),
         _ => None,
     }
@@ -157,7 +159,7 @@ pub(crate) const MOST_PORTS: usize = 128;
 
 /// Forwards the ports that the request names, which were checked: port n has the channels 2n (data) and 2n + 1 (errors),
 /// each opened by the port as two bytes, the low one first.
-pub(super) async fn forward(runtime: &Runtime, request: cri::PortForwardRequest, socket: Socket) {
+pub(super) async fn forward(tables: &Arc<Tables>, request: cri::PortForwardRequest, socket: Socket) {
     let (mut sink, mut source) = socket.split();
     let (back, mut answers) = mpsc::channel(BACKLOG);
     let mut inputs = Vec::new();
@@ -169,8 +171,8 @@ pub(super) async fn forward(runtime: &Runtime, request: cri::PortForwardRequest,
             }
         }
         let sandbox_id = request.pod_sandbox_id.clone();
-        let forward = Forward { sandbox_id, port, key: channel, back: back.clone(), _place: None };
-        inputs.push(forward.open(runtime));
+        let forward = Forward { sandbox_id, port, key: channel, back: back.clone(), _permit: None };
+        inputs.push(forward.open(tables));
     }
     drop(back);
     let sending = async {

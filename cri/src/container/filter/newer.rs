@@ -1,9 +1,9 @@
-//! System calls that are newer than the seccomp library, or than the profile.
+//! System calls that are newer than libseccomp, or than the profile.
 //!
-//! A C library tries the newest call first and falls back on an older one when the answer is `ENOSYS`; with a
-//! profile's `EPERM` it takes the call for forbidden and fails. So what is newer than everything that the profile
-//! names is "not there", as runc has it too; and calls that the profile names but the library does not know yet are
-//! decided here. It is a prefix of the library's program: what it does not decide goes on there.
+//! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it assumes that
+//! the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in runc. Calls that the
+//! profile has but libseccomp does not know are decided here. The result is a prefix of libseccomp's program, which decides
+//! all other calls.
 
 use libseccomp::{ScmpAction, ScmpSyscall};
 use oci_spec::runtime::{Arch, LinuxSeccomp, LinuxSeccompAction};
@@ -13,8 +13,7 @@ use super::architecture;
 /// Bytes of an instruction (`struct sock_filter`).
 pub(super) const INSTRUCTION: usize = 8;
 
-/// The calls of Linux 5.15 to 6.17, with numbers that all architectures have in common
-/// (`scripts/syscall.tbl` of the kernel).
+/// System calls of Linux 5.15 to 6.17. Their numbers are the same on all architectures (`scripts/syscall.tbl` of the kernel).
 const NEWER: [(&str, u32); 22] = [
     ("process_mrelease", 448),
     ("futex_waitv", 449),
@@ -40,10 +39,10 @@ const NEWER: [(&str, u32); 22] = [
     ("file_setattr", 469),
 ];
 
-/// Calls of x32 begin here; that architecture has numbers of its own.
+/// First number of x32 calls. That architecture has its own numbers.
 const X32: u32 = 0x4000_0000;
 
-// Where `struct seccomp_data` has what a filter looks at, and what a filter may answer (linux/seccomp.h).
+// Offsets in `struct seccomp_data`, and return values of a filter (linux/seccomp.h).
 const OFFSET_NUMBER: u32 = 0;
 const OFFSET_ARCHITECTURE: u32 = 4;
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
@@ -55,7 +54,7 @@ const RET_TRACE: u32 = 0x7ff0_0000;
 const RET_LOG: u32 = 0x7ffc_0000;
 const RET_ALLOW: u32 = 0x7fff_0000;
 
-// The instructions in use (linux/bpf_common.h).
+// BPF instructions (linux/bpf_common.h).
 const LOAD: u16 = 0x20;
 const JUMP: u16 = 0x05;
 const IF_EQUAL: u16 = 0x15;
@@ -63,21 +62,21 @@ const IF_GREATER: u16 = 0x25;
 const IF_AT_LEAST: u16 = 0x35;
 const RETURN: u16 = 0x06;
 
-/// One instruction: what, two distances to jump, a value.
+/// A BPF instruction: code, two jump distances, value.
 type Instruction = (u16, u8, u8, u32);
 
-/// The number of a call that the library does not know.
+/// The number of a call that libseccomp does not know.
 pub(super) fn number(name: &str) -> Option<u32> {
     NEWER.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
-/// What comes before the library's program; nothing where there is nothing to say.
+/// The prefix for libseccomp's program. Empty if there is nothing to decide.
 pub(super) fn prefix(
     profile: &LinuxSeccomp,
     architectures: &[Arch],
     decided: &[(u32, ScmpAction)],
 ) -> Vec<u8> {
-    let absent = says_absent(profile);
+    let absent = answers_enosys(profile);
     if decided.is_empty() && !absent {
         return Vec::new();
     }
@@ -89,12 +88,12 @@ pub(super) fn prefix(
     }
     let mut program = vec![(LOAD, 0, 0, OFFSET_ARCHITECTURE)];
     for (token, block) in blocks {
-        // Not this architecture: past the jump, the block and its own last jump.
+        // Another architecture: jump over the following jump and the block.
         program.push((IF_EQUAL, 1, 0, token));
         program.push((JUMP, 0, 0, length(&block)));
         program.extend(block);
     }
-    // Each block that decides nothing leaves to what follows the last one.
+    // Each block that decides nothing jumps to the end of the prefix.
     let end = program.len();
     for (at, instruction) in program.iter_mut().enumerate() {
         if instruction.0 == JUMP && instruction.3 == LEAVE {
@@ -104,10 +103,10 @@ pub(super) fn prefix(
     program.iter().flat_map(|instruction| encode(*instruction)).collect()
 }
 
-/// Stands for the distance to the prefix's end, until that is known.
+/// Placeholder for the distance to the end of the prefix.
 const LEAVE: u32 = u32::MAX;
 
-/// What is decided for one architecture. Ends by leaving.
+/// The decisions for one architecture. Ends with a jump to the end of the prefix.
 fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>) -> Vec<Instruction> {
     let mut block = vec![(LOAD, 0, 0, OFFSET_NUMBER), (IF_AT_LEAST, 0, 1, X32), (JUMP, 0, 0, LEAVE)];
     for (number, action) in decided {
@@ -126,8 +125,8 @@ fn length(block: &[Instruction]) -> u32 {
     u32::try_from(block.len()).unwrap_or_default()
 }
 
-/// Whether unnamed calls are refused, and by something else than "not there" already.
-fn says_absent(profile: &LinuxSeccomp) -> bool {
+/// Whether calls outside of the profile are refused with another result than `ENOSYS`.
+fn answers_enosys(profile: &LinuxSeccomp) -> bool {
     let permissive = matches!(
         profile.default_action(),
         LinuxSeccompAction::ScmpActAllow
@@ -138,18 +137,18 @@ fn says_absent(profile: &LinuxSeccomp) -> bool {
     !permissive && profile.default_errno_ret() != Some(libc::ENOSYS.cast_unsigned())
 }
 
-/// The largest number that the profile names on an architecture.
+/// The highest number of the profile's calls on an architecture.
 fn newest(profile: &LinuxSeccomp, of: Arch) -> Option<u32> {
     let names = profile.syscalls().iter().flatten().flat_map(|call| call.names());
     let numbers = names.filter_map(|name| match ScmpSyscall::from_name_by_arch(name, architecture(of)) {
-        // Negative ones are the library's own, for calls that others have.
+        // Negative numbers are libseccomp's own, for calls of other architectures.
         Ok(known) => u32::try_from(i32::from(known)).ok(),
         Err(_unknown) => number(name),
     });
     numbers.max()
 }
 
-/// The architecture that the library's program always has, before those that the profile names.
+/// The native architecture, which libseccomp always includes, then the profile's architectures.
 fn with_native(architectures: &[Arch]) -> Vec<Arch> {
     let native = if cfg!(target_arch = "x86_64") {
         Some(Arch::ScmpArchX86_64)
@@ -164,8 +163,8 @@ fn with_native(architectures: &[Arch]) -> Vec<Arch> {
     native.into_iter().chain(others).collect()
 }
 
-/// How the kernel names an architecture to a filter (`AUDIT_ARCH_*` of linux/audit.h). Of the others the library's
-/// program decides everything.
+/// The kernel's number of an architecture (`AUDIT_ARCH_*` of linux/audit.h). For other architectures libseccomp's program
+/// decides everything.
 fn token(of: Arch) -> Option<u32> {
     match of {
         Arch::ScmpArchX86_64 => Some(0xc000_003e),
@@ -186,7 +185,7 @@ fn answer(action: ScmpAction) -> u32 {
         ScmpAction::Trace(message) => RET_TRACE | u32::from(message),
         ScmpAction::Log => RET_LOG,
         ScmpAction::Allow => RET_ALLOW,
-        // And what the library may learn to say one day.
+        // Also actions of later versions of libseccomp.
         ScmpAction::KillProcess | _ => RET_KILL_PROCESS,
     }
 }

@@ -1,4 +1,4 @@
-//! Compiled profiles, judged by what they answer.
+//! Tests of compiled profiles, by executing them.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ fn errno(number: i32) -> u32 {
     0x0005_0000 | number.cast_unsigned()
 }
 
-/// Runs a program as the kernel does, on one call.
+/// Executes a program for one call, as the kernel does.
 fn decide(program: &[u8], architecture: u32, number: u32, first_argument: u64) -> u32 {
     let mut data = [number, architecture, 0, 0].map(u32::to_le_bytes).concat();
     data.extend(first_argument.to_le_bytes());
@@ -56,7 +56,7 @@ fn default_program() -> Vec<u8> {
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn the_default_allows_what_it_names_and_refuses_the_rest() {
+fn the_default_allows_its_calls_and_refuses_others() {
     let program = default_program();
     for (name, number, answer) in [
         ("read", 0, ALLOW),
@@ -71,7 +71,7 @@ fn the_default_allows_what_it_names_and_refuses_the_rest() {
     assert_eq!(decide(&program, I386, 3, 0), ALLOW, "read of 32 bits");
     assert_eq!(decide(&program, I386, 21, 0), errno(libc::EPERM), "mount of 32 bits");
     assert_eq!(decide(&program, X86_64, 0x4000_0000, 0), ALLOW, "read of x32");
-    assert_eq!(decide(&program, 0x1234, 0, 0), KILL, "an architecture that is none");
+    assert_eq!(decide(&program, 0x1234, 0, 0), KILL, "an unknown architecture");
 }
 
 #[test]
@@ -88,24 +88,24 @@ fn conditions_on_arguments_hold() {
 }
 
 #[test]
-fn calls_that_are_newer_than_the_library_are_decided_by_the_profile() {
+fn calls_newer_than_the_library_are_decided_by_the_profile() {
     let program = default_program();
     for architecture in [X86_64, I386] {
         for (name, number) in [("fchmodat2", 452), ("statmount", 457), ("mseal", 462), ("removexattrat", 466)]
         {
             assert_eq!(decide(&program, architecture, number, 0), ALLOW, "{name}");
         }
-        // Not there, and not forbidden: whoever tries it first falls back on what is older.
+        // ENOSYS instead of EPERM: a C library then falls back to an older call.
         for number in [467, 999, 0x3fff_ffff] {
             assert_eq!(decide(&program, architecture, number, 0), errno(libc::ENOSYS), "{number}");
         }
     }
-    // Between the calls that are named, what is not named is refused.
+    // A call between the profile's calls is refused.
     assert_eq!(decide(&program, X86_64, 450, 0), errno(libc::EPERM), "set_mempolicy_home_node");
 }
 
 #[test]
-fn profiles_that_refuse_little_have_no_absent_calls() {
+fn permissive_profiles_have_no_absent_calls() {
     let permissive = program(json!({
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["mkdir", "mseal"], "action": "SCMP_ACT_ERRNO", "errnoRet": 5}],
@@ -132,13 +132,13 @@ fn two_conditions_on_one_argument_are_two_rules() {
 }
 
 #[test]
-fn what_is_no_profile_is_refused() {
+fn an_invalid_profile_is_refused() {
     for (bad, why) in [
         (json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": 70000}), "errno 70000"),
         (
             json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["read"],
                 "action": "SCMP_ACT_ERRNO", "args": [{"index": 9, "value": 0, "op": "SCMP_CMP_EQ"}]}]}),
-            "not understood",
+            "cannot be parsed",
         ),
     ] {
         let error = compile(&serde_json::from_value(bad).unwrap()).unwrap_err().to_string();
@@ -156,5 +156,5 @@ async fn a_profile_is_compiled_once() {
         let other = json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": number + 1});
         filters.program(&serde_json::from_value(other).unwrap()).await.unwrap();
     }
-    assert!(!Arc::ptr_eq(&first, &filters.program(&profile).await.unwrap()), "the oldest is forgotten");
+    assert!(!Arc::ptr_eq(&first, &filters.program(&profile).await.unwrap()), "the oldest entry is dropped");
 }

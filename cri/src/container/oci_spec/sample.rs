@@ -1,5 +1,5 @@
-//! A machine, an image and a pod for specs that are made to be looked at.
-#![allow(clippy::expect_used, reason = "what is written here is valid")]
+//! Sample host, image and pod for specs of tests and fuzz targets.
+#![allow(clippy::expect_used, reason = "the sample values are valid")]
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) fn image(entrypoint: &[&str], cmd: &[&str], env: &[&str]) -> Image {
     }
 }
 
-/// A machine that can much, and gives little.
+/// A host with many features and few capabilities.
 pub(crate) fn host() -> Host {
     Host {
         capabilities: vec!["CAP_CHOWN".into(), "CAP_KILL".into(), "CAP_SYS_ADMIN".into()],
@@ -46,7 +46,7 @@ pub(crate) fn host() -> Host {
     }
 }
 
-/// The spec of a container in a pod with processes of its own.
+/// The spec of a container in a pod with its own namespaces.
 pub(crate) fn spec(config: &ContainerConfig, sandbox: &PodSandboxConfig, host: &Host) -> Result<Spec, Error> {
     oci_spec(&Facts {
         config,

@@ -1,4 +1,4 @@
-//! Specs as data: a configuration in, the interesting part of the spec out.
+//! Tests of specs: a configuration in, a part of the spec out.
 
 use coracle_proto::cri::{self, NamespaceMode};
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn mount_at<'a>(spec: &'a Value, destination: &str) -> &'a Value {
     mount
 }
 
-/// A capability set in order: the spec's own is a set.
+/// A capability set in order: in the spec it is unordered.
 fn capabilities(spec: &Value, set: &str) -> Vec<String> {
     let names = spec["process"]["capabilities"][set].as_array().expect("a set");
     let mut names: Vec<String> = names.iter().filter_map(|name| name.as_str().map(str::to_owned)).collect();
@@ -97,7 +97,7 @@ fn a_pod_with_a_user_namespace_maps_the_ids_of_its_volumes() {
     assert_eq!(spec["linux"]["uidMappings"], mapped);
     assert_eq!(mount_at(&spec, "/v")["uidMappings"], mapped);
     assert_eq!(mount_at(&spec, "/v")["gidMappings"], mapped);
-    // The pod's own files belong to its root without a mapping of their mount.
+    // The pod's files belong to its root, so their mounts need no mapping.
     for place in ["/etc/hosts", "/plain"] {
         assert!(mount_at(&spec, place).get("uidMappings").is_none(), "{place}");
     }
@@ -105,7 +105,7 @@ fn a_pod_with_a_user_namespace_maps_the_ids_of_its_volumes() {
 }
 
 #[test]
-fn a_target_gives_its_pid_namespace() {
+fn a_target_determines_the_pid_namespace() {
     let mut options = cri::NamespaceOption::default();
     options.set_pid(NamespaceMode::Target);
     let security = LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
@@ -114,7 +114,7 @@ fn a_target_gives_its_pid_namespace() {
 }
 
 #[test]
-fn a_container_has_processes_of_its_own_the_pods_or_the_nodes() {
+fn pid_namespaces_follow_container_and_pod() {
     let of = |pod: NamespaceMode, asked: Option<NamespaceMode>| {
         let mut sandbox = networked(NamespaceMode::Node, NamespaceMode::Node);
         let linux = sandbox.linux.get_or_insert_default().security_context.get_or_insert_default();
@@ -135,7 +135,7 @@ fn a_container_has_processes_of_its_own_the_pods_or_the_nodes() {
 }
 
 #[test]
-fn privileged_means_all_of_ours_and_nothing_hidden() {
+fn privileged_means_all_our_capabilities_and_no_masked_paths() {
     let profile = cri::SecurityProfile::default();
     let spec = spec_of(
         &secured(LinuxContainerSecurityContext {
@@ -155,7 +155,7 @@ fn privileged_means_all_of_ours_and_nothing_hidden() {
 }
 
 #[test]
-fn a_profile_is_loaded_unless_unconfined() {
+fn a_profile_is_set_unless_unconfined() {
     let mut profile = cri::SecurityProfile::default();
     let context = |profile: &cri::SecurityProfile| {
         secured(LinuxContainerSecurityContext { seccomp: Some(profile.clone()), ..Default::default() })
@@ -168,7 +168,7 @@ fn a_profile_is_loaded_unless_unconfined() {
 }
 
 #[test]
-fn volumes_replace_our_mounts_and_the_widest_sets_the_root() {
+fn volumes_replace_default_mounts_and_the_widest_propagation_wins() {
     let mut shared = cri::Mount {
         container_path: "/data//x/".into(),
         host_path: "/h".into(),
@@ -186,9 +186,9 @@ fn volumes_replace_our_mounts_and_the_widest_sets_the_root() {
 }
 
 #[test]
-fn scores_are_clamped_to_what_we_may_set() {
-    for (wish, expected) in [(-998, 0), (0, 0), (1000, 1000), (2000, 1000)] {
-        let resources = cri::LinuxContainerResources { oom_score_adj: wish, ..Default::default() };
+fn oom_scores_are_clamped_to_the_host_limit() {
+    for (requested, expected) in [(-998, 0), (0, 0), (1000, 1000), (2000, 1000)] {
+        let resources = cri::LinuxContainerResources { oom_score_adj: requested, ..Default::default() };
         let linux = cri::LinuxContainerConfig { resources: Some(resources), security_context: None };
         let config = ContainerConfig { linux: Some(linux), ..Default::default() };
         let spec = spec_of(&config, &PodSandboxConfig::default());
@@ -197,7 +197,7 @@ fn scores_are_clamped_to_what_we_may_set() {
 }
 
 #[test]
-fn what_is_the_pods_is_mounted_in_the_volume_that_is_above_it() {
+fn mounts_of_the_pod_follow_the_volumes_above_them() {
     let volume =
         |path: &str| cri::Mount { container_path: path.into(), host_path: "/h".into(), ..Default::default() };
     let spec_with = |mounts: Vec<cri::Mount>| {
@@ -220,7 +220,7 @@ fn what_is_the_pods_is_mounted_in_the_volume_that_is_above_it() {
     assert_eq!(mount_at(&spec, "/etc/hostname")["source"], "/h");
     assert_eq!(mount_at(&spec, "/dev")["source"], "/h");
     assert!(!all.iter().any(|place| place == "/dev/pts" || place == "/dev/mqueue"), "{all:?}");
-    // Nothing is mounted over the machine's own.
+    // A bidirectional volume gets no nested mounts.
     let shared = cri::Mount { propagation: 2, ..volume("/etc") };
     assert!(!places(&spec_with(vec![shared])).contains(&"/etc/hosts".to_owned()));
 }

@@ -1,0 +1,88 @@
+//! Streaming variants of list calls: the items in messages of bounded size.
+//!
+//! A message is built when the client has received the previous one. Every item is sent once, and no message is empty.
+
+use std::pin::Pin;
+
+use futures::{Stream, stream};
+use prost::Message;
+use tonic::Status;
+
+/// The stream of a streaming call's response.
+pub(crate) type Streamed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Maximum bytes of one message, unless its first item alone is larger.
+const BATCH_BYTES: usize = 256 << 10;
+/// Maximum items of one message: slow items must not delay the whole list.
+const BATCH_ITEMS: usize = 128;
+
+/// Streams items in batches. The items are built off the async executor: some read files.
+pub(crate) fn batches<T, R>(
+    items: impl Iterator<Item = T> + Send + 'static,
+    wrap: fn(Vec<T>) -> R,
+) -> Streamed<R>
+where
+    T: Message + 'static,
+    R: Send + 'static,
+{
+    Box::pin(stream::unfold(Some(items), move |items| async move {
+        let mut items = items?;
+        let filled = tokio::task::spawn_blocking(move || (fill(&mut items), items)).await;
+        match filled {
+            Ok((batch, _)) if batch.is_empty() => None,
+            Ok((batch, items)) => Some((Ok(wrap(batch)), Some(items))),
+            Err(panic) => Some((Err(Status::internal(panic.to_string())), None)),
+        }
+    }))
+}
+
+fn fill<T: Message>(items: &mut impl Iterator<Item = T>) -> Vec<T> {
+    let mut batch = Vec::new();
+    let mut bytes = 0;
+    // The item that exceeds the limit is the last of the batch: an iterator cannot take it back.
+    while bytes < BATCH_BYTES && batch.len() < BATCH_ITEMS {
+        let Some(item) = items.next() else { break };
+        bytes += item.encoded_len();
+        batch.push(item);
+    }
+    batch
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_proto::cri;
+    use futures::StreamExt;
+
+    use super::*;
+
+    fn images(count: usize, bytes: usize) -> impl Iterator<Item = cri::Image> + Send + 'static {
+        let image = move |number: usize| cri::Image {
+            id: number.to_string(),
+            username: "x".repeat(bytes),
+            ..Default::default()
+        };
+        (0..count).map(image)
+    }
+
+    async fn sizes(count: usize, bytes: usize) -> Vec<usize> {
+        let stream = batches(images(count, bytes), |images| cri::StreamImagesResponse { images });
+        let messages: Vec<_> = stream.collect().await;
+        let mut seen = 0;
+        for message in &messages {
+            for image in &message.as_ref().expect("no error").images {
+                assert_eq!(image.id.parse(), Ok(seen), "in order, none twice");
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, count);
+        messages.into_iter().map(|message| message.expect("no error").images.len()).collect()
+    }
+
+    #[tokio::test]
+    async fn every_item_comes_once_in_bounded_messages() {
+        assert_eq!(sizes(0, 10).await, Vec::<usize>::new());
+        assert_eq!(sizes(300, 10).await, [128, 128, 44]);
+        assert_eq!(sizes(5, 100 << 10).await, [3, 2]);
+        assert_eq!(sizes(2, 1 << 20).await, [1, 1]);
+    }
+}

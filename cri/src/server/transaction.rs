@@ -1,0 +1,146 @@
+//! Cancellation and undo of calls: a call continues in a task when its caller disconnects, and is then undone or finished.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tonic::{Response, Status};
+use tracing::warn;
+
+use crate::error::Error;
+use crate::names::Claim;
+
+/// The result of a gRPC method.
+pub(crate) type Answer<T> = Result<Response<T>, Status>;
+
+/// A created object, and the channel that confirms the delivery of its response.
+type Created<T> = Result<(T, oneshot::Sender<()>), Error>;
+
+/// Converts a result to a gRPC response.
+pub(super) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
+    result.map(Response::new).map_err(|error| Status::from(&error))
+}
+
+/// Runs a call that reads files off the async executor.
+pub(super) async fn blocking<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Answer<T> {
+    match tokio::task::spawn_blocking(call).await {
+        Ok(result) => answer(result),
+        Err(panic) => Err(Status::internal(panic.to_string())),
+    }
+}
+
+/// Runs a call to its end, even if its caller disconnects: the call cannot be undone.
+pub(super) async fn finish<T>(call: impl Future<Output = Result<T, Error>> + Send + 'static) -> Answer<T>
+where
+    T: Send + 'static,
+{
+    match tokio::spawn(Box::pin(call)).await {
+        Ok(result) => answer(result),
+        Err(panic) => Err(Status::internal(panic.to_string())),
+    }
+}
+
+/// Runs a creation to its end in a task. If the caller disconnects before the response is delivered, also by its deadline,
+/// the created object is undone: the caller does not know that it exists.
+pub(super) async fn create<T, U>(
+    call: impl Future<Output = Result<T, Error>> + Send + 'static,
+    undo: impl FnOnce(T) -> U + Send + 'static,
+) -> Answer<T>
+where
+    T: Clone + Send + 'static,
+    U: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let (sender, receiver) = oneshot::channel();
+    tokio::spawn(run_or_undo(Box::pin(call), undo, sender));
+    let Ok(created) = receiver.await else {
+        return Err(Status::internal("the call ended without an answer"));
+    };
+    answer(created.map(|(created, delivered)| {
+        // The task waits for this confirmation.
+        let _waiting = delivered.send(());
+        created
+    }))
+}
+
+/// Creates an object, delivers it, and undoes it if the delivery is not confirmed.
+async fn run_or_undo<T, U>(
+    call: impl Future<Output = Result<T, Error>>,
+    undo: impl FnOnce(T) -> U,
+    sender: oneshot::Sender<Created<T>>,
+) where
+    T: Clone,
+    U: Future<Output = Result<(), Error>>,
+{
+    let created = match call.await {
+        Ok(created) => created,
+        Err(error) => return drop(sender.send(Err(error))),
+    };
+    let (confirm, confirmed) = oneshot::channel();
+    drop(sender.send(Ok((created.clone(), confirm))));
+    if confirmed.await.is_ok() {
+        return;
+    }
+    if let Err(error) = undo(created).await {
+        warn!(error = error.chain(), "could not undo a cancelled call");
+    }
+}
+
+/// Creates an object with a claimed name. The name stays claimed until the response is delivered or the object is undone.
+pub(super) async fn create_named<T, F, U>(
+    claim: Claim,
+    call: impl FnOnce(String) -> F,
+    undo: impl FnOnce(T) -> U + Send + 'static,
+) -> Answer<T>
+where
+    T: Clone + Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+    U: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let mut claim = claim;
+    // Boxed: the future has several kilobytes and is moved with its callers.
+    let creation = Box::pin(call(claim.id().to_owned()));
+    let call = async move {
+        let created = creation.await?;
+        claim.keep();
+        Ok((created, Arc::new(claim)))
+    };
+    let undo = |(created, claim): (T, Arc<Claim>)| {
+        let undone = undo(created);
+        async move {
+            let undone = undone.await;
+            drop(claim);
+            undone
+        }
+    };
+    let response = create(call, undo).await?;
+    Ok(response.map(|(created, _claim)| created))
+}
+
+/// Limits a call to a timeout in seconds. 0 and negative values disable it.
+pub(super) async fn within<T>(seconds: i64, call: impl Future<Output = Answer<T>> + Send) -> Answer<T> {
+    let Some(seconds) = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0) else {
+        return call.await;
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(seconds), call).await;
+    answer.unwrap_or_else(|_late| Err(Status::deadline_exceeded(format!("not done within {seconds} s"))))
+}
+
+/// Runs a call in a task. The call gets a future that resolves when the caller disconnects; the call then ends itself.
+pub(super) async fn attended<T, F>(
+    call: impl FnOnce(Pin<Box<dyn Future<Output = ()> + Send>>) -> F + Send,
+) -> Answer<T>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, Error>> + Send + 'static,
+{
+    let (_caller, gone) = oneshot::channel::<()>();
+    // Nothing is sent: the channel closes when this call is dropped.
+    let gone = Box::pin(async move { drop(gone.await) });
+    match tokio::spawn(call(gone)).await {
+        Ok(result) => answer(result),
+        Err(panic) => Err(Status::internal(panic.to_string())),
+    }
+}

@@ -1,0 +1,102 @@
+//! The OCI spec of a container, before NRI plugins adjust it.
+
+use coracle_images::Image;
+use coracle_proto::cri;
+use coracle_proto::cri::security_profile::ProfileType;
+use oci_spec::runtime::{LinuxSeccomp, Spec};
+
+use super::ContainerService;
+use super::check::security;
+use super::volumes::find_volumes;
+use crate::cdi;
+use crate::cgroup::driver::cgroups_path;
+use crate::container::confinement::{self, Modules};
+use crate::container::devices::{self, Node};
+use crate::container::oci_spec::{Facts, SandboxFacts, oci_spec};
+use crate::container::profile;
+use crate::container::user::User;
+use crate::error::{self, Error};
+use crate::nri::PodOf;
+use crate::records::ContainerRecord;
+use crate::sandbox::namespaces;
+
+impl ContainerService {
+    /// Builds the spec, with the requested CDI devices.
+    pub(super) fn make_spec(
+        &self,
+        pod: PodOf<'_>,
+        record: &ContainerRecord,
+        image: &Image,
+    ) -> Result<Spec, Error> {
+        let bundle = self.records.container_dir(&record.id);
+        let mut config = record.config.clone();
+        find_volumes(&mut config, &bundle)?;
+        let nodes = device_nodes(&config)?;
+        let facts = Facts {
+            config: &config,
+            image,
+            host: &self.host,
+            user: &User {
+                uid: u32::try_from(record.uid).unwrap_or_default(),
+                gid: u32::try_from(record.gid).unwrap_or_default(),
+                groups: record.groups.iter().filter_map(|gid| u32::try_from(*gid).ok()).collect(),
+            },
+            sandbox: self.sandbox_facts(pod, &config)?,
+            rootfs: &bundle.join("rootfs"),
+            cgroup: &cgroups_path(&record.cgroup),
+            devices: &nodes,
+            seccomp_file: seccomp_file(&config)?,
+            apparmor: apparmor(&config)?,
+            selinux: record.selinux.as_ref(),
+        };
+        let mut spec = oci_spec(&facts)?;
+        cdi::requested(&config)
+            .and_then(|devices| cdi::inject(&mut spec, &devices, &self.config.cdi_dirs))
+            .map_err(|why| Error::invalid("CDI_devices", error::chain(&why)))?;
+        Ok(spec)
+    }
+
+    fn sandbox_facts<'a>(
+        &self,
+        pod: PodOf<'a>,
+        config: &cri::ContainerConfig,
+    ) -> Result<SandboxFacts<'a>, Error> {
+        let sandbox = pod.sandbox;
+        let dir = self.records.sandbox_dir(&sandbox.id);
+        let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let options = security.and_then(|security| security.namespace_options.as_ref());
+        let target_pid = match options.filter(|options| options.pid() == cri::NamespaceMode::Target) {
+            None => 0,
+            Some(options) => self.target_pid(sandbox, &options.target_id)?,
+        };
+        Ok(SandboxFacts {
+            config: sandbox.config(),
+            hostname: namespaces::hostname(sandbox.config(), &self.host.hostname),
+            shm_dir: dir.join("shm"),
+            dir,
+            shim_pid: pod.live.shim.pid(),
+            init_pid: pod.live.init_pid,
+            target_pid,
+        })
+    }
+}
+
+fn device_nodes(config: &cri::ContainerConfig) -> Result<Vec<Node>, Error> {
+    if security(config).privileged {
+        return Ok(devices::all());
+    }
+    devices::requested(&config.devices)
+}
+
+/// Name of the AppArmor profile.
+fn apparmor(config: &cri::ContainerConfig) -> Result<Option<String>, Error> {
+    confinement::apparmor(&security(config), &Modules::look()).map_err(|why| Error::invalid("apparmor", why))
+}
+
+/// The seccomp profile of a file on this node. A privileged container has none.
+fn seccomp_file(config: &cri::ContainerConfig) -> Result<Option<LinuxSeccomp>, Error> {
+    let security = security(config);
+    let requested = security.seccomp.filter(|_| !security.privileged);
+    let localhost = requested.filter(|profile| profile.profile_type() == ProfileType::Localhost);
+    localhost.as_ref().map(profile::read_seccomp).transpose()
+}

@@ -1,0 +1,123 @@
+//! StopContainer: the stop signal, the grace period, then SIGKILL. Absent and exited containers are successes.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use coracle_proto::{cri, shim};
+use nix::sys::signal::Signal;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::ContainerService;
+use crate::cgroup::freezer::Freezer;
+use crate::container::Container;
+use crate::error::Error;
+use crate::records::ContainerPhase;
+use crate::shim_client::ErrorKind;
+
+/// Timeout for the end of killed processes.
+const KILL_TIME: Duration = Duration::from_secs(10);
+
+impl ContainerService {
+    /// Stops a container. The request's `timeout` is the grace period in seconds.
+    pub(crate) async fn container_stop(
+        &self,
+        request: cri::StopContainerRequest,
+    ) -> Result<cri::StopContainerResponse, Error> {
+        let Some(container) = self.tables.containers.get(&request.container_id) else {
+            return Ok(cri::StopContainerResponse {});
+        };
+        let grace = Duration::from_secs(u64::try_from(request.timeout).unwrap_or(0));
+        let running = matches!(container.phase(), ContainerPhase::Running { .. });
+        if running && !grace.is_zero() && self.ask_to_stop(&container, grace).await {
+            self.hooks.stop_container(&container).await;
+            return Ok(cri::StopContainerResponse {});
+        }
+        self.kill_container(&container).await?;
+        self.hooks.stop_container(&container).await;
+        Ok(cri::StopContainerResponse {})
+    }
+
+    /// Sends the stop signal and waits for the grace period. True if the container ended.
+    async fn ask_to_stop(&self, container: &Container, grace: Duration) -> bool {
+        let Ok(shim) = self.tables.shim_of(container) else { return false };
+        // If the container has ended meanwhile, the wait returns at once. If the shim is gone, the kill that follows
+        // reports it.
+        let sent = shim.kill(&container.id, container.record.stop_signal).await;
+        coracle_fault::point("stop.asked");
+        if sent.is_err_and(|error| error.kind == ErrorKind::Silent) {
+            return false;
+        }
+        timeout(grace, container.wait_exited()).await.is_ok()
+    }
+
+    /// Kills a container and waits until its end is recorded.
+    pub(crate) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
+        let in_state = |state| Error::WrongState { what: "container", id: container.id.clone(), state };
+        // A creation in progress is complete or undone after this, unless the shim does not answer.
+        let limit = self.config.shim_times.end;
+        if timeout(limit, container.starting.lock()).await.is_err() {
+            return Err(in_state("being created or started"));
+        }
+        let gone = self.tables.containers.get(&container.id).is_none();
+        if gone || matches!(container.phase(), ContainerPhase::Exited(_)) {
+            return Ok(());
+        }
+        container.doomed.store(true, Ordering::SeqCst);
+        let shim = self.tables.shim_of(container);
+        if self.is_silent(container) {
+            return self.kill_without_shim(container).await;
+        }
+        if let Ok(shim) = shim {
+            let kill = shim::Signal {
+                container_id: container.id.clone(),
+                signal: Signal::SIGKILL as i32,
+                all: true,
+                ..Default::default()
+            };
+            let killed = shim.signal(kill).await;
+            coracle_fault::point("stop.killed");
+            match killed {
+                Ok(()) => {}
+                Err(error)
+                    if matches!(
+                        error.kind,
+                        ErrorKind::NotFound | ErrorKind::WrongState | ErrorKind::Gone
+                    ) => {}
+                Err(error) if error.kind == ErrorKind::Silent => {
+                    return self.kill_without_shim(container).await;
+                }
+                Err(source) => return Err(Error::Shim { doing: "kill the container", source }),
+            }
+        }
+        self.thaw_killed(container);
+        if timeout(KILL_TIME, container.wait_exited()).await.is_ok() {
+            return Ok(());
+        }
+        Err(in_state("killed but has not ended"))
+    }
+
+    /// Kills a container by its cgroup. The exit code is lost: only the shim, its parent, can read it.
+    async fn kill_without_shim(&self, container: &Container) -> Result<(), Error> {
+        self.thaw_killed(container);
+        if !self.cgroups.kill(&container.record.cgroup).await {
+            let id = container.id.clone();
+            return Err(Error::WrongState { what: "container", id, state: "killed but has not ended" });
+        }
+        self.exits.end_lost_container(container).await;
+        Ok(())
+    }
+
+    fn is_silent(&self, container: &Container) -> bool {
+        self.tables.sandboxes.get(&container.record.sandbox_id).is_some_and(|sandbox| sandbox.is_silent())
+    }
+
+    /// Thaws a container that is frozen for a checkpoint: frozen processes do not die before they are thawed.
+    fn thaw_killed(&self, container: &Container) {
+        let freezer = self.cgroups.freezer(&container.record.cgroup);
+        let Some(freezer) = freezer.filter(Freezer::holds_killed) else { return };
+        if let Err(error) = freezer.thaw() {
+            warn!(container = container.id, %error, "could not thaw a container that was killed");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Sources of a container's volumes: directories of the node, and images.
+
+use std::path::{Path, PathBuf};
+
+use coracle_images::Held;
+use coracle_proto::{cri, shim};
+
+use super::ContainerService;
+use super::bundle::{image_error, make_dir};
+use crate::error::Error;
+use crate::records::ContainerRecord;
+use crate::sandbox::Sandbox;
+use crate::sandbox::files::POD_FILES;
+use crate::selinux::relabel;
+
+impl ContainerService {
+    /// Resolves image volumes, stores their image ids in the configuration, and holds their layers.
+    pub(super) fn hold_images(&self, config: &mut cri::ContainerConfig) -> Result<Vec<Held>, Error> {
+        let mut held = Vec::new();
+        for spec in config.mounts.iter_mut().filter_map(|mount| mount.image.as_mut()) {
+            let image = self.image(&spec.image)?;
+            held.push(self.images.hold(&image.id).map_err(|source| image_error(&image.id, source))?);
+            spec.image_ref = image.id;
+        }
+        Ok(held)
+    }
+
+    /// The image volumes that the shim mounts at the source paths of [`find_volumes`].
+    pub(super) fn image_volumes(
+        &self,
+        config: &cri::ContainerConfig,
+        bundle: &Path,
+    ) -> Result<Vec<shim::ImageVolume>, Error> {
+        let mounts = config.mounts.iter().enumerate();
+        let images = mounts.filter_map(|(at, mount)| Some((at, mount, mount.image.as_ref()?)));
+        images
+            .map(|(at, mount, spec)| {
+                let image = self.image(&spec.image_ref)?;
+                Ok(shim::ImageVolume {
+                    source: image_source(bundle, at).to_string_lossy().into_owned(),
+                    lower: image.layers.iter().map(|layer| layer.to_string_lossy().into_owned()).collect(),
+                    sub_path: mount.image_sub_path.clone(),
+                })
+            })
+            .collect()
+    }
+
+    /// Sets the container's SELinux label on the pod's files and on volumes with `selinux_relabel`. Large volumes take long,
+    /// so this runs off the async executor.
+    pub(super) async fn relabel_volumes(
+        &self,
+        sandbox: &Sandbox,
+        record: &ContainerRecord,
+    ) -> Result<(), Error> {
+        let label = record.selinux.as_ref().and_then(|labels| labels.mount.as_ref());
+        let Some(label) = label.map(ToString::to_string) else { return Ok(()) };
+        let dir = self.records.sandbox_dir(&sandbox.id);
+        let files = POD_FILES.map(|name| dir.join(name));
+        let volumes =
+            record.config.mounts.iter().filter(|mount| mount.selinux_relabel && mount.image.is_none());
+        let paths: Vec<PathBuf> =
+            files.into_iter().chain(volumes.map(|mount| PathBuf::from(&mount.host_path))).collect();
+        let work = move || {
+            paths.iter().try_for_each(|path| {
+                // Links are resolved first, so that a link to a system file is recognised.
+                let labelled = path.canonicalize().and_then(|path| relabel(&path, &label));
+                labelled.map_err(Error::file("relabel", path))
+            })
+        };
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(Error::panicked("relabel volumes"))?
+    }
+}
+
+/// Resolves links in source paths and creates absent directories, as Docker does.
+pub(super) fn find_volumes(config: &mut cri::ContainerConfig, bundle: &Path) -> Result<(), Error> {
+    for (at, mount) in config.mounts.iter_mut().enumerate() {
+        if mount.image.is_some() {
+            mount.host_path = image_source(bundle, at).to_string_lossy().into_owned();
+            continue;
+        }
+        let path = Path::new(&mount.host_path);
+        if !path.exists() {
+            make_dir(path)?;
+        }
+        let real = path.canonicalize().map_err(Error::file("find volume", path))?;
+        mount.host_path = real.to_string_lossy().into_owned();
+    }
+    Ok(())
+}
+
+/// Placeholder source path of an image volume in the spec. Nothing exists there.
+fn image_source(bundle: &Path, at: usize) -> PathBuf {
+    bundle.join("images").join(at.to_string())
+}

@@ -1,0 +1,166 @@
+//! The exec service: commands in running containers.
+
+mod descendants;
+mod outputs;
+mod sync;
+
+use std::sync::Arc;
+
+use coracle_proto::shim;
+use nix::sys::signal::Signal;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::cgroup::Cgroups;
+use crate::container::{Container, args};
+use crate::error::Error;
+use crate::records::Records;
+use crate::services::containers::{PROCESS_FILE, read_process};
+use crate::shim_client::{self, Begun, ErrorKind, ExecStdio, Started};
+use crate::tables::Tables;
+
+/// Runs commands in containers.
+#[derive(Clone)]
+pub(crate) struct ExecService {
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) cgroups: Arc<Cgroups>,
+}
+
+/// A command that runs in a container.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) id: String,
+    pub(crate) started: Started,
+    pub(crate) exit: oneshot::Receiver<shim::Exit>,
+}
+
+/// A task that starts a command.
+pub(crate) type StartTask = JoinHandle<Result<Exec, Error>>;
+
+// === impl ExecService ===
+
+impl ExecService {
+    /// Starts a command in a container. The process is the container's own, except for the command line.
+    pub(crate) async fn exec(
+        &self,
+        container: &Container,
+        command: Vec<String>,
+        stdio: ExecStdio,
+    ) -> Result<Exec, Error> {
+        if command.is_empty() {
+            return Err(Error::invalid("cmd", "is empty"));
+        }
+        let path = self.records.container_dir(&container.id).join(PROCESS_FILE);
+        let mut process = read_process(&path)?;
+        process.set_args(Some(command));
+        if matches!(stdio, ExecStdio::Terminal) {
+            process.set_terminal(Some(true));
+            let env = process.env_mut().get_or_insert_default();
+            args::name_terminal(env);
+        } else {
+            process.set_terminal(Some(false));
+        }
+        let sandbox = self.tables.sandbox(&container.record.sandbox_id)?;
+        let shim = sandbox.shim()?;
+        let id = hex::encode(rand::random::<[u8; 8]>());
+        let exit = sandbox.expect_exec(&id);
+        let source = match shim.exec(&container.id, &id, &process, stdio).await {
+            Ok(Begun::Started(started)) => {
+                coracle_fault::point("exec.begun");
+                return Ok(Exec { id, started, exit });
+            }
+            Ok(Begun::Late(late)) => {
+                self.kill_late_answer(&container.id, id.clone(), late);
+                shim_client::Error::silent()
+            }
+            Err(source) => source,
+        };
+        sandbox.forget_exec(&id);
+        Err(Error::Shim { doing: "run the command in the container", source })
+    }
+
+    /// Starts a command in a task, which continues when its caller is cancelled.
+    pub(crate) fn start(
+        &self,
+        container: &Arc<Container>,
+        command: Vec<String>,
+        stdio: ExecStdio,
+    ) -> StartTask {
+        let (service, container) = (self.clone(), Arc::clone(container));
+        tokio::spawn(async move { service.exec(&container, command, stdio).await })
+    }
+
+    /// Kills an exec and all processes that it started, as soon as it has started. Its caller has disconnected.
+    pub(crate) fn kill_when_started(&self, container: Arc<Container>, task: StartTask) {
+        let service = self.clone();
+        tokio::spawn(async move {
+            if let Ok(Ok(exec)) = task.await {
+                service.kill(&container, &exec).await;
+            }
+        });
+    }
+
+    /// Kills an exec whose shim answers after the timeout: its caller already got an error.
+    fn kill_late_answer(&self, container_id: &str, exec_id: String, late: shim_client::Late) {
+        let Some(container) = self.tables.containers.get(container_id) else { return };
+        let service = self.clone();
+        tokio::spawn(async move {
+            if let Ok(started) = late.started().await {
+                service.kill_exec(&container, &exec_id, started.pid).await;
+            }
+        });
+    }
+
+    /// Kills execs of an earlier runtime whose callers waited for the end: no caller is left to get the result.
+    pub(crate) fn kill_orphaned(&self, execs: Vec<shim::ExecState>) {
+        for shim::ExecState { container_id, exec_id, pid } in execs {
+            let Some(container) = self.tables.containers.get(&container_id) else { continue };
+            let service = self.clone();
+            tokio::spawn(async move { service.kill_exec(&container, &exec_id, pid).await });
+        }
+    }
+
+    /// Kills an exec and all processes that it started.
+    pub(crate) async fn kill(&self, container: &Container, exec: &Exec) {
+        self.kill_exec(container, &exec.id, exec.started.pid).await;
+    }
+
+    async fn kill_exec(&self, container: &Container, exec_id: &str, pid: i32) {
+        let stopped = descendants::kill_descendants(&self.cgroups, &container.record.cgroup, pid).await;
+        if let Ok(shim) = self.tables.shim_of(container) {
+            let kill = shim::Signal {
+                container_id: container.id.clone(),
+                exec_id: exec_id.to_owned(),
+                signal: Signal::SIGKILL as i32,
+                all: false,
+            };
+            match (shim.signal(kill).await, stopped) {
+                (Ok(()), Some(stopped)) => stopped.was_killed(),
+                // The guard's drop kills the stopped process if the shim could not.
+                (_, stopped) => drop(stopped),
+            }
+        }
+    }
+
+    /// Forgets an exec without a waiting caller.
+    pub(crate) fn forget(&self, container: &Container, exec_id: &str) {
+        if let Some(sandbox) = self.tables.sandboxes.get(&container.record.sandbox_id) {
+            sandbox.forget_exec(exec_id);
+        }
+    }
+}
+
+/// The error of an exec whose shim died.
+pub(crate) fn shim_lost(container: &Container) -> Error {
+    Error::WrongState { what: "container", id: container.id.clone(), state: "lost with its shim" }
+}
+
+/// The exit code that a shell gives for a command that cannot be executed.
+pub(crate) fn exit_code(kind: ErrorKind) -> Option<i32> {
+    match kind {
+        ErrorKind::CommandNotFound => Some(127),
+        ErrorKind::CommandNotExecutable => Some(126),
+        _ => None,
+    }
+}

@@ -1,0 +1,278 @@
+//! RunPodSandbox: record, shim, network. A failure undoes all steps.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use coracle_proto::{cri, shim};
+use cri::ContainerEventType::{ContainerCreatedEvent, ContainerStartedEvent};
+use tracing::info;
+
+use super::SandboxService;
+use crate::cgroup::is_below_root;
+use crate::clock::now;
+use crate::error::Error;
+use crate::host::Host;
+use crate::names::Claim;
+use crate::records::{SandboxPhase, SandboxRecord};
+use crate::sandbox::sysctls::Own;
+use crate::sandbox::user_namespace::Mapping;
+use crate::sandbox::{self, Live, attachment, fields, files, namespaces, sysctls};
+use crate::selinux::Labels;
+use crate::shim_client::Shim;
+use crate::steps::Steps;
+use crate::undo::{Step, Undo};
+
+/// Maximum size of the node's /etc/hosts and /etc/resolv.conf in bytes. A larger file counts as empty.
+const NODE_FILE_MAX: u64 = 4 << 20;
+
+impl SandboxService {
+    /// Validates the request and claims the sandbox's name. Refuses a name that another sandbox has. Waits for a sandbox
+    /// of this name that is being created or undone.
+    pub(crate) async fn sandbox_claim(&self, request: &cri::RunPodSandboxRequest) -> Result<Claim, Error> {
+        let config = request.config.as_ref().ok_or_else(Error::no_config)?;
+        check(config, &request.runtime_handler, &self.host)?;
+        self.check_cgroup(config)?;
+        self.check_network(config).await?;
+        let metadata = config.metadata.clone().unwrap_or_default();
+        self.names.claim(sandbox::name(&metadata), crate::services::new_id()).await
+    }
+
+    /// Runs a sandbox whose name is claimed for this id.
+    pub(crate) async fn sandbox_run(
+        &self,
+        request: cri::RunPodSandboxRequest,
+        id: String,
+    ) -> Result<cri::RunPodSandboxResponse, Error> {
+        self.run_or_undo(request, id.clone(), false).await?;
+        Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
+    }
+
+    /// Runs a sandbox, or undoes all steps. A sandbox that is `restoring` is removed by a restart of the runtime, even when
+    /// it is ready, until its record says that the restore is complete.
+    pub(crate) async fn run_or_undo(
+        &self,
+        request: cri::RunPodSandboxRequest,
+        id: String,
+        restoring: bool,
+    ) -> Result<(), Error> {
+        let config = request.config.ok_or_else(Error::no_config)?;
+        let record = SandboxRecord::new(&id, config, request.runtime_handler, now());
+        let record = SandboxRecord { restoring, ..record };
+        let mut undo = Undo::new(&self.undo);
+        match self.run(record, &mut undo).await {
+            Ok(()) => {
+                undo.keep();
+                Ok(())
+            }
+            Err(error) => {
+                undo.run().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn run(&self, mut record: SandboxRecord, undo: &mut Undo) -> Result<(), Error> {
+        let mut steps = Steps::begin();
+        let id = record.id.clone();
+        let metadata = record.config.metadata.clone().unwrap_or_default();
+        let first_process = self.first_process(&record.config).await?;
+        undo.push(Step::Level(id.clone()));
+        record.selinux = self.selinux.label_pod(&id, &record.config)?;
+        undo.push(Step::SandboxRecord(id.clone()));
+        self.records.write_sandbox(&record)?;
+        coracle_fault::point("run.recorded");
+        self.write_pod_files(&record)?;
+        steps.done("record");
+        let dir = self.records.sandbox_dir(&id);
+        let config = shim::SandboxConfig { init: first_process, ..self.shim_config(&record) };
+        let (shim, state) = Shim::spawn(self.shim_program.path(), &dir, config, self.config.shim_times)
+            .await
+            .map_err(Error::shim("start the pod's shim"))?;
+        undo.push(Step::Shim(shim.clone()));
+        steps.done("shim");
+        coracle_fault::point("run.shim");
+        if namespaces::own_network(&record.config) {
+            undo.push(Step::Network(id.clone()));
+            // The shim is a child of this process: its pid is not reused before the process is waited for.
+            let _pid_guard = shim.keep_pid().await;
+            record.addresses = self.connect_pod(&record, shim.pid()).await?;
+            steps.done("network");
+            coracle_fault::point("run.network");
+        }
+        self.write_hosts(&record)?;
+        let live = Live { shim, init_pid: state.init_pid };
+        let _pass = self.hooks.nri.pass().await;
+        self.hooks.run_pod_sandbox(&record, &live, undo).await?;
+        record.phase = SandboxPhase::Ready;
+        let mut pending = self.outbox.pending();
+        let ready = [ContainerCreatedEvent, ContainerStartedEvent];
+        record.transitions = ready.into_iter().filter_map(|what| pending.add(what, now())).collect();
+        self.records.write_sandbox(&record)?;
+        record.restoring = false;
+        coracle_fault::point("run.ready");
+        info!(sandbox = id, pod = metadata.name, namespace = metadata.namespace, "sandbox runs");
+        pending.send_for_sandbox(&self.monitor.adopt_sandbox(record, live));
+        steps.done("ready");
+        steps.finish("RunPodSandbox", &id);
+        Ok(())
+    }
+
+    /// Refuses a cgroup parent that leaves the hierarchy or does not fit the cgroup driver.
+    fn check_cgroup(&self, config: &cri::PodSandboxConfig) -> Result<(), Error> {
+        let parent = config.linux.as_ref().map_or("", |linux| &linux.cgroup_parent);
+        let field = "linux.cgroup_parent";
+        if !is_below_root(&format!("{parent}/container")) {
+            return Err(Error::invalid(field, format!("{parent:?} leaves the hierarchy")));
+        }
+        self.layout.check_parent(parent).map_err(|why| Error::invalid(field, why))
+    }
+
+    /// Refuses network options that the network cannot fulfil.
+    async fn check_network(&self, config: &cri::PodSandboxConfig) -> Result<(), Error> {
+        if !namespaces::own_network(config) {
+            return attachment::refuse_asked(&config.annotations);
+        }
+        let attachment = attachment::of("", PathBuf::new(), config)?;
+        self.network.check_asked(&attachment).await.map_err(|source| self.network_error(source))
+    }
+
+    /// Converts the network's refusal to an error of the request: it names pods instead of sandbox ids.
+    fn network_error(&self, source: coracle_cni::Error) -> Error {
+        use coracle_cni::Error as Network;
+        let pod_of = |id: &str| {
+            let pod = self.tables.sandboxes.get(id).and_then(|sandbox| sandbox.config().metadata.clone());
+            pod.map_or_else(|| id.to_owned(), |pod| format!("the pod {}/{}", pod.namespace, pod.name))
+        };
+        let why = match &source {
+            Network::AddressTaken { address, owner } => {
+                format!("address {address} is used by {}", pod_of(owner))
+            }
+            Network::MacTaken { mac, owner } => {
+                format!("hardware address {mac} is used by {}", pod_of(owner))
+            }
+            Network::Undeclared { .. } => source.to_string(),
+            Network::InvalidField { field, .. } if field == "ips" => source.to_string(),
+            _ => return Error::Network { id: String::new(), source },
+        };
+        Error::invalid("annotations", why)
+    }
+
+    fn shim_config(&self, record: &SandboxRecord) -> shim::SandboxConfig {
+        let config = &record.config;
+        let own_network = namespaces::own_network(config);
+        let (process_label, mount_label) = record.selinux.as_ref().map(Labels::texts).unwrap_or_default();
+        // The mapping was validated by `check`.
+        let mapping = Mapping::of(Some(&namespaces::options(config))).ok().flatten();
+        let (uid_mappings, gid_mappings) = mapping.map(|mapping| mapping.to_shim()).unwrap_or_default();
+        shim::SandboxConfig {
+            uid_mappings,
+            gid_mappings,
+            sandbox_id: record.id.clone(),
+            hostname: if own_network { config.hostname.clone() } else { String::new() },
+            own_network,
+            own_ipc: namespaces::own_ipc(config),
+            own_uts: own_network,
+            share_pid: namespaces::share_pid(config),
+            sysctls: config.linux.as_ref().map(|linux| linux.sysctls.clone()).unwrap_or_default(),
+            shim_cgroup: self.layout.shim(&record.id),
+            shm_dir: self.records.sandbox_dir(&record.id).join("shm").to_string_lossy().into_owned(),
+            oom_score_adj: self.host.oom_score(-998),
+            mount_label,
+            process_label,
+            hierarchies: self.cgroups.to_shim(),
+            open_files: coracle_open_files::of_children().unwrap_or_default(),
+            ..Default::default()
+        }
+    }
+
+    /// Connects the pod to the network and returns its addresses.
+    async fn connect_pod(&self, record: &SandboxRecord, shim_pid: i32) -> Result<Vec<String>, Error> {
+        let netns = format!("/proc/{shim_pid}/ns/net");
+        let attachment = attachment::of(&record.id, netns.into(), &record.config)?;
+        let attached = self.network.add(&attachment).await;
+        let attached = attached.map_err(|source| Error::Network { id: record.id.clone(), source })?;
+        Ok(attached.addresses.iter().map(|network| network.ip().to_string()).collect())
+    }
+
+    /// Writes the pod's files that do not need its addresses.
+    fn write_pod_files(&self, record: &SandboxRecord) -> Result<(), Error> {
+        let dir = self.records.sandbox_dir(&record.id);
+        let dns = record.config.dns_config.as_ref().and_then(files::resolv_conf);
+        let resolver = dns.unwrap_or_else(|| node_file("/etc/resolv.conf"));
+        let hostname = format!("{}\n", namespaces::hostname(&record.config, &self.host.hostname));
+        for (name, text) in [("resolv.conf", resolver), ("hostname", hostname)] {
+            write_pod_file(record, &dir.join(name), &text)?;
+        }
+        Ok(())
+    }
+
+    fn write_hosts(&self, record: &SandboxRecord) -> Result<(), Error> {
+        let text = if namespaces::own_network(&record.config) {
+            files::hosts(&namespaces::hostname(&record.config, &self.host.hostname), &record.addresses)
+        } else {
+            node_file("/etc/hosts")
+        };
+        write_pod_file(record, &self.records.sandbox_dir(&record.id).join("hosts"), &text)
+    }
+}
+
+/// Contents of a file of the node for its pods; empty if it cannot be read. A pod can write to it through a volume, so
+/// the size is limited.
+fn node_file(path: &str) -> String {
+    let bytes = coracle_tree::read(Path::new(path), NODE_FILE_MAX).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Writes a file for all containers of a pod, readable for all users with any umask of this process. The file belongs to
+/// root of the pod's user namespace: before Linux 6.3 a tmpfs, the usual run directory, has no idmapped mounts.
+fn write_pod_file(record: &SandboxRecord, path: &Path, text: &str) -> Result<(), Error> {
+    std::fs::write(path, text).map_err(Error::file("write", path))?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o644))
+        .map_err(Error::file("set the mode of", path))?;
+    match Mapping::of(Some(&namespaces::options(&record.config))).ok().flatten() {
+        None => Ok(()),
+        Some(mapping) => {
+            let (uid, gid) = mapping.root();
+            std::os::unix::fs::chown(path, Some(uid), Some(gid))
+                .map_err(Error::file("set the owner of", path))
+        }
+    }
+}
+
+/// Refuses a configuration that this node cannot fulfil.
+pub(crate) fn check(config: &cri::PodSandboxConfig, runtime_handler: &str, host: &Host) -> Result<(), Error> {
+    let Some(metadata) = &config.metadata else {
+        return Err(Error::invalid("config.metadata", "is missing"));
+    };
+    if metadata.name.is_empty() || metadata.namespace.is_empty() || metadata.uid.is_empty() {
+        return Err(Error::invalid("config.metadata", "needs name, namespace and uid"));
+    }
+    if config.windows.is_some() {
+        return Err(Error::invalid("config.windows", "is not supported on Linux"));
+    }
+    if !runtime_handler.is_empty() {
+        return Err(Error::invalid(
+            "runtime_handler",
+            format!("runtime handler {runtime_handler:?} does not exist"),
+        ));
+    }
+    fields::check(config)?;
+    check_sysctls(config)?;
+    let options = namespaces::options(config);
+    let mapping = Mapping::check_pod(&options)
+        .map_err(|why| Error::invalid("namespace_options.userns_options", why))?;
+    if mapping.is_some() && !host.kernel.user_namespaces {
+        return Err(Error::Unsupported("a user namespace with idmapped mounts (Linux 5.19), on this node,"));
+    }
+    Ok(())
+}
+
+/// Refuses sysctls that are not namespaced.
+fn check_sysctls(config: &cri::PodSandboxConfig) -> Result<(), Error> {
+    let own = Own { network: namespaces::own_network(config), ipc: namespaces::own_ipc(config) };
+    for name in config.linux.iter().flat_map(|linux| linux.sysctls.keys()) {
+        sysctls::check(name, own).map_err(|why| Error::invalid("linux.sysctls", why))?;
+    }
+    Ok(())
+}

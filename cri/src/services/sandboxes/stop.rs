@@ -1,0 +1,114 @@
+//! StopPodSandbox: kills the containers, releases the network, ends the shim.
+//!
+//! A failed step does not prevent the others. Absent and stopped sandboxes are successes, as the CRI requires. A shim that
+//! does not answer is killed, and nothing is waited for that only this shim could report.
+
+use coracle_proto::cri;
+use cri::ContainerEventType::ContainerStoppedEvent;
+use futures::future::join_all;
+use tracing::{info, warn};
+
+use super::SandboxService;
+use crate::clock::now;
+use crate::error::Error;
+use crate::records::ContainerPhase;
+use crate::sandbox::Sandbox;
+
+impl SandboxService {
+    /// Stops a sandbox and its containers.
+    pub(crate) async fn sandbox_stop(
+        &self,
+        request: cri::StopPodSandboxRequest,
+    ) -> Result<cri::StopPodSandboxResponse, Error> {
+        if let Some(sandbox) = self.tables.sandboxes.get(&request.pod_sandbox_id) {
+            self.stop_sandbox(&sandbox).await?;
+        }
+        Ok(cri::StopPodSandboxResponse {})
+    }
+
+    /// Stops a sandbox. All steps are tried; the first error is returned.
+    pub(crate) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        let _alone = sandbox.ending.lock().await;
+        // Recorded first, because the steps below cannot be reverted: if the runtime dies meanwhile, no pod stays ready
+        // without its network. If the record cannot be written (disk full), the sandbox is still stopped.
+        if sandbox.begin_stop()
+            && let Err(error) = self.records.write_sandbox(&sandbox.record_now())
+        {
+            warn!(
+                sandbox = sandbox.id,
+                error = error.chain(),
+                "could not record that a sandbox is being stopped"
+            );
+        }
+        coracle_fault::point("stop-pod.begun");
+        let containers = self.tables.containers_of(&sandbox.id);
+        let kill = async {
+            let killed =
+                join_all(containers.iter().map(|container| self.containers.kill_container(container))).await;
+            self.hooks.stop_pod_sandbox(sandbox).await;
+            killed
+        };
+        let (killed, disconnected) = if self.hooks.is_active() {
+            // Plugins can use the pod's network in their stop hooks.
+            (kill.await, self.disconnect_pod(&sandbox.id).await)
+        } else {
+            tokio::join!(kill, self.disconnect_pod(&sandbox.id))
+        };
+        coracle_fault::point("stop-pod.disconnected");
+        let mut errors: Vec<Error> = killed.into_iter().filter_map(Result::err).collect();
+        let is_silent = sandbox.is_silent();
+        if let Some(shim) = sandbox.leave() {
+            if let Err(source) = if is_silent { shim.kill_itself().await } else { shim.shutdown().await } {
+                sandbox.stays(shim);
+                errors.push(Error::Shim { doing: "end the pod's shim", source });
+                errors.extend(disconnected.err());
+                return first(errors);
+            }
+            // Containers that could not be killed before ended with the shim, or are handled as lost.
+            for error in errors.drain(..) {
+                warn!(
+                    sandbox = sandbox.id,
+                    error = error.chain(),
+                    "could not kill a container before the end of its shim"
+                );
+            }
+            errors.extend(self.record_stop(sandbox).await.err());
+        }
+        errors.extend(disconnected.err());
+        first(errors)
+    }
+
+    async fn disconnect_pod(&self, id: &str) -> Result<(), Error> {
+        self.network.release(id).await.map_err(|source| Error::Network { id: id.to_owned(), source })
+    }
+
+    /// Records a sandbox without a shim as stopped and sends the event.
+    async fn record_stop(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        coracle_fault::point("stop-pod.shim");
+        sandbox.forget_all_execs();
+        for container in self.tables.containers_of(&sandbox.id) {
+            // Only containers of a killed shim: a responsive shim has reported the ends of its containers.
+            if !matches!(container.phase(), ContainerPhase::Exited(_)) {
+                self.exits.end_lost_container(&container).await;
+            }
+        }
+        let mut pending = self.outbox.pending();
+        sandbox.note(pending.add(ContainerStoppedEvent, now()));
+        let written = self.records.write_sandbox(&sandbox.record_now());
+        coracle_fault::point("stop-pod.recorded");
+        info!(sandbox = sandbox.id, "sandbox stopped");
+        // Also if the record cannot be written (disk full): there is no other source of this event.
+        pending.send_for_sandbox(sandbox);
+        written
+    }
+}
+
+/// Returns the first error and logs the others.
+pub(super) fn first(errors: Vec<Error>) -> Result<(), Error> {
+    let mut errors = errors.into_iter();
+    let Some(first) = errors.next() else { return Ok(()) };
+    for error in errors {
+        warn!(error = error.chain(), "another step of the call failed");
+    }
+    Err(first)
+}

@@ -1,0 +1,34 @@
+//! UpdatePodSandboxResources: records the limits that the kubelet has set on the pod's cgroup.
+
+use coracle_proto::cri;
+
+use super::SandboxService;
+use crate::error::Error;
+use crate::sandbox::PodSize;
+
+impl SandboxService {
+    /// Records the limits of a pod.
+    pub(crate) async fn sandbox_update(
+        &self,
+        request: cri::UpdatePodSandboxResourcesRequest,
+    ) -> Result<cri::UpdatePodSandboxResourcesResponse, Error> {
+        let id = &request.pod_sandbox_id;
+        let sandbox = self.tables.sandbox(id)?;
+        sandbox.shim()?;
+        self.hooks.update_pod_sandbox(&sandbox, &request).await?;
+        let old = sandbox.size();
+        let new = PodSize {
+            overhead: request.overhead.or_else(|| old.overhead.clone()),
+            resources: request.resources.or_else(|| old.resources.clone()),
+        };
+        if new != old {
+            sandbox.resize(new);
+            self.records.write_sandbox(&sandbox.record_now()).inspect_err(|_| {
+                sandbox.resize(old);
+            })?;
+            coracle_fault::point("update-pod.recorded");
+        }
+        self.hooks.post_update_pod_sandbox(&sandbox).await;
+        Ok(cri::UpdatePodSandboxResourcesResponse {})
+    }
+}

@@ -1,0 +1,237 @@
+//! The shim monitor: one task per shim records the shim's events, then acknowledges them. It reconnects lost connections
+//! and cleans up after a dead shim.
+
+mod phase;
+mod reconnect;
+mod silent;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, Weak};
+
+use coracle_cni::Network;
+use coracle_proto::shim::Event;
+use tracing::warn;
+
+pub(crate) use self::phase::{Missed, missed, phase_now};
+use self::reconnect::{Backoff, reconnect};
+use crate::container::Container;
+use crate::error::Error;
+use crate::exit_recorder::{ExitRecorder, exit_record};
+use crate::lock::locked;
+use crate::nri::PluginHooks;
+use crate::records::{ExitRecord, Records, SandboxRecord};
+use crate::sandbox::{Live, Sandbox, SandboxState, process1};
+use crate::services::execs::ExecService;
+use crate::shim_client::{Closed, ErrorKind, Shim};
+use crate::tables::Tables;
+
+/// Monitors the shims of all pods.
+#[derive(Clone)]
+pub(crate) struct ShimMonitor {
+    state: Arc<State>,
+}
+
+/// What the monitor works on. Its tasks hold weak references, so that they do not keep the runtime alive.
+pub(crate) struct State {
+    pub(crate) tables: Arc<Tables>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) network: Network,
+    pub(crate) hooks: PluginHooks,
+    pub(crate) exits: ExitRecorder,
+    pub(crate) execs: ExecService,
+}
+
+/// Handled events of one connection. An acknowledgement covers all events up to a number, so an event that takes long
+/// holds back the acknowledgement of later events.
+#[derive(Debug, Default)]
+struct Acknowledgements {
+    open: BTreeSet<u64>,
+    last: u64,
+}
+
+/// One connection to the shim of a sandbox.
+#[derive(Clone)]
+struct Connection {
+    sandbox: Arc<Sandbox>,
+    shim: Shim,
+    acknowledgements: Arc<Mutex<Acknowledgements>>,
+}
+
+// === impl ShimMonitor ===
+
+impl ShimMonitor {
+    pub(crate) fn new(state: State) -> Self {
+        Self { state: Arc::new(state) }
+    }
+
+    /// Adds a sandbox with a live shim to the table and monitors the shim.
+    pub(crate) fn adopt_sandbox(&self, record: SandboxRecord, live: Live) -> Arc<Sandbox> {
+        let (shim, watched) = (live.shim.clone(), live.clone());
+        let sandbox = Arc::new(Sandbox::new(record, SandboxState::Ready(live)));
+        process1::watch(&sandbox, &watched);
+        self.state.tables.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
+        self.listen(Arc::clone(&sandbox), shim);
+        sandbox
+    }
+
+    /// Handles a shim's events until the shim ends. A lost connection is replaced by a new one.
+    fn listen(&self, sandbox: Arc<Sandbox>, shim: Shim) {
+        tokio::spawn(monitor(Arc::downgrade(&self.state), sandbox, shim));
+    }
+
+    /// Handles one event. If the container is being started or updated, a separate task records its end afterwards, so
+    /// that events of other containers do not wait. A container ends once, and after its execs.
+    async fn handle(&self, connection: &Connection, event: Event) {
+        let sequence = event.sequence;
+        locked(&connection.acknowledgements).begin(sequence);
+        let Some(exit) = event.exited else {
+            // An event kind of a later version: nothing to record.
+            return connection.acknowledge(sequence, Ok(())).await;
+        };
+        if !event.exec_id.is_empty() {
+            connection.sandbox.exec_exited(&event.exec_id, exit);
+            return connection.acknowledge(sequence, Ok(())).await;
+        }
+        let Some(container) = self.state.tables.containers.get(&event.container_id) else {
+            return connection.acknowledge(sequence, Ok(())).await;
+        };
+        let record = exit_record(&container, &exit);
+        let recorded = match container.starting.try_lock() {
+            Ok(_started) => self.state.exits.record_exit(&container, record),
+            Err(_busy) => return self.record_later(connection, sequence, (Arc::clone(&container), record)),
+        };
+        connection.acknowledge(sequence, recorded).await;
+    }
+
+    /// Records the end of a busy container in a task.
+    fn record_later(
+        &self,
+        connection: &Connection,
+        sequence: u64,
+        (container, record): (Arc<Container>, ExitRecord),
+    ) {
+        let (exits, connection) = (self.state.exits.clone(), connection.clone());
+        tokio::spawn(async move {
+            let recorded = exits.record_exit_after_start(&container, record).await;
+            connection.acknowledge(sequence, recorded).await;
+        });
+    }
+
+    /// Cleans up after a shim that died unexpectedly. The pod's processes still run; they are killed by their cgroups.
+    async fn sandbox_died(&self, sandbox: &Sandbox) {
+        if sandbox.leave().is_none() {
+            return;
+        }
+        let state = &self.state;
+        warn!(sandbox = sandbox.id, "the shim died; its pod is ended");
+        sandbox.forget_all_execs();
+        for container in state.tables.containers_of(&sandbox.id) {
+            state.exits.end_lost_container(&container).await;
+        }
+        state.hooks.stop_pod_sandbox(sandbox).await;
+        if let Err(source) = state.network.del(&sandbox.id).await {
+            warn!(
+                sandbox = sandbox.id,
+                error = source.chain(),
+                "could not remove the network of a dead pod; it is retried"
+            );
+            state.network.del_later(&sandbox.id);
+        }
+        // A removal in progress must finish first: writing the record would create the directory again.
+        let _alone = sandbox.ending.lock().await;
+        if state.tables.sandboxes.get(&sandbox.id).is_some() {
+            state.exits.record_sandbox_death(sandbox);
+        }
+    }
+}
+
+/// Monitors one shim until it ends or the runtime ends.
+async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
+    let mut backoff = Backoff::new();
+    loop {
+        let Some(mut events) = shim.events() else { return };
+        let connection = Connection {
+            sandbox: Arc::clone(&sandbox),
+            shim: shim.clone(),
+            acknowledgements: Arc::default(),
+        };
+        while let Some(event) = events.recv().await {
+            let Some(state) = state.upgrade() else { return };
+            ShimMonitor { state }.handle(&connection, event).await;
+        }
+        if matches!(shim.closed().await, Closed::Died) {
+            break;
+        }
+        warn!(sandbox = sandbox.id, "the connection to a live shim ended");
+        let Some(next) = connect_again(&state, &sandbox, &shim, &mut backoff).await else {
+            // The death can take time: the kernel may wait for a disk to close the shim's files.
+            shim.died().await;
+            break;
+        };
+        shim = next;
+    }
+    let Some(state) = state.upgrade() else { return };
+    ShimMonitor { state }.sandbox_died(&sandbox).await;
+}
+
+/// Reconnects to a live shim and applies what happened meanwhile. None if the pod, the runtime or the shim is ending.
+async fn connect_again(
+    state: &Weak<State>,
+    sandbox: &Arc<Sandbox>,
+    shim: &Shim,
+    backoff: &mut Backoff,
+) -> Option<Shim> {
+    let (shim, shim_state) = reconnect(shim, sandbox, backoff, || state.strong_count() == 0).await?;
+    let monitor = ShimMonitor { state: state.upgrade()? };
+    monitor.shim_linked(sandbox, &shim, shim_state).await.then_some(shim)
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Acknowledges handled events to the shim. An exit that could not be recorded is not acknowledged: the shim sends it
+    /// again to the next runtime, unless a later exit is recorded and acknowledged.
+    async fn acknowledge(&self, sequence: u64, recorded: Result<(), Error>) {
+        let all = locked(&self.acknowledgements).done(sequence);
+        let shim = &self.shim;
+        if let Err(error) = recorded {
+            warn!(dir = %shim.dir().display(), error = error.chain(), "could not record an exit");
+            return;
+        }
+        // A shim that is shutting down is not an error.
+        if let Err(error) = shim.acknowledge(all).await
+            && error.kind != ErrorKind::Gone
+        {
+            warn!(dir = %shim.dir().display(), %error, "could not acknowledge an exit");
+        }
+    }
+}
+
+// === impl Acknowledgements ===
+
+impl Acknowledgements {
+    fn begin(&mut self, sequence: u64) {
+        self.open.insert(sequence);
+        self.last = self.last.max(sequence);
+    }
+
+    /// The number up to which all events are handled.
+    fn done(&mut self, sequence: u64) -> u64 {
+        self.open.remove(&sequence);
+        self.open.first().map_or(self.last, |open| open.saturating_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_event_holds_back_the_acknowledgement_of_later_events() {
+        let mut acknowledgements = Acknowledgements::default();
+        [1, 2, 3].into_iter().for_each(|sequence| acknowledgements.begin(sequence));
+        assert_eq!(acknowledgements.done(1), 1);
+        assert_eq!(acknowledgements.done(3), 1);
+        assert_eq!(acknowledgements.done(2), 3);
+    }
+}

@@ -1,0 +1,124 @@
+//! Pods with a silent shim: a live shim that did not answer when the runtime started.
+//!
+//! Until the shim answers, its pod is not ready, can be stopped and removed, and its containers keep the recorded state.
+//! When the shim answers, the runtime applies what happened meanwhile.
+
+use std::sync::Arc;
+
+use coracle_proto::cri::ContainerEventType::ContainerStartedEvent;
+use coracle_proto::shim::{ContainerState, State};
+use tracing::{info, warn};
+
+use super::ShimMonitor;
+use super::phase::phase_now;
+use crate::clock::now;
+use crate::container::Container;
+use crate::error::Error;
+use crate::exit_recorder::exit_record;
+use crate::records::{ContainerPhase, SandboxRecord};
+use crate::sandbox::{Sandbox, SandboxState, process1};
+use crate::shim_client::Shim;
+
+impl ShimMonitor {
+    /// Adds a sandbox with a silent shim to the table. A task waits for the shim's answer or end.
+    pub(crate) fn adopt_silent(&self, record: SandboxRecord, shim: Shim) {
+        let sandbox = Arc::new(Sandbox::new(record, SandboxState::Silent(shim.clone())));
+        self.state.tables.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
+        // Weak: the task does not keep the runtime alive.
+        let state = Arc::downgrade(&self.state);
+        tokio::spawn(async move {
+            let answer = shim.hello().await;
+            let Some(state) = state.upgrade() else { return };
+            let monitor = Self { state };
+            match answer {
+                Ok(state) => monitor.shim_woke(&sandbox, &shim, state).await,
+                Err(error) => warn!(sandbox = sandbox.id, %error, "a silent shim ended without an answer"),
+            }
+            monitor.listen(sandbox, shim);
+        });
+    }
+
+    /// Applies the state of a shim after a reconnect. False if its sandbox is over.
+    pub(super) async fn shim_linked(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) -> bool {
+        if sandbox.is_silent() {
+            self.shim_woke(sandbox, shim, state).await;
+            return !sandbox.is_over();
+        }
+        self.apply_state(sandbox, shim, state).await
+    }
+
+    async fn shim_woke(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) {
+        let _alone = sandbox.ending.lock().await;
+        if !self.apply_state(sandbox, shim, state).await {
+            return;
+        }
+        info!(sandbox = sandbox.id, "a silent shim answers again");
+        let mut pending = self.state.exits.outbox.pending();
+        sandbox.note(pending.add(ContainerStartedEvent, now()));
+        if let Err(error) = self.state.records.write_sandbox(&sandbox.record_now()) {
+            warn!(sandbox = sandbox.id, error = error.chain(), "could not record a sandbox");
+        }
+        pending.send_for_sandbox(sandbox);
+    }
+
+    /// Applies the state of a shim that was not connected for a while. False if its sandbox is over.
+    async fn apply_state(&self, sandbox: &Arc<Sandbox>, shim: &Shim, mut state: State) -> bool {
+        let this = &self.state;
+        // Read before the sandbox is ready: a container created later is not in the shim's answer.
+        let containers = this.tables.containers_of(&sandbox.id);
+        if matches!(sandbox.answered(shim, state.init_pid), SandboxState::NotReady) {
+            return false;
+        }
+        if let Some(live) = sandbox.live() {
+            process1::watch(sandbox, &live);
+        }
+        state.execs.retain(|exec| !sandbox.expects_exec(&exec.exec_id));
+        this.execs.kill_orphaned(state.execs);
+        for container in &containers {
+            let found = state.containers.iter().find(|found| found.container_id == container.id);
+            let applied = match found {
+                Some(found) => self.apply_container(container, found).await,
+                // Ended, or created while the shim was silent: then the creation is undone.
+                None if matches!(container.phase(), ContainerPhase::Exited(_)) || !container.visible() => {
+                    Ok(())
+                }
+                None => {
+                    this.exits.end_lost_container(container).await;
+                    Ok(())
+                }
+            };
+            if let Err(error) = applied {
+                warn!(container = container.id, error = error.chain(), "could not record a container");
+            }
+        }
+        // Containers whose creation was undone while the shim could not be reached.
+        for unknown in state.containers.iter().map(|found| &found.container_id) {
+            if containers.iter().all(|container| container.id != *unknown)
+                && let Err(error) = shim.delete(unknown).await
+            {
+                warn!(container = unknown, %error, "could not delete a container without a record");
+            }
+        }
+        true
+    }
+
+    /// Applies the transitions of a container that happened meanwhile.
+    async fn apply_container(&self, container: &Container, found: &ContainerState) -> Result<(), Error> {
+        let _alone = container.starting.lock().await;
+        if found.pid > 0 {
+            container.restored(found.pid);
+        }
+        let exits = &self.state.exits;
+        let before = container.phase();
+        if let (ContainerPhase::Created, ContainerPhase::Running { started_at }) =
+            (&before, phase_now(&before, found))
+        {
+            container.started(started_at);
+            exits.outbox.record_running(container).send_for_container(container);
+        }
+        match &found.exit {
+            Some(exit) => exits.record_exit(container, exit_record(container, exit)),
+            None => Ok(()),
+        }
+    }
+}
