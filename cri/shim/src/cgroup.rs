@@ -1,4 +1,4 @@
-//! Cgroups by plain file writes, over every hierarchy that is mounted: v1, hybrid and v2 alike.
+//! Cgroups through plain file writes, in every mounted hierarchy: v1, hybrid and v2.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use coracle_systemd::property::v1;
 
 use crate::kernel;
 
-/// The v1 controllers that the container library knows.
+/// The v1 controllers that the container library supports.
 const JOINED: [&str; 12] = [
     "cpu",
     "cpuacct",
@@ -27,11 +27,12 @@ const JOINED: [&str; 12] = [
     "freezer",
 ];
 
-/// Processes that are open at a time while a cgroup gets a signal.
-const MOST_OPEN: usize = 64;
+/// Maximum number of pidfds that are open at a time while a cgroup is signalled.
+const MAX_OPEN_PIDFDS: usize = 64;
 
-/// How often who is to be killed is looked for. More cannot be expected of what only makes processes.
-const MOST_ROUNDS: usize = 100;
+/// Maximum number of scans of a cgroup while its processes are killed. A tree that forks faster than this
+/// stays alive.
+const MAX_KILL_SCANS: usize = 100;
 
 /// A cgroup operation that the kernel refused.
 #[derive(Debug, thiserror::Error)]
@@ -54,11 +55,11 @@ pub(crate) struct Hierarchy {
     controllers: String,
 }
 
-/// Whether a tree of cgroups is gone.
+/// Result of removing a tree of cgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removed {
     All,
-    /// Something still runs in it.
+    /// Processes still run in it.
     Busy,
 }
 
@@ -70,7 +71,9 @@ impl Hierarchy {
         Self { mount: PathBuf::from(mount), controllers: controllers.to_owned() }
     }
 
-    /// The names under which a container finds it, for one that the container library joins: all
+    /// The directory names under which a container sees the hierarchy: the combined name of all its
+    /// controllers and, if there are several, each single name. Empty for controllers that the container
+    /// library does not support, and for v2.
     /// controllers together and, where there are several, each.
     pub(crate) fn aliases(&self) -> Vec<&str> {
         let mut each: Vec<&str> = self.controllers.split(',').filter(|name| JOINED.contains(name)).collect();
@@ -80,12 +83,12 @@ impl Hierarchy {
         each
     }
 
-    /// Whether it is the one of v2, alone or beside v1's.
+    /// Whether this is the v2 hierarchy, alone or beside v1 hierarchies.
     pub(crate) fn is_unified(&self) -> bool {
         self.controllers.is_empty()
     }
 
-    /// Whether systemd makes the cgroups of its units in it, and puts their processes there.
+    /// Whether systemd creates the cgroups of its units in this hierarchy and moves their processes there.
     pub(crate) fn is_systemds(&self) -> bool {
         v1::manages(&self.controllers)
     }
@@ -98,12 +101,14 @@ impl Hierarchy {
         self.mount.join(path.trim_start_matches('/'))
     }
 
-    /// Makes the cgroup with all its parents. A v1 cpuset accepts no process before it has
-    /// processors and memory, which new ones have not: they get their parent's. So do those that
-    /// another maker has made just now and not come to give them any.
+    /// Makes the cgroup and all its parents.
+    ///
+    /// A v1 cpuset accepts no process before it has processors and memory nodes. New cgroups have none, so
+    /// they get their parent's values. A cgroup that another process has just created and not filled yet is
+    /// filled too.
     pub(crate) fn make(&self, path: &str) -> Result<PathBuf, CgroupError> {
         let whole = self.at(path);
-        // Nearly always it is the last part alone that is missing.
+        // Usually only the last component is missing.
         let made = match fs::create_dir(&whole) {
             Err(error) => error.kind() == ErrorKind::AlreadyExists,
             Ok(()) => true,
@@ -119,14 +124,15 @@ impl Hierarchy {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                     return Err(CgroupError::Make { path: at, source: error });
                 }
-                // Failure shows at the first process that enters, with that file's name.
+                // A failure shows when the first process enters; that error names the file.
                 _ => self.fill(&parent, &at),
             };
         }
         Ok(at)
     }
 
-    /// Whether processes can enter, now that it has its parent's processors and memory if it had none.
+    /// Copies the parent's processors and memory nodes if the cgroup has none. Returns whether processes can
+    /// enter.
     fn fill(&self, parent: &Path, child: &Path) -> bool {
         let read =
             |dir: &Path, file| fs::read_to_string(dir.join(file)).unwrap_or_default().trim().to_owned();
@@ -140,16 +146,19 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies that we were told of, or all that are mounted here.
-pub(crate) fn told(hierarchies: &[coracle_proto::shim::Hierarchy]) -> Result<Vec<Hierarchy>, CgroupError> {
-    let own = |told: &coracle_proto::shim::Hierarchy| Hierarchy {
-        mount: PathBuf::from(&told.mount),
-        controllers: told.controllers.clone(),
+/// The hierarchies that the runtime passes in the configuration. If it passes none: all that are mounted
+/// here.
+pub(crate) fn configured(
+    hierarchies: &[coracle_proto::shim::Hierarchy],
+) -> Result<Vec<Hierarchy>, CgroupError> {
+    let convert = |passed: &coracle_proto::shim::Hierarchy| Hierarchy {
+        mount: PathBuf::from(&passed.mount),
+        controllers: passed.controllers.clone(),
     };
-    if hierarchies.is_empty() { self::hierarchies() } else { Ok(hierarchies.iter().map(own).collect()) }
+    if hierarchies.is_empty() { self::hierarchies() } else { Ok(hierarchies.iter().map(convert).collect()) }
 }
 
-/// Whether controllers are v1's, beside a hierarchy of v2 or alone.
+/// Whether any v1 controller is mounted (v1 or hybrid).
 pub(crate) fn is_v1(hierarchies: &[Hierarchy]) -> bool {
     hierarchies.iter().any(|hierarchy| !hierarchy.aliases().is_empty())
 }
@@ -174,7 +183,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
             }
             _ => continue,
         };
-        // Only the whole hierarchy will do, and of two mounts of it one.
+        // Only a mount of the whole hierarchy is usable. Of two mounts of one hierarchy the first is used.
         let mut left = left.split(' ').skip(3);
         if left.next() != Some("/") || found.iter().any(|known| known.controllers == controllers) {
             continue;
@@ -186,19 +195,19 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Makes the cgroup in every hierarchy; the answer is the directories made.
+/// Makes the cgroup in every hierarchy and returns the directories.
 pub(crate) fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Vec<PathBuf>, CgroupError> {
     hierarchies.iter().map(|hierarchy| hierarchy.make(path)).collect()
 }
 
-/// Whether a path names a cgroup below a hierarchy's root. The root itself holds the whole machine:
-/// an empty path there, of a container whose cgroup is not known yet, would be everybody's death.
+/// Whether a path names a cgroup below a hierarchy's root. The root holds all processes of the machine:
+/// killing an empty path (a container whose cgroup is not known yet) would kill all of them.
 pub(crate) fn is_below_root(path: &str) -> bool {
     let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
 }
 
-/// The cgroups of that path that exist. Never the root.
+/// The existing directories of a cgroup path. Never the root of a hierarchy.
 pub(crate) fn existing(hierarchies: &[Hierarchy], path: &str) -> Vec<PathBuf> {
     if !is_below_root(path) {
         return Vec::new();
@@ -206,7 +215,7 @@ pub(crate) fn existing(hierarchies: &[Hierarchy], path: &str) -> Vec<PathBuf> {
     hierarchies.iter().map(|hierarchy| hierarchy.at(path)).filter(|at| at.is_dir()).collect()
 }
 
-/// Moves a process into the cgroups; 0 is the calling one.
+/// Moves a process into the cgroups; pid 0 is the calling process.
 pub(crate) fn put(cgroups: &[PathBuf], pid: i32) -> Result<(), CgroupError> {
     for cgroup in cgroups {
         fs::write(cgroup.join("cgroup.procs"), pid.to_string())
@@ -217,10 +226,10 @@ pub(crate) fn put(cgroups: &[PathBuf], pid: i32) -> Result<(), CgroupError> {
 
 /// Moves the calling process, which must have one thread, into the cgroups.
 ///
-/// On v1 by `tasks`: the calling thread alone is moved, for which the kernel does not wait until every
-/// fork and exit of the machine heeds the lock that whole processes are moved under (an RCU grace period,
-/// 10 ms and more; `cgroup_procs_write_start` in kernel/cgroup/cgroup.c, since Linux 5.13). v2 has no such
-/// file for ordinary cgroups.
+/// On v1 this writes `tasks`, which moves only the calling thread. Moving a whole process (`cgroup.procs`)
+/// waits for an RCU grace period, 10 ms and more, because the kernel must synchronize with every fork and
+/// exit of the machine (`cgroup_procs_write_start` in kernel/cgroup/cgroup.c, since Linux 5.13). On v2 only
+/// threaded cgroups have such a file, so `cgroup.procs` is used.
 pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
     for cgroup in cgroups {
         let thread = fs::OpenOptions::new().write(true).open(cgroup.join("tasks"));
@@ -233,10 +242,12 @@ pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
     Ok(())
 }
 
-/// The same for a process that joins a container, of which another process is `first`, in the cgroup of that path.
+/// Like [`enter`], for a process that joins a running container. `first` is the container's first process,
+/// `path` the container's cgroup.
 ///
-/// v2 takes no process into a cgroup that hands controllers down, as what runs containers or services of its own does
-/// with that of its container. It is then in one below, as others of the container are: there is room for this one.
+/// On v2 a cgroup that enables controllers for its children accepts no process ("no internal processes"). A
+/// container that runs containers or services of its own has such a cgroup. The process then enters the child
+/// cgroup in which the first process runs.
 pub(crate) fn enter_beside(cgroups: &[PathBuf], path: &str, first: i32) -> Result<(), CgroupError> {
     let refused = match enter(cgroups) {
         Err(CgroupError::Enter { path, source }) if source.kind() == ErrorKind::ResourceBusy => {
@@ -251,26 +262,26 @@ pub(crate) fn enter_beside(cgroups: &[PathBuf], path: &str, first: i32) -> Resul
     }
 }
 
-/// Where below a cgroup a process lives on v2, by its `/proc/<pid>/cgroup`.
+/// The path below `cgroup` in which a process runs on v2, from its `/proc/<pid>/cgroup`.
 fn below<'a>(lives: &'a str, cgroup: &str) -> Option<&'a str> {
     let unified = lives.lines().find_map(|line| line.strip_prefix("0::"))?;
     unified.strip_prefix(cgroup.trim_end_matches('/'))?.strip_prefix('/').filter(|below| !below.is_empty())
 }
 
-/// Kills all processes in the cgroup and below.
+/// Kills all processes in the cgroup and below it.
 pub(crate) fn kill(hierarchies: &[Hierarchy], path: &str) {
-    let places = existing(hierarchies, path);
-    // Of v2 alone, since Linux 5.14: whoever is being made goes as well.
-    let at_once = |cgroup: &PathBuf| {
+    let directories = existing(hierarchies, path);
+    // v2 only, since Linux 5.14: also kills processes that are being forked.
+    let kill_all = |cgroup: &PathBuf| {
         let file = fs::OpenOptions::new().write(true).open(cgroup.join("cgroup.kill"));
         file.and_then(|mut file| file.write_all(b"1")).is_ok()
     };
-    if places.iter().all(at_once) {
+    if directories.iter().all(kill_all) {
         return;
     }
-    // What is made while we look is found by the next look. One that is to die makes no others.
+    // Processes that fork during a scan are found by the next scan. Killed processes fork no more.
     let mut killed = BTreeSet::new();
-    for _ in 0..MOST_ROUNDS {
+    for _ in 0..MAX_KILL_SCANS {
         let found = processes(hierarchies, path);
         let new: BTreeSet<i32> = found.difference(&killed).copied().collect();
         if new.is_empty() {
@@ -281,18 +292,18 @@ pub(crate) fn kill(hierarchies: &[Hierarchy], path: &str) {
     }
 }
 
-/// Sends a signal to each process in the cgroup and below. Returns those that it found.
+/// Sends a signal to each process in the cgroup and below it. Returns the processes found.
 pub(crate) fn signal(hierarchies: &[Hierarchy], path: &str, signal: i32) -> BTreeSet<i32> {
     let listed = processes(hierarchies, path);
     signal_listed(hierarchies, path, &listed, signal);
     listed
 }
 
-/// Between a list of processes and a signal a process may end and its number become another's. So each is opened, and
-/// gets the signal when the number is still listed then.
+/// Between the listing and the signal a process may end and its pid be reused. So each process is opened as a
+/// pidfd first and is signalled only if the cgroup still lists its pid after that.
 fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, signal: i32) {
     let listed: Vec<i32> = listed.iter().copied().filter(|pid| *pid > 1).collect();
-    for some in listed.chunks(MOST_OPEN) {
+    for some in listed.chunks(MAX_OPEN_PIDFDS) {
         let open = |pid: &i32| Some((*pid, kernel::pidfd_open(*pid).ok()?));
         let opened: Vec<(i32, OwnedFd)> = some.iter().filter_map(open).collect();
         let still = processes(hierarchies, path);
@@ -302,7 +313,7 @@ fn signal_listed(hierarchies: &[Hierarchy], path: &str, listed: &BTreeSet<i32>, 
     }
 }
 
-/// All processes in the cgroup and below, in any hierarchy.
+/// All processes in the cgroup and below it, in any hierarchy.
 pub(crate) fn processes(hierarchies: &[Hierarchy], path: &str) -> BTreeSet<i32> {
     let mut pids = BTreeSet::new();
     for cgroup in existing(hierarchies, path) {
@@ -320,7 +331,8 @@ fn collect(cgroup: &Path, pids: &mut BTreeSet<i32>) {
 }
 
 fn children(cgroup: &Path) -> Vec<PathBuf> {
-    // Itself, its entry in the parent, and a link of each child: no child saves a listing of thirty files.
+    // The link count is 2 plus the number of children. Without children the listing of about 30 files is
+    // skipped.
     if fs::metadata(cgroup).is_ok_and(|found| found.nlink() == 2) {
         return Vec::new();
     }
@@ -328,7 +340,7 @@ fn children(cgroup: &Path) -> Vec<PathBuf> {
     entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
 
-/// Removes the cgroup and all below it, in every hierarchy. Absent is removed.
+/// Removes the cgroup and all cgroups below it, in every hierarchy. An absent cgroup counts as removed.
 pub(crate) fn remove(hierarchies: &[Hierarchy], path: &str) -> Result<Removed, CgroupError> {
     let mut removed = Removed::All;
     for hierarchy in hierarchies.iter().filter(|_| is_below_root(path)) {
@@ -339,7 +351,7 @@ pub(crate) fn remove(hierarchies: &[Hierarchy], path: &str) -> Result<Removed, C
     Ok(removed)
 }
 
-/// Nearly always there is nothing below it.
+/// Removes the cgroup itself first; only if that fails are its children listed. Usually it has none.
 fn remove_tree(cgroup: &Path) -> Result<Removed, CgroupError> {
     if remove_one(cgroup)? == Removed::All {
         return Ok(Removed::All);
@@ -362,13 +374,13 @@ fn remove_one(cgroup: &Path) -> Result<Removed, CgroupError> {
     }
 }
 
-/// The cgroup that a cgroup is in.
+/// The parent cgroup's path.
 pub(crate) fn parent(path: &str) -> &str {
     path.trim_end_matches('/').rsplit_once('/').map_or("", |(parent, _)| parent)
 }
 
-/// How many processes of the cgroup the kernel killed for want of memory: v1 counts in
-/// memory.oom_control, v2 in memory.events. None when it is gone.
+/// Number of OOM kills in the cgroup, from memory.oom_control (v1) or memory.events (v2). `None` if the
+/// cgroup is gone.
 pub(crate) fn oom_kills(hierarchies: &[Hierarchy], path: &str) -> Option<u64> {
     if !is_below_root(path) {
         return None;
@@ -402,7 +414,7 @@ mod tests {
 ";
 
     #[test]
-    fn who_comes_between_the_making_of_a_cpuset_and_its_filling_fills_it() {
+    fn a_cpuset_that_another_process_created_and_did_not_fill_is_filled() {
         let root = std::env::temp_dir().join(format!("coracle-cpuset-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         fs::create_dir(&root).unwrap();
@@ -417,7 +429,7 @@ mod tests {
         };
         fs::write(root.join("cpuset.cpus"), "0-1\n").unwrap();
         fs::write(root.join("cpuset.mems"), "0\n").unwrap();
-        // Made by another, and not filled yet: one above, the one itself, and both.
+        // Created and not filled yet by another process: the parent, the cgroup itself, and both.
         for made in ["a", "b/c", "d/e/f"] {
             fs::create_dir_all(root.join(made)).unwrap();
         }
@@ -436,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn every_whole_hierarchy_is_found_once() {
+    fn each_complete_hierarchy_is_found_once() {
         let found = parse(HYBRID);
         let mounts: Vec<_> = found.iter().map(|h| h.mount.to_string_lossy().into_owned()).collect();
         assert_eq!(
@@ -448,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn the_root_of_a_hierarchy_is_never_ours() {
+    fn the_root_of_a_hierarchy_is_never_used() {
         let root = Hierarchy { mount: PathBuf::from("/sys/fs/cgroup"), controllers: String::new() };
         for path in ["", "/", "//", "..", "/a/../..", "/./"] {
             assert!(existing(std::slice::from_ref(&root), path).is_empty(), "{path:?}");

@@ -1,4 +1,4 @@
-//! The socket over which the container library hands out a terminal's master.
+//! The console socket: the container library sends the terminal's master descriptor over it.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -10,7 +10,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
 use crate::kernel;
 
-/// A listening socket that expects one message.
+/// A listening socket that receives one message: the master descriptor.
 #[derive(Debug)]
 pub(crate) struct Console {
     listener: UnixListener,
@@ -32,8 +32,8 @@ impl Console {
         &self.path
     }
 
-    /// The master. It was sent before the library said that the container is created, so this
-    /// never has to wait.
+    /// Receives the master. The library sends it before it reports the container as created, so this never
+    /// blocks.
     pub(crate) fn receive(self) -> io::Result<OwnedFd> {
         let (stream, _) = self.listener.accept()?;
         let _ = std::fs::remove_file(&self.path);
@@ -41,7 +41,7 @@ impl Console {
     }
 }
 
-/// The descriptor that waits in a socket.
+/// Receives the descriptor that is queued in a socket.
 pub(crate) fn receive_from(socket: impl AsFd) -> io::Result<OwnedFd> {
     let mut text = [0_u8; 64];
     let mut control = cmsg_space!([RawFd; 1]);
@@ -54,10 +54,11 @@ pub(crate) fn receive_from(socket: impl AsFd) -> io::Result<OwnedFd> {
             fds.append(&mut kernel::adopt(raw));
         }
     }
-    fds.pop().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no terminal came"))
+    fds.pop().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no terminal descriptor received"))
 }
 
-/// A socket's path that fits into the 108 bytes of its address, whatever the directory's length.
+/// A path to a socket that fits into the 108 bytes of `sockaddr_un`, whatever the directory's length: through
+/// `/proc/self/fd`.
 pub(crate) fn short(dir: &std::fs::File, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
 }

@@ -3,9 +3,9 @@
 //! ```text
 //!   Creating ──► Created ──► Starting or Restoring ──► Running ──┐
 //!      │            └────────────┴─────────────────────┴──► Draining ──► Exited
-//!      └──► (gone: nothing is left of a creation that failed)
+//!      └──► (removed: a failed creation leaves nothing)
 //! ```
-//! A deletion may begin in any state; it ends with the container gone.
+//! A deletion may begin in any state. It ends with the container removed.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -14,39 +14,39 @@ use std::time::Instant;
 use coracle_proto::shim::container_state::Phase as WirePhase;
 use coracle_proto::shim::{ContainerState, Exit};
 
+use crate::call_error::CallError;
 use crate::console::Console;
-use crate::fault::Fault;
 use crate::oom::OomEvents;
 use crate::report::Report;
-use crate::shim::Ticket;
+use crate::shim::CallId;
 use crate::stdio::Stdio;
 
-/// How far it has come.
+/// State of the container.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// A creator works on it.
+    /// A creator process makes it.
     Creating {
-        ticket: Ticket,
+        call_id: CallId,
         creator: i32,
-        /// Its first process, or 0 until that is told.
+        /// Pid of its first process, 0 until the creator reports it.
         first: i32,
-        /// That one has said that it is ready.
+        /// The first process has reported that it is ready.
         ready: bool,
     },
-    /// Its first process waits for the start.
+    /// Its first process waits for the start signal.
     Created,
-    /// The start was given; the end of its report says that the program runs.
+    /// The start signal is sent. The end of the first process's report means that the program runs.
     Starting {
-        ticket: Ticket,
+        call_id: CallId,
     },
-    /// CRIU makes its processes from those of a checkpoint. The first process, which waits for a start that will
-    /// not come, lends its mounts and streams meanwhile.
+    /// CRIU restores its processes from a checkpoint. The first process, which never gets a start signal,
+    /// provides mounts and streams meanwhile.
     Restoring {
-        ticket: Ticket,
+        call_id: CallId,
         restorer: i32,
     },
     Running,
-    /// Its first process has ended; what it wrote is still being read, until then at most.
+    /// Its first process has ended. The shim still reads its output, until `until` at the latest.
     Draining {
         exit: Exit,
         until: Instant,
@@ -56,12 +56,12 @@ pub(crate) enum Phase {
     },
 }
 
-/// Where its first process waits for the start.
+/// How the first process is started: where it waits for the start signal.
 #[derive(Debug)]
 pub(crate) enum Gate {
-    /// For one byte.
+    /// At a pipe, for one byte.
     Pipe(OwnedFd),
-    /// At the socket of the library, which made it.
+    /// At the container library's own socket.
     Library,
 }
 
@@ -70,48 +70,51 @@ pub(crate) enum Gate {
 pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) phase: Phase,
-    /// Its first process, once that is ready. Ours to reap, so the number stays its own until then.
+    /// Pid of its first process, once that is ready. The process is a child of the shim, so its pid is not
+    /// reused before the shim reaps it.
     pub(crate) pid: i32,
-    /// What starts it.
+    /// How it is started.
     pub(crate) gate: Gate,
-    /// Path below each hierarchy's mount; empty until the creator said it.
+    /// Cgroup path below each hierarchy's mount. Empty until the creator reports it.
     pub(crate) cgroup: String,
-    /// Whether the kernel leaves its other processes alone when the first one ends.
+    /// Whether it shares a pid namespace, so that the kernel does not kill its other processes when the first
+    /// one ends.
     pub(crate) shares_pids: bool,
-    /// How many processes of the pod the kernel had killed for want of memory before there was this container.
+    /// OOM kills of the pod's cgroup before this container was created.
     pub(crate) pod_oom_kills: u64,
-    /// What tells that where its cgroup and the count may go before we look, and the pod has none.
+    /// OOM notifications of its cgroup, where cgroup and counter may vanish before the shim reads them and
+    /// the pod's cgroup has no counter.
     pub(crate) oom_events: Option<OomEvents>,
-    /// Where its overlay is mounted.
+    /// Mount point of its overlay.
     pub(crate) target: Option<PathBuf>,
     pub(crate) report: Option<Report>,
     pub(crate) console: Option<Console>,
     pub(crate) stdio: Stdio,
     pub(crate) created_at: i64,
     pub(crate) started_at: i64,
-    /// Where CRIU works on it, while that restores it.
+    /// Working directory of CRIU during a restore.
     pub(crate) restored_in: Option<PathBuf>,
     pub(crate) deletion: Option<Deletion>,
 }
 
-/// A deletion under way.
+/// A deletion in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Deletion {
-    /// Who waits for it.
-    pub(crate) tickets: Vec<Ticket>,
-    /// Who waits to hear why the container could not be created, once nothing of it is left.
-    pub(crate) failed: Option<(Ticket, Fault)>,
-    /// Processes of the cgroup whose end is awaited.
+    /// Callers that wait for its end.
+    pub(crate) calls: Vec<CallId>,
+    /// The create call that failed. It is answered with this error when nothing is left of the container.
+    pub(crate) failed: Option<(CallId, CallError)>,
+    /// Pidfds of the cgroup's processes whose end is awaited.
     pub(crate) dying: Vec<OwnedFd>,
-    /// When to look again, if nothing tells us that it is time.
-    pub(crate) again: Option<Instant>,
-    pub(crate) looks: u32,
+    /// Time of the next attempt, if no other event triggers one.
+    pub(crate) retry_at: Option<Instant>,
+    pub(crate) attempts: u32,
 }
 
 // === impl Container ===
 
 impl Container {
-    /// Whether its first process may still be there.
+    /// Whether its first process may still run.
     pub(crate) fn is_alive(&self) -> bool {
         match self.phase {
             Phase::Creating { .. } => true,
@@ -120,7 +123,7 @@ impl Container {
         }
     }
 
-    pub(crate) fn words(&self) -> &'static str {
+    pub(crate) fn description(&self) -> &'static str {
         match self.phase {
             Phase::Creating { .. } => "still being created",
             Phase::Created => "created but not started",
@@ -134,7 +137,7 @@ impl Container {
     pub(crate) fn state(&self) -> ContainerState {
         let (phase, exit) = match &self.phase {
             Phase::Creating { .. } | Phase::Created => (WirePhase::Created, None),
-            // Not exited yet to anybody who asks: the event will say it.
+            // Draining is reported as running: the exit event says when it has exited.
             Phase::Starting { .. } | Phase::Restoring { .. } | Phase::Running | Phase::Draining { .. } => {
                 (WirePhase::Running, None)
             }

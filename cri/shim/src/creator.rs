@@ -1,12 +1,12 @@
-//! The creator: a fork of the shim that makes one container and ends.
+//! The creator: a fork of the shim that makes one container and exits.
 //!
-//! It changes the process that it runs in (cgroups, namespaces, limits, dumpability), so that is one that
-//! nobody misses. Two ways lead from the spec to the container's first process:
+//! It changes its own cgroups, namespaces, limits and dumpability, so it is a separate short-lived process. A
+//! container's first process is made in one of two ways:
 //!
-//! - ours, for every spec that is [`ordinary`]: `launch`, the creator's part up to the fork, and `first`, the
-//!   first process's life up to its program, by a few hundred system calls;
-//! - the container library's, for the rest: hooks, seccomp listeners, schedulers and whatever else a plugin
-//!   may ask for. It takes some 2,000, and a wait for every cgroup.
+//! - directly, for every spec that [`direct_support`] accepts: `launch` is the creator's part up to the fork,
+//!   `first_process` runs from the fork to the program. This takes a few hundred system calls;
+//! - by the container library, for all other specs: hooks, seccomp listeners, schedulers and other fields
+//!   that a plugin may set. This takes about 2,000 system calls and waits for every cgroup.
 
 mod access;
 mod cgroup_mount;
@@ -14,19 +14,19 @@ mod cwd;
 mod device;
 mod device_program;
 mod devices;
-mod first;
-mod hidden;
+mod direct_support;
+mod first_process;
 mod launch;
 mod library;
 mod limits;
+mod masked_paths;
 mod mounts;
-mod ordinary;
 mod place;
 mod propagation;
 pub(crate) mod spec;
 mod stage;
+mod systemd_scope;
 mod trace;
-mod unit;
 
 use std::fs;
 use std::io;
@@ -40,56 +40,60 @@ use libcontainer::error::LibcontainerError;
 use libcontainer::oci_spec::OciSpecError;
 use libcontainer::oci_spec::runtime::Spec;
 
+use crate::call_error;
 use crate::cgroup::{self, Hierarchy};
-use crate::fault;
 use crate::host_mounts::HostMounts;
 use crate::kernel;
 use crate::overlay::{self, OverlayError};
 use crate::process::PidNamespace;
-use crate::report::{Speaker, Word};
+use crate::report::{Message, Reporter};
 use crate::seccomp;
 use crate::selinux;
 use crate::setup;
 use crate::stdio::Ends;
 use crate::user_namespace::UserNamespace;
 
+use first_process::Root;
+use launch::Launch;
 use limits::LimitError;
-use unit::Unit;
+use stage::{Stage, StageRequest, StagedRoot};
+use systemd_scope::Unit;
 
-/// Everything that a creator needs to know, gathered before the fork.
+/// Arguments of a creator, collected before the fork.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct CreateRequest<'a> {
     pub(crate) id: &'a str,
-    /// Holds the runtime's config.json, which is read and not changed.
+    /// The bundle directory with the runtime's config.json, which is read and not changed.
     pub(crate) bundle: &'a Path,
-    /// The container's own directory: the adjusted config.json goes there.
+    /// The container's own directory. The adjusted config.json is written there.
     pub(crate) dir: &'a Path,
-    /// Where the library keeps its state.
+    /// The container library's state directory.
     pub(crate) state: &'a Path,
     pub(crate) rootfs: Option<&'a Overlay>,
     pub(crate) console: Option<&'a Path>,
     pub(crate) ends: &'a Ends,
-    /// The pod's directory: what is mounted below it is mounted in the shim's namespace alone.
+    /// The pod's directory. Mounts below it exist in the shim's mount namespace only.
     pub(crate) pod_dir: &'a Path,
     pub(crate) host_mounts: &'a HostMounts,
     pub(crate) hierarchies: &'a [Hierarchy],
     /// The pod's user namespace, if it is not the node's.
     pub(crate) user: Option<&'a UserNamespace>,
     pub(crate) images: &'a [ImageVolume],
-    /// The profile of the spec, compiled.
+    /// The spec's seccomp profile, compiled to a BPF program; empty if there is none.
     pub(crate) seccomp_program: &'a [u8],
     /// The shim's pid.
     pub(crate) shim: i32,
-    /// The pid namespaces of the pod that the spec may name, by its process 1 or by a container's first process.
+    /// The pod's pid namespaces that the spec may join: of its process 1 and of its containers' first
+    /// processes.
     pub(crate) pid_namespaces: &'a [&'a PidNamespace],
-    /// One byte of it starts the container.
+    /// The start pipe: one byte starts the container.
     pub(crate) gate: &'a OwnedFd,
 }
 
-/// Who makes the container.
+/// How the container is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Ours,
+enum Method {
+    Direct,
     Library,
 }
 
@@ -133,20 +137,20 @@ enum CreateError {
     Launch(#[from] launch::LaunchError),
 }
 
-/// The child's whole life.
-pub(crate) fn run(plan: &Plan<'_>, speaker: Speaker) -> ! {
-    // Whoever cleans up after a shim that died must find all that there will be.
-    kernel::die_with(plan.shim);
+/// Runs the creator process to its end.
+pub(crate) fn run(request: &CreateRequest<'_>, reporter: Reporter) -> ! {
+    // Cleanup after the shim's death must find all processes, so the creator may not outlive the shim.
+    kernel::die_with(request.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-create");
-    let ends = [&plan.ends.stdin, &plan.ends.stdout, &plan.ends.stderr];
+    let ends = [&request.ends.stdin, &request.ends.stdout, &request.ends.stderr];
     let mut keep: Vec<RawFd> = ends.into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
-    keep.extend([speaker.fd(), plan.gate.as_raw_fd(), plan.host_mounts.as_raw_fd()]);
-    keep.extend(plan.user.map(|user| user.fd.as_raw_fd()));
-    keep.extend(plan.pid_namespaces.iter().map(|namespace| namespace.fd.as_raw_fd()));
+    keep.extend([reporter.fd(), request.gate.as_raw_fd(), request.host_mounts.as_raw_fd()]);
+    keep.extend(request.user.map(|user| user.fd.as_raw_fd()));
+    keep.extend(request.pid_namespaces.iter().map(|namespace| namespace.fd.as_raw_fd()));
     let closed = kernel::close_all_but(&keep).map_err(CreateError::Close);
-    if let Err(error) = closed.and_then(|()| create(plan, speaker)) {
-        speaker.say(&Word::Failed(kind(&error), fault::chain(&error)));
+    if let Err(error) = closed.and_then(|()| create(request, reporter)) {
+        reporter.send(&Message::Failed(kind(&error), call_error::chain(&error)));
     }
     kernel::leave(0)
 }
@@ -164,54 +168,55 @@ fn kind(error: &CreateError) -> Kind {
     }
 }
 
-fn create(plan: &Plan<'_>, speaker: Speaker) -> Result<(), CreateError> {
-    let path = plan.bundle.join("config.json");
+fn create(request: &CreateRequest<'_>, reporter: Reporter) -> Result<(), CreateError> {
+    let path = request.bundle.join("config.json");
     let mut spec = spec::load(&path).map_err(|source| CreateError::Read { path, source })?;
     let (cgroup, scope) = take_cgroup(&mut spec)?;
-    speaker.say(&Word::Cgroup(cgroup.clone()));
+    reporter.send(&Message::Cgroup(cgroup.clone()));
     if !spec::has_own_pids(&spec) {
-        speaker.say(&Word::SharesPids);
+        reporter.send(&Message::SharesPids);
     }
 
-    spec::hold_namespaces(&mut spec, plan.shim, plan.pid_namespaces)?;
-    spec::adjust(&mut spec, &spec::Host::look());
-    set_parameters(&mut spec, plan.user)?;
-    let way = if ordinary::is_ordinary(&spec) { Way::Ours } else { Way::Library };
-    let root = mount_all(plan, &mut spec, way)?;
+    spec::hold_namespaces(&mut spec, request.shim, request.pid_namespaces)?;
+    spec::adjust(&mut spec, &spec::Host::detect());
+    set_parameters(&mut spec, request.user)?;
+    let method = if direct_support::is_supported(&spec) { Method::Direct } else { Method::Library };
+    let root = mount_all(request, &mut spec, method)?;
     coracle_fault::point("shim.creator-mounted");
-    if way == Way::Library {
+    if method == Method::Library {
         selinux::prepare_for_library(&mut spec);
     }
-    cgroup_mount::replace(&mut spec, plan.hierarchies, &cgroup).map_err(CreateError::Build)?;
-    give_to_user(&spec, plan.ends);
-    let path = plan.dir.join("config.json");
+    cgroup_mount::replace(&mut spec, request.hierarchies, &cgroup).map_err(CreateError::Build)?;
+    give_to_user(&spec, request.ends);
+    let path = request.dir.join("config.json");
     spec.save(&path).map_err(|source| CreateError::Write { path, source })?;
-    if !plan.seccomp_program.is_empty() {
-        fs::write(plan.dir.join(seccomp::FILE), plan.seccomp_program).map_err(CreateError::Filter)?;
+    if !request.seccomp_program.is_empty() {
+        fs::write(request.dir.join(seccomp::FILE), request.seccomp_program).map_err(CreateError::Filter)?;
     }
-    let mut unit = scope.map(|scope| Unit::start(&scope, plan.hierarchies, &spec)).transpose()?;
+    let mut unit = scope.map(|scope| Unit::start(&scope, request.hierarchies, &spec)).transpose()?;
     coracle_fault::point("shim.creator-scope");
-    match way {
-        Way::Ours => {
-            let root = match plan.rootfs.filter(|_| plan.user.is_none()) {
-                Some(overlay) => first::Root::Layers(overlay),
-                None => first::Root::Directory(&root),
+    match method {
+        Method::Direct => {
+            let root = match request.rootfs.filter(|_| request.user.is_none()) {
+                Some(overlay) => Root::Layers(overlay),
+                None => Root::Directory(&root),
             };
-            Ok(launch::launch(plan, &spec, (root, &cgroup), unit.as_mut(), speaker)?)
+            let launch = Launch { request, spec: &spec, root, cgroup: &cgroup };
+            Ok(launch::launch(&launch, unit.as_mut(), reporter)?)
         }
-        Way::Library => {
-            trace::install(speaker);
-            limits::filter_for_library(plan.hierarchies, &cgroup, &spec)?;
-            let pid = library::build(plan, speaker)?;
-            unit.as_mut().map_or(Ok(()), Unit::tell)?;
-            [Word::Pid(pid), Word::ByLibrary].iter().for_each(|word| speaker.say(word));
+        Method::Library => {
+            trace::install(reporter);
+            limits::restrict_devices_for_library(request.hierarchies, &cgroup, &spec)?;
+            let pid = library::build(request, reporter)?;
+            unit.as_mut().map_or(Ok(()), Unit::set_limits)?;
+            [Message::Pid(pid), Message::ByLibrary].iter().for_each(|word| reporter.send(word));
             Ok(())
         }
     }
 }
 
-/// The container's cgroup, and the scope that systemd makes of it where the spec asks for that. From here on the
-/// spec names its path, wherever it comes from.
+/// Returns the container's cgroup path, and the systemd scope if the spec asks for one. From then on the spec
+/// has the plain path in both cases.
 fn take_cgroup(spec: &mut Spec) -> Result<(String, Option<Scope>), CreateError> {
     let linux = spec.linux_mut().as_mut();
     let linux = linux.ok_or(CreateError::Missing("cgroupsPath"))?;
@@ -226,54 +231,75 @@ fn take_cgroup(spec: &mut Spec) -> Result<(String, Option<Scope>), CreateError> 
     Ok((cgroup, scope))
 }
 
-/// What is mounted ahead: volumes that need a stage; and for a pod with a user namespace, whose root may not, all
-/// that is not the container's own. Returns where the root file system is.
-fn mount_all(plan: &Plan<'_>, spec: &mut Spec, way: Way) -> Result<PathBuf, CreateError> {
+/// Prepares the container's mounts: root file system, working directory and staged volumes. Returns the final
+/// path of the root file system.
+fn mount_all(request: &CreateRequest<'_>, spec: &mut Spec, method: Method) -> Result<PathBuf, CreateError> {
     let label = selinux::mount_label(spec).map(str::to_owned);
-    let wanted = stage::Wanted {
+    let staging = StageRequest {
         label: label.as_deref(),
-        dir: plan.dir,
-        pod_dir: plan.pod_dir,
-        host_mounts: plan.host_mounts,
-        user: plan.user,
-        images: plan.images,
+        dir: request.dir,
+        pod_dir: request.pod_dir,
+        host_mounts: request.host_mounts,
+        user: request.user,
+        images: request.images,
     };
-    // The library has it in the shim's mount namespace: it goes when that goes.
-    if let (Some(overlay), None, Way::Library) = (plan.rootfs, plan.user, way) {
-        overlay::mount_at_target(overlay, selinux::mount_label(spec)).map_err(CreateError::Rootfs)?;
+    // A staged root is mounted on the stage, and the first process mounts its root itself. In the remaining case the
+    // root is mounted in the shim's mount namespace and vanishes with it.
+    if let (Some(overlay), None, Method::Library) = (request.rootfs, request.user, method) {
+        overlay::mount_at_target(overlay, label.as_deref()).map_err(CreateError::Rootfs)?;
     }
     propagation::prepare(spec);
-    let stage = stage::Stage::enter(spec, &wanted).map_err(CreateError::Stage)?;
-    let mut root = plan.rootfs.map(|overlay| PathBuf::from(&overlay.target));
-    let mut shown = root.clone();
-    if let (Some(stage), Some(user), Some(overlay)) = (&stage, plan.user, plan.rootfs) {
-        let (now, then) = stage.root(overlay, user).map_err(CreateError::Stage)?;
-        (root, shown) = (Some(now), Some(then));
+    let stage = Stage::enter(spec, &staging).map_err(CreateError::Stage)?;
+    let root = locate_root(request, spec, stage.as_ref())?;
+    if method == Method::Library {
+        let owner = request.user.map_or((0, 0), |user| user.mapping.root());
+        cwd::make(spec, &root.current, owner).map_err(|(path, source)| CreateError::Cwd { path, source })?;
     }
-    if let (Some(shown), Some(root)) = (&shown, spec.root_mut()) {
-        root.set_path(shown.clone());
+    if let Some(stage) = stage {
+        fill_stage(stage, spec, &staging, method)?;
     }
-    let in_spec = spec.root().as_ref().ok_or(CreateError::Missing("root"))?.path().clone();
-    let root = root.unwrap_or_else(|| plan.bundle.join(&in_spec));
-    if way == Way::Library {
-        let owner = plan.user.map_or((0, 0), |user| user.mapping.root());
-        cwd::make(spec, &root, owner).map_err(|(path, source)| CreateError::Cwd { path, source })?;
-    }
-    let shown = shown.unwrap_or(root);
-    let Some(stage) = stage else { return Ok(shown) };
-    stage.volumes(spec, &wanted).map_err(CreateError::Stage)?;
-    if let Some(user) = plan.user {
+    Ok(root.final_path)
+}
+
+/// Finds the root file system and enters its final path in the spec. For a pod with a user namespace the root file
+/// system is mounted on the stage.
+fn locate_root(
+    request: &CreateRequest<'_>,
+    spec: &mut Spec,
+    stage: Option<&Stage>,
+) -> Result<StagedRoot, CreateError> {
+    let in_spec = spec.root_mut().as_mut().ok_or(CreateError::Missing("root"))?;
+    let Some(overlay) = request.rootfs else {
+        return Ok(StagedRoot::unmoved(request.bundle.join(in_spec.path())));
+    };
+    let root = match (stage, request.user) {
+        (Some(stage), Some(user)) => stage.root(overlay, user).map_err(CreateError::Stage)?,
+        _ => StagedRoot::unmoved(PathBuf::from(&overlay.target)),
+    };
+    in_spec.set_path(root.final_path.clone());
+    Ok(root)
+}
+
+/// Puts volumes and, for a pod with a user namespace, device nodes on the stage, and moves it to its final path.
+fn fill_stage(
+    stage: Stage,
+    spec: &mut Spec,
+    staging: &StageRequest<'_>,
+    method: Method,
+) -> Result<(), CreateError> {
+    stage.volumes(spec, staging).map_err(CreateError::Stage)?;
+    if let Some(user) = staging.user {
         stage.devices(spec, &user.mapping).map_err(CreateError::Stage)?;
-        if way == Way::Library {
+        if method == Method::Library {
             spec::join_user_namespace(spec, user).map_err(CreateError::Namespaces)?;
         }
     }
-    stage.show().map_err(CreateError::Stage)?;
-    Ok(shown)
+    stage.move_to_final_path().map_err(CreateError::Stage)
 }
 
-/// Kernel parameters of the pod's namespaces, in which this process is. The library takes a container that joins
-/// them for one in the host's, and refuses; whoever wrote the spec has seen to it that they are the pod's own.
+/// Sets the kernel parameters of the pod's namespaces, which this process is in. The library refuses them for
+/// a container that joins namespaces, because it assumes the host's. The author of the spec checked that the
+/// namespaces are the pod's own.
 fn set_parameters(spec: &mut Spec, user: Option<&UserNamespace>) -> Result<(), CreateError> {
     let Some(linux) = spec.linux_mut() else { return Ok(()) };
     let parameters = linux.sysctl().clone().unwrap_or_default();
@@ -284,8 +310,8 @@ fn set_parameters(spec: &mut Spec, user: Option<&UserNamespace>) -> Result<(), C
     Ok(())
 }
 
-/// Gives the pipes to the container's user, who could not open /dev/stdout otherwise. Never the
-/// host's /dev/null, which is what no input is.
+/// Gives the pipes to the container's user; otherwise that user cannot open /dev/stdout. Without input stdin
+/// is the host's /dev/null, whose owner is never changed.
 fn give_to_user(spec: &Spec, ends: &Ends) {
     let Some(process) = spec.process() else { return };
     let owner = spec::host_uid(spec, process.user().uid());
@@ -293,14 +319,14 @@ fn give_to_user(spec: &Spec, ends: &Ends) {
         let is_pipe =
             nix::sys::stat::fstat(end).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
         if is_pipe {
-            // A refusal costs only the opening by name.
+            // If this fails, only opening by name fails.
             let _ = nix::unistd::fchown(end, Some(owner.into()), None);
         }
     }
 }
 
-/// Removes what the library and the creator left of a container.
-pub(crate) fn forget(dir: &Path, state: &Path) -> io::Result<()> {
+/// Removes the files that the library and the creator left of a container.
+pub(crate) fn remove_files(dir: &Path, state: &Path) -> io::Result<()> {
     for path in [dir, state] {
         match fs::remove_dir_all(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -1,4 +1,4 @@
-//! Exits that the agent has not acknowledged yet.
+//! Queue of exit events that the agent has not acknowledged yet.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ impl Events {
             exited: Some(exit),
         };
         self.pending.push_back(event);
-        // Never empty here; the index says so without a panic path.
+        // Not empty here. The index avoids an unwrap.
         &self.pending[self.pending.len() - 1]
     }
 
@@ -36,8 +36,8 @@ impl Events {
         }
     }
 
-    /// Nobody will ask for the exits of a container that is deleted.
-    pub(crate) fn forget(&mut self, container_id: &str) {
+    /// Drops the events of a deleted container.
+    pub(crate) fn remove_container(&mut self, container_id: &str) {
         self.pending.retain(|event| event.container_id != container_id);
     }
 
@@ -51,14 +51,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_stay_until_they_are_acknowledged_and_numbers_never_fall() {
+    fn events_stay_until_acknowledged_and_sequence_numbers_only_grow() {
         let mut events = Events::default();
         ["a", "b", "c"].iter().for_each(|id| drop(events.push(id, "", Exit::default()).clone()));
         events.acknowledge(2);
         assert_eq!(events.pending().map(|e| e.sequence).collect::<Vec<_>>(), [3]);
         events.acknowledge(3);
         assert_eq!(events.push("d", "", Exit::default()).sequence, 4);
-        events.forget("d");
+        events.remove_container("d");
         assert_eq!(events.pending().len(), 0);
     }
 }

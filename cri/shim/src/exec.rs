@@ -1,9 +1,8 @@
-//! Another process in a running container.
+//! Exec: an additional process in a running container.
 //!
-//! Our own code and not the container library's, whose exec drops the seccomp profile and does not
-//! join a user namespace. Two forks: the first joins the container's cgroups and namespaces, the
-//! second, made with CLONE_PARENT and so a child of the shim, is in the pid namespace and becomes
-//! the program.
+//! Implemented here, because the container library's exec drops the seccomp profile and does not join a user
+//! namespace. It takes two forks. The first joins the container's cgroups and namespaces. The second is made
+//! with CLONE_PARENT and so is a child of the shim; it is in the pid namespace and becomes the program.
 
 mod child;
 pub(crate) mod limit;
@@ -13,68 +12,70 @@ use std::path::{Path, PathBuf};
 
 use coracle_proto::shim::{ExecState, Exit};
 
-use crate::report::{Report, Speaker};
-use crate::shim::Ticket;
+use crate::report::{Report, Reporter};
+use crate::shim::CallId;
 
 pub(crate) use child::run;
 
 /// Where the OCI `process` object is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Told<'a> {
-    Here(&'a [u8]),
-    /// One with a large environment. Read by the first fork, so that it takes no memory of the shim.
-    InFile(&'a OwnedFd),
+pub(crate) enum ProcessSource<'a> {
+    /// In the request itself.
+    Inline(&'a [u8]),
+    /// In a file, for one with a large environment. The first fork reads it, so that it takes no memory of
+    /// the shim.
+    File(&'a OwnedFd),
 }
 
-/// Everything that the first fork needs to know.
+/// Arguments of an exec, collected before the fork.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
-    pub(crate) process: Told<'a>,
-    /// Holds the container's config.json: its seccomp profile is the exec's too.
+pub(crate) struct ExecRequest<'a> {
+    pub(crate) process: ProcessSource<'a>,
+    /// The container's directory. The seccomp profile of its config.json applies to the exec too.
     pub(crate) dir: &'a Path,
     pub(crate) cgroups: Vec<PathBuf>,
-    /// Their path below the mounts of their hierarchies.
+    /// Cgroup path below each hierarchy's mount.
     pub(crate) cgroup: &'a str,
     /// The container's first process, whose namespaces are joined.
     pub(crate) target: &'a OwnedFd,
     pub(crate) target_pid: i32,
-    /// Standard input, output, error, as far as given; with a terminal none.
+    /// Standard input, output and error; absent ones are `None`, all with a terminal.
     pub(crate) stdio: [Option<&'a OwnedFd>; 3],
-    /// Where the second fork sends the master of the terminal that it makes.
+    /// Socket to which the second fork sends the master of its new terminal.
     pub(crate) terminal: Option<&'a OwnedFd>,
-    /// Whether orphans among its descendants become its children while it lives.
+    /// Whether the process becomes a subreaper: orphans among its descendants become its children.
     pub(crate) adopts_orphans: bool,
     /// The shim's pid.
     pub(crate) shim: i32,
-    pub(crate) speaker: Speaker,
+    pub(crate) reporter: Reporter,
 }
 
-/// One exec, from its fork until its exit is on its way to the agent.
+/// One exec, from its fork until its exit event is queued.
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) container: u32,
     pub(crate) container_id: String,
     pub(crate) exec_id: String,
-    /// Whether an agent waits for its end, and ends it when that takes too long.
+    /// Whether the agent waits for its end (ExecSync) and kills it after a timeout.
     pub(crate) awaited: bool,
-    /// 0 until the first fork said it.
+    /// 0 until the first fork reports it.
     pub(crate) pid: i32,
     pub(crate) report: Option<Report>,
-    /// Who waits to hear that the program runs.
-    pub(crate) ticket: Option<Ticket>,
-    /// Where the terminal's master comes from.
+    /// The exec call, to be answered when the program runs.
+    pub(crate) call_id: Option<CallId>,
+    /// Socket from which the terminal's master is received.
     pub(crate) console: Option<OwnedFd>,
-    /// It ended before we heard that it ran.
+    /// Set if it ended before its report was read.
     pub(crate) exit: Option<Exit>,
 }
 
-// === impl Told ===
+// === impl ProcessSource ===
 
-impl<'a> Told<'a> {
+impl<'a> ProcessSource<'a> {
     pub(crate) fn file(self) -> Option<&'a OwnedFd> {
         match self {
-            Self::Here(_) => None,
-            Self::InFile(file) => Some(file),
+            Self::Inline(_) => None,
+            Self::File(file) => Some(file),
         }
     }
 }
@@ -82,7 +83,7 @@ impl<'a> Told<'a> {
 // === impl Exec ===
 
 impl Exec {
-    /// What the next agent is told, if it runs and somebody waits for its end.
+    /// State for the hello of the next agent: `None` unless it runs and is awaited.
     pub(crate) fn state(&self) -> Option<ExecState> {
         (self.awaited && self.pid > 0).then(|| ExecState {
             container_id: self.container_id.clone(),

@@ -1,4 +1,4 @@
-//! The host's mount namespace, and how much of what is mounted there later a pod's own one gets to see.
+//! The host's mount namespace, and whether its later mounts propagate to the pod.
 
 use std::fs;
 use std::io;
@@ -12,26 +12,26 @@ use crate::kernel;
 #[derive(Debug)]
 pub(crate) struct HostMounts {
     namespace: OwnedFd,
-    arrive: bool,
+    propagate_here: bool,
 }
 
 // === impl HostMounts ===
 
 impl HostMounts {
-    /// The namespace that this process is in, which it is about to leave.
-    pub(crate) fn look() -> io::Result<Self> {
+    /// Captures the current namespace, before the shim leaves it.
+    pub(crate) fn capture() -> io::Result<Self> {
         let namespace = fs::File::open("/proc/self/ns/mnt")?.into();
-        let arrive = root_is_shared(&fs::read_to_string("/proc/self/mountinfo")?);
-        Ok(Self { namespace, arrive })
+        let propagate_here = root_is_shared(&fs::read_to_string("/proc/self/mountinfo")?);
+        Ok(Self { namespace, propagate_here })
     }
 
-    /// Whether what is mounted on the host after the pod's start shows in the pod's namespace: it does where
-    /// the root is shared, as systemd makes it. The kernel's own default is private.
-    pub(crate) fn arrive(&self) -> bool {
-        self.arrive
+    /// Whether mounts made on the host after the pod's start propagate to the pod's namespace. They do if the
+    /// root mount is shared, as systemd makes it. The kernel's default is private.
+    pub(crate) fn propagate_here(&self) -> bool {
+        self.propagate_here
     }
 
-    /// Does something in the host's mount namespace.
+    /// Runs `act` in the host's mount namespace.
     pub(crate) fn visit<T>(&self, act: impl FnOnce() -> T) -> io::Result<T> {
         let own = fs::File::open("/proc/self/ns/mnt")?;
         setns(kernel::borrow(self.as_raw_fd()), CloneFlags::CLONE_NEWNS)?;
@@ -47,7 +47,7 @@ impl AsRawFd for HostMounts {
     }
 }
 
-/// Whether the topmost mount at `/` tells others of what is mounted below it, see `mountinfo` in proc(5).
+/// Whether the topmost mount at `/` is shared, see `mountinfo` in proc(5).
 fn root_is_shared(mountinfo: &str) -> bool {
     let fields = |line: &'_ str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let root = mountinfo.lines().map(fields).rfind(|fields| fields.get(4).is_some_and(|at| at == "/"));
@@ -61,13 +61,13 @@ mod tests {
     use super::root_is_shared;
 
     #[test]
-    fn only_a_shared_root_tells_of_later_mounts() {
+    fn only_a_shared_root_propagates_later_mounts() {
         let line = |options: &str| format!("22 1 8:1 / / rw,relatime {options}- ext4 /dev/vda rw\n");
         assert!(root_is_shared(&line("shared:1 ")));
         assert!(root_is_shared(&line("master:2 shared:3 ")));
         assert!(!root_is_shared(&line("")));
         assert!(!root_is_shared(&line("master:2 ")));
-        // The root below another is hidden, and another mount says nothing of the root.
+        // The covered root mount and mounts at other paths do not count.
         assert!(!root_is_shared(&(line("shared:1 ") + &line(""))));
         let other = "30 22 0:5 / /proc rw shared:9 - proc proc rw\n";
         assert!(!root_is_shared(&(line("") + other)));

@@ -1,6 +1,7 @@
-//! What a process becomes before it is a container's program: its user, its rights, its filter.
+//! The identity of a container's process: user, capabilities, labels and seccomp filter, set before its
+//! program starts.
 //!
-//! The same steps for a container's first process and for an exec, in the order that the kernel wants.
+//! A container's first process and an exec take the same steps, in the order that the kernel requires.
 
 use std::ffi::CString;
 use std::io;
@@ -27,7 +28,7 @@ pub(crate) enum IdentityError {
     User { uid: u32, gid: u32, source: io::Error },
     #[error("apply the AppArmor profile")]
     Apparmor(#[source] Box<dyn std::error::Error>),
-    #[error("take the SELinux label {label:?}")]
+    #[error("set the SELinux label {label:?}")]
     Selinux { label: String, source: io::Error },
     #[error("set the capabilities")]
     Capabilities(#[source] Box<dyn std::error::Error>),
@@ -37,7 +38,7 @@ pub(crate) enum IdentityError {
     Seccomp(#[source] io::Error),
 }
 
-/// Takes it all on, in the container. Returns the program's environment.
+/// Takes on the identity, inside the container. Returns the program's environment.
 pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<CString>, IdentityError> {
     let (uid, gid) = (process.user().uid(), process.user().gid());
     if let Some(profile) = process.apparmor_profile() {
@@ -50,7 +51,7 @@ pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<C
     if let Some(umask) = process.user().umask() {
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
     }
-    // As root first, and as the user when root may not.
+    // First as root; as the user if root has no permission.
     let entered = enter_cwd_as_root(process);
     let groups = process.user().additional_gids().clone().unwrap_or_default();
     let user = |source| IdentityError::User { uid, gid, source };
@@ -69,8 +70,8 @@ fn enter_cwd(process: &Process) -> Result<(), IdentityError> {
     is_inside(path)
 }
 
-/// The same for root, which may follow the magic links of /proc to directories of other processes (CVE-2024-21626):
-/// a working directory leads through none.
+/// Enters the working directory as root. Root could follow magic links of /proc to directories of other
+/// processes (CVE-2024-21626), so a path through a magic link is refused.
 fn enter_cwd_as_root(process: &Process) -> Result<(), IdentityError> {
     let path = || process.cwd().display().to_string();
     let flags = libc::O_PATH | libc::O_DIRECTORY;
@@ -87,8 +88,8 @@ fn is_inside(path: impl Fn() -> String) -> Result<(), IdentityError> {
     }
 }
 
-/// Loading a filter needs CAP_SYS_ADMIN or no-new-privileges: without the latter it must come
-/// before the capabilities go, with it as late as can be.
+/// Drops capabilities and loads the seccomp filter. Loading needs CAP_SYS_ADMIN or no-new-privileges. Without
+/// no-new-privileges the filter is loaded before the capabilities are dropped; with it, as late as possible.
 fn restrict(
     process: &Process,
     filter: Option<&Filter>,
@@ -98,7 +99,7 @@ fn restrict(
     let no_new_privileges = process.no_new_privileges() == Some(true);
     let syscall = create_syscall();
     let failed = |error: SyscallError| IdentityError::Capabilities(error.into());
-    // What the change of the user took away, to the last step that needs it.
+    // The change of the user cleared the effective set. It is needed until the last step.
     capabilities::reset_effective(syscall.as_ref()).map_err(failed)?;
     if !no_new_privileges {
         load()?;
@@ -115,7 +116,7 @@ fn restrict(
     Ok(())
 }
 
-/// The environment of a program, with HOME, which every program expects.
+/// The environment of a program. HOME is added if it is missing.
 fn environment(entries: &[String], home: impl FnOnce() -> String) -> Vec<CString> {
     let mut env: Vec<CString> =
         entries.iter().filter_map(|entry| CString::new(entry.as_bytes()).ok()).collect();

@@ -1,14 +1,14 @@
-//! Process 1 of a pod's shared pid namespace. It waits for the end of the shim; the kernel reaps for a process that
-//! ignores SIGCHLD.
+//! Process 1 of a pod's shared pid namespace. It waits until the shim ends. It ignores SIGCHLD, so the kernel
+//! reaps orphans for it.
 //!
-//! A container of the pod that may trace reaches everything that process 1 has. So it has next to nothing:
+//! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So it has as little as possible:
 //! - [`root`]: a mount namespace of its own, whose only mount is a read-only tmpfs with the program;
-//! - [`program`]: an executable of its own, in which nothing of the shim's memory and of the node's files is left;
-//! - [`confine`]: the user and the profiles that the pod asks for, and no capability but that to trace;
+//! - [`program`]: an executable of its own, without memory of the shim or files of the node;
+//! - [`confine`]: the user and the profiles that the pod asks for, and no capability except CAP_SYS_PTRACE;
 //! - two pipes as its standard streams.
 //!
-//! Where processes have SELinux labels it has the pod's, as the first process of other runtimes' pods has: the pod's
-//! containers may then look at process 1. A process gets another label only when it starts a program.
+//! With SELinux it gets the pod's label, as the pause process of other runtimes does. So the pod's containers
+//! may inspect process 1. A process changes its label only when it executes a program.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
@@ -17,7 +17,7 @@ use coracle_proto::shim::SandboxConfig;
 use nix::fcntl::OFlag;
 
 use self::confine::{ConfineError, Confinement};
-use crate::fault;
+use crate::call_error;
 use crate::kernel::{self, Fork};
 use crate::process::PidNamespace;
 use crate::report::note;
@@ -32,28 +32,29 @@ const NAME: &std::ffi::CStr = c"coracle-init";
 /// The program in the root directory of process 1.
 const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
-/// Descriptor whose end ends the program.
+/// Descriptor of the pipe that the program waits on: it ends when the pipe is closed.
 const LIFELINE: RawFd = 0;
-/// Descriptors of the word that the program waits, or of the reason why it does not.
-const WORD: [RawFd; 2] = [1, 2];
-/// The word of the program when it waits.
-const SETTLED: u8 = b'+';
-/// Most bytes of an error: what a pipe takes at once.
-const LONGEST_WORD: usize = 4096;
+/// Descriptors on which the program reports that it waits, or on which an error is reported.
+const REPORT_FDS: [RawFd; 2] = [1, 2];
+/// The program's report that it waits.
+const WAITING: u8 = b'+';
+/// Maximum bytes of an error text: what a pipe takes in one atomic write (PIPE_BUF).
+const MAX_REPORT: usize = 4096;
 
-/// A process 1 to be started.
+/// Arguments of a process 1.
 #[derive(Debug)]
 pub(crate) struct Init {
     confinement: Confinement,
     /// SELinux labels of the process and of its files; empty without SELinux.
     process_label: String,
     mount_label: String,
-    /// The kernel forgets the parent-death signal when a process gets another SELinux label. The pipe's end stays.
-    listens: OwnedFd,
-    lives: OwnedFd,
-    /// The word, and where it is said.
-    hears: OwnedFd,
-    says: OwnedFd,
+    /// Read end of the lifeline. A pipe, because the kernel clears the parent-death signal when the SELinux
+    /// label changes.
+    lifeline_read: OwnedFd,
+    lifeline_write: OwnedFd,
+    /// The report pipe.
+    report_read: OwnedFd,
+    report_write: OwnedFd,
 }
 
 /// Process 1 of the pod.
@@ -62,7 +63,7 @@ pub(crate) struct Process1 {
     pid: i32,
     pidfd: OwnedFd,
     namespace: PidNamespace,
-    /// The pipe whose end ends the program.
+    /// Write end of the lifeline: closing it ends the program.
     _lifeline: OwnedFd,
 }
 
@@ -87,20 +88,20 @@ impl Init {
         if !config.share_pid {
             return Ok(None);
         }
-        let (hears, says) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let (listens, lives) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        let (report_read, report_write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        let (lifeline_read, lifeline_write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         Ok(Some(Self {
             confinement: Confinement::of(config.init.clone().unwrap_or_default())?,
             process_label: config.process_label.clone(),
             mount_label: config.mount_label.clone(),
-            listens,
-            lives,
-            hears,
-            says,
+            lifeline_read,
+            lifeline_write,
+            report_read,
+            report_write,
         }))
     }
 
-    /// Starts it in a new pid namespace, and returns its pid.
+    /// Forks it in a new pid namespace and returns its pid.
     pub(crate) fn start(&self) -> io::Result<i32> {
         match kernel::clone(libc::CLONE_NEWPID, libc::SIGCHLD)? {
             Fork::Parent(pid) => Ok(pid),
@@ -108,57 +109,57 @@ impl Init {
         }
     }
 
-    /// Returns when the program waits. `pid` is the started process, which is not reaped yet.
-    pub(crate) fn settled(self, pid: i32) -> io::Result<Process1> {
-        let Self { hears, says, lives, .. } = self;
-        // With a copy of this end open, the end of process 1 would not be heard.
-        drop(says);
-        let mut word = [0; LONGEST_WORD];
-        match nix::unistd::read(&hears, &mut word)? {
+    /// Returns when the program waits. `pid` is the forked process, which is not reaped yet.
+    pub(crate) fn wait_until_ready(self, pid: i32) -> io::Result<Process1> {
+        let Self { report_read, report_write, lifeline_write, .. } = self;
+        // While a copy of this end is open, reading never returns the end of file.
+        drop(report_write);
+        let mut word = [0; MAX_REPORT];
+        match nix::unistd::read(&report_read, &mut word)? {
             0 => Err(io::Error::other("process 1 ended before it could wait")),
-            _ if word[0] == SETTLED => Process1::of_child(pid, lives),
+            _ if word[0] == WAITING => Process1::of_child(pid, lifeline_write),
             len => Err(io::Error::other(String::from_utf8_lossy(&word[..len]).into_owned())),
         }
     }
 
-    /// The whole life of process 1 up to its program.
+    /// Runs process 1 up to the execution of its program.
     pub(crate) fn run(&self) -> ! {
         kernel::reset_signals();
         let Err(error) = self.become_program();
-        let why = fault::chain(&error);
-        let _unheard =
-            nix::unistd::write(kernel::borrow(WORD[0]), &why.as_bytes()[..why.len().min(LONGEST_WORD)]);
+        let why = call_error::chain(&error);
+        let _report_failed =
+            nix::unistd::write(kernel::borrow(REPORT_FDS[0]), &why.as_bytes()[..why.len().min(MAX_REPORT)]);
         kernel::leave(1)
     }
 
     fn become_program(&self) -> Result<std::convert::Infallible, InitError> {
-        self.take_label();
+        self.set_label();
         self.connect().map_err(InitError::Streams)?;
         kernel::ignore_children();
-        // Needs /proc, which is out of reach from the new root.
-        self.confinement.take_profile()?;
+        // Needs /proc, which is not in the new root.
+        self.confinement.set_apparmor_profile()?;
         let label = Some(self.mount_label.as_str()).filter(|label| !label.is_empty());
         root::enter(label).map_err(InitError::Root)?;
-        self.confinement.take()?;
+        self.confinement.apply()?;
         let none: [&std::ffi::CStr; 0] = [];
         let Err(errno) = nix::unistd::execve(PROGRAM, &[NAME], &none);
         Err(InitError::Program(errno))
     }
 
-    /// Of a pod without a label, and where the policy refuses, process 1 has the shim's own label. All that the pod
-    /// loses is that its containers may look at process 1.
-    fn take_label(&self) {
+    /// Sets the pod's SELinux label for the program. Without a label, or if the policy refuses it, process 1
+    /// keeps the shim's label; then the pod's containers cannot inspect process 1.
+    fn set_label(&self) {
         if self.process_label.is_empty() {
             return;
         }
         if let Err(error) = selinux::exec_as(&self.process_label) {
-            note(&format!("start an init with the label {}: {error}", self.process_label));
+            note(&format!("start process 1 with the SELinux label {}: {error}", self.process_label));
         }
     }
 
     fn connect(&self) -> io::Result<()> {
-        kernel::place(self.listens.as_raw_fd(), LIFELINE)?;
-        WORD.into_iter().try_for_each(|fd| kernel::place(self.says.as_raw_fd(), fd))
+        kernel::place(self.lifeline_read.as_raw_fd(), LIFELINE)?;
+        REPORT_FDS.into_iter().try_for_each(|fd| kernel::place(self.report_write.as_raw_fd(), fd))
     }
 }
 
@@ -172,7 +173,7 @@ impl Process1 {
         Ok(Self { pid, pidfd, namespace, _lifeline: lifeline })
     }
 
-    /// Its number, which is another process's once it has ended.
+    /// Its pid. After its end the pid may belong to another process.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
@@ -181,8 +182,8 @@ impl Process1 {
         &self.namespace
     }
 
-    /// The kernel kills all processes of its namespace with it.
+    /// Kills it; the kernel then kills all processes of its namespace.
     pub(crate) fn kill(&self) {
-        let _ended_meanwhile = kernel::send_signal(&self.pidfd, libc::SIGKILL);
+        let _already_ended = kernel::send_signal(&self.pidfd, libc::SIGKILL);
     }
 }

@@ -1,4 +1,4 @@
-//! The few system calls that have no safe wrapper elsewhere, one function each.
+//! System calls without a safe wrapper in other crates, one function each.
 #![allow(unsafe_code, reason = "this module is where the crate meets the kernel directly")]
 
 mod bpf;
@@ -18,13 +18,14 @@ pub(crate) use mounts::{
     copy_one_mount, map_ids, set_attributes,
 };
 
-/// Which side of a fork we are on.
+/// The side of a fork on which the caller continues.
 pub(crate) enum Fork {
     Child,
+    /// With the child's pid.
     Parent(i32),
 }
 
-/// What `openat2` is asked for.
+/// Arguments of openat2(2), `struct open_how`.
 #[repr(C)]
 struct OpenHow {
     flags: u64,
@@ -46,7 +47,7 @@ fn check(result: c_long) -> io::Result<c_int> {
 
 fn owned(result: c_long) -> io::Result<OwnedFd> {
     let fd = check(result)?;
-    // SAFETY: the kernel has just made this descriptor for us.
+    // SAFETY: the kernel has just created this descriptor, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -54,10 +55,10 @@ fn c_path(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// fork(2). The caller must be single-threaded, as the shim always is, and its child must end by
-/// [`leave`] or execve: nothing of the parent's may be dropped twice.
+/// fork(2). The caller must be single-threaded, as the shim always is. The child must end by [`leave`] or
+/// execve, so that no value of the parent is dropped twice.
 pub(crate) fn fork() -> io::Result<Fork> {
-    // SAFETY: there is one thread only, so that no lock can be held by another.
+    // SAFETY: the process has one thread, so no other thread can hold a lock.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Fork::Child),
@@ -65,7 +66,7 @@ pub(crate) fn fork() -> io::Result<Fork> {
     }
 }
 
-/// A fork that does one thing and ends; it is reaped as every orphan and stranger is.
+/// Forks a child that runs `work` and exits. The shim's general reaping collects it.
 pub(crate) fn fork_briefly(work: impl FnOnce()) -> io::Result<()> {
     match fork()? {
         Fork::Parent(_) => Ok(()),
@@ -76,11 +77,11 @@ pub(crate) fn fork_briefly(work: impl FnOnce()) -> io::Result<()> {
     }
 }
 
-/// A fork whose child has the flags' new namespaces, or our own parent (CLONE_PARENT).
+/// clone(2) as a fork. The flags give the child new namespaces, or the caller's own parent (CLONE_PARENT).
 pub(crate) fn clone(flags: c_int, exit_signal: c_int) -> io::Result<Fork> {
     let flags = c_long::from(flags | exit_signal);
-    // SAFETY: no stack and no memory flags are passed, so this is a fork: the child has a copy of
-    // everything, and there is one thread only.
+    // SAFETY: no stack and no memory flags are passed, so this is a fork: the child gets a copy of the
+    // memory, and the process has one thread.
     match unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Fork::Child),
@@ -88,7 +89,7 @@ pub(crate) fn clone(flags: c_int, exit_signal: c_int) -> io::Result<Fork> {
     }
 }
 
-/// What `clone3` is asked for.
+/// Arguments of clone3(2), `struct clone_args`.
 #[repr(C)]
 #[derive(Default)]
 struct CloneArgs {
@@ -105,15 +106,15 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// A fork whose child is our own parent's, and is born in the v2 cgroup of that directory.
+/// clone3(2): forks a sibling (a child of the caller's parent) directly into the v2 cgroup of that directory.
 pub(crate) fn clone_sibling_into(cgroup: &OwnedFd) -> io::Result<Fork> {
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
     let cgroup = u64::try_from(cgroup.as_raw_fd()).map_err(io::Error::other)?;
     let parent = u64::try_from(libc::CLONE_PARENT).map_err(io::Error::other)?;
-    // The exit signal is our own: CLONE_PARENT allows none.
+    // The child uses the caller's exit signal: CLONE_PARENT allows no other.
     let arguments = CloneArgs { flags: CLONE_INTO_CGROUP | parent, cgroup, ..CloneArgs::default() };
-    // SAFETY: no stack and no memory flags are passed, so this is a fork: the child has a copy of
-    // everything, and there is one thread only. The arguments outlive the call.
+    // SAFETY: no stack and no memory flags are passed, so this is a fork: the child gets a copy of the
+    // memory, and the process has one thread. The arguments outlive the call.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, std::mem::size_of::<CloneArgs>()) } {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Fork::Child),
@@ -127,7 +128,8 @@ pub(crate) fn leave(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Closes every descriptor but the standard ones and `keep`. A container must not have what is left open when it fails.
+/// Closes every descriptor except the standard ones and `keep`. If it fails, no container may run: it would
+/// inherit the rest.
 pub(crate) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<c_uint> =
         keep.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
@@ -135,7 +137,7 @@ pub(crate) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let mut first: c_uint = 3;
     for kept in keep.into_iter().chain([c_uint::MAX]) {
         if kept > first {
-            // SAFETY: only a child calls this that owns nothing in the range.
+            // SAFETY: the caller is a child, or has just started, and owns no descriptor in the range.
             check(unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0) })?;
         }
         first = kept.saturating_add(1);
@@ -143,10 +145,10 @@ pub(crate) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Default actions for all signals and an empty mask: what a program may expect to start with.
+/// Sets default actions for all signals and an empty signal mask, which programs expect at their start.
 pub(crate) fn reset_signals() {
-    // The kernel's `sigaction` of all zeroes is SIG_DFL without flags, whatever its exact layout.
-    // Not the C library's call, which refuses the two signals that it uses itself.
+    // In the kernel's `sigaction`, all zeroes is SIG_DFL without flags, in every layout. The C library's
+    // function is not used: it refuses the two signals that the library itself uses.
     let default = [0_u64; 8];
     for signal in 1..=64 {
         // SAFETY: the structure outlives the call; nothing is written back.
@@ -158,24 +160,25 @@ pub(crate) fn reset_signals() {
     let _ = none.thread_set_mask();
 }
 
-/// Lets the kernel reap our children: nobody asks for their status.
+/// Makes the kernel reap the caller's children.
 pub(crate) fn ignore_children() {
     // SAFETY: SIG_IGN is valid for SIGCHLD.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
-/// A pipe that nobody reads is an error to be handled, instead of the end.
+/// Makes a write to a pipe without readers return an error instead of ending the process.
 pub(crate) fn ignore_broken_pipes() {
     // SAFETY: SIG_IGN is valid for SIGPIPE.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
-/// Keeps others from reaching this process through /proc while it is between two worlds.
+/// Denies other processes access through /proc (PR_SET_DUMPABLE 0) while this process still has more rights
+/// than the container.
 pub(crate) fn hide_from_proc() -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, 0)
 }
 
-/// Takes [`hide_from_proc`] back.
+/// Reverts [`hide_from_proc`].
 pub(crate) fn show_in_proc() -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, 1)
 }
@@ -189,19 +192,20 @@ pub(crate) fn set_name(name: &std::ffi::CStr) -> io::Result<()> {
     prctl(libc::PR_SET_NAME, name.as_ptr() as usize)
 }
 
-/// Orphans among the descendants become this process's children, also when it has become another program.
+/// Makes orphans among the descendants children of this process. It also holds after execve.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
 }
 
-/// SIGKILL when the parent dies, who may have died already. For a child in the parent's own pid namespace.
+/// Ends this process by SIGKILL when the parent dies, and at once if it has died already. For a child in the
+/// parent's pid namespace.
 pub(crate) fn die_with(parent: i32) {
     if die_with_parent().is_err() || i64::from(std::os::unix::process::parent_id()) != i64::from(parent) {
         leave(255)
     }
 }
 
-/// SIGKILL when the parent dies. The kernel forgets it at a change of ids.
+/// Sends this process SIGKILL when its parent dies. A change of ids clears it.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize)
 }
@@ -210,11 +214,11 @@ pub(crate) fn no_new_privileges() -> io::Result<()> {
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
 }
 
-/// Puts this process under a seccomp program: an array of `struct sock_filter`.
+/// Installs a seccomp program for this process: an array of `struct sock_filter`.
 pub(crate) fn set_filter(program: &[u8], flags: u32) -> io::Result<()> {
     let long = |_too_long| io::Error::from(io::ErrorKind::InvalidInput);
     let len = u16::try_from(program.len() / size_of::<libc::sock_filter>()).map_err(long)?;
-    // The kernel copies it, whatever its alignment, and does not write.
+    // The kernel copies the program, whatever its alignment, and does not write to it.
     let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
     // SAFETY: `filter` names as many bytes as `program` has, and both outlive the call.
     check(unsafe {
@@ -241,7 +245,7 @@ pub(crate) fn set_window(terminal: impl AsFd, width: u16, height: u16) -> io::Re
     .map(drop)
 }
 
-/// pidfd_send_signal(2): to the process that was opened and no other.
+/// pidfd_send_signal(2): a signal to exactly the opened process.
 pub(crate) fn send_signal(process: &OwnedFd, signal: c_int) -> io::Result<()> {
     let none = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: the descriptor is open, and no siginfo is passed.
@@ -249,23 +253,23 @@ pub(crate) fn send_signal(process: &OwnedFd, signal: c_int) -> io::Result<()> {
     check(sent).map(drop)
 }
 
-/// Whether a process is a child of ours, which may have ended but was not waited for.
+/// Whether a process is a child of this one, running or not reaped yet.
 pub(crate) fn is_child(process: &OwnedFd) -> bool {
     let Ok(id) = libc::id_t::try_from(process.as_raw_fd()) else { return false };
-    // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
+    // SAFETY: siginfo_t is plain data; all zeroes is a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: the descriptor is open and `info` outlives the call.
     unsafe { libc::waitid(libc::P_PIDFD, id, &raw mut info, flags) == 0 }
 }
 
-/// Makes `fd` one of the standard descriptors, without its close-on-exec flag.
+/// dup2(2): makes `fd` a standard descriptor, without the close-on-exec flag.
 pub(crate) fn place(fd: RawFd, standard: RawFd) -> io::Result<()> {
-    // SAFETY: both are plain descriptor numbers; `standard` is 0, 1 or 2, which no owner closes.
+    // SAFETY: both are plain descriptor numbers; `standard` is 0, 1 or 2, which no Rust value owns.
     check(c_long::from(unsafe { libc::dup2(fd, standard) })).map(drop)
 }
 
-/// Sets all three user and all three group ids of this process alone.
+/// Sets all three user ids and all three group ids of this process.
 pub(crate) fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
     // SAFETY: integers only; the process has one thread, so the raw call covers all of it.
     check(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
@@ -278,18 +282,17 @@ pub(crate) fn set_groups(groups: &[u32]) -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) }).map(drop)
 }
 
-/// Opens `path` as it is seen with `root` as the root directory, whatever links it holds.
+/// openat2(2) with RESOLVE_IN_ROOT: `path` and all its links resolve with `root` as the root directory.
 pub(crate) fn open_in_root(root: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
     open_at(root, path, flags, RESOLVE_IN_ROOT)
 }
 
-/// The same, and refuses links: what is opened is what the path says.
+/// Like [`open_in_root`], but refuses symbolic links.
 pub(crate) fn open_plain_in_root(root: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
     open_at(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS)
 }
 
-/// Opens what is below a directory and on the same mount: nothing that is mounted over it, or that a magic link
-/// leads to.
+/// Opens a path below a directory on the same mount. Other mounts and magic links are refused.
 pub(crate) fn open_same_mount(directory: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
     open_at(directory, path, flags, RESOLVE_NO_XDEV | RESOLVE_NO_MAGICLINKS)
 }
@@ -352,7 +355,7 @@ pub(crate) fn fs_set_flag(fs: &OwnedFd, key: &std::ffi::CStr) -> io::Result<()> 
     .map(drop)
 }
 
-/// Has all files of the new file system carry an SELinux label.
+/// Sets the SELinux label of all files of the new file system.
 pub(crate) fn fs_label(fs: &OwnedFd, label: Option<&str>) -> io::Result<()> {
     label.map_or(Ok(()), |label| fs_set(fs, c"context", Path::new(label)))
 }
@@ -365,7 +368,7 @@ pub(crate) fn fs_create(fs: &OwnedFd) -> io::Result<()> {
         .map(drop)
 }
 
-/// fsmount(2): a mount of the configured file system, attached nowhere yet.
+/// fsmount(2): a mount of the configured file system, not attached yet.
 pub(crate) fn fs_mount(fs: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
     const FSMOUNT_CLOEXEC: c_uint = 1;
     let attributes: c_uint = if read_only { 1 } else { 0 };
@@ -373,7 +376,7 @@ pub(crate) fn fs_mount(fs: &OwnedFd, read_only: bool) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FSMOUNT_CLOEXEC, attributes) })
 }
 
-/// open_tree(2) with OPEN_TREE_CLONE: a detached copy of the mounts below `path`, of the same peer
+/// open_tree(2) with OPEN_TREE_CLONE: a detached copy of all mounts at and below `path`, in the same peer
 /// groups.
 pub(crate) fn copy_mounts(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
@@ -400,17 +403,17 @@ pub(crate) fn attach_mount(mount: &OwnedFd, target: &Path) -> io::Result<()> {
     .map(drop)
 }
 
-/// The same, and follows no link at all.
+/// Like [`open_same_mount`], but refuses all links.
 pub(crate) fn open_plain_same_mount(directory: impl AsFd, path: &Path, flags: c_int) -> io::Result<OwnedFd> {
     open_at(directory, path, flags, RESOLVE_NO_XDEV | RESOLVE_NO_SYMLINKS)
 }
 
-/// Opens a path that leads through no magic link, as `/proc/self/fd/3` is one, from the working directory.
+/// Opens a path from the working directory. Magic links, such as `/proc/self/fd/3`, are refused.
 pub(crate) fn open_without_magic(path: &Path, flags: c_int) -> io::Result<OwnedFd> {
     open_at(borrow(libc::AT_FDCWD), path, flags, RESOLVE_NO_MAGICLINKS)
 }
 
-/// Unlocks a new terminal by its master and opens its other side, by no path (ioctl_tty(2), Linux 4.13).
+/// Unlocks a new terminal through its master and opens its slave without a path (ioctl_tty(2), Linux 4.13).
 pub(crate) fn open_terminal_of(master: &OwnedFd) -> io::Result<OwnedFd> {
     const TIOCSPTLCK: u32 = 0x4004_5431;
     const TIOCGPTPEER: u32 = 0x5441;
@@ -424,20 +427,20 @@ pub(crate) fn open_terminal_of(master: &OwnedFd) -> io::Result<OwnedFd> {
     owned(c_long::from(unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER as libc::Ioctl, flags) }))
 }
 
-/// Makes a terminal the controlling one of this process's session.
+/// Makes a terminal the controlling terminal of this process's session.
 pub(crate) fn take_terminal(terminal: &OwnedFd) -> io::Result<()> {
     // SAFETY: the descriptor is open and the argument is an integer.
     check(c_long::from(unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSCTTY, 0) })).map(drop)
 }
 
-/// Takes ownership of descriptors that arrived in a message.
+/// Takes ownership of descriptors that were received in a message.
 pub(crate) fn adopt(fds: Vec<RawFd>) -> Vec<OwnedFd> {
-    // SAFETY: the kernel has just made these descriptors for us, and nobody else knows them.
+    // SAFETY: the kernel has just created these descriptors for this process, so nothing else owns them.
     fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
-/// A descriptor that a forked child may use while its parent's owner stays the owner.
+/// Borrows a descriptor in a forked child, whose owner lives in the parent.
 pub(crate) fn borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
-    // SAFETY: used in forked children only, where nobody closes the copy before the process ends.
+    // SAFETY: used in forked children only, in which no value closes the copy before the process ends.
     unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }
 }

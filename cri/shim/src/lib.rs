@@ -1,23 +1,24 @@
-//! The per-pod shim: holds the namespaces, runs the containers, keeps stdio and exit codes.
+//! The shim: one process per pod that holds its namespaces, runs its containers, and keeps their output and
+//! exit codes.
 //!
-//! One process a pod, started as `coracle shim --dir DIR`. It *is* the pod: it unshares the network,
-//! ipc, uts and mount namespaces and keeps them by living. Start reading at [`main`], then `setup`
-//! (from a process to a pod, in kernel order) and `shim` (the loop and its calls, one a file).
+//! It is started as `coracle shim --dir DIR`. The process itself is the pod: it unshares the network, ipc,
+//! uts and mount namespaces, which exist as long as it runs. Start reading at [`main`], then `setup` (from a
+//! process to a pod) and `shim` (the event loop; one file per call).
 //!
 //! Invariants:
-//! - single-threaded, without tokio: one poll loop, nothing in it blocks and nothing polls by time;
-//! - calls the container library only in `creator`, a fork that ends after one container;
-//! - nothing grows with time: an absent agent costs one event per container that ended;
-//! - file systems are mounted in a namespace of the shim's own and vanish with it;
-//! - knows neither CRI nor Kubernetes, only OCI specs and its own protocol.
+//! - It is single-threaded and does not use tokio: one poll loop, in which no step blocks and no timer polls.
+//! - It calls the container library only in `creator`, a fork that exits after one container.
+//! - Its memory does not grow with time: without an agent it queues one event per ended process.
+//! - It mounts file systems in its own mount namespace, so they vanish with it.
+//! - It knows neither CRI nor Kubernetes, only OCI specs and its own protocol.
 
+mod call_error;
 mod cgroup;
 mod console;
 mod container;
 mod creator;
 mod events;
 mod exec;
-mod fault;
 mod host_mounts;
 mod identity;
 mod init;
@@ -57,10 +58,10 @@ use crate::kernel::Fork;
 use crate::setup::{Pod, SetupError};
 use crate::shim::Shim;
 
-/// What the command line says.
+/// Command line arguments of the shim.
 #[derive(Clone, Debug)]
 pub struct ShimArgs {
-    /// Holds `shim.pb`, the pod's configuration, and all that the shim keeps.
+    /// The pod's directory: has `shim.pb`, the configuration, and all files of the shim.
     pub dir: PathBuf,
 }
 
@@ -68,13 +69,13 @@ pub struct ShimArgs {
 enum StartError {
     #[error("read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("understand {}", .path.display())]
+    #[error("decode {}", .path.display())]
     Decode { path: PathBuf, source: prost::DecodeError },
     #[error("close inherited descriptors")]
     Inherited(#[source] io::Error),
     #[error("limit the open descriptors")]
     OpenFiles(#[source] nix::Error),
-    #[error("become the pod")]
+    #[error("set up the pod")]
     Setup(#[source] SetupError),
     #[error("report that the pod is ready")]
     Ready(#[source] io::Error),
@@ -82,17 +83,16 @@ enum StartError {
     Loop(#[source] nix::Error),
 }
 
-/// Becomes the pod of `args.dir` and serves it until it is shut down.
+/// Sets up the pod of `args.dir` and serves it until it is shut down.
 ///
-/// Must be called before any thread exists. The standard output carries to whoever started us a line
-/// `pid NUMBER` when the pod is another child of theirs than the one that they started, and a line `ready`
-/// or the reason why not.
+/// Must be called before any thread exists. The caller reads standard output: a line `pid NUMBER` if the pod
+/// is a sibling of the started process, then a line `ready` or the error.
 #[must_use]
 pub fn main(args: ShimArgs) -> ExitCode {
     match run(&args.dir) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let text = fault::chain(&error);
+            let text = call_error::chain(&error);
             report::note(&text);
             let _ = writeln!(io::stdout(), "{text}");
             ExitCode::FAILURE
@@ -101,28 +101,28 @@ pub fn main(args: ShimArgs) -> ExitCode {
 }
 
 fn run(dir: &Path) -> Result<(), StartError> {
-    // Whatever the process that starts the runtime has open is neither the pod's nor its containers'.
+    // Descriptors that the runtime inherited belong neither to the pod nor to its containers.
     kernel::close_all_but(&[]).map_err(StartError::Inherited)?;
     let path = dir.join("shim.pb");
     let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
     let mut config =
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
-    // Before anything is forked, which inherits it.
+    // Before the first fork, because children inherit the limit.
     limit_open_files(config.open_files).map_err(StartError::OpenFiles)?;
-    let (side, hierarchies, cgroups) = setup::be_born(&config).map_err(StartError::Setup)?;
+    let (side, hierarchies, cgroups) = setup::fork_into_cgroup(&config).map_err(StartError::Setup)?;
     if let Fork::Parent(pid) = side {
-        // Who started us is to reap it, whatever becomes of it.
+        // The caller reaps the sibling in every case.
         return writeln!(io::stdout(), "pid {pid}").map_err(StartError::Ready);
     }
     let pod = setup::enter(&config, dir, hierarchies, cgroups).map_err(StartError::Setup)?;
     ready().map_err(StartError::Ready)?;
-    // It is there: its filter is not to be kept for as long as the pod lives.
+    // Process 1 has started: its seccomp program is not needed any more.
     config.init = None;
     move_into_cgroups(&pod);
     Shim::new(config, dir.to_owned(), pod).serve().map_err(StartError::Loop)
 }
 
-/// Who started us may have more than its pods are to begin with.
+/// Sets the soft limit of open descriptors: the runtime may have more than its pods start with.
 fn limit_open_files(soft: u64) -> nix::Result<()> {
     if soft == 0 {
         return Ok(());
@@ -131,10 +131,10 @@ fn limit_open_files(soft: u64) -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)
 }
 
-/// For a cgroup that it could not be born in. By a fork, and after the word: the kernel lets the move wait
-/// for some milliseconds (an RCU grace period), and the agent and we have better to do meanwhile.
+/// Moves the shim into the cgroup in which it could not be forked. A fork does it after `ready` is reported:
+/// the move takes some milliseconds (an RCU grace period), which must delay neither the agent nor the shim.
 fn move_into_cgroups(pod: &Pod) {
-    let left = pod.own_cgroups.left();
+    let left = pod.own_cgroups.not_entered();
     if left.is_empty() {
         return;
     }
@@ -142,7 +142,7 @@ fn move_into_cgroups(pod: &Pod) {
     let forked = kernel::fork_briefly(|| {
         for pid in pids.into_iter().filter(|pid| *pid > 0) {
             if let Err(error) = cgroup::put(left, pid) {
-                report::note(&fault::chain(&error));
+                report::note(&call_error::chain(&error));
             }
         }
     });
@@ -151,7 +151,7 @@ fn move_into_cgroups(pod: &Pod) {
     }
 }
 
-/// Says so, and lets go of the pipe.
+/// Reports that the pod is ready and closes the pipe to the caller.
 fn ready() -> io::Result<()> {
     let mut out = io::stdout();
     out.write_all(b"ready\n")?;

@@ -1,8 +1,8 @@
-//! A container's log file in the CRI format, rotated as it is written.
+//! A container's log file in the CRI format, rotated when it exceeds its size limit.
 //!
-//! One line is `<time> <stream> <tag> <text>`, tag F for a whole line and P for a part of a longer
-//! one (k8s.io/cri-api, "logging format"). A rotated file is named `<path>.<YYYYmmdd-HHMMSS>`, as
-//! the kubelet names and looks for them.
+//! A line is `<time> <stream> <tag> <text>`. The tag is F for a full line and P for a part of a longer one
+//! (k8s.io/cri-api, "logging format"). A rotated file is named `<path>.<YYYYmmdd-HHMMSS>`, which is the
+//! kubelet's naming.
 
 use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
@@ -14,22 +14,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::null;
 use crate::report::note;
 
-/// Longest text of one log line; what is longer goes out in parts.
-pub(crate) const LONGEST: usize = 16 * 1024;
+/// Maximum bytes of text in one log line. Longer lines are written in parts.
+pub(crate) const MAX_TEXT: usize = 16 * 1024;
 
-/// Which of a container's outputs a line came from.
+/// A container's output stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Output {
     Stdout,
     Stderr,
 }
 
-/// When to start a new file, and how many to keep.
+/// When to rotate, and how many files to keep.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
-    /// Bytes a file; 0 = no limit.
+    /// Maximum bytes per file; 0: unlimited.
     pub(crate) size: u64,
-    /// Files in all, the current one included; 0 and 1 keep only the current one.
+    /// Number of files including the current one; with 0 and 1 only the current one is kept.
     pub(crate) files: u32,
 }
 
@@ -38,16 +38,16 @@ pub(crate) struct Limits {
 pub(crate) struct Log {
     path: PathBuf,
     file: File,
-    /// How long it is, so far as we know.
+    /// Length of the file, as far as this process knows.
     written: u64,
     limits: Limits,
-    /// The length at which a new file is to begin. More than the limit where that could not be done.
+    /// Length at which the file is rotated. Larger than the limit after a failed rotation.
     full: u64,
-    /// The file ends in the middle of a line, for which the disk had no room.
+    /// The file ends with an incomplete line, because the disk was full.
     torn: bool,
 }
 
-/// What of one output has not made a whole line yet.
+/// The incomplete last line of one output.
 #[derive(Debug)]
 pub(crate) struct Lines {
     output: Output,
@@ -72,11 +72,11 @@ impl Lines {
         Self { output, rest: Vec::new() }
     }
 
-    /// Formats all lines that `bytes` completes into `into`, and parts of lines that are too long.
+    /// Appends to `into` all lines that `bytes` completes, and parts of too long lines.
     pub(crate) fn push(&mut self, bytes: &[u8], now: Duration, into: &mut Vec<u8>) {
         let mut bytes = bytes;
         while !bytes.is_empty() {
-            let room = LONGEST - self.rest.len();
+            let room = MAX_TEXT - self.rest.len();
             let window = &bytes[..bytes.len().min(room)];
             if let Some(end) = window.iter().position(|byte| *byte == b'\n') {
                 self.line(&window[..end], b'F', now, into);
@@ -92,13 +92,13 @@ impl Lines {
                 return;
             }
         }
-        // An idle container holds no buffer.
+        // An idle container keeps no buffer.
         if self.rest.is_empty() && self.rest.capacity() > 512 {
             self.rest = Vec::new();
         }
     }
 
-    /// The output has ended: a line without its end is a part.
+    /// Ends the output: an incomplete last line is written as a part.
     pub(crate) fn finish(&mut self, now: Duration, into: &mut Vec<u8>) {
         if !self.rest.is_empty() {
             self.line(&[], b'P', now, into);
@@ -120,7 +120,7 @@ impl Lines {
 // === impl Log ===
 
 impl Log {
-    /// Opens for appending, with the directory made when it is absent.
+    /// Opens the file for appending. Makes its directory if it is absent.
     pub(crate) fn open(path: &Path, limits: Limits) -> io::Result<Self> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
@@ -130,7 +130,7 @@ impl Log {
         Ok(Self { path: path.to_owned(), file, written, limits, full: limits.size, torn: false })
     }
 
-    /// Opens the path anew, after somebody renamed the file.
+    /// Opens the path again, after another process has renamed the file.
     pub(crate) fn reopen(&mut self) -> io::Result<()> {
         let file = append(&self.path)?;
         self.written = file.metadata()?.len();
@@ -139,8 +139,8 @@ impl Log {
         Ok(())
     }
 
-    /// Writes whole formatted lines. A full disk loses them: a container is not stopped for a log. A file that cannot
-    /// be rotated grows: that is no reason to lose lines.
+    /// Writes complete formatted lines. On a full disk they are lost: the container is not blocked. If the
+    /// rotation fails, the file grows beyond its limit instead of losing lines.
     pub(crate) fn write(&mut self, lines: &[u8], now: Duration) -> io::Result<()> {
         let length = lines.len() as u64;
         if self.limits.size > 0 && self.written > 0 && self.written + length > self.full {
@@ -150,11 +150,12 @@ impl Log {
                 self.full = self.written + self.limits.size;
             }
         }
-        self.mend()?;
+        self.end_torn_line()?;
         self.append(lines)
     }
 
-    /// What does not get in whole is taken out again, or at least does not run into the next line.
+    /// Appends the lines. After a partial write, the incomplete line is cut off; if that fails, the next line
+    /// starts on a new line.
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
         let mut rest = lines;
         while !rest.is_empty() {
@@ -168,34 +169,34 @@ impl Log {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => error,
             };
-            let got_in = &lines[..lines.len() - rest.len()];
-            let whole = got_in.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-            self.torn = whole < got_in.len();
-            let _ = self.take_back((got_in.len() - whole) as u64);
+            let written_part = &lines[..lines.len() - rest.len()];
+            let whole = written_part.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            self.torn = whole < written_part.len();
+            let _ = self.cut_off((written_part.len() - whole) as u64);
             return Err(failed);
         }
         Ok(())
     }
 
-    /// Takes the half of a line out that was the last to be written.
-    fn take_back(&mut self, half: u64) -> io::Result<()> {
+    /// Cuts off the incomplete line of the last write, which has `half` bytes.
+    fn cut_off(&mut self, half: u64) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         match length.cmp(&self.written) {
-            // Somebody has cut the file meanwhile, and with it that half.
+            // Another process truncated the file meanwhile, and the incomplete line with it.
             Ordering::Less => {}
             Ordering::Equal => {
                 self.file.set_len(length - half)?;
                 self.written -= half;
             }
-            // Or has written more, which is not ours to take out.
+            // Another process appended to the file. Its data is not cut off.
             Ordering::Greater => return Ok(()),
         }
         self.torn = false;
         Ok(())
     }
 
-    /// Ends a line that could not be taken out.
-    fn mend(&mut self) -> io::Result<()> {
+    /// Ends an incomplete line that could not be cut off.
+    fn end_torn_line(&mut self) -> io::Result<()> {
         if self.torn {
             self.file.write_all(b"\n")?;
             self.written += 1;
@@ -204,11 +205,11 @@ impl Log {
         Ok(())
     }
 
-    /// Begins a new file. The old ones come last: whatever fails with them, the new one is open.
+    /// Starts a new file. Old files are removed last, so that the new file is open even if the removal fails.
     fn rotate(&mut self, now: Duration) -> io::Result<()> {
         if self.limits.files > 1 {
             match fs::rename(&self.path, self.rotated(now)) {
-                // Somebody else renamed or removed it.
+                // Another process renamed or removed it.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
             }
@@ -228,7 +229,7 @@ impl Log {
             PathBuf::from(name)
         };
         let second = with(&format!(".{}", stamp(now)));
-        // A writer in a hurry fills more than one file in a second.
+        // A fast writer fills more than one file per second.
         if second.exists() { with(&format!(".{}.{:09}", stamp(now), now.subsec_nanos())) } else { second }
     }
 
@@ -244,7 +245,7 @@ impl Log {
         let keep = usize::try_from(self.limits.files.saturating_sub(1)).unwrap_or(usize::MAX);
         for old in rotated.iter().take(rotated.len().saturating_sub(keep)) {
             match fs::remove_file(old) {
-                // Whoever collects logs was faster.
+                // Another process, for example a log collector, removed it first.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
             }
@@ -253,23 +254,23 @@ impl Log {
     }
 }
 
-/// Whoever has a volume in the node's logs may put something else there. A link would have us write anywhere, and a
-/// FIFO have the whole pod wait for its reader.
+/// Opens a regular file for appending. A container with a volume in the node's log directory may have
+/// replaced it: a link would redirect the output, and a FIFO would block the shim until it has a reader.
 fn append(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() && !null::is_null(&file)? {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     Ok(file)
 }
 
-/// The wall clock, as time since 1970.
+/// The wall clock: time since 1970.
 pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// RFC 3339 with nanoseconds, in UTC.
+/// Formats as RFC 3339 in UTC with nanoseconds.
 fn timestamp(time: Duration) -> String {
     let (year, month, day, hour, minute, second) = civil(time.as_secs());
     let nanos = time.subsec_nanos();
@@ -281,8 +282,8 @@ fn stamp(time: Duration) -> String {
     format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
 }
 
-/// The proleptic Gregorian date of a Unix time, by eras of 400 years that begin on the first of
-/// March, so that a leap day is the last day of its year.
+/// Converts a Unix time to a proleptic Gregorian date. The calculation uses eras of 400 years that begin on
+/// the first of March, so that a leap day is the last day of its year.
 fn civil(seconds: u64) -> (u64, u64, u64, u64, u64, u64) {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let days = days + 719_468;
@@ -296,7 +297,7 @@ fn civil(seconds: u64) -> (u64, u64, u64, u64, u64, u64) {
     (year, month, day, rest / 3_600, rest % 3_600 / 60, rest % 60)
 }
 
-/// Any bytes, in any portions: the lines say all of them, none longer than allowed.
+/// Property: for any bytes in any portions the lines contain exactly these bytes, and no line is too long.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     let (portion, text) =
@@ -308,8 +309,8 @@ pub fn fuzz(data: &[u8]) {
     let head = timestamp(Duration::ZERO).len() + " stdout F ".len();
     for line in log.split_inclusive(|byte| *byte == b'\n') {
         let words = &line[head..];
-        assert!(words.len() <= LONGEST + 1);
-        // A part ends with the line of the log, not with one of the text.
+        assert!(words.len() <= MAX_TEXT + 1);
+        // The newline after a part belongs to the log, not to the text.
         let part = line[head - 2] == b'P';
         said.extend_from_slice(if part { &words[..words.len() - 1] } else { words });
     }
@@ -331,9 +332,10 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// As a pod with a volume in the node's logs may put them there.
+    /// Puts links, FIFOs and devices in the place of the log, as a pod with a volume of the node's logs
+    /// could.
     #[test]
-    fn what_is_no_file_takes_no_log() {
+    fn a_path_that_is_not_a_regular_file_is_not_written_to() {
         let dir = std::env::temp_dir().join(format!("coracle-log-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let path = dir.join("0.log");
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_whole_however_it_arrives() {
+    fn a_line_is_complete_whatever_portions_it_arrives_in() {
         let expected = "2006-01-02T15:04:05.000000006Z stdout F hello\n";
         assert_eq!(formatted(&[b"hello\n"]), expected);
         assert_eq!(formatted(&[b"he", b"ll", b"o", b"\n"]), expected);
@@ -374,22 +376,22 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_a_part() {
+    fn a_line_without_line_end_is_written_as_a_part() {
         assert_eq!(formatted(&[b"tail"]), "2006-01-02T15:04:05.000000006Z stdout P tail\n");
     }
 
     #[test]
-    fn a_long_line_goes_out_in_parts_of_16_kib_and_a_full_rest() {
-        let long = vec![b'x'; LONGEST + 5];
+    fn a_long_line_is_written_in_parts_of_16_kib() {
+        let long = vec![b'x'; MAX_TEXT + 5];
         let text = formatted(&[&long, b"\n"]);
         let tags: Vec<_> = text.lines().map(|line| line.split(' ').nth(2).unwrap()).collect();
         assert_eq!(tags, ["P", "F"]);
-        let exact = vec![b'x'; LONGEST];
+        let exact = vec![b'x'; MAX_TEXT];
         assert_eq!(formatted(&[&[&exact[..], b"\n"].concat()]).lines().count(), 1);
     }
 
     #[test]
-    fn rotation_keeps_the_newest_files_and_loses_nothing_that_is_kept() {
+    fn rotation_keeps_the_newest_files_with_all_their_lines() {
         let dir = std::env::temp_dir().join(format!("coracle-log-{}", std::process::id()));
         let path = dir.join("0.log");
         let mut log = Log::open(&path, Limits { size: 10, files: 3 }).unwrap();
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_took_away_is_no_reason_to_lose_a_line() {
+    fn a_log_file_that_was_removed_loses_no_later_line() {
         let dir = std::env::temp_dir().join(format!("coracle-log-gone-{}", std::process::id()));
         let path = dir.join("0.log");
         let mut log = Log::open(&path, Limits { size: 10, files: 3 }).unwrap();
@@ -420,7 +422,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         log.write(b"ccccccc\n", T).unwrap();
         assert_eq!(texts(&path), "ccccccc\n");
-        // Not even where there is no place for a new one: it goes where the old one was.
+        // If no new file can be created, the lines go to the old one.
         fs::remove_dir_all(&dir).unwrap();
         log.write(b"ddddddd\n", T).unwrap();
         assert_eq!(log.written, 16);
@@ -431,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_or_a_fifo_in_the_place_of_a_log_is_refused_and_not_waited_for() {
+    fn a_link_or_a_fifo_in_the_place_of_a_log_is_refused_without_blocking() {
         let dir = std::env::temp_dir().join(format!("coracle-log-other-{}", std::process::id()));
         let path = dir.join("0.log");
         let mut log = Log::open(&path, Limits { size: 10, files: 3 }).unwrap();
@@ -443,13 +445,13 @@ mod tests {
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         log.reopen().unwrap_err();
         Log::open(&path, Limits::default()).unwrap_err();
-        // What was open stays so.
+        // A log that is already open stays open.
         log.write(b"aaa\n", T).unwrap();
         fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
-    fn an_old_file_that_does_not_go_is_no_reason_to_lose_a_line() {
+    fn an_old_file_that_cannot_be_removed_loses_no_line() {
         let dir = std::env::temp_dir().join(format!("coracle-log-stuck-{}", std::process::id()));
         let path = dir.join("0.log");
         fs::create_dir_all(dir.join("0.log.19690101-000000/x")).unwrap();

@@ -1,4 +1,4 @@
-//! The host's /dev/null, for a stream of a container that has no other end.
+//! The host's /dev/null, for container streams that are not connected.
 
 use std::fs::File;
 use std::io;
@@ -9,22 +9,22 @@ use nix::sys::stat::{fstat, makedev};
 
 use crate::kernel::{self, Depth, READ_ONLY};
 
-/// Opens it, in the host's mount namespace, by a read-only mount of its own: root of a container cannot change the
-/// mode or the owner of the host's node through the descriptor.
+/// Opens it in the host's mount namespace through a separate read-only mount. So root of a container cannot
+/// change mode or owner of the host's node through the descriptor.
 pub(crate) fn open() -> io::Result<OwnedFd> {
     let mount = mount()?;
     kernel::set_attributes(&mount, READ_ONLY, Depth::One)?;
     open_found(&mount)
 }
 
-/// A detached copy of its mount, in the host's mount namespace.
+/// A detached copy of its mount. Must be called in the host's mount namespace.
 pub(crate) fn mount() -> io::Result<OwnedFd> {
     let null = kernel::copy_one_mount(Path::new("/dev/null"))?;
     if is_null(&null)? { Ok(null) } else { Err(io::Error::other("the host's /dev/null is another device")) }
 }
 
-/// Opens the container's own node below `root`, in the host's mount namespace. Nothing is opened that is not the
-/// device, and no link is followed.
+/// Opens the container's own /dev/null below `root`; the caller is in the host's mount namespace. Links and
+/// other files are refused.
 pub(crate) fn open_in(root: impl AsFd) -> io::Result<OwnedFd> {
     let flags = libc::O_PATH | libc::O_NOFOLLOW;
     let found = kernel::open_plain_in_root(root, Path::new("/dev/null"), flags)?;
@@ -34,13 +34,14 @@ pub(crate) fn open_in(root: impl AsFd) -> io::Result<OwnedFd> {
     open_found(&found)
 }
 
-/// Whether it is the character device 1:3.
+/// Whether a file is the character device 1:3.
 pub(crate) fn is_null(file: impl AsFd) -> io::Result<bool> {
     let found = fstat(file)?;
     Ok(found.st_mode & libc::S_IFMT == libc::S_IFCHR && found.st_rdev == makedev(1, 3))
 }
 
-/// Opens what an O_PATH descriptor names: by the host's /proc, so that no path is looked up again.
+/// Reopens an O_PATH descriptor for reading and writing through the host's /proc, without resolving a path
+/// again.
 fn open_found(found: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", found.as_raw_fd());
     Ok(File::options().read(true).write(true).open(path)?.into())

@@ -1,9 +1,10 @@
-//! Whether the kernel killed for want of memory in a cgroup of v1 that is gone.
+//! Detects OOM kills in a v1 cgroup that systemd has removed already.
 //!
-//! A scope ends with its last process, and systemd removes its cgroups while the shim still hears of that end. The
-//! kernel's count goes with them, and v1 counts in no cgroup above. What stays are events: an eventfd is told of every
-//! want of memory, and once more when the cgroup is removed (memory.rst, "OOM Control"; `memcg_event_remove` in
-//! mm/memcontrol-v1.c). To tell one from the other there is a second one, a witness that is told of the removal alone.
+//! systemd removes a scope's cgroups after its last process ends, while the shim is still processing that
+//! exit. The kernel's counter vanishes with the cgroup, and v1 keeps no counter in the parent. eventfds
+//! remain: `memory.oom_control` signals one at every OOM, and once more at the cgroup's removal (memory.rst,
+//! "OOM Control"; `memcg_event_remove` in mm/memcontrol-v1.c). A second eventfd, which is signalled only at
+//! the removal, tells the two cases apart.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -15,10 +16,10 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::cgroup::{self, Hierarchy};
 
-/// How long the kernel may take from a cgroup's removal, which has been seen, to its last word, in milliseconds.
-const LIMIT: u16 = 1000;
+/// Milliseconds to wait for the removal event. The removal has already been observed.
+const REMOVAL_TIMEOUT_MS: u16 = 1000;
 
-/// What the kernel tells of one cgroup.
+/// OOM notifications of one cgroup.
 #[derive(Debug)]
 pub(crate) struct OomEvents {
     shortages: EventFd,
@@ -28,7 +29,7 @@ pub(crate) struct OomEvents {
 // === impl OomEvents ===
 
 impl OomEvents {
-    /// Listens, if systemd may take the count away: to a unit's cgroup on v1.
+    /// Registers if systemd may remove the counter: for a cgroup of a systemd unit on v1. Else `None`.
     pub(crate) fn listen(hierarchies: &[Hierarchy], path: &str) -> Option<io::Result<Self>> {
         coracle_systemd::unit::of_path(path).filter(|_| cgroup::is_below_root(path))?;
         let memory = hierarchies.iter().find(|hierarchy| hierarchy.has("memory"))?;
@@ -38,21 +39,25 @@ impl OomEvents {
     fn at(cgroup: &Path) -> io::Result<Self> {
         let new = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let events = Self { shortages: new()?, removal: new()? };
-        // The kernel tells who came last first, so this one is told when the other one has been. No cgroup uses so much.
+        // The kernel signals the eventfd that was registered last first. So when `removal` is signalled,
+        // `shortages` has been too. No cgroup ever reaches the threshold of -1 bytes (unsigned maximum).
         register(cgroup, &events.removal, "memory.usage_in_bytes", "-1")?;
         register(cgroup, &events.shortages, "memory.oom_control", "")?;
         Ok(events)
     }
 
-    /// Whether there was a want of memory, now that the cgroup is gone. Waits for the kernel's last word.
+    /// Whether an OOM happened. The cgroup is gone; waits for the kernel's removal event.
     pub(crate) fn happened(&self) -> bool {
-        // Without that word one event may be the removal's.
-        let _ = poll(&mut [PollFd::new(self.removal.as_fd(), PollFlags::POLLIN)], PollTimeout::from(LIMIT));
+        // Without the removal event, one signal might be the removal itself.
+        let _ = poll(
+            &mut [PollFd::new(self.removal.as_fd(), PollFlags::POLLIN)],
+            PollTimeout::from(REMOVAL_TIMEOUT_MS),
+        );
         self.shortages.read().is_ok_and(|events| events > 1)
     }
 }
 
-/// cgroup-v1/memcg_test.rst, "cgroup.event_control".
+/// Registers an eventfd, see cgroup-v1/memcg_test.rst, "cgroup.event_control".
 fn register(cgroup: &Path, event: &EventFd, file: &str, argument: &str) -> io::Result<()> {
     let watched = File::open(cgroup.join(file))?;
     let line = format!("{} {} {argument}", event.as_fd().as_raw_fd(), watched.as_raw_fd());
@@ -64,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_unit_on_v1_loses_its_count() {
+    fn only_a_systemd_unit_on_v1_needs_events() {
         let v1 = [Hierarchy::new("/nowhere", "memory")];
         let v2 = [Hierarchy::new("/nowhere", "")];
         assert!(OomEvents::listen(&v1, "/a.slice/x.scope").is_some());
@@ -73,8 +78,8 @@ mod tests {
     }
 
     #[test]
-    fn a_want_of_memory_is_known_when_the_cgroup_is_gone() {
-        // Only root may, and only where the controller is v1's.
+    fn an_oom_kill_is_known_after_the_cgroup_is_removed() {
+        // Needs root and the memory controller on v1.
         let hierarchies = cgroup::hierarchies().unwrap();
         let memory = hierarchies.iter().find(|hierarchy| hierarchy.has("memory"));
         let Some(memory) = memory.filter(|_| nix::unistd::geteuid().is_root()) else { return };

@@ -1,4 +1,4 @@
-//! A container's root: image layers below, its own directory on top.
+//! A container's root file system: image layers, and the container's own directory on top.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,15 +24,16 @@ pub(crate) enum OverlayError {
     Attach { target: PathBuf, source: io::Error },
 }
 
-/// Mounts it at its target, in the caller's mount namespace; all files have the SELinux label, if there is one.
+/// Mounts the overlay at its target, in the caller's mount namespace. `label` is the SELinux label of all
+/// files.
 pub(crate) fn mount_at_target(overlay: &Overlay, label: Option<&str>) -> Result<(), OverlayError> {
     let target = Path::new(&overlay.target);
     std::fs::create_dir_all(target)
         .map_err(|source| OverlayError::Target { path: target.to_owned(), source })?;
     match (overlay.lower.as_slice(), label) {
-        // One layer and nothing above: overlayfs wants two, and a bind is enough.
+        // overlayfs needs two layers. One layer without an upper directory is bind-mounted.
         ([layer], None) if overlay.upper.is_empty() => bind_read_only(Path::new(layer), target),
-        // But a bind takes no label. The second layer is the mount point, which is empty.
+        // A bind mount takes no label. The empty mount point serves as the second layer.
         ([layer], Some(_)) if overlay.upper.is_empty() => {
             let lower = vec![layer.clone(), overlay.target.clone()];
             mount_at_target(&Overlay { lower, ..overlay.clone() }, label)
@@ -40,7 +41,7 @@ pub(crate) fn mount_at_target(overlay: &Overlay, label: Option<&str>) -> Result<
         (layers, _) => match configure(layers, overlay, label) {
             Ok(mounted) => kernel::attach_mount(&mounted, target)
                 .map_err(|source| OverlayError::Attach { target: target.to_owned(), source }),
-            // An overlayfs older than Linux 6.7 does not know `lowerdir+`, and says so only at the end.
+            // overlayfs before Linux 6.7 does not support `lowerdir+` and reports that only at the end.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 classic::mount(overlay, target, label)
                     .map_err(|source| OverlayError::Configure { layers: layers.len(), source })
@@ -50,23 +51,23 @@ pub(crate) fn mount_at_target(overlay: &Overlay, label: Option<&str>) -> Result<
     }
 }
 
-/// The new mount API takes one layer a call, so that no number of layers is too long; the string
-/// of mount(2) ends at a page.
+/// Configures the overlay through the new mount API, with one call per layer. So the number of layers is not
+/// limited by the options string of mount(2), which has one page.
 fn configure(layers: &[String], overlay: &Overlay, label: Option<&str>) -> io::Result<OwnedFd> {
     let fs = kernel::fs_open(c"overlay")?;
     add_layers(&fs, layers)?;
     if !overlay.upper.is_empty() {
         kernel::fs_set(&fs, c"upperdir", Path::new(&overlay.upper))?;
         kernel::fs_set(&fs, c"workdir", Path::new(&overlay.work))?;
-        // Without it every unmount writes the whole upper file system's dirty pages to the disk.
-        // Nothing is lost: a container's own layer ends with the container, and so with the boot.
-        // A kernel before 5.10 does not know it and is merely slow.
+        // Without `volatile` every unmount flushes the upper file system to the disk. Nothing is lost with
+        // it: a container's own layer is not used after a reboot. Kernels before 5.10 do not support it and
+        // are only slower.
         let _ = kernel::fs_set_flag(&fs, c"volatile");
     }
     kernel::fs_label(&fs, label)?;
     kernel::fs_create(&fs)?;
-    // A root that is read-only for its container stays writable here: mount points are still to be
-    // made in it. The container library makes it read-only by the spec's `root.readonly`.
+    // The mount stays writable even for a container with a read-only root: mount points are still made in it.
+    // The spec's `root.readonly` makes it read-only later.
     kernel::fs_mount(&fs, overlay.upper.is_empty())
 }
 
@@ -82,11 +83,12 @@ fn bind_read_only(layer: &Path, target: &Path) -> Result<(), OverlayError> {
     mount(none, target, none, flags, none).map_err(failed)
 }
 
-/// Takes the mount away at once; what still uses it keeps it until it ends. Absent is unmounted.
+/// Detaches all mounts at the target (MNT_DETACH); open files in them stay usable. An absent mount is a
+/// success.
 pub(crate) fn unmount(target: &Path) -> nix::Result<()> {
     loop {
         match umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-            // There may be one above another.
+            // Several mounts may be stacked.
             Ok(()) => {}
             Err(nix::Error::EINVAL | nix::Error::ENOENT) => return Ok(()),
             Err(error) => return Err(error),

@@ -1,4 +1,4 @@
-//! The last step of every new process: find the program and become it.
+//! Finds and executes the program of a new process: its last step.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
@@ -6,23 +6,23 @@ use std::os::unix::ffi::OsStrExt as _;
 use coracle_proto::shim::error::Kind;
 use nix::errno::Errno;
 
-/// Where to look when the environment names no PATH, as execvp(3) has it.
+/// Search path if the environment has no PATH, as in execvp(3).
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Becomes the program; what comes back says why not.
+/// Executes the program. Returns only on failure, with the error.
 pub(crate) fn become_program(args: &[String], env: &[CString]) -> (Kind, String) {
     let Some(name) = args.first().filter(|name| !name.is_empty()) else {
-        return (Kind::CommandNotFound, "no command is given".to_owned());
+        return (Kind::CommandNotFound, "the command is empty".to_owned());
     };
     let Some(argv) = c_strings(args) else {
-        return (Kind::Invalid, "the command holds a NUL".to_owned());
+        return (Kind::Invalid, "the command contains a NUL byte".to_owned());
     };
     let mut worst = Errno::ENOENT;
     for path in candidates(name, path_of(env)) {
         let Ok(path) = CString::new(path) else { continue };
         let Err(errno) = nix::unistd::execve(&path, &argv, env);
         match errno {
-            // As the shell does: another directory may have it.
+            // As in a shell: another directory may have it.
             Errno::ENOENT | Errno::ENOTDIR => {}
             Errno::EACCES => worst = errno,
             _ => {
@@ -61,12 +61,12 @@ fn candidates(name: &str, path: String) -> Vec<String> {
     if name.contains('/') {
         return vec![name.to_owned()];
     }
-    // An empty entry means the working directory, which is how an image is made to run something
-    // that nobody meant: left out.
+    // An empty entry would mean the working directory, from which an image could run an unintended program.
+    // It is ignored.
     path.split(':').filter(|dir| !dir.is_empty()).map(|dir| format!("{dir}/{name}")).collect()
 }
 
-/// `None` when a string holds a NUL.
+/// `None` if a string contains a NUL.
 pub(crate) fn c_strings(strings: &[String]) -> Option<Vec<CString>> {
     strings.iter().map(|text| CString::new(text.as_bytes()).ok()).collect()
 }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_and_forbidden_are_told_apart() {
+    fn absent_and_forbidden_programs_are_distinguished() {
         assert_eq!(become_program(&["/no/such/file".into()], &[]).0, Kind::CommandNotFound);
         assert_eq!(become_program(&["no-such-name".into()], &[]).0, Kind::CommandNotFound);
         assert_eq!(become_program(&["/etc/passwd".into()], &[]).0, Kind::CommandNotExecutable);

@@ -1,11 +1,11 @@
-//! What a forked child reports to the shim, over a private socket: one word a message.
+//! The report of a forked child to the shim: one message per packet over a private socket.
 //!
-//! A socket and not a pipe, because a pipe can be opened a second time through `/proc/PID/fd` and a socket cannot
-//! (`sock_no_open` in net/socket.c). The kernel names the sender of every message (`SCM_CREDENTIALS`, unix(7)): the shim
-//! takes a word only from a process that owes it, see [`Owing`]. The child's end is close-on-exec, so its end of file
-//! says that the program runs.
+//! It is a socket, not a pipe, because a pipe can be opened a second time through `/proc/PID/fd` and a socket
+//! cannot (`sock_no_open` in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`,
+//! unix(7)). The shim accepts a message only from a process that may send it, see [`Senders`]. The child's
+//! end is close-on-exec, so end of file means that the program runs.
 
-mod owing;
+mod senders;
 
 use std::io::{self, IoSliceMut, Write as _};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -16,60 +16,60 @@ use nix::sys::socket::{
     socketpair, sockopt,
 };
 
-use crate::fault::Fault;
+use crate::call_error::CallError;
 use crate::kernel;
 
-use owing::Owing;
+use senders::Senders;
 
-/// Longest message in bytes; a longer text is cut.
-const LONGEST_WORD: usize = 3_000;
-/// Causes kept for one failure.
-const MOST_CAUSES: usize = 4;
+/// Maximum bytes of a message; a longer text is cut.
+const MAX_MESSAGE: usize = 3_000;
+/// Maximum number of causes that are kept for one failure.
+const MAX_CAUSES: usize = 4;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
-    /// The cgroup that the container lives in.
+pub(crate) enum Message {
+    /// The container's cgroup path.
     Cgroup(String),
-    /// Its processes are in a pid namespace with others'.
+    /// The container shares a pid namespace.
     SharesPids,
-    /// The process that goes on in the sender's place, as the host sees it.
+    /// Pid of the process that continues in the sender's place, in the host's pid namespace.
     Successor(i32),
-    /// The process that was made, as the host sees it.
+    /// Pid of the first process, in the host's pid namespace.
     Pid(i32),
-    /// It waits for the start.
+    /// The first process waits for the start signal.
     Ready,
-    /// The library made it, and it waits at the library's socket.
+    /// The container library made the container; it waits at the library's socket.
     ByLibrary,
     /// An error that the container library logged: the cause of a failure that may follow.
     Cause(String),
-    /// It failed.
+    /// The operation failed.
     Failed(Kind, String),
 }
 
-/// The child's side. Copies of the descriptor number are good in all further children.
+/// The child's end. The descriptor number is also valid in further forks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Speaker {
+pub(crate) struct Reporter {
     fd: RawFd,
 }
 
-/// The shim's side.
+/// The shim's end.
 #[derive(Debug)]
 pub(crate) struct Report {
     socket: OwnedFd,
-    owing: Owing,
+    senders: Senders,
     causes: Vec<String>,
 }
 
-/// What one look at the socket brought.
-pub(crate) struct Heard {
-    pub(crate) words: Vec<Word>,
+/// The messages that were queued, and whether the report has ended.
+pub(crate) struct ReportUpdate {
+    pub(crate) messages: Vec<Message>,
     pub(crate) ended: bool,
 }
 
-// === impl Word ===
+// === impl Message ===
 
-impl Word {
+impl Message {
     fn encode(&self) -> Vec<u8> {
         let line = match self {
             Self::Cgroup(path) => format!("G{path}"),
@@ -82,7 +82,7 @@ impl Word {
             Self::Failed(kind, text) => format!("F{} {text}", i32::from(*kind)),
         };
         let mut line: Vec<u8> = line.bytes().map(|byte| if byte == b'\n' { b' ' } else { byte }).collect();
-        line.truncate(LONGEST_WORD);
+        line.truncate(MAX_MESSAGE);
         line
     }
 
@@ -107,9 +107,9 @@ impl Word {
     }
 }
 
-// === impl Speaker ===
+// === impl Reporter ===
 
-impl Speaker {
+impl Reporter {
     pub(crate) fn new(socket: &OwnedFd) -> Self {
         Self { fd: socket.as_raw_fd() }
     }
@@ -118,56 +118,57 @@ impl Speaker {
         self.fd
     }
 
-    /// Sends a word. A socket without a shim is no error: its child ends as well. By write(2), which a container's
-    /// seccomp profile allows.
-    pub(crate) fn say(self, word: &Word) {
-        let _ = nix::unistd::write(kernel::borrow(self.fd), &word.encode());
+    /// Sends a message. A failure means that the shim is dead, and is ignored: the child ends too. Uses
+    /// write(2), which a container's seccomp profile allows.
+    pub(crate) fn send(self, message: &Message) {
+        let _ = nix::unistd::write(kernel::borrow(self.fd), &message.encode());
     }
 }
 
 // === impl Report ===
 
 impl Report {
-    /// A socket for one child: the shim's side, and the end to give away. Words count after [`Self::expect`].
+    /// A socket for one child: the shim's end and the child's. Messages are accepted after [`Self::expect`].
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         set_nonblocking(&ours)?;
         setsockopt(&ours, sockopt::PassCred, &true)?;
-        Ok((Self { socket: ours, owing: Owing::default(), causes: Vec::new() }, theirs))
+        Ok((Self { socket: ours, senders: Senders::default(), causes: Vec::new() }, theirs))
     }
 
-    /// Names the child that owes the report.
+    /// Sets the child that sends the report.
     pub(crate) fn expect(&mut self, pid: i32) {
-        self.owing.expect(pid);
+        self.senders.expect(pid);
     }
 
-    pub(crate) fn hear(&mut self) -> Heard {
-        let mut heard = Vec::new();
+    /// Reads all queued messages. Causes are kept for [`Self::error`].
+    pub(crate) fn receive_all(&mut self) -> ReportUpdate {
+        let mut received = Vec::new();
         let ended = loop {
             match self.receive() {
-                Ok(Some((sender, word))) => heard.append(&mut self.owing.admit(sender, word)),
+                Ok(Some((sender, message))) => received.append(&mut self.senders.admit(sender, message)),
                 Ok(None) => break true,
                 Err(nix::Error::EINTR) => {}
                 Err(nix::Error::EAGAIN) => break false,
                 Err(_) => break true,
             }
         };
-        let mut words = Vec::new();
-        for word in heard {
-            match word {
-                Word::Cause(cause) if self.causes.len() < MOST_CAUSES => self.causes.push(cause),
-                Word::Cause(_) => {}
-                word => words.push(word),
+        let mut messages = Vec::new();
+        for message in received {
+            match message {
+                Message::Cause(cause) if self.causes.len() < MAX_CAUSES => self.causes.push(cause),
+                Message::Cause(_) => {}
+                message => messages.push(message),
             }
         }
-        Heard { words, ended }
+        ReportUpdate { messages, ended }
     }
 
-    /// The next message and the pid of its sender; none at the end.
-    fn receive(&self) -> nix::Result<Option<(i32, Word)>> {
+    /// The next message and the pid of its sender; `None` at the end.
+    fn receive(&self) -> nix::Result<Option<(i32, Message)>> {
         loop {
-            let mut text = [0_u8; LONGEST_WORD];
+            let mut text = [0_u8; MAX_MESSAGE];
             let mut slices = [IoSliceMut::new(&mut text)];
             let mut control = nix::cmsg_space!(UnixCredentials);
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
@@ -180,23 +181,23 @@ impl Report {
             if length == 0 {
                 return Ok(None);
             }
-            // A message that is no word is passed over.
-            if let (Some(sender), Some(word)) = (credentials, Word::decode(&text[..length])) {
-                return Ok(Some((sender, word)));
+            // Ignore packets that are not a valid message.
+            if let (Some(sender), Some(message)) = (credentials, Message::decode(&text[..length])) {
+                return Ok(Some((sender, message)));
             }
         }
     }
 
-    /// A failure with the causes that were heard before.
-    pub(crate) fn fault(&mut self, kind: Kind, message: &str) -> Fault {
+    /// An error with the causes received before.
+    pub(crate) fn error(&mut self, kind: Kind, message: &str) -> CallError {
         let causes = std::mem::take(&mut self.causes);
-        // The library logs the innermost first, and some on every level.
+        // The library logs the innermost cause first, and some causes on every level.
         let mut text = message.to_owned();
         for cause in causes.iter().rev().filter(|cause| !message.contains(cause.as_str())) {
             text.push_str(": ");
             text.push_str(cause);
         }
-        Fault::new(kind, text)
+        CallError::new(kind, text)
     }
 }
 
@@ -213,12 +214,12 @@ pub(crate) fn set_nonblocking(fd: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// A note in the shim's own log file, which its standard error is. Bounded over the shim's life.
+/// Writes a line to the shim's own log file, which is its standard error. The total is limited to 256 KiB.
 pub(crate) fn note(text: &str) {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    const MOST: usize = 256 * 1024;
+    const MAX_BYTES: usize = 256 * 1024;
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
-    if WRITTEN.fetch_add(text.len() + 1, Ordering::Relaxed) < MOST {
+    if WRITTEN.fetch_add(text.len() + 1, Ordering::Relaxed) < MAX_BYTES {
         let _ = writeln!(io::stderr(), "{text}");
     }
 }
@@ -232,58 +233,58 @@ mod tests {
     }
 
     fn pair() -> (Report, OwnedFd) {
-        let (mut report, speaking) = Report::pair().unwrap();
+        let (mut report, child_end) = Report::pair().unwrap();
         report.expect(own());
-        (report, speaking)
+        (report, child_end)
     }
 
     #[test]
-    fn every_word_survives_the_socket() {
-        let (mut report, speaking) = pair();
-        let words = [
-            Word::Cgroup("/a/b".into()),
-            Word::SharesPids,
-            Word::Pid(42),
-            Word::Ready,
-            Word::ByLibrary,
-            Word::Failed(Kind::CommandNotFound, "no such\nfile".into()),
+    fn every_message_survives_the_socket() {
+        let (mut report, child_end) = pair();
+        let messages = [
+            Message::Cgroup("/a/b".into()),
+            Message::SharesPids,
+            Message::Pid(42),
+            Message::Ready,
+            Message::ByLibrary,
+            Message::Failed(Kind::CommandNotFound, "no such\nfile".into()),
         ];
-        words.iter().for_each(|word| Speaker::new(&speaking).say(word));
-        let heard = report.hear();
-        assert!(!heard.ended);
-        assert_eq!(heard.words[..5], words[..5]);
-        assert_eq!(heard.words[5], Word::Failed(Kind::CommandNotFound, "no such file".into()));
-        drop(speaking);
-        assert!(report.hear().ended);
+        messages.iter().for_each(|message| Reporter::new(&child_end).send(message));
+        let received = report.receive_all();
+        assert!(!received.ended);
+        assert_eq!(received.messages[..5], messages[..5]);
+        assert_eq!(received.messages[5], Message::Failed(Kind::CommandNotFound, "no such file".into()));
+        drop(child_end);
+        assert!(report.receive_all().ended);
     }
 
     #[test]
-    fn a_fault_tells_its_causes_outermost_first() {
-        let (mut report, speaking) = pair();
-        let speaker = Speaker::new(&speaking);
-        ["inner", "middle"].into_iter().for_each(|cause| speaker.say(&Word::Cause(cause.into())));
-        report.hear();
-        assert_eq!(report.fault(Kind::Internal, "outer").message, "outer: middle: inner");
+    fn an_error_lists_its_causes_outermost_first() {
+        let (mut report, child_end) = pair();
+        let reporter = Reporter::new(&child_end);
+        ["inner", "middle"].into_iter().for_each(|cause| reporter.send(&Message::Cause(cause.into())));
+        report.receive_all();
+        assert_eq!(report.error(Kind::Internal, "outer").message, "outer: middle: inner");
     }
 
-    /// Another process that has the socket, as a container's would if it were inherited.
+    /// Sends from another process that has the socket, as a container's would if it inherited it.
     #[test]
-    fn a_word_of_another_process_is_not_heard() {
-        let (mut report, speaking) = pair();
+    fn a_message_of_another_process_is_ignored() {
+        let (mut report, child_end) = pair();
         let mut other = std::process::Command::new("sh");
-        other.args(["-c", "printf P1 >&0; printf 'F5 forged' >&0"]).stdin(speaking.try_clone().unwrap());
+        other.args(["-c", "printf P1 >&0; printf 'F5 forged' >&0"]).stdin(child_end.try_clone().unwrap());
         assert!(other.status().unwrap().success());
-        assert_eq!(report.hear().words, []);
-        Speaker::new(&speaking).say(&Word::Pid(7));
-        Speaker::new(&speaking).say(&Word::Pid(8));
-        assert_eq!(report.hear().words, [Word::Pid(7)], "one report, of the process that owes it");
+        assert_eq!(report.receive_all().messages, []);
+        Reporter::new(&child_end).send(&Message::Pid(7));
+        Reporter::new(&child_end).send(&Message::Pid(8));
+        assert_eq!(report.receive_all().messages, [Message::Pid(7)], "one report, of the permitted process");
     }
 
     #[test]
     fn the_socket_cannot_be_opened_again() {
-        let (_report, speaking) = pair();
+        let (_report, child_end) = pair();
         let again =
-            std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", speaking.as_raw_fd()));
+            std::fs::File::options().write(true).open(format!("/proc/self/fd/{}", child_end.as_raw_fd()));
         assert_eq!(again.unwrap_err().raw_os_error(), Some(libc::ENXIO));
     }
 }

@@ -1,9 +1,9 @@
-//! The restorer: a fork of the shim that becomes CRIU, which makes a container's processes from a checkpoint.
+//! The restorer: a fork of the shim that executes CRIU to restore a container from a checkpoint.
 //!
-//! The container was created like every other, so a first process of it waits: in its cgroup, with its root and all
-//! its mounts, its ends of the streams. From that one come the root, what CRIU must find mounted from outside (the
-//! pod's files, volumes, the cgroup) and the pipes. Everything else is in the images. The first restored process is
-//! a child of the shim's, as the one that it replaces.
+//! The container is created like any other. Its first process waits in its cgroup, with its root, mounts and
+//! streams. CRIU takes from it the root, the external mounts (the pod's files, volumes, the cgroup) and the
+//! pipes; everything else is in the images. The restored first process is a child of the shim, like the one
+//! it replaces.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -18,25 +18,25 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::fstat;
 
+use crate::call_error;
 use crate::cgroup::{self, CgroupError};
-use crate::fault;
 use crate::kernel::{self, Depth};
 use crate::program;
 
-/// Where CRIU writes the pid of the first restored process, in the work directory.
+/// File in the work directory to which CRIU writes the pid of the restored first process.
 pub(crate) const PID_FILE: &str = "restore.pid";
 
-/// What CRIU itself runs (tar, iptables) is found here.
+/// Search path of CRIU, which itself runs tar and iptables.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Everything that a restorer needs to know, gathered before the fork.
+/// Arguments of a restorer, collected before the fork.
 #[derive(Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct RestoreRequest<'a> {
     pub(crate) restore: &'a RestoreContainer,
-    /// The directory in /proc of the container's first process, which waits.
+    /// The /proc directory of the container's waiting first process.
     pub(crate) waiting: &'a OwnedFd,
     pub(crate) cgroups: Vec<PathBuf>,
-    /// A directory of the container's to mount at.
+    /// A directory of the container, used as a mount point.
     pub(crate) stage: &'a Path,
     /// The shim's pid.
     pub(crate) shim: i32,
@@ -45,19 +45,19 @@ pub(crate) struct Plan<'a> {
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 enum RestoreError {
-    #[error("write what is said to {}", .path.display())]
+    #[error("write CRIU's output to {}", .path.display())]
     Log { path: PathBuf, source: io::Error },
     #[error("close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("open the streams of the container")]
+    #[error("open the container's streams")]
     Stream(#[source] io::Error),
-    #[error("join the container")]
+    #[error("join the container's cgroup")]
     Cgroup(#[source] CgroupError),
-    #[error("join the namespace {0} of the container")]
+    #[error("join the container's {0} namespace")]
     Namespace(&'static str, #[source] io::Error),
-    #[error("copy what is mounted at {}", .path.display())]
+    #[error("copy the mount at {}", .path.display())]
     Copy { path: PathBuf, source: io::Error },
-    #[error("separate the mounts of the restorer")]
+    #[error("make the restorer's mount namespace")]
     Separate(#[source] nix::Error),
     #[error("mount at {}", .path.display())]
     Attach { path: PathBuf, source: io::Error },
@@ -65,49 +65,49 @@ enum RestoreError {
     Program(String),
 }
 
-/// What is mounted somewhere in the container.
+/// A detached mount.
 struct Tree {
     mount: OwnedFd,
     is_dir: bool,
 }
 
-impl Plan<'_> {
+impl RestoreRequest<'_> {
     fn of_waiting(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{path}", self.waiting.as_raw_fd()))
     }
 }
 
-/// The child's whole life.
-pub(crate) fn run(plan: &Plan<'_>) -> ! {
-    kernel::die_with(plan.shim);
+/// Runs the restorer to its end.
+pub(crate) fn run(request: &RestoreRequest<'_>) -> ! {
+    kernel::die_with(request.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-restore");
-    let closed = kernel::close_all_but(&[plan.waiting.as_raw_fd()]).map_err(RestoreError::Close);
-    let Err(error) = closed.and_then(|()| become_criu(plan));
-    let _ = writeln!(io::stderr(), "{}", fault::chain(&error));
+    let closed = kernel::close_all_but(&[request.waiting.as_raw_fd()]).map_err(RestoreError::Close);
+    let Err(error) = closed.and_then(|()| become_criu(request));
+    let _ = writeln!(io::stderr(), "{}", call_error::chain(&error));
     kernel::leave(1)
 }
 
-fn become_criu(plan: &Plan<'_>) -> Result<std::convert::Infallible, RestoreError> {
-    say_to(&Path::new(&plan.restore.work).join("restore.err"))?;
-    let streams = streams(plan).map_err(RestoreError::Stream)?;
-    // So that the cgroup namespace, which begins where the container lives, is one that it is inside of.
-    cgroup::enter(&plan.cgroups).map_err(RestoreError::Cgroup)?;
-    let (root, external) = copy_mounts(plan)?;
-    let stage = Stage::make(plan.stage)?;
+fn become_criu(request: &RestoreRequest<'_>) -> Result<std::convert::Infallible, RestoreError> {
+    redirect_output(&Path::new(&request.restore.work).join("restore.err"))?;
+    let streams = streams(request).map_err(RestoreError::Stream)?;
+    // So that the process is inside the container's cgroup namespace, whose root is this cgroup.
+    cgroup::enter(&request.cgroups).map_err(RestoreError::Cgroup)?;
+    let (root, external) = copy_mounts(request)?;
+    let stage = Stage::make(request.stage)?;
     let root = stage.attach("root", &root)?;
     let mut sources = Vec::new();
     for (number, (place, tree)) in external.iter().enumerate() {
         sources.push((place.clone(), stage.attach(&number.to_string(), tree)?));
     }
-    let arguments = arguments(plan.restore, &root, &sources, &streams);
+    let arguments = arguments(request.restore, &root, &sources, &streams);
     let environment = CString::new(PATH).into_iter().collect::<Vec<_>>();
     let (_, why) = program::become_program(&arguments, &environment);
     Err(RestoreError::Program(why))
 }
 
-/// Standard output and error go to a file, which is all that is left of a failure.
-fn say_to(path: &Path) -> Result<(), RestoreError> {
+/// Redirects standard output and error to a file, for the analysis of failures.
+fn redirect_output(path: &Path) -> Result<(), RestoreError> {
     let failed = |source| RestoreError::Log { path: path.to_owned(), source };
     let file = File::options().create(true).append(true).mode(0o600).open(path).map_err(failed)?;
     let null = File::open("/dev/null").map_err(failed)?;
@@ -115,12 +115,13 @@ fn say_to(path: &Path) -> Result<(), RestoreError> {
     [1, 2].into_iter().try_for_each(|standard| kernel::place(file.as_raw_fd(), standard)).map_err(failed)
 }
 
-/// The container's ends of its streams, for CRIU to give to the processes that had those of the checkpoint.
-fn streams<'a>(plan: &'a Plan<'_>) -> io::Result<Vec<(&'a str, OwnedFd)>> {
+/// Opens the container's ends of its streams. CRIU connects them to the processes in place of the pipes in
+/// the checkpoint.
+fn streams<'a>(request: &'a RestoreRequest<'_>) -> io::Result<Vec<(&'a str, OwnedFd)>> {
     let mut streams = Vec::new();
-    for stream in &plan.restore.streams {
-        // The process may end any time; its directory is never another process's.
-        let path = plan.of_waiting(&format!("fd/{}", stream.standard));
+    for stream in &request.restore.streams {
+        // The process may end at any time. Its /proc directory never shows another process.
+        let path = request.of_waiting(&format!("fd/{}", stream.standard));
         let end = File::options().read(stream.standard == 0).write(stream.standard != 0).open(path)?;
         fcntl(&end, FcntlArg::F_SETFD(FdFlag::empty()))?;
         streams.push((stream.pipe.as_str(), OwnedFd::from(end)));
@@ -128,14 +129,15 @@ fn streams<'a>(plan: &'a Plan<'_>) -> io::Result<Vec<(&'a str, OwnedFd)>> {
     Ok(streams)
 }
 
-/// Copies the root and the outer mounts, which is possible only from inside; and stays in the cgroup namespace.
-fn copy_mounts(plan: &Plan<'_>) -> Result<(Tree, Vec<(String, Tree)>), RestoreError> {
+/// Copies the root and the external mounts, which is possible only in the container's mount namespace. Stays
+/// in its cgroup namespace.
+fn copy_mounts(request: &RestoreRequest<'_>) -> Result<(Tree, Vec<(String, Tree)>), RestoreError> {
     let open = |name: &'static str, path: PathBuf| {
         File::open(path).map_err(|source| RestoreError::Namespace(name, source))
     };
     let outside = open("mnt", "/proc/self/ns/mnt".into())?;
-    let mounts = open("mnt", plan.of_waiting("ns/mnt"))?;
-    let cgroups = open("cgroup", plan.of_waiting("ns/cgroup"))?;
+    let mounts = open("mnt", request.of_waiting("ns/mnt"))?;
+    let cgroups = open("cgroup", request.of_waiting("ns/cgroup"))?;
     let join = |name: &'static str, namespace: &File, flag| {
         setns(namespace.as_fd(), flag).map_err(|errno| RestoreError::Namespace(name, errno.into()))
     };
@@ -143,14 +145,14 @@ fn copy_mounts(plan: &Plan<'_>) -> Result<(Tree, Vec<(String, Tree)>), RestoreEr
     join("mnt", &mounts, CloneFlags::CLONE_NEWNS)?;
     let root = copy(Path::new("/"))?;
     let mut external = Vec::new();
-    for place in &plan.restore.external {
+    for place in &request.restore.external {
         external.push((place.clone(), copy(Path::new(place))?));
     }
     join("mnt", &outside, CloneFlags::CLONE_NEWNS)?;
     Ok((root, external))
 }
 
-/// The mount at a place, alone. In the container's mount namespace.
+/// Copies the single mount at a path of the container's mount namespace.
 fn copy(place: &Path) -> Result<Tree, RestoreError> {
     let copied = || {
         let root = File::open("/")?;
@@ -161,7 +163,7 @@ fn copy(place: &Path) -> Result<Tree, RestoreError> {
     copied().map_err(|source| RestoreError::Copy { path: place.to_owned(), source })
 }
 
-/// Where copies are attached, in a mount namespace of our own.
+/// A tmpfs to which the copies are attached, in a mount namespace of the restorer.
 struct Stage<'a>(&'a Path);
 
 impl Stage<'_> {
@@ -179,7 +181,7 @@ impl Stage<'_> {
         let path = self.0.join(name);
         let made = if tree.is_dir { fs::create_dir(&path) } else { File::create(&path).map(drop) };
         let attached = made.and_then(|()| kernel::attach_mount(&tree.mount, &path));
-        // What is mounted there later must not show elsewhere.
+        // Later mounts in it must not propagate.
         let none = None::<&str>;
         let alone = attached.and_then(|()| Ok(mount(none, &path, none, MsFlags::MS_PRIVATE, none)?));
         alone.map_err(|source| RestoreError::Attach { path: path.clone(), source })?;
@@ -208,10 +210,10 @@ fn arguments(
     for (pipe, end) in streams {
         with("--inherit-fd", format!("fd[{}]:{pipe}", end.as_raw_fd()));
     }
-    // A child of CRIU's parent, which is the shim; in the cgroup that CRIU is in.
+    // The process becomes a child of CRIU's parent, the shim, and stays in CRIU's cgroup.
     let rest = ["--restore-detached", "--restore-sibling", "--manage-cgroups=ignore"];
     arguments.extend(rest.map(str::to_owned));
-    // The pod has another address: a connection cannot go on, and its owner sees it closed.
+    // The pod's address has changed, so TCP connections are restored as closed.
     arguments.extend(["--tcp-close", "--ext-unix-sk", "--file-locks"].map(str::to_owned));
     arguments
 }
@@ -221,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn criu_is_told_where_everything_comes_from() {
+    fn the_arguments_name_images_mounts_and_streams() {
         let restore = RestoreContainer {
             program: "/sbin/criu".into(),
             images: "/i".into(),

@@ -1,4 +1,4 @@
-//! The seccomp filter of a container and of its execs: a program that the runtime has compiled.
+//! The seccomp filter of a container and of its execs: a BPF program that the runtime has compiled.
 
 use std::io;
 
@@ -6,13 +6,13 @@ use libcontainer::oci_spec::runtime::{LinuxSeccompFilterFlag, Spec};
 
 use crate::kernel;
 
-/// Where a container's program is kept for its execs, beside its spec.
+/// Name of the file beside the container's spec that keeps its program for execs.
 pub(crate) const FILE: &str = "seccomp.bpf";
 
 /// Bytes of an instruction (`struct sock_filter`).
 const INSTRUCTION: usize = 8;
 
-/// A filter to live under from now on.
+/// A seccomp filter to load.
 #[derive(Debug)]
 pub(crate) struct Filter {
     program: Vec<u8>,
@@ -25,7 +25,7 @@ impl Filter {
     /// The filter that a spec asks for.
     ///
     /// # Errors
-    /// The program is missing or torn: a container never runs with less than it asks for.
+    /// The program is missing or incomplete. A container never runs with less than its spec asks for.
     pub(crate) fn of(
         spec: &Spec,
         program: impl FnOnce() -> io::Result<Vec<u8>>,
@@ -33,15 +33,15 @@ impl Filter {
         let Some(profile) = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref()) else {
             return Ok(None);
         };
-        let program = whole(program()?)?;
+        let program = check_complete(program()?)?;
         let flags = profile.flags().iter().flatten().map(|flag| bit(*flag)).fold(0, |all, bit| all | bit);
         Ok(Some(Filter { program, flags }))
     }
 
-    /// The filter of a process that has no spec; none without a program.
+    /// The filter of a process without a spec. `None` without a program.
     ///
     /// # Errors
-    /// The program is torn, or a flag is none.
+    /// The program is incomplete, or a flag is unknown.
     pub(crate) fn of_program(program: &[u8], flags: &[String]) -> io::Result<Option<Filter>> {
         if program.is_empty() {
             return Ok(None);
@@ -49,23 +49,23 @@ impl Filter {
         let one = |name: &String| serde_json::from_value(name.clone().into()).map(bit);
         let bits: Vec<u32> = flags.iter().map(one).collect::<Result<_, _>>()?;
         let flags = bits.into_iter().fold(0, |all, bit| all | bit);
-        Ok(Some(Filter { program: whole(program.to_vec())?, flags }))
+        Ok(Some(Filter { program: check_complete(program.to_vec())?, flags }))
     }
 
-    /// Takes it on. Needs CAP_SYS_ADMIN, or no-new-privileges to be set.
+    /// Loads the filter. Needs CAP_SYS_ADMIN or no-new-privileges.
     pub(crate) fn load(&self) -> io::Result<()> {
         kernel::set_filter(&self.program, self.flags)
     }
 }
 
-fn whole(program: Vec<u8>) -> io::Result<Vec<u8>> {
+fn check_complete(program: Vec<u8>) -> io::Result<Vec<u8>> {
     if program.is_empty() || !program.len().is_multiple_of(INSTRUCTION) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the profile's program is not whole"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the compiled seccomp program is incomplete"));
     }
     Ok(program)
 }
 
-/// The flags of seccomp(2). Waiting "killable" belongs to a filter with a listener, which none of ours has.
+/// The flag bits of seccomp(2). `WAIT_KILLABLE_RECV` is ignored: it applies to filters with a listener only.
 fn bit(flag: LinuxSeccompFilterFlag) -> u32 {
     match flag {
         LinuxSeccompFilterFlag::SeccompFilterFlagTsync => 1,
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_without_a_whole_program_is_refused() {
+    fn a_profile_without_a_complete_program_is_refused() {
         let profile = || json!({"defaultAction": "SCMP_ACT_ERRNO"});
         for torn in [0, 7, 12] {
             assert!(of(profile(), &vec![0; torn]).is_err(), "{torn} bytes");

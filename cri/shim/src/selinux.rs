@@ -1,4 +1,4 @@
-//! SELinux labels: what a program becomes, and what is mounted for it.
+//! SELinux labels of container processes and of their mounts.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -11,24 +11,24 @@ use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
 use crate::kernel;
 
-/// File systems that take a label for all of their files, in a user namespace too.
+/// File systems that support the `context=` mount option, in a user namespace too.
 const LABELLED: [&str; 4] = ["overlay", "tmpfs", "devpts", "ramfs"];
-/// The inode of a proc's root directory, whichever proc it is.
+/// Inode number of the root directory of every proc file system.
 const PROC_ROOT: u64 = 1;
 
-/// The label of what is mounted for a container.
+/// The label of the container's mounts.
 pub(crate) fn mount_label(spec: &Spec) -> Option<&str> {
     spec.linux().as_ref()?.mount_label().as_deref().filter(|label| !label.is_empty())
 }
 
-/// The label that a new file system of this type is given when it is mounted. What shows the kernel's own objects is
-/// labelled by the policy.
+/// The label to mount a file system of this type with. Other types show kernel objects, which the policy
+/// labels.
 pub(crate) fn context_of<'a>(kind: &str, label: Option<&'a str>) -> Option<&'a str> {
     label.filter(|_| LABELLED.contains(&kind))
 }
 
-/// Has the container library label what takes a label. It would give one to every type, also to what the pod has
-/// mounted already, which the kernel refuses.
+/// Moves the mount label to the options of those mounts that support it. The library would add it to every
+/// type, also to mounts of the pod that exist already, which the kernel refuses.
 pub(crate) fn prepare_for_library(spec: &mut Spec) {
     let Some(label) = mount_label(spec).map(str::to_owned) else { return };
     for entry in spec.mounts_mut().iter_mut().flatten() {
@@ -43,7 +43,7 @@ pub(crate) fn prepare_for_library(spec: &mut Spec) {
     }
 }
 
-/// The options of mount(2) with a label, whose commas would end it.
+/// Adds a label to options of mount(2). It is quoted, because its commas would separate options.
 pub(crate) fn with_context(options: &str, label: Option<&str>) -> String {
     match label {
         None => options.to_owned(),
@@ -52,14 +52,14 @@ pub(crate) fn with_context(options: &str, label: Option<&str>) -> String {
     }
 }
 
-/// The program that this process becomes next has the label.
+/// Sets the label of the program that this process executes next.
 ///
 /// # Errors
-/// The policy forbids it or does not know the label, or /proc is not what it should be.
+/// The policy forbids the label or does not know it, or /proc is not a proc file system.
 pub(crate) fn exec_as(label: &str) -> io::Result<()> {
     match set_exec(label) {
-        // Files in /proc of a process that hides belong to the node's root, which one of another user, or of a user
-        // namespace, is not.
+        // After `hide_from_proc` the process's files in /proc belong to the node's root. A process of another
+        // user, or in a user namespace, cannot write them.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             kernel::show_in_proc()?;
             let set = set_exec(label);
@@ -70,19 +70,19 @@ pub(crate) fn exec_as(label: &str) -> io::Result<()> {
     }
 }
 
-/// Nothing that a container has mounted over its /proc takes the label in its place.
+/// Writes the label. A file that the container mounted over its /proc is never written to.
 fn set_exec(label: &str) -> io::Result<()> {
-    // O_PATH opens nothing that a container may have put in its place.
+    // O_PATH has no side effect on whatever the container put there.
     let proc = kernel::open_without_magic(Path::new("/proc"), libc::O_PATH | libc::O_DIRECTORY)?;
     let is_proc = fstatfs(&proc)?.filesystem_type() == PROC_SUPER_MAGIC && fstat(&proc)?.st_ino == PROC_ROOT;
     if !is_proc {
-        return Err(io::Error::other("/proc is something else"));
+        return Err(io::Error::other("/proc is not a proc file system"));
     }
     let file = kernel::open_same_mount(&proc, Path::new("thread-self/attr/exec"), libc::O_WRONLY)?;
     File::from(file).write_all(label.as_bytes())
 }
 
-/// Labels the root directory of a file system that takes no label when it is mounted.
+/// Labels the root directory of a file system that does not support the mount option.
 pub(crate) fn label_root(tree: impl AsFd, label: &str) -> io::Result<()> {
     let root = kernel::open_same_mount(tree, Path::new("."), libc::O_RDONLY | libc::O_DIRECTORY)?;
     match kernel::set_attribute(&root, c"security.selinux", label.as_bytes()) {
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_file_systems_of_the_containers_own_are_labelled() {
+    fn only_file_systems_with_the_mount_option_are_labelled() {
         assert_eq!(context_of("tmpfs", Some("u:r:t")), Some("u:r:t"));
         for kind in ["proc", "sysfs", "mqueue", "cgroup2", "bind"] {
             assert_eq!(context_of(kind, Some("u:r:t")), None, "{kind}");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_labels_what_takes_a_label() {
+    fn for_the_library_the_label_moves_to_mount_options() {
         let json = serde_json::json!({
             "ociVersion": "1.2.0",
             "linux": {"mountLabel": "u:r:t:s0:c1,c2"},

@@ -1,4 +1,4 @@
-//! From an ordinary process to a pod: the steps in the order that the kernel wants them.
+//! Sets up the pod: the steps from an ordinary process to a pod, in the order that the kernel requires.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::host_mounts::HostMounts;
 use crate::init::{Init, Process1};
 use crate::kernel::{self, Fork};
 use crate::selinux;
-use crate::user_namespace::{self, Inside, Mapping, UserNamespace, UserNamespaceError};
+use crate::user_namespace::{self, InnerNamespaces, Mapping, UserNamespace, UserNamespaceError};
 use crate::wire::Listener;
 
 const DEFAULT_SHM: u64 = 64 << 20;
@@ -26,25 +26,25 @@ const DEFAULT_SHM: u64 = 64 << 20;
 /// The step that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SetupError {
-    #[error("begin a session of its own")]
+    #[error("begin a new session")]
     Session(#[source] nix::Error),
-    #[error("take a name")]
+    #[error("set the process name")]
     Name(#[source] io::Error),
     #[error("prepare the shim's cgroup")]
     Cgroup(#[source] CgroupError),
-    #[error("make the shim's scope")]
+    #[error("make the shim's systemd scope")]
     Scope(#[source] coracle_systemd::Error),
-    #[error("become the reaper of orphans")]
+    #[error("become a subreaper for orphans")]
     Subreaper(#[source] io::Error),
-    #[error("receive signals")]
+    #[error("set up the receipt of signals")]
     Signals(#[source] nix::Error),
-    #[error("keep the host's mount namespace at hand")]
+    #[error("open the host's mount namespace")]
     HostMounts(#[source] io::Error),
     #[error("make the pod's namespaces ({flags:?})")]
     Unshare { flags: CloneFlags, source: nix::Error },
-    #[error("give the pod a user namespace")]
+    #[error("make the pod's user namespace")]
     User(#[source] UserNamespaceError),
-    #[error("keep the pod's mounts from the host")]
+    #[error("keep the pod's mounts from propagating to the host")]
     Propagation(#[source] nix::Error),
     #[error("set the host name {name:?}")]
     Hostname { name: String, source: nix::Error },
@@ -52,7 +52,7 @@ pub(crate) enum SetupError {
     Sysctl { name: String, source: io::Error },
     #[error("mount the pod's shared memory at {}", .path.display())]
     SharedMemory { path: PathBuf, source: io::Error },
-    #[error("start the init of the pod's pid namespace")]
+    #[error("start process 1 of the pod's pid namespace")]
     Init(#[source] io::Error),
     #[error("make the directory {}", .path.display())]
     Directory { path: PathBuf, source: io::Error },
@@ -60,7 +60,7 @@ pub(crate) enum SetupError {
     Listen { path: PathBuf, source: io::Error },
 }
 
-/// A process that has become a pod.
+/// The resources of a pod that is set up.
 #[derive(Debug)]
 pub(crate) struct Pod {
     pub(crate) hierarchies: Vec<Hierarchy>,
@@ -71,17 +71,18 @@ pub(crate) struct Pod {
     pub(crate) listener: Listener,
     /// Process 1 of the shared pid namespace, if containers share one.
     pub(crate) init: Option<Process1>,
-    /// The pod's own, if it is not the node's.
+    /// The pod's user namespace, if it is not the node's.
     pub(crate) user: Option<UserNamespace>,
 }
 
-/// The cgroups that the shim lives in, so that whatever ends the agent's own does not end the pod.
+/// The cgroups of the shim itself. They are separate, so that killing the agent's cgroup does not kill the
+/// pod.
 #[derive(Debug, Default)]
 pub(crate) struct OwnCgroups {
     v1: Vec<PathBuf>,
     unified: Vec<PathBuf>,
-    /// Born in the unified one.
-    born: bool,
+    /// Whether the shim was forked in the v2 cgroup.
+    entered_unified: bool,
 }
 
 // === impl OwnCgroups ===
@@ -89,36 +90,38 @@ pub(crate) struct OwnCgroups {
 impl OwnCgroups {
     fn make(hierarchies: &[Hierarchy], path: &str) -> Result<Self, CgroupError> {
         if path.is_empty() {
-            return Ok(Self { born: true, ..Self::default() });
+            return Ok(Self { entered_unified: true, ..Self::default() });
         }
         let (unified, v1): (Vec<Hierarchy>, Vec<Hierarchy>) =
             hierarchies.iter().cloned().partition(Hierarchy::is_unified);
         let (v1, unified) = (cgroup::make(&v1, path)?, cgroup::make(&unified, path)?);
-        Ok(Self { born: unified.is_empty(), v1, unified })
+        Ok(Self { entered_unified: unified.is_empty(), v1, unified })
     }
 
-    /// Where systemd has put us into a scope: those of v1 that it does not know. There all shims are in their slice's
-    /// cgroup, which nobody need remove when one of them ends.
+    /// The cgroups besides a systemd scope: those of v1 hierarchies that systemd does not manage. All shims
+    /// of a slice share the slice's cgroup there, so none is removed when a shim ends.
     fn beside_scope(hierarchies: &[Hierarchy], scope: &Scope) -> Result<Self, CgroupError> {
         let others: Vec<Hierarchy> = hierarchies.iter().filter(|h| !h.is_systemds()).cloned().collect();
         Ok(Self {
             v1: cgroup::make(&others, &unit::slice_path(&scope.slice))?,
-            born: true,
+            entered_unified: true,
             ..Self::default()
         })
     }
 
-    /// Those that could not be entered without waiting.
-    pub(crate) fn left(&self) -> &[PathBuf] {
-        if self.born { &[] } else { &self.unified }
+    /// The cgroups that could not be entered without waiting.
+    pub(crate) fn not_entered(&self) -> &[PathBuf] {
+        if self.entered_unified { &[] } else { &self.unified }
     }
 }
 
-/// The first step of all: who goes on is born in the right cgroup of v2, as a child of our own parent. Moved
-/// there it would wait for an RCU grace period, 10 ms and more, and whoever moves anything holds up everybody
-/// who makes, enters or removes a cgroup meanwhile.
-pub(crate) fn be_born(config: &SandboxConfig) -> Result<(Fork, Vec<Hierarchy>, OwnCgroups), SetupError> {
-    let hierarchies = cgroup::told(&config.hierarchies).map_err(SetupError::Cgroup)?;
+/// The first step: forks a sibling (a child of the same parent) directly into the v2 cgroup. The sibling
+/// continues. Moving the process there would wait for an RCU grace period, 10 ms and more, and during a move
+/// every other creation, entry and removal of a cgroup on the machine waits.
+pub(crate) fn fork_into_cgroup(
+    config: &SandboxConfig,
+) -> Result<(Fork, Vec<Hierarchy>, OwnCgroups), SetupError> {
+    let hierarchies = cgroup::configured(&config.hierarchies).map_err(SetupError::Cgroup)?;
     if let Some(scope) = Scope::parse(&config.shim_cgroup) {
         let mut systemd = Systemd::connect().map_err(SetupError::Scope)?;
         let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()], &[]);
@@ -132,16 +135,16 @@ pub(crate) fn be_born(config: &SandboxConfig) -> Result<(Fork, Vec<Hierarchy>, O
     let side = match born {
         Some(Ok(Fork::Parent(pid))) => Fork::Parent(pid),
         Some(Ok(Fork::Child)) => {
-            own.born = true;
+            own.entered_unified = true;
             Fork::Child
         }
-        // A kernel before 5.7, or a cgroup that takes no processes: later, and by moving.
+        // Linux before 5.7, or a cgroup that accepts no processes: the process is moved later.
         Some(Err(_)) | None => Fork::Child,
     };
     Ok((side, hierarchies, own))
 }
 
-/// Becomes the pod that `config` describes.
+/// Sets up the pod that `config` describes, in the calling process.
 pub(crate) fn enter(
     config: &SandboxConfig,
     dir: &Path,
@@ -149,20 +152,20 @@ pub(crate) fn enter(
     own_cgroups: OwnCgroups,
 ) -> Result<Pod, SetupError> {
     nix::unistd::setsid().map_err(SetupError::Session)?;
-    // What a container's processes begin with, whoever started the agent.
+    // Containers inherit this umask, whatever the agent's is.
     umask(Mode::from_bits_truncate(0o022));
     kernel::set_name(c"coracle-shim").map_err(SetupError::Name)?;
     cgroup::enter(&own_cgroups.v1).map_err(SetupError::Cgroup)?;
-    // Without CAP_SYS_RESOURCE the value cannot fall below the one we were born with. Then that one
-    // stays, which is what the agent has itself.
+    // Without CAP_SYS_RESOURCE the value cannot fall below the inherited one. Then the inherited value stays,
+    // which is the agent's.
     let _ = fs::write("/proc/self/oom_score_adj", config.oom_score_adj.to_string());
     kernel::become_subreaper().map_err(SetupError::Subreaper)?;
     let signals = receive_signals().map_err(SetupError::Signals)?;
 
-    let host_mounts = HostMounts::look().map_err(SetupError::HostMounts)?;
+    let host_mounts = HostMounts::capture().map_err(SetupError::HostMounts)?;
     let init = Init::of(config).map_err(SetupError::Init)?;
     let (user, mut init_pid) = make_namespaces(config, init.as_ref())?;
-    // Early: it becomes what it is to be while the pod is made.
+    // Started early, so that it prepares itself while the rest is set up.
     if let Some(init) = init.as_ref().filter(|_| init_pid == 0) {
         init_pid = init.start().map_err(SetupError::Init)?;
     }
@@ -179,12 +182,13 @@ pub(crate) fn enter(
     }
     let path = PathBuf::from(&config.socket);
     let listener = Listener::bind(&path).map_err(|source| SetupError::Listen { path, source })?;
-    let init = init.map(|init| init.settled(init_pid)).transpose().map_err(SetupError::Init)?;
+    let init = init.map(|init| init.wait_until_ready(init_pid)).transpose().map_err(SetupError::Init)?;
     Ok(Pod { hierarchies, own_cgroups, host_mounts, signals, listener, init, user })
 }
 
-/// The mount namespace is the node's user namespace's in any case: in it the shim mounts what a pod's root
-/// may not. Returns the pod's user namespace, and the pid of the init if that was to be made inside it.
+/// The mount namespace always belongs to the node's user namespace: the shim makes mounts there that root of
+/// the pod may not make. Returns the pod's user namespace, and the pid of process 1 if it had to be forked
+/// inside that namespace (else 0).
 fn make_namespaces(
     config: &SandboxConfig,
     init: Option<&Init>,
@@ -193,12 +197,12 @@ fn make_namespaces(
     let wanted = namespaces(config);
     let flags = if mapping.is_some() { CloneFlags::CLONE_NEWNS } else { wanted };
     unshare(flags).map_err(|source| SetupError::Unshare { flags, source })?;
-    // Volumes that the agent mounts later arrive here where the host shares its mounts; nothing that is
-    // mounted here leaves.
+    // Later mounts of the agent, such as volumes, propagate here if the host shares its mounts. Mounts made
+    // here do not propagate to the host.
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none).map_err(SetupError::Propagation)?;
     let Some(mapping) = mapping else { return Ok((None, 0)) };
-    let inside = Inside { flags: wanted - CloneFlags::CLONE_NEWNS, init };
+    let inside = InnerNamespaces { flags: wanted - CloneFlags::CLONE_NEWNS, init };
     let (user, init) = user_namespace::make(mapping, &inside).map_err(SetupError::User)?;
     Ok((Some(user), init))
 }
@@ -221,7 +225,7 @@ fn receive_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
-/// Writes kernel parameters of the namespaces that this process is in.
+/// Writes kernel parameters of the namespaces of this process.
 pub(crate) fn set_parameters(
     parameters: &BTreeMap<&String, &String>,
     user: Option<&UserNamespace>,
@@ -231,7 +235,7 @@ pub(crate) fn set_parameters(
         let path =
             parameter_path(name).ok_or_else(|| failed(io::Error::from(io::ErrorKind::InvalidInput)))?;
         let written = match (fs::write(&path, value), user) {
-            // Some of a namespace's parameters belong to its own root alone.
+            // Some parameters may be written by root of the owning user namespace only.
             (Err(error), Some(user)) if error.kind() == io::ErrorKind::PermissionDenied => {
                 user_namespace::as_its_root(user, || fs::write(&path, value))
             }
@@ -242,8 +246,9 @@ pub(crate) fn set_parameters(
     Ok(())
 }
 
-/// Dots separate, and a slash stands for a dot within a part, as sysctl(8) has it; names that are
-/// written with slashes throughout are taken as they are.
+/// The path of a parameter below /proc/sys. Dots separate, and a slash stands for a dot within a part, as in
+/// sysctl(8). A name whose first separator is a slash is used as it is. `None` if the path would leave
+/// /proc/sys.
 fn parameter_path(name: &str) -> Option<PathBuf> {
     let dot_first = name.find('.').is_some_and(|dot| name.find('/').is_none_or(|slash| dot < slash));
     let path = if dot_first {
@@ -286,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_named_with_dots_or_slashes_and_stay_inside() {
+    fn parameter_names_with_dots_or_slashes_stay_below_proc_sys() {
         let path = |name: &str| parameter_path(name).map(|p| p.to_string_lossy().into_owned());
         assert_eq!(path("net.ipv4.ip_forward").as_deref(), Some("/proc/sys/net/ipv4/ip_forward"));
         assert_eq!(path("net/ipv4/conf/eth0.1/x").as_deref(), Some("/proc/sys/net/ipv4/conf/eth0.1/x"));

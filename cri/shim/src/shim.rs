@@ -1,4 +1,4 @@
-//! The shim's loop: everything that can wake it, and what it then does.
+//! The shim's event loop: all its event sources and their handlers.
 
 mod attach;
 mod connect;
@@ -21,50 +21,50 @@ use coracle_proto::shim::{Done, Request, SandboxConfig, State, reply, request};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
+use crate::call_error::CallError;
 use crate::container::{Container, Phase};
 use crate::events::Events;
 use crate::exec::Exec;
-use crate::fault::Fault;
 use crate::log::Output;
 use crate::report::note;
 use crate::setup::Pod;
 use crate::wire::{Agent, Received};
 
-/// The protocol's version that this shim speaks.
+/// Version of the shim protocol that this shim implements.
 const PROTOCOL: u32 = 1;
-/// One read of an output, and longest line of a log.
+/// Bytes of one read from a container's output; also the maximum length of a log line.
 const BUFFER: usize = 16 * 1024;
 
-type Answer = Result<(reply::Result, Vec<OwnedFd>), Fault>;
+type CallResult = Result<(reply::Result, Vec<OwnedFd>), CallError>;
 
-/// Who waits for a reply: a call of one connection. One of a connection that ended gets none.
+/// Identifies a call: connection and request id. Calls of a closed connection get no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
+pub(crate) struct CallId {
     connection: u64,
     id: u64,
 }
 
-/// A pod and all that runs in it.
+/// A pod with its containers and execs.
 pub(crate) struct Shim {
     config: SandboxConfig,
     dir: PathBuf,
     pod: Pod,
     agent: Option<Agent>,
-    /// Counts the agents that have connected.
+    /// Number of agent connections so far.
     connection: u64,
-    /// The agent has said hello and so is told of exits.
+    /// The agent has sent Hello, so it receives exit events.
     greeted: bool,
     containers: BTreeMap<u32, Container>,
     execs: BTreeMap<u32, Exec>,
     connects: BTreeMap<u32, connect::Connecting>,
     serial: u32,
     events: Events,
-    early: exit::Early,
-    ending: Option<shutdown::Ending>,
+    unclaimed: exit::UnclaimedExits,
+    shutdown: Option<shutdown::Shutdown>,
     buffer: Vec<u8>,
 }
 
-/// One thing that woke us.
+/// A descriptor that the loop polls. Containers, execs and connects are identified by their serial number.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Signals,
@@ -72,11 +72,11 @@ enum Source {
     Agent,
     Report(u32),
     Output(u32, Output),
-    /// A terminal that takes input again.
+    /// A terminal with queued input that becomes writable.
     Master(u32),
-    /// What somebody types who is attached, by the socket's number.
+    /// Input of an attached terminal, by the socket's descriptor.
     Terminal(u32, i32),
-    /// One who is attached to an output, gone.
+    /// An attached reader that closed its pipe, by the pipe's descriptor.
     Reader(u32, i32),
     Dying(u32),
     ExecReport(u32),
@@ -99,20 +99,20 @@ impl Shim {
             connects: BTreeMap::new(),
             serial: 0,
             events: Events::default(),
-            early: exit::Early::default(),
-            ending: None,
+            unclaimed: exit::UnclaimedExits::default(),
+            shutdown: None,
             buffer: vec![0; BUFFER],
         }
     }
 
-    /// Until the pod is shut down.
+    /// Runs until the pod is shut down.
     pub(crate) fn serve(mut self) -> nix::Result<()> {
         loop {
             let ready = self.wait()?;
             for (source, flags) in ready {
                 self.handle(source, flags);
             }
-            self.look_at_clock();
+            self.handle_deadlines();
             if self.is_over() {
                 return Ok(());
             }
@@ -124,7 +124,7 @@ impl Shim {
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, flags)| PollFd::new(*fd, *flags)).collect();
         let timeout = self.next_deadline().map(|at| at.saturating_duration_since(Instant::now()));
-        // Rounded up: a wake-up just before the time would spin.
+        // Rounded up: a timeout that ends just before the deadline would spin.
         let timeout = timeout.map(|t| t + Duration::from_millis(1));
         let timeout =
             timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
@@ -139,7 +139,8 @@ impl Shim {
         Ok(ready.collect())
     }
 
-    /// Reports before signals: a child's word is heard before its end.
+    /// All polled descriptors. Reports come before signals, so that a child's messages are read before its
+    /// exit.
     fn watched(&self) -> Vec<(Source, BorrowedFd<'_>, PollFlags)> {
         let input = PollFlags::POLLIN;
         let mut watched = Vec::with_capacity(4 + 4 * self.containers.len());
@@ -155,8 +156,8 @@ impl Shim {
             watched.push((Source::Connect(*serial), connecting.as_fd(), PollFlags::POLLOUT));
         }
         if let Some(agent) = &self.agent {
-            let behind = if agent.is_behind() { PollFlags::POLLOUT } else { PollFlags::empty() };
-            watched.push((Source::Agent, agent.as_fd(), input | behind));
+            let output = if agent.has_queued_packets() { PollFlags::POLLOUT } else { PollFlags::empty() };
+            watched.push((Source::Agent, agent.as_fd(), input | output));
         }
         watched.push((Source::Signals, self.pod.signals.as_fd(), input));
         watched.push((Source::Listener, self.pod.listener.as_fd(), input));
@@ -167,20 +168,20 @@ impl Shim {
         match source {
             Source::Signals => self.take_signals(),
             Source::Listener => self.accept(),
-            Source::Agent => self.hear_agent(flags),
-            Source::Report(serial) => self.hear_creator(serial),
-            Source::ExecReport(serial) => self.hear_exec(serial),
-            Source::Dying(serial) => self.go_on_deleting(serial),
+            Source::Agent => self.read_agent(flags),
+            Source::Report(serial) => self.read_creator_report(serial),
+            Source::ExecReport(serial) => self.read_exec_report(serial),
+            Source::Dying(serial) => self.continue_deletion(serial),
             Source::Connect(serial) => self.finish_connect(serial),
             Source::Output(serial, output) => {
                 if let Some(container) = self.containers.get_mut(&serial) {
-                    container.stdio.pump(output, &mut self.buffer);
+                    container.stdio.forward_output(output, &mut self.buffer);
                 }
                 self.end_draining(serial);
             }
             Source::Master(serial) => {
                 if let Some(container) = self.containers.get_mut(&serial) {
-                    container.stdio.type_on();
+                    container.stdio.flush_input();
                 }
             }
             Source::Terminal(serial, socket) => {
@@ -205,33 +206,34 @@ impl Shim {
         self.reap();
     }
 
-    /// The earliest moment at which something is due.
+    /// The earliest deadline of any container.
     fn next_deadline(&self) -> Option<Instant> {
         let dues = self.containers.values().flat_map(|container| {
             let draining = match container.phase {
                 Phase::Draining { until, .. } => Some(until),
                 _ => None,
             };
-            [draining, container.deletion.as_ref().and_then(|deletion| deletion.again)]
+            [draining, container.deletion.as_ref().and_then(|deletion| deletion.retry_at)]
         });
         dues.flatten().min()
     }
 
-    fn look_at_clock(&mut self) {
+    fn handle_deadlines(&mut self) {
         let now = Instant::now();
         let serials: Vec<u32> = self.containers.keys().copied().collect();
         for serial in serials {
             self.end_draining(serial);
-            let again = self.containers.get(&serial).and_then(|c| c.deletion.as_ref()).and_then(|d| d.again);
+            let again =
+                self.containers.get(&serial).and_then(|c| c.deletion.as_ref()).and_then(|d| d.retry_at);
             if again.is_some_and(|at| at <= now) {
-                self.go_on_deleting(serial);
+                self.continue_deletion(serial);
             }
         }
     }
 
     // --- the agent ---
 
-    /// The newest agent is the right one: the one before is gone, or about to be replaced.
+    /// The newest connection replaces the previous one, whose agent has ended or is about to be replaced.
     fn accept(&mut self) {
         match self.pod.listener.accept() {
             Ok(agent) => {
@@ -244,10 +246,10 @@ impl Shim {
         }
     }
 
-    fn hear_agent(&mut self, flags: PollFlags) {
+    fn read_agent(&mut self, flags: PollFlags) {
         if flags.contains(PollFlags::POLLOUT) {
             let flushed = self.agent.as_mut().map_or(Ok(()), Agent::flush);
-            self.keep_agent(flushed);
+            self.disconnect_on_error(flushed);
         }
         if !flags.intersects(PollFlags::POLLIN | PollFlags::POLLHUP | PollFlags::POLLERR) {
             return;
@@ -257,39 +259,39 @@ impl Shim {
             Received::Nothing => {}
             Received::End => self.agent = None,
             Received::Request { id, request, fds } => {
-                let ticket = Ticket { connection: self.connection, id };
-                if let Some(answer) = self.call(ticket, request, fds) {
-                    self.reply(ticket, answer);
+                let call_id = CallId { connection: self.connection, id };
+                if let Some(answer) = self.call(call_id, request, fds) {
+                    self.reply(call_id, answer);
                 }
             }
         }
     }
 
-    fn keep_agent(&mut self, sent: std::io::Result<()>) {
+    fn disconnect_on_error(&mut self, sent: std::io::Result<()>) {
         if let Err(error) = sent {
-            note(&format!("the agent was cut off: {error}"));
+            note(&format!("send to the agent, which is disconnected: {error}"));
             self.agent = None;
         }
     }
 
-    fn reply(&mut self, ticket: Ticket, answer: Answer) {
-        if ticket.connection != self.connection {
+    fn reply(&mut self, call_id: CallId, answer: CallResult) {
+        if call_id.connection != self.connection {
             return;
         }
         let greeting = matches!(answer, Ok((reply::Result::State(_), _)));
         let Some(agent) = self.agent.as_mut() else { return };
-        let mut sent = agent.reply(ticket.id, answer);
+        let mut sent = agent.reply(call_id.id, answer);
         if greeting {
             self.greeted = true;
             sent = sent.and_then(|()| self.events.pending().try_for_each(|event| agent.event(event)));
         }
-        self.keep_agent(sent);
+        self.disconnect_on_error(sent);
     }
 
-    /// `None` when the answer comes later.
-    fn call(&mut self, ticket: Ticket, request: Request, fds: Vec<OwnedFd>) -> Option<Answer> {
+    /// Handles a call. `None` if the reply is sent later.
+    fn call(&mut self, call_id: CallId, request: Request, fds: Vec<OwnedFd>) -> Option<CallResult> {
         use request::Call;
-        let unknown = || Err(Fault::new(Kind::Unsupported, "this shim does not know that call"));
+        let unknown = || Err(CallError::new(Kind::Unsupported, "this shim does not support that call"));
         Some(match request.call {
             None => unknown(),
             Some(Call::Acknowledge(acknowledge)) => {
@@ -297,24 +299,24 @@ impl Shim {
                 done()
             }
             Some(Call::Shutdown(_)) => {
-                self.shut_down(Some(ticket));
+                self.shut_down(Some(call_id));
                 return None;
             }
-            Some(_) if self.ending.is_some() => {
-                Err(Fault::new(Kind::WrongState, "the pod is being shut down"))
+            Some(_) if self.shutdown.is_some() => {
+                Err(CallError::new(Kind::WrongState, "the pod is being shut down"))
             }
             Some(Call::Hello(_)) => Ok((reply::Result::State(self.state()), Vec::new())),
-            Some(Call::Create(create)) => return self.create(ticket, &create).err().map(Err),
-            Some(Call::Start(start)) => return self.start(ticket, &start.container_id).err().map(Err),
-            Some(Call::Restore(restore)) => return self.restore(ticket, &restore).err().map(Err),
+            Some(Call::Create(create)) => return self.create(call_id, &create).err().map(Err),
+            Some(Call::Start(start)) => return self.start(call_id, &start.container_id).err().map(Err),
+            Some(Call::Restore(restore)) => return self.restore(call_id, &restore).err().map(Err),
             Some(Call::Signal(signal)) => self.signal(&signal).and_then(|()| done()),
-            Some(Call::Exec(exec)) => return self.exec(ticket, &exec, fds).err().map(Err),
+            Some(Call::Exec(exec)) => return self.exec(call_id, &exec, fds).err().map(Err),
             Some(Call::Resize(resize)) => self.resize(&resize).and_then(|()| done()),
             Some(Call::Attach(attach)) => self.attach(&attach),
             Some(Call::CloseStdin(close)) => self.close_stdin(&close.container_id).and_then(|()| done()),
             Some(Call::ReopenLog(reopen)) => self.reopen_log(&reopen.container_id).and_then(|()| done()),
-            Some(Call::Delete(delete)) => return self.delete(ticket, &delete.container_id),
-            Some(Call::Connect(connect)) => return self.connect(ticket, connect.port),
+            Some(Call::Delete(delete)) => return self.delete(call_id, &delete.container_id),
+            Some(Call::Connect(connect)) => return self.connect(call_id, connect.port),
         })
     }
 
@@ -337,28 +339,28 @@ impl Shim {
         self.serial
     }
 
-    fn serial_of(&self, id: &str) -> Result<u32, Fault> {
+    fn serial_of(&self, id: &str) -> Result<u32, CallError> {
         let found = self.containers.iter().find(|(_, container)| container.id == id);
-        found.map(|(serial, _)| *serial).ok_or_else(|| Fault::no_container(id))
+        found.map(|(serial, _)| *serial).ok_or_else(|| CallError::no_container(id))
     }
 
-    fn container(&mut self, id: &str) -> Result<&mut Container, Fault> {
+    fn container(&mut self, id: &str) -> Result<&mut Container, CallError> {
         self.containers
             .values_mut()
             .find(|container| container.id == id)
-            .ok_or_else(|| Fault::no_container(id))
+            .ok_or_else(|| CallError::no_container(id))
     }
 
-    fn exec_of(&self, container_id: &str, exec_id: &str) -> Result<&Exec, Fault> {
+    fn exec_of(&self, container_id: &str, exec_id: &str) -> Result<&Exec, CallError> {
         let mut execs = self.execs.values();
         let found = execs.find(|exec| exec.container_id == container_id && exec.exec_id == exec_id);
         found.ok_or_else(|| {
-            Fault::new(Kind::NotFound, format!("there is no exec {exec_id} in {container_id}"))
+            CallError::new(Kind::NotFound, format!("there is no exec {exec_id} in {container_id}"))
         })
     }
 }
 
-fn done() -> Answer {
+fn done() -> CallResult {
     Ok((reply::Result::Done(Done {}), Vec::new()))
 }
 
@@ -372,11 +374,11 @@ fn watch_container<'a>(
     for output in [Output::Stdout, Output::Stderr] {
         watched.extend(container.stdio.output(output).map(|fd| (Source::Output(serial, output), fd, input)));
     }
-    if let Some(master) = container.stdio.master().filter(|_| container.stdio.has_typed()) {
+    if let Some(master) = container.stdio.master().filter(|_| container.stdio.has_queued_input()) {
         watched.push((Source::Master(serial), master.as_fd(), PollFlags::POLLOUT));
     }
     for terminal in container.stdio.terminals() {
-        // One whose input is stuck is not read on, but its end is noticed.
+        // A terminal with queued input is not read, but its hang-up is still detected.
         let flags = if terminal.is_idle() { input } else { PollFlags::empty() };
         let source = Source::Terminal(serial, terminal.socket.as_raw_fd());
         watched.push((source, terminal.socket.as_fd(), flags));

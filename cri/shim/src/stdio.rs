@@ -1,9 +1,9 @@
-//! A container's standard streams: pipes or a terminal on one side, log and attached readers on
-//! the other.
+//! A container's standard streams: pipes or a terminal on the container's side; the log and attached clients
+//! on the other.
 //!
-//! Input of a pipe is never pumped: whoever attaches gets the pipe's write end itself. With
-//! stdin-once the shim gives its only one away, so that the end of that reader is the end of the
-//! input. A terminal's input goes through the shim, for its master has both directions.
+//! The shim does not copy input of a pipe: an attached client gets the write end itself. With stdin-once the
+//! shim gives away its only copy, so that the client's close ends the input. Input of a terminal goes through
+//! the shim, because the master serves both directions.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,17 +14,17 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
 use nix::unistd::{pipe2, read, write};
 
-use crate::fault::Fault;
+use crate::call_error::CallError;
 use crate::log::{self, Limits, Lines, Log, Output};
 use crate::null;
 use crate::report::{note, set_nonblocking};
 
-/// One look at an output reads no more, so that a flood starves nobody else.
-const MOST_READS: usize = 4;
-/// What a reader may fall behind before it is dropped.
+/// Maximum reads from one output per event, so that a busy output does not starve the others.
+const MAX_READS: usize = 4;
+/// Bytes that a client may fall behind before it is disconnected.
 const ATTACH_BUFFER: i32 = 1 << 20;
 
-/// All of it.
+/// The shim's ends of a container's streams, and its attached clients.
 #[derive(Debug, Default)]
 pub(crate) struct Stdio {
     log: Option<Log>,
@@ -44,24 +44,24 @@ struct Stream {
     lines: Lines,
 }
 
-/// A pipe to one who attached to an output.
+/// The pipe to a client that is attached to an output.
 #[derive(Debug)]
 struct Reader {
     output: Output,
     pipe: OwnedFd,
 }
 
-/// A socket to one who attached to a terminal.
+/// The socket to a client that is attached to a terminal.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     pub(crate) socket: OwnedFd,
     stdin: bool,
     stdout: bool,
-    /// Input that the terminal did not take yet.
-    typed: Vec<u8>,
+    /// Input that the terminal has not accepted yet.
+    queued_input: Vec<u8>,
 }
 
-/// The container's ends, for the creator to hand on.
+/// The container's ends, which the creator passes on.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     pub(crate) stdin: Option<OwnedFd>,
@@ -72,7 +72,7 @@ pub(crate) struct Ends {
 // === impl Stdio ===
 
 impl Stdio {
-    /// Makes the streams of a new container. A terminal comes later, by [`Self::set_master`].
+    /// Makes the streams of a new container. A terminal is set later by [`Self::set_master`].
     pub(crate) fn new(create: &CreateContainer) -> io::Result<(Self, Ends)> {
         let mut stdio = Self { stdin_once: create.stdin_once, ..Self::default() };
         if !create.log_path.is_empty() {
@@ -95,7 +95,7 @@ impl Stdio {
         Ok((stdio, Ends { stdin: Some(stdin), stdout: Some(stdout_end), stderr: Some(stderr_end) }))
     }
 
-    /// The terminal has been made, inside the container.
+    /// Sets the terminal's master, which was made inside the container.
     pub(crate) fn set_master(&mut self, master: OwnedFd) -> io::Result<()> {
         set_nonblocking(&master)?;
         self.stdout = Some(Stream { fd: master.try_clone()?, lines: Lines::new(Output::Stdout) });
@@ -115,26 +115,26 @@ impl Stdio {
         &self.terminals
     }
 
-    /// How many descriptors it has for who is attached.
+    /// Number of descriptors for attached clients.
     pub(crate) fn attached(&self) -> usize {
         self.readers.len() + self.terminals.len()
     }
 
-    /// Whether a terminal has input to take that it did not take yet.
-    pub(crate) fn has_typed(&self) -> bool {
-        self.terminals.iter().any(|terminal| !terminal.typed.is_empty())
+    /// Whether a terminal has input that was not written yet.
+    pub(crate) fn has_queued_input(&self) -> bool {
+        self.terminals.iter().any(|terminal| !terminal.queued_input.is_empty())
     }
 
-    /// Whether all that the container wrote has been read.
+    /// Whether all output of the container has been read.
     pub(crate) fn is_drained(&self) -> bool {
         self.stdout.is_none() && self.stderr.is_none()
     }
 
-    /// Reads what an output has, into the log and to all who are attached.
-    pub(crate) fn pump(&mut self, output: Output, buffer: &mut [u8]) {
+    /// Reads available output into the log and sends it to all attached clients.
+    pub(crate) fn forward_output(&mut self, output: Output, buffer: &mut [u8]) {
         let now = log::now();
         let mut lines = Vec::new();
-        for _ in 0..MOST_READS {
+        for _ in 0..MAX_READS {
             let Some(stream) = self.stream_mut(output).as_mut() else { break };
             match read(&stream.fd, buffer) {
                 Ok(0) => self.end(output, now, &mut lines),
@@ -147,14 +147,14 @@ impl Stdio {
                 }
                 Err(nix::Error::EINTR) => {}
                 Err(nix::Error::EAGAIN) => break,
-                // EIO is how a terminal says that nobody has it open any more.
+                // A terminal returns EIO when no process has it open any more.
                 Err(_) => self.end(output, now, &mut lines),
             }
         }
         self.write_log(&lines, now);
     }
 
-    /// Reads no more of anything, although somebody may still hold the other end.
+    /// Stops reading, even if other processes still hold the container's ends.
     pub(crate) fn finish(&mut self) {
         let now = log::now();
         let mut lines = Vec::new();
@@ -181,8 +181,8 @@ impl Stdio {
         }
     }
 
-    /// Sends a copy to each who is attached. One whose buffer is full is dropped: it is the reader
-    /// who is too slow, and the container must not wait for it.
+    /// Sends a copy to each attached client. A client whose buffer is full is disconnected, so that the
+    /// container never waits for it.
     fn fan_out(&mut self, output: Output, bytes: &[u8]) {
         self.readers.retain(|reader| {
             reader.output != output || write(&reader.pipe, bytes).is_ok_and(|count| count == bytes.len())
@@ -196,14 +196,14 @@ impl Stdio {
         }
     }
 
-    /// Takes what was typed into one attached terminal.
+    /// Reads input from one attached terminal.
     pub(crate) fn read_terminal(&mut self, socket: i32, buffer: &mut [u8]) {
         let Some(at) = self.terminals.iter().position(|t| t.socket.as_raw_fd() == socket) else { return };
         match read(&self.terminals[at].socket, buffer) {
             Ok(count) if count > 0 => {
                 if self.terminals[at].stdin {
-                    self.terminals[at].typed.extend_from_slice(&buffer[..count]);
-                    self.type_on();
+                    self.terminals[at].queued_input.extend_from_slice(&buffer[..count]);
+                    self.flush_input();
                 }
             }
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
@@ -211,15 +211,15 @@ impl Stdio {
         }
     }
 
-    /// Gives the terminal what was typed, as far as it takes it.
-    pub(crate) fn type_on(&mut self) {
+    /// Writes queued input to the terminal, as much as it accepts.
+    pub(crate) fn flush_input(&mut self) {
         let Some(master) = self.master.as_ref() else { return };
         for terminal in &mut self.terminals {
-            if let Ok(count) = write(master, &terminal.typed) {
-                terminal.typed.drain(..count);
+            if let Ok(count) = write(master, &terminal.queued_input) {
+                terminal.queued_input.drain(..count);
             }
-            if terminal.typed.is_empty() {
-                terminal.typed = Vec::new();
+            if terminal.queued_input.is_empty() {
+                terminal.queued_input = Vec::new();
             }
         }
     }
@@ -232,10 +232,10 @@ impl Stdio {
         self.log.as_mut().map_or(Ok(()), Log::reopen)
     }
 
-    pub(crate) fn attach(&mut self, attach: &Attach) -> Result<(Attached, Vec<OwnedFd>), Fault> {
+    pub(crate) fn attach(&mut self, attach: &Attach) -> Result<(Attached, Vec<OwnedFd>), CallError> {
         let result =
             if self.master.is_some() { self.attach_terminal(attach) } else { self.attach_pipes(attach) };
-        result.map_err(|error| Fault::doing("attach", &error))
+        result.map_err(|error| CallError::doing("attach", &error))
     }
 
     fn attach_terminal(&mut self, attach: &Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
@@ -243,7 +243,7 @@ impl Stdio {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
         set_nonblocking(&ours)?;
         let (stdin, stdout) = (attach.stdin, attach.stdout || attach.stderr);
-        self.terminals.push(Terminal { socket: ours, stdin, stdout, typed: Vec::new() });
+        self.terminals.push(Terminal { socket: ours, stdin, stdout, queued_input: Vec::new() });
         Ok((Attached { terminal: true, ..Attached::default() }, vec![theirs]))
     }
 
@@ -263,7 +263,7 @@ impl Stdio {
                 continue;
             }
             let (theirs, pipe) = pipe2(OFlag::O_CLOEXEC)?;
-            // More room is a kindness that the system's limit may forbid.
+            // A larger buffer is optional; the system's limit may forbid it.
             let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(ATTACH_BUFFER));
             set_nonblocking(&pipe)?;
             self.readers.push(Reader { output, pipe });
@@ -276,7 +276,7 @@ impl Stdio {
         Ok((attached, fds))
     }
 
-    /// Readers that went away while nothing is written are found by the poll loop's errors.
+    /// Pipes of attached readers. The poll loop detects closed ones by their error flag.
     pub(crate) fn readers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.readers.iter().map(|reader| reader.pipe.as_fd())
     }
@@ -313,8 +313,8 @@ impl Stream {
 // === impl Terminal ===
 
 impl Terminal {
-    /// Whether more may be read of it: what it typed before must have gone first.
+    /// Whether its next input may be read: all earlier input has been written.
     pub(crate) fn is_idle(&self) -> bool {
-        self.typed.is_empty()
+        self.queued_input.is_empty()
     }
 }

@@ -1,8 +1,8 @@
-//! A new terminal of the container that this process is in.
+//! Makes a terminal in the container that this process has joined.
 //!
-//! No path that the container controls is opened before it is known what lies there: the directory of its devpts is
-//! opened with O_PATH and checked, the master below it on the same mount, and the other side by the master (runc and
-//! libcontainer open /dev/ptmx, which root of a container can replace; CVE-2025-52565).
+//! Paths that the container controls are checked before they are opened for use: the devpts directory is
+//! opened with O_PATH and checked, the master is opened on the same mount, and the slave through the master.
+//! runc and libcontainer open /dev/ptmx, which root of a container can replace (CVE-2025-52565).
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -17,35 +17,35 @@ use crate::kernel;
 /// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
 const DEVPTS: FsType = FsType(0x1cd1);
 
-/// Makes one below `root`, sends its master to `socket`, and makes the other side the controlling terminal and the
-/// standard streams of this process, which leads its session. Returns that side.
+/// Makes a terminal below `root`, sends its master to `socket`, and makes the slave the controlling terminal
+/// and the standard streams of this process, which must be a session leader. Returns the slave.
 pub(crate) fn take(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<OwnedFd> {
-    let (master, own) = make(root)?;
+    let (master, slave) = make(root)?;
     let descriptors = [master.as_raw_fd()];
     let message = [ControlMessage::ScmRights(&descriptors)];
     let text = [IoSlice::new(b"/dev/ptmx")];
     sendmsg::<UnixAddr>(socket.as_fd().as_raw_fd(), &text, &message, MsgFlags::empty(), None)?;
-    kernel::take_terminal(&own)?;
-    (0..3).try_for_each(|standard| kernel::place(own.as_raw_fd(), standard))?;
-    // A refusal costs only the opening by name.
-    let _ = nix::unistd::fchown(&own, Some(uid.into()), None);
-    Ok(own)
+    kernel::take_terminal(&slave)?;
+    (0..3).try_for_each(|standard| kernel::place(slave.as_raw_fd(), standard))?;
+    // If this fails, only opening by name fails.
+    let _ = nix::unistd::fchown(&slave, Some(uid.into()), None);
+    Ok(slave)
 }
 
-/// Master and other side.
+/// Makes a terminal: master and slave.
 fn make(root: impl AsFd) -> io::Result<(OwnedFd, OwnedFd)> {
     let directory = kernel::open_in_root(root, Path::new("/dev/pts"), libc::O_PATH | libc::O_DIRECTORY)?;
     if fstatfs(&directory)?.filesystem_type() != DEVPTS {
-        return Err(io::Error::other("/dev/pts is no devpts"));
+        return Err(io::Error::other("/dev/pts is not a devpts file system"));
     }
     let flags = libc::O_RDWR | libc::O_NOCTTY;
     let master = kernel::open_plain_same_mount(&directory, Path::new("ptmx"), flags)?;
     let found = fstat(&master)?;
     if found.st_mode & libc::S_IFMT != libc::S_IFCHR || found.st_rdev != makedev(5, 2) {
-        return Err(io::Error::other("/dev/pts/ptmx is another file"));
+        return Err(io::Error::other("/dev/pts/ptmx is not the ptmx device"));
     }
-    let own = kernel::open_terminal_of(&master)?;
-    Ok((master, own))
+    let slave = kernel::open_terminal_of(&master)?;
+    Ok((master, slave))
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
     use std::fs::File;
 
     #[test]
-    fn a_directory_that_is_no_devpts_gives_no_terminal() {
+    fn a_directory_that_is_not_devpts_is_refused() {
         let root = std::env::temp_dir().join(format!("coracle-terminal-{}", std::process::id()));
         std::fs::create_dir_all(root.join("dev/pts")).unwrap();
         std::os::unix::fs::symlink("/dev/ptmx", root.join("dev/pts/ptmx")).unwrap();

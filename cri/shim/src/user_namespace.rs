@@ -1,8 +1,8 @@
-//! A pod's user namespace: made with its mapping, and owner of the pod's other namespaces.
+//! A pod's user namespace, which owns the pod's other namespaces.
 //!
-//! The shim stays where it is, for what it mounts and whom it signals. A child goes ahead into a new
-//! user namespace, and makes the other namespaces there, which are thereby owned by it; the shim
-//! opens them through the child's /proc, enters all but the user namespace, and keeps that one open.
+//! The shim stays outside, because it mounts and signals with the node's rights. A child unshares a new user
+//! namespace and then the other namespaces, which the user namespace thereby owns. The shim opens them
+//! through the child's /proc directory, enters all but the user namespace, and keeps that one open.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -29,52 +29,52 @@ pub(crate) enum UserNamespaceError {
     #[error("write {file} of the user namespace: {text:?}")]
     Map { file: &'static str, text: String, source: io::Error },
     #[error("make the pod's namespaces in its user namespace")]
-    Inside(#[source] io::Error),
+    InnerNamespaces(#[source] io::Error),
     #[error("open the namespace {name}")]
     Open { name: &'static str, source: io::Error },
     #[error("enter the namespace {name}")]
     Enter { name: &'static str, source: nix::Error },
 }
 
-/// Whether this process is in a user namespace that somebody made, and so its root is nobody's but theirs. The first
-/// one, the machine's own, maps every id to itself.
+/// Whether this process is in a user namespace other than the machine's initial one. The initial one maps
+/// every id to itself.
 pub(crate) fn is_inside_one() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
 }
 
-/// Which ids of the node are those of a pod.
+/// The mapping between ids of a pod and ids of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mapping {
     pub(crate) uids: Vec<IdMapping>,
     pub(crate) gids: Vec<IdMapping>,
 }
 
-/// A user namespace that is held open.
+/// An open user namespace and its mapping.
 #[derive(Debug)]
 pub(crate) struct UserNamespace {
     pub(crate) fd: OwnedFd,
     pub(crate) mapping: Mapping,
 }
 
-/// What a child makes inside.
-pub(crate) struct Inside<'a> {
+/// What the child makes in the new user namespace.
+pub(crate) struct InnerNamespaces<'a> {
     /// Network, ipc and uts namespaces, as far as the pod has its own.
     pub(crate) flags: CloneFlags,
-    /// The first process of a pid namespace, when containers share one. A child of the caller's.
+    /// Process 1, if containers share a pid namespace. It becomes a child of the caller.
     pub(crate) init: Option<&'a Init>,
 }
 
 // === impl Mapping ===
 
 impl Mapping {
-    /// `None` when the pod has the node's user namespace.
+    /// `None` if the pod uses the node's user namespace.
     pub(crate) fn of(config: &SandboxConfig) -> Option<Self> {
         let mapping = Self { uids: config.uid_mappings.clone(), gids: config.gid_mappings.clone() };
         (mapping != Self::default()).then_some(mapping)
     }
 
-    /// A volume's own.
+    /// The mapping of a volume.
     pub(crate) fn from_oci(uids: &[LinuxIdMapping], gids: &[LinuxIdMapping]) -> Self {
         let list = |list: &[LinuxIdMapping]| {
             list.iter()
@@ -84,12 +84,13 @@ impl Mapping {
         Self { uids: list(uids), gids: list(gids) }
     }
 
-    /// The node's user and group that are root inside.
+    /// The node's uid and gid of root inside.
     pub(crate) fn root(&self) -> (u32, u32) {
         self.host_ids(0, 0)
     }
 
-    /// The node's ids of those inside; what is not mapped stays as it is, and thereby out of reach.
+    /// The node's ids for ids inside. An id without a mapping is returned unchanged; it is not accessible
+    /// inside.
     pub(crate) fn host_ids(&self, uid: u32, gid: u32) -> (u32, u32) {
         (host_id(&self.uids, uid), host_id(&self.gids, gid))
     }
@@ -100,59 +101,59 @@ fn host_id(mappings: &[IdMapping], id: u32) -> u32 {
     found.map_or(id, |m| m.host_id + (id - m.container_id))
 }
 
-/// Makes a user namespace and what lies inside it, and enters the latter. Returns the pid of the init,
-/// or 0.
+/// Makes a user namespace and its namespaces, and enters the latter. Returns the user namespace and the pid
+/// of process 1, or 0.
 pub(crate) fn make(
     mapping: Mapping,
-    inside: &Inside<'_>,
+    inside: &InnerNamespaces<'_>,
 ) -> Result<(UserNamespace, i32), UserNamespaceError> {
     let (mut ours, theirs) = UnixStream::pair().map_err(UserNamespaceError::Fork)?;
     let child = match kernel::fork().map_err(UserNamespaceError::Fork)? {
         Fork::Parent(pid) => pid,
         Fork::Child => {
-            // Or it would wait for a parent that has died.
+            // Otherwise the child would wait for a parent that has died.
             drop(ours);
-            go_ahead(theirs, inside)
+            run_child(theirs, inside)
         }
     };
     drop(theirs);
-    let made = follow(&mut ours, child, mapping, inside.flags);
+    let made = enter_made(&mut ours, child, mapping, inside.flags);
     drop(ours);
-    // It ends when it hears nothing more.
+    // The child exits when the socket is closed.
     let _ = waitpid(Pid::from_raw(child), None);
     made
 }
 
-/// The child's whole life.
-fn go_ahead(mut talk: UnixStream, inside: &Inside<'_>) -> ! {
+/// Runs the child to its end.
+fn run_child(mut socket: UnixStream, inside: &InnerNamespaces<'_>) -> ! {
     let made = unshare(CloneFlags::CLONE_NEWUSER);
-    let mapped = say(&mut talk, made.map(|()| 0)) && hear(&mut talk).is_ok();
-    if mapped && made.is_ok() && say(&mut talk, fill(inside)) {
-        let _ = hear(&mut talk);
+    let mapped = send(&mut socket, made.map(|()| 0)) && receive(&mut socket).is_ok();
+    if mapped && made.is_ok() && send(&mut socket, make_inside(inside)) {
+        let _ = receive(&mut socket);
     }
     kernel::leave(0)
 }
 
-/// Returns the init's pid, or 0.
-fn fill(inside: &Inside<'_>) -> nix::Result<i32> {
+/// Makes the namespaces and process 1 inside. Returns the pid of process 1, or 0.
+fn make_inside(inside: &InnerNamespaces<'_>) -> nix::Result<i32> {
     let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
     kernel::set_ids(0, 0).map_err(errno)?;
     unshare(inside.flags)?;
     let Some(init) = inside.init else { return Ok(0) };
-    // With the parent's parent as its parent, which is the shim.
+    // CLONE_PARENT: it becomes a child of the shim.
     match kernel::clone(libc::CLONE_NEWPID | libc::CLONE_PARENT, 0).map_err(errno)? {
         Fork::Parent(pid) => Ok(pid),
         Fork::Child => init.run(),
     }
 }
 
-fn follow(
-    talk: &mut UnixStream,
+fn enter_made(
+    socket: &mut UnixStream,
     child: i32,
     mapping: Mapping,
     flags: CloneFlags,
 ) -> Result<(UserNamespace, i32), UserNamespaceError> {
-    hear(talk).map_err(UserNamespaceError::Make)?;
+    receive(socket).map_err(UserNamespaceError::Make)?;
     for (file, mappings) in [("uid_map", &mapping.uids), ("gid_map", &mapping.gids)] {
         let text: String =
             mappings.iter().map(|m| format!("{} {} {}\n", m.container_id, m.host_id, m.length)).collect();
@@ -162,10 +163,10 @@ fn follow(
             source,
         })?;
     }
-    if !say(talk, Ok(0)) {
-        return Err(UserNamespaceError::Inside(io::ErrorKind::BrokenPipe.into()));
+    if !send(socket, Ok(0)) {
+        return Err(UserNamespaceError::InnerNamespaces(io::ErrorKind::BrokenPipe.into()));
     }
-    let init = hear(talk).map_err(UserNamespaceError::Inside)?;
+    let init = receive(socket).map_err(UserNamespaceError::InnerNamespaces)?;
     let open = |name: &'static str| -> Result<OwnedFd, UserNamespaceError> {
         let file = fs::File::open(format!("/proc/{child}/ns/{name}"));
         file.map(OwnedFd::from).map_err(|source| UserNamespaceError::Open { name, source })
@@ -181,7 +182,7 @@ fn follow(
     Ok((UserNamespace { fd: open("user")?, mapping }, init))
 }
 
-/// Runs `work` as root of the namespace, in a process of its own.
+/// Runs `work` as root of the namespace, in a forked process.
 pub(crate) fn as_its_root(
     namespace: &UserNamespace,
     work: impl FnOnce() -> io::Result<()>,
@@ -196,25 +197,25 @@ pub(crate) fn as_its_root(
                 .and_then(|()| kernel::set_ids(0, 0))
                 .and_then(|()| work());
             let errno = |error: io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-            say(&mut theirs, done.map(|()| 0).map_err(errno));
+            send(&mut theirs, done.map(|()| 0).map_err(errno));
             kernel::leave(0)
         }
     };
     drop(theirs);
-    let heard = hear(&mut ours);
+    let heard = receive(&mut ours);
     let _ = waitpid(Pid::from_raw(child), None);
     heard.map(drop)
 }
 
-/// Four bytes: a number, or an error as its negative. Whether somebody listens.
-fn say(talk: &mut UnixStream, result: nix::Result<i32>) -> bool {
+/// Sends a number, or an error as its negative errno, in four bytes. Returns whether it was sent.
+fn send(socket: &mut UnixStream, result: nix::Result<i32>) -> bool {
     let number = result.unwrap_or_else(|errno| -(errno as i32));
-    talk.write_all(&number.to_ne_bytes()).is_ok()
+    socket.write_all(&number.to_ne_bytes()).is_ok()
 }
 
-fn hear(talk: &mut UnixStream) -> io::Result<i32> {
+fn receive(socket: &mut UnixStream) -> io::Result<i32> {
     let mut bytes = [0; 4];
-    talk.read_exact(&mut bytes)?;
+    socket.read_exact(&mut bytes)?;
     match i32::from_ne_bytes(bytes) {
         number if number < 0 => Err(io::Error::from_raw_os_error(-number)),
         number => Ok(number),
@@ -226,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_those_of_the_range_that_holds_them() {
+    fn ids_are_mapped_by_the_range_that_contains_them() {
         let one = |container_id, host_id, length| IdMapping { container_id, host_id, length };
         let mapping = Mapping { uids: vec![one(0, 65536, 10)], gids: vec![one(0, 70000, 5), one(5, 100, 1)] };
         assert_eq!(mapping.root(), (65536, 70000));

@@ -1,4 +1,4 @@
-//! The agent's connection: one packet a datagram, descriptors beside it, never blocking.
+//! The agent's connection: one packet per datagram, with descriptors. Never blocks.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -14,32 +14,33 @@ use nix::sys::socket::{
 };
 use prost::Message as _;
 
+use crate::call_error::CallError;
 use crate::console::short;
-use crate::fault::Fault;
 use crate::kernel;
 
-/// Descriptors in one packet at most; the protocol never sends more than three.
+/// Maximum descriptors in one packet; the protocol sends at most three.
 const MAX_FDS: usize = 8;
-/// No packet of the protocol comes near it: what can be large travels as a file. A larger one is not sent.
-const LARGEST: usize = 1 << 20;
-/// Agents that may wait to be accepted, each of which but the last has gone.
+/// Maximum bytes of a packet. Packets of the protocol are much smaller; large data is sent as a file. A
+/// larger packet is not sent.
+const MAX_PACKET: usize = 1 << 20;
+/// Length of the accept queue. All queued agents but the last have already ended.
 const BACKLOG: i32 = 128;
-/// Packets that wait for an agent that does not read. One that lets more pile up is cut off, and
-/// finds everything again when it connects anew.
-const MOST_WAITING: usize = 4096;
+/// Maximum packets queued for an agent that does not read. If more are queued, the agent is disconnected; it
+/// gets the complete state when it reconnects.
+const MAX_QUEUED: usize = 4096;
 
 /// A listening SEQPACKET socket.
 #[derive(Debug)]
 pub(crate) struct Listener(OwnedFd);
 
-/// The one agent that is connected.
+/// The connected agent.
 #[derive(Debug)]
 pub(crate) struct Agent {
     socket: OwnedFd,
-    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    queued: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
 }
 
-/// What came from the agent.
+/// Result of a receive.
 #[expect(clippy::large_enum_variant, reason = "one at a time, on the stack, for the length of a call")]
 pub(crate) enum Received {
     Request {
@@ -47,9 +48,9 @@ pub(crate) enum Received {
         request: Request,
         fds: Vec<OwnedFd>,
     },
-    /// Nothing for now.
+    /// No packet is available.
     Nothing,
-    /// The agent has gone, or sent what is no packet.
+    /// The agent has disconnected, or sent an invalid packet.
     End,
 }
 
@@ -75,10 +76,10 @@ impl Listener {
     pub(crate) fn accept(&self) -> io::Result<Agent> {
         let raw = accept4(self.0.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
         let socket = kernel::adopt(vec![raw]).pop().ok_or_else(|| io::Error::other("no socket"))?;
-        // By force where that is allowed: the system's limit for it may be below a packet's.
-        let _ = setsockopt(&socket, sockopt::SndBufForce, &LARGEST)
-            .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &LARGEST));
-        Ok(Agent { socket, waiting: VecDeque::new() })
+        // The system's limit may be below a packet's size. SndBufForce ignores it, if permitted.
+        let _ = setsockopt(&socket, sockopt::SndBufForce, &MAX_PACKET)
+            .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &MAX_PACKET));
+        Ok(Agent { socket, queued: VecDeque::new() })
     }
 }
 
@@ -97,7 +98,7 @@ impl Agent {
                 Ok(Packet { id, body: Some(packet::Body::Request(request)) }) => {
                     Received::Request { id, request, fds }
                 }
-                // Of a later version: an empty request, which is refused by name.
+                // From a later protocol version: an empty request, which is answered with an error.
                 Ok(Packet { id, .. }) => Received::Request { id, request: Request { call: None }, fds },
                 Err(_) => Received::End,
             },
@@ -111,7 +112,7 @@ impl Agent {
         let raw = self.socket.as_raw_fd();
         let peek = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC;
         let length = recvmsg::<()>(raw, &mut [IoSliceMut::new(&mut [])], None, peek)?.bytes;
-        let mut buffer = vec![0_u8; length.clamp(1, LARGEST)];
+        let mut buffer = vec![0_u8; length.clamp(1, MAX_PACKET)];
         let mut control = cmsg_space!([RawFd; MAX_FDS]);
         let mut slices = [IoSliceMut::new(&mut buffer)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
@@ -130,16 +131,18 @@ impl Agent {
     pub(crate) fn reply(
         &mut self,
         id: u64,
-        result: Result<(reply::Result, Vec<OwnedFd>), Fault>,
+        result: Result<(reply::Result, Vec<OwnedFd>), CallError>,
     ) -> io::Result<()> {
-        let (result, fds) = result.unwrap_or_else(|fault| (reply::Result::Error(fault.into()), Vec::new()));
+        let (result, fds) = result.unwrap_or_else(|error| (reply::Result::Error(error.into()), Vec::new()));
         let packet = |result| Packet { id, body: Some(packet::Body::Reply(Reply { result: Some(result) })) };
         let answer = packet(result);
         let length = answer.encoded_len();
-        if length > LARGEST {
-            let fault =
-                Fault::new(Kind::Internal, format!("the answer has {length} bytes, of {LARGEST} at most"));
-            return self.send(&packet(reply::Result::Error(fault.into())), Vec::new());
+        if length > MAX_PACKET {
+            let error = CallError::new(
+                Kind::Internal,
+                format!("the answer has {length} bytes, the maximum is {MAX_PACKET}"),
+            );
+            return self.send(&packet(reply::Result::Error(error.into())), Vec::new());
         }
         self.send(&answer, fds)
     }
@@ -149,35 +152,35 @@ impl Agent {
     }
 
     fn send(&mut self, packet: &Packet, fds: Vec<OwnedFd>) -> io::Result<()> {
-        if self.waiting.len() >= MOST_WAITING {
+        if self.queued.len() >= MAX_QUEUED {
             return Err(io::Error::from(io::ErrorKind::StorageFull));
         }
-        self.waiting.push_back((packet.encode_to_vec(), fds));
+        self.queued.push_back((packet.encode_to_vec(), fds));
         self.flush()
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends queued packets, as many as the socket accepts.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        while let Some((packet, fds)) = self.waiting.front() {
+        while let Some((packet, fds)) = self.queued.front() {
             let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
             let rights = [ControlMessage::ScmRights(&raw)];
             let control: &[ControlMessage<'_>] = if raw.is_empty() { &[] } else { &rights };
             let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
             match sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(packet)], control, flags, None) {
-                Ok(_) => drop(self.waiting.pop_front()),
+                Ok(_) => drop(self.queued.pop_front()),
                 Err(nix::Error::EAGAIN) => return Ok(()),
                 Err(nix::Error::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        if self.waiting.capacity() > 64 {
-            self.waiting = VecDeque::new();
+        if self.queued.capacity() > 64 {
+            self.queued = VecDeque::new();
         }
         Ok(())
     }
 
-    pub(crate) fn is_behind(&self) -> bool {
-        !self.waiting.is_empty()
+    pub(crate) fn has_queued_packets(&self) -> bool {
+        !self.queued.is_empty()
     }
 }
 
@@ -187,14 +190,14 @@ impl AsFd for Agent {
     }
 }
 
-/// Any packets: whatever is no request ends the connection, every request is answered by its number, and nothing else
-/// comes back.
+/// Property for any packets: an invalid packet ends the connection, every request is answered with its id, and no other
+/// packet is sent.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn fuzz(data: &[u8]) {
     use nix::sys::socket::{recv, send, socketpair};
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let Ok((shim, agent)) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags) else { return };
-    let mut connection = Agent { socket: shim, waiting: VecDeque::new() };
+    let mut connection = Agent { socket: shim, queued: VecDeque::new() };
     let (first, rest) = data.split_first().unwrap_or((&0, &[]));
     for packet in rest.chunks(usize::from(*first) + 1) {
         if send(agent.as_raw_fd(), packet, MsgFlags::MSG_DONTWAIT).is_err() {
@@ -205,8 +208,8 @@ pub fn fuzz(data: &[u8]) {
             return;
         };
         assert!(Request::decode(request.encode_to_vec().as_slice()).as_ref() == Ok(&request));
-        let replied = connection.reply(id, Err(Fault::no_container("fuzzed")));
-        let mut answer = vec![0; LARGEST];
+        let replied = connection.reply(id, Err(CallError::no_container("fuzzed")));
+        let mut answer = vec![0; MAX_PACKET];
         let length = recv(agent.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT).unwrap_or_default();
         let answer = Packet::decode(&answer[..length]).map(|answer| (answer.id, answer.body));
         assert!(replied.is_ok() && matches!(answer, Ok((of, Some(packet::Body::Reply(_)))) if of == id));

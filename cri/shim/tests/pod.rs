@@ -1,11 +1,12 @@
-//! Pods on the real kernel, as root: this binary is the shim, the client that dies, and the tests.
+//! Tests of pods on the real kernel, as root. This binary is the shim, a client that is killed, and the
+//! tests.
 //!
-//! Judged by what the kernel shows: log files, /proc, cgroups, mounts. Every test has a directory and
-//! a cgroup of its own and ends by proving that nothing of it is left.
+//! The tests check what the kernel shows: log files, /proc, cgroups, mounts. Every test has its own directory
+//! and cgroup, and ends with a check that nothing of it is left.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test")]
 #![allow(missing_docs, unreachable_pub, dead_code, reason = "the client is compiled in, and used in part")]
 
-// Links to the client's own files: the shim must not need the runtime to be tested.
+// Links to files of the runtime's client: the shim is tested without the runtime.
 #[path = "../../src/pidfd.rs"]
 mod pidfd;
 mod shim_client;
@@ -45,48 +46,48 @@ const TESTS: &[(&str, Run)] = tests![
     lifecycle::a_container_runs_and_its_output_and_code_are_kept,
     lifecycle::a_missing_command_fails_at_start_by_name,
     lifecycle::a_missing_working_directory_is_made,
-    lifecycle::a_signal_ends_a_container_and_is_told,
-    lifecycle::a_container_over_its_memory_is_told_as_such,
-    lifecycle::a_grandchild_that_holds_the_output_delays_nothing_for_long,
-    lifecycle::signals_are_as_a_program_expects_them,
+    lifecycle::a_signal_ends_a_container_and_is_reported,
+    lifecycle::a_container_over_its_memory_limit_is_reported_as_oom_killed,
+    lifecycle::a_grandchild_that_holds_the_output_delays_the_exit_briefly,
+    lifecycle::a_program_starts_with_default_signals,
     lifecycle::nested_cgroups_are_removed,
-    lifecycle::a_broken_spec_leaves_nothing_and_says_why,
+    lifecycle::a_broken_spec_leaves_nothing_and_names_the_cause,
     lifecycle::a_shared_pid_namespace_has_an_init_that_reaps,
-    lifecycle::an_init_leads_nowhere,
-    lifecycle::an_init_with_a_label_that_nobody_knows_is_one_without,
+    lifecycle::process_1_gives_no_access_to_the_node,
+    lifecycle::process_1_starts_without_a_label_that_is_unknown,
     process1::it_has_a_program_and_a_root_of_its_own,
-    process1::its_end_ends_the_pod_and_the_exits_are_told,
+    process1::its_end_ends_the_pod_and_the_exits_are_reported,
     process1::a_creator_joins_no_process_that_is_not_of_the_pod,
     process1::inherited_descriptors_stay_outside,
-    lifecycle::long_lines_go_out_in_parts,
+    lifecycle::long_lines_are_written_in_parts,
     lifecycle::an_ordinary_user_with_a_profile_runs_without_no_new_privileges,
     lifecycle::each_volume_has_the_propagation_that_it_asks_for,
     lifecycle::a_user_namespace_is_joined_by_an_exec_too,
     lifecycle::a_log_is_rotated_as_it_grows_and_reopened_when_asked,
-    lifecycle::a_full_disk_loses_whole_lines_and_no_others,
-    lifecycle::a_pod_that_cannot_be_made_says_which_step_failed,
+    lifecycle::a_full_disk_loses_complete_lines_only,
+    lifecycle::a_pod_that_cannot_be_made_names_the_failed_step,
     lifecycle::many_containers_in_a_row_leave_memory_and_descriptors_as_they_were,
-    root::a_link_in_an_image_leads_no_mount_outside,
-    root::hidden_paths_are_empty_and_read_only_ones_stay_as_they_are,
+    root::a_link_in_an_image_cannot_redirect_a_mount,
+    root::masked_paths_are_empty_and_read_only_paths_cannot_be_written,
     root::nothing_but_proc_is_mounted_at_proc,
-    root::a_container_with_hooks_is_made_by_the_library_and_is_no_other,
+    root::a_container_with_hooks_is_made_by_the_library_and_behaves_the_same,
     exec::an_exec_reads_writes_and_ends_with_its_code,
     exec::an_exec_has_the_seccomp_profile_and_the_limits_of_its_container,
-    exec::an_absent_command_and_one_that_cannot_be_executed_are_told_apart,
+    exec::absent_and_non_executable_commands_are_distinguished,
     exec::an_exec_with_a_terminal_has_one,
-    exec::a_terminal_that_nobody_has_is_hung_up,
+    exec::a_terminal_without_a_client_is_hung_up,
     exec::an_exec_as_another_user_has_its_ids_and_no_more_rights,
     attach::readers_get_what_is_written_and_a_slow_one_is_dropped,
     attach::stdin_goes_to_the_container_and_ends_with_its_only_writer,
     attach::a_terminal_is_attached_both_ways,
     attach::a_port_of_the_pod_is_reached_from_outside,
-    attach::those_who_are_attached_leave_room_for_the_pod,
-    attach::connections_that_nobody_accepts_leave_room_for_the_pod,
+    attach::attached_clients_leave_descriptors_for_the_pod,
+    attach::connections_in_progress_leave_descriptors_for_the_pod,
     recovery::exits_wait_for_the_next_agent_and_are_repeated_until_acknowledged,
     recovery::a_client_killed_in_the_middle_leaves_the_pod_running,
     recovery::a_terminated_shim_ends_its_pod_at_once,
-    recovery::a_killed_shim_takes_its_containers_with_it,
-    recovery::a_creator_ends_with_its_shim,
+    recovery::a_killed_shim_ends_its_containers,
+    recovery::a_creator_ends_when_its_shim_is_killed,
     recovery::a_delete_during_creation_leaves_nothing,
 ];
 

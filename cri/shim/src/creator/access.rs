@@ -1,18 +1,17 @@
-//! Which devices a container may use: the rules of its spec and those that every container has, in the order in
-//! which they count. Pure.
+//! Device access rules of a container: those of its spec, then those of every container, in order. Pure.
 //!
-//! The last rule that names a device and an access decides on that access; what none names is denied.
+//! For each access the last rule that matches the device decides. An access that no rule matches is denied.
 
 use std::fmt;
 
 use libcontainer::oci_spec::runtime::{LinuxDeviceCgroup, LinuxDeviceType, LinuxResources};
 
-/// Ways to use a device, any of them together: mknod(2), reading, writing. The bits are the kernel's
-/// (`BPF_DEVCG_ACC_*` in linux/bpf.h).
+/// A set of accesses to a device: mknod(2), read, write. The bits are the kernel's (`BPF_DEVCG_ACC_*` in
+/// linux/bpf.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Access(u8);
 
-/// Kinds of devices.
+/// Device types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Any,
@@ -20,7 +19,7 @@ pub(super) enum Kind {
     Character,
 }
 
-/// One rule. A number that is absent is every number.
+/// One rule. An absent number matches every number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) allow: bool,
@@ -30,8 +29,9 @@ pub(super) struct Rule {
     pub(super) access: Access,
 }
 
-/// What every container may do with devices, besides what it asks for: make any node, and use those that
-/// are in its /dev. Not the tun device (10:200), which upstream allows to every container: it makes interfaces. The numbers are those of the kernel's `Documentation/admin-guide/devices.txt`.
+/// Rules of every container, besides those of its spec: mknod of any device, and use of the devices in its
+/// /dev. The tun device (10:200) is not among them, although upstream allows it to every container: it
+/// creates interfaces. The numbers are from the kernel's `Documentation/admin-guide/devices.txt`.
 const COMMON: [Rule; 11] = [
     Rule { access: Access::MAKE, ..all_of(Kind::Character) },
     Rule { access: Access::MAKE, ..all_of(Kind::Block) },
@@ -66,7 +66,7 @@ impl Access {
         self.0
     }
 
-    /// Of the letters `r`, `w` and `m`.
+    /// Parses the letters `r`, `w` and `m`; others are ignored.
     fn parse(letters: &str) -> Self {
         let bit = |letter| match letter {
             'm' => Self::MAKE.0,
@@ -88,7 +88,7 @@ impl fmt::Display for Access {
 // === impl Rule ===
 
 impl Rule {
-    /// None of what is no device, or can be none.
+    /// `None` for types and numbers that no device can have.
     fn of(rule: &LinuxDeviceCgroup) -> Option<Self> {
         let kind = match rule.typ().unwrap_or(LinuxDeviceType::A) {
             LinuxDeviceType::A => Kind::Any,
@@ -96,7 +96,7 @@ impl Rule {
             LinuxDeviceType::C | LinuxDeviceType::U => Kind::Character,
             LinuxDeviceType::P => return None,
         };
-        // As the field writes "every number" too.
+        // -1 also means every number in the OCI runtime specification.
         let number =
             |number: Option<i64>| number.filter(|number| *number != -1).map(u32::try_from).transpose();
         let (major, minor) = (number(rule.major()).ok()?, number(rule.minor()).ok()?);
@@ -104,12 +104,12 @@ impl Rule {
         Some(Self { allow: rule.allow(), kind, major, minor, access })
     }
 
-    /// Whether it names every use of every device.
+    /// Whether it matches every access to every device.
     fn is_whole(&self) -> bool {
         (self.kind, self.major, self.minor, self.access) == (Kind::Any, None, None, Access::ALL)
     }
 
-    /// Whether some use of some device is named by both.
+    /// Whether some access to some device matches both rules.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let meets = |one: Option<u32>, other: Option<u32>| one.is_none() || other.is_none() || one == other;
         let kinds = self.kind == Kind::Any || other.kind == Kind::Any || self.kind == other.kind;
@@ -118,7 +118,7 @@ impl Rule {
     }
 }
 
-/// As v1's files take it.
+/// The format of the v1 files devices.allow and devices.deny.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
@@ -131,14 +131,14 @@ impl fmt::Display for Rule {
     }
 }
 
-/// All rules of a container, the first one first.
+/// All rules of a container, in order.
 pub(super) fn rules(resources: Option<&LinuxResources>) -> Vec<Rule> {
     let asked = resources.and_then(|resources| resources.devices().as_deref()).unwrap_or_default();
     asked.iter().filter_map(Rule::of).chain(COMMON).collect()
 }
 
-/// What is left to be decided one by one, and what holds for all the rest: rules before one that names everything
-/// decide nothing.
+/// Splits the rules at the last one that matches everything. Returns the default decision and the rules after
+/// it; the rules before it have no effect.
 pub(super) fn split(rules: &[Rule]) -> (bool, &[Rule]) {
     match rules.iter().rposition(Rule::is_whole) {
         Some(at) => (rules[at].allow, &rules[at + 1..]),
@@ -146,7 +146,7 @@ pub(super) fn split(rules: &[Rule]) -> (bool, &[Rule]) {
     }
 }
 
-/// Whether they forbid nothing.
+/// Whether the rules deny nothing.
 pub(super) fn allow_everything(rules: &[Rule]) -> bool {
     let (rest, others) = split(rules);
     rest && others.iter().all(|rule| rule.allow)
@@ -162,7 +162,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn rules_are_those_of_the_spec_and_then_everybodys() {
+    fn rules_of_the_spec_come_before_those_of_every_container() {
         let found = of(serde_json::json!([
             { "allow": false, "access": "rwm" },
             { "allow": true, "type": "b", "major": 8, "minor": 1, "access": "mr" },
@@ -177,7 +177,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_allows_everything_is_known() {
+    fn rules_that_allow_everything_are_recognized() {
         let all = serde_json::json!({ "allow": true, "access": "rwm" });
         let none = serde_json::json!({ "allow": false, "access": "rwm" });
         let some = serde_json::json!({ "allow": false, "type": "b", "major": 8, "access": "w" });

@@ -1,9 +1,9 @@
-//! A container's view of its v1 cgroups.
+//! The `cgroup` mount of a container on v1.
 //!
-//! The container library looks its parent up in the host's /proc by a number of the container's pid
-//! namespace, which a pod that shares that namespace makes another one: it finds a stranger, or
-//! nobody and fails. So a `cgroup` mount becomes what it stands for: a small tmpfs, and in it the
-//! container's own cgroup of each hierarchy that the library joins. With v2 there is nothing to do.
+//! The container library looks up its parent in the host's /proc by a pid of the container's pid namespace.
+//! In a shared pid namespace that number belongs to another process or to none, and the mount fails. So a
+//! `cgroup` mount is replaced by what it stands for: a small tmpfs with a bind mount of the container's own
+//! cgroup of each hierarchy. On v2 nothing is replaced.
 
 use std::path::Path;
 
@@ -12,6 +12,7 @@ use libcontainer::oci_spec::runtime::{Mount, MountBuilder, Spec};
 
 use crate::cgroup::Hierarchy;
 
+/// Replaces each `cgroup` mount of the spec. Does nothing on v2.
 pub(super) fn replace(spec: &mut Spec, hierarchies: &[Hierarchy], cgroup: &str) -> Result<(), OciSpecError> {
     let joined: Vec<&Hierarchy> = hierarchies.iter().filter(|h| !h.aliases().is_empty()).collect();
     if joined.is_empty() {
@@ -43,7 +44,7 @@ fn view(
         .source("tmpfs")
         .options(strings(&["nosuid", "nodev", "noexec", "mode=755", "size=64k"]));
     into.push(tmpfs.build()?);
-    // Without what is mounted below: the covers of `cgroup_entry` are for the library alone.
+    // Not recursive: mounts below it (the covers of `cgroup_entry`) are only for the library.
     let mut options = strings(&["bind", "rprivate"]);
     options.extend(mount.options().iter().flatten().filter(|option| *option != "rw").cloned());
     for hierarchy in hierarchies {
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_view_has_the_containers_own_cgroup_of_each_hierarchy() {
+    fn the_mount_shows_the_containers_own_cgroup_of_each_hierarchy() {
         let mut spec: Spec = serde_json::from_value(serde_json::json!({
             "ociVersion": "1.2.0",
             "mounts": [{ "destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup", "options": ["ro"] }],

@@ -1,4 +1,4 @@
-//! Makes a container's working directory, which the container library wants to exist.
+//! Makes a container's working directory: the container library requires that it exists.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,8 +11,9 @@ use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::kernel;
 
-/// Where to make which directory: below a volume when the working directory lies in one, for a
-/// volume will cover what is made in the root below it.
+/// The base directory and the path below it at which to make the working directory. If the working directory
+/// lies in a volume, the base is the volume's source, because the volume covers the root there. `None` if
+/// nothing can be made.
 fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path, PathBuf)> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
     let covering = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
@@ -23,7 +24,7 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
             let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();
             mount.source().as_deref().map(|source| (source, below))
         }
-        // A new file system: nothing can be made in it yet.
+        // A new file system: it does not exist yet.
         Some(_) => None,
     }
 }
@@ -34,20 +35,19 @@ fn is_bind(mount: &Mount) -> bool {
         || options.iter().any(|option| option == "bind" || option == "rbind")
 }
 
-/// Makes what is missing of it, as the container's root would. Links in it lead where they lead inside
-/// the container.
+/// Makes the missing directories of the path. Links resolve as they do inside the container.
 pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (PathBuf, io::Error)> {
     let Some(process) = spec.process() else { return Ok(()) };
     let cwd = process.cwd();
     let Some((base, path)) = place(spec, root, cwd) else { return Ok(()) };
     if !base.exists() {
-        // An image as a volume, which is read-only, or a mistake that the library will name.
+        // An image volume, which is read-only, or a missing source, which the library reports.
         return Ok(());
     }
-    // A volume with mapped ids shows its own root as the container's.
+    // A volume with mapped ids shows its own root user as the container's.
     let owner = if base != root && has_mapped(spec, base) { (0, 0) } else { owner };
     match make_in(base, &path, owner) {
-        // A read-only volume is what it is; the library will say what is wrong with it.
+        // A read-only volume: the library reports the missing directory.
         Err(error) if error.raw_os_error() == Some(libc::EROFS) => Ok(()),
         result => result.map_err(|error| (cwd.clone(), error)),
     }

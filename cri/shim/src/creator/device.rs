@@ -1,5 +1,5 @@
-//! Device nodes for a pod with a user namespace: made by the shim, since that namespace's root may
-//! not, and bound into the container.
+//! Device nodes for a pod with a user namespace: root of that namespace may not make them, so the shim makes
+//! them and binds them into the container.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use nix::unistd::{Gid, Uid, chown};
 
 use crate::user_namespace::Mapping;
 
-/// Makes the node, with the ids inside that the spec names.
+/// Makes the node; its owner is the spec's uid and gid, mapped to the node's ids.
 pub(super) fn make(path: &Path, device: &LinuxDevice, mapping: &Mapping) -> nix::Result<()> {
     let kind = match device.typ() {
         LinuxDeviceType::B => SFlag::S_IFBLK,
@@ -20,7 +20,7 @@ pub(super) fn make(path: &Path, device: &LinuxDevice, mapping: &Mapping) -> nix:
     let numbers = makedev(number(device.major()), number(device.minor()));
     let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
     mknod(path, kind, mode, numbers)?;
-    // mknod(2) takes the umask away.
+    // mknod(2) applies the umask.
     nix::sys::stat::fchmodat(nix::fcntl::AT_FDCWD, path, mode, nix::sys::stat::FchmodatFlags::FollowSymlink)?;
     let (uid, gid) = mapping.host_ids(device.uid().unwrap_or(0), device.gid().unwrap_or(0));
     chown(path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))

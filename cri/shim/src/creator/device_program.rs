@@ -1,29 +1,29 @@
-//! A container's rules for devices as a program for the kernel, which cgroup v2 asks instead of keeping a list
-//! (BPF_PROG_TYPE_CGROUP_DEVICE). Pure.
+//! Compiles a container's device rules to a BPF program (BPF_PROG_TYPE_CGROUP_DEVICE). Cgroup v2 calls the
+//! program instead of keeping a list. Pure.
 //!
-//! The program is asked with what is to be done with which device, and answers 1 or 0. From the last rule to the
-//! first, each that names the device decides on the accesses that it names: a denied one ends with 0, allowed ones
-//! are struck off, and when none is left the answer is 1. What no rule decided is decided at the end.
+//! The program gets a device and the requested accesses, and returns 1 (allow) or 0 (deny). It checks the
+//! rules from last to first. A matching deny rule ends it with 0. A matching allow rule clears its accesses;
+//! when none is left, the result is 1. The default decision applies to accesses that no rule matches.
 
 use super::access::{self, Kind, Rule};
 
-/// One instruction, as the kernel has it (`struct bpf_insn` in linux/bpf.h).
+/// One BPF instruction (`struct bpf_insn` in linux/bpf.h).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Instruction {
     code: u8,
-    /// The register that is written in the lower half, the one that is read in the upper.
+    /// Destination register in the lower 4 bits, source register in the upper 4.
     registers: u8,
     offset: i16,
     value: i32,
 }
 
-/// The answer.
-const ANSWER: u8 = 0;
-/// The question: `struct bpf_cgroup_dev_ctx`.
-const QUESTION: u8 = 1;
-/// The accesses that are not decided yet.
-const WANTED: u8 = 2;
+/// Register of the result.
+const RESULT: u8 = 0;
+/// Register of the context: `struct bpf_cgroup_dev_ctx`.
+const CONTEXT: u8 = 1;
+/// Register of the accesses that are not decided yet.
+const PENDING: u8 = 2;
 const KIND: u8 = 3;
 const MAJOR: u8 = 4;
 const MINOR: u8 = 5;
@@ -46,27 +46,28 @@ const EXIT: u8 = 0x95;
 const BLOCK: i32 = 1;
 const CHARACTER: i32 = 2;
 
-/// The program; none where nothing is forbidden.
+/// Compiles the rules. `None` if they deny nothing.
 pub(super) fn program(rules: &[Rule]) -> Option<Vec<Instruction>> {
     if access::allow_everything(rules) {
         return None;
     }
     let (rest, rules) = access::split(rules);
-    // The kind is in the lower half of the first word, the accesses are in the upper.
+    // The lower 16 bits of the first word are the device type, the upper 16 bits the accesses.
     let mut program = vec![
-        Instruction::load(WANTED, 0),
-        Instruction::copy(KIND, WANTED),
+        Instruction::load(PENDING, 0),
+        Instruction::copy(KIND, PENDING),
         Instruction::with(AND, KIND, 0xffff),
-        Instruction::with(SHIFT_RIGHT, WANTED, 16),
+        Instruction::with(SHIFT_RIGHT, PENDING, 16),
         Instruction::load(MAJOR, 4),
         Instruction::load(MINOR, 8),
     ];
     rules.iter().rev().for_each(|rule| program.extend(block(rule)));
-    program.extend(answer(rest));
+    program.extend(decision(rest));
     Some(program)
 }
 
-/// One rule's part, at whose end the next one's begins.
+/// The instructions of one rule. If the rule does not match or does not decide, control reaches the block's
+/// end.
 fn block(rule: &Rule) -> Vec<Instruction> {
     let kind = match rule.kind {
         Kind::Any => None,
@@ -80,25 +81,25 @@ fn block(rule: &Rule) -> Vec<Instruction> {
     let mut block: Vec<Instruction> =
         conditions.map(|(register, wanted)| Instruction::with(JUMP_UNLESS, register, wanted)).collect();
     if rule.allow {
-        block.push(Instruction::with(AND, WANTED, !named));
-        block.push(Instruction::with(JUMP_UNLESS, WANTED, 0));
+        block.push(Instruction::with(AND, PENDING, !named));
+        block.push(Instruction::with(JUMP_UNLESS, PENDING, 0));
     } else {
-        block.push(Instruction::copy(ANSWER, WANTED));
-        block.push(Instruction::with(AND, ANSWER, named));
-        block.push(Instruction::with(JUMP_IF, ANSWER, 0));
+        block.push(Instruction::copy(RESULT, PENDING));
+        block.push(Instruction::with(AND, RESULT, named));
+        block.push(Instruction::with(JUMP_IF, RESULT, 0));
     }
-    block.extend(answer(rule.allow));
+    block.extend(decision(rule.allow));
     let len = block.len();
     let jumps = block.iter_mut().enumerate().filter(|(_, one)| matches!(one.code, JUMP_IF | JUMP_UNLESS));
     for (at, jump) in jumps {
-        // From the instruction after it. A block has ten at most.
+        // Offsets count from the next instruction. A block has at most ten instructions, so the offset fits.
         jump.offset = i16::try_from(len - at - 1).unwrap_or_default();
     }
     block
 }
 
-fn answer(allow: bool) -> [Instruction; 2] {
-    [Instruction::with(SET, ANSWER, i32::from(allow)), Instruction::with(EXIT, 0, 0)]
+fn decision(allow: bool) -> [Instruction; 2] {
+    [Instruction::with(SET, RESULT, i32::from(allow)), Instruction::with(EXIT, 0, 0)]
 }
 
 // === impl Instruction ===
@@ -112,9 +113,9 @@ impl Instruction {
         Self { code: COPY, registers: from << 4 | to, offset: 0, value: 0 }
     }
 
-    /// A word of the question.
+    /// Loads a word of the context.
     fn load(to: u8, offset: i16) -> Self {
-        Self { code: LOAD, registers: QUESTION << 4 | to, offset, value: 0 }
+        Self { code: LOAD, registers: CONTEXT << 4 | to, offset, value: 0 }
     }
 }
 
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// What the kernel would make of it.
+    /// Interprets the program as the kernel does.
     fn run(program: &[Instruction], question: [u32; 3]) -> u32 {
         let (mut registers, mut at) = ([0_u32; 6], 0);
         loop {
@@ -182,12 +183,12 @@ mod tests {
                 assert!(!may(&rules, foreign, access), "{foreign} {access:?}");
             }
         }
-        // Where the spec has no rules it is the same.
+        // The result is the same for a spec without rules.
         assert!(!may(&json!([]), "b 8:0", READ) && may(&json!([]), "c 1:3", BOTH));
     }
 
     #[test]
-    fn a_device_may_be_used_as_its_permissions_say() {
+    fn a_device_is_usable_with_the_accesses_of_its_rule() {
         let rules = json!([
             { "allow": false, "access": "rwm" },
             { "allow": true, "type": "b", "major": 8, "minor": 0, "access": "r" },
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_rule_that_names_it_decides() {
+    fn the_last_matching_rule_decides() {
         let all = json!({ "allow": true, "access": "rwm" });
         let none = json!({ "allow": false, "type": "a", "access": "rwm" });
         let disk =
@@ -211,17 +212,17 @@ mod tests {
         assert!(may(&json!([none, all]), "b 8:0", BOTH));
         assert!(!may(&json!([none, disk(true, "rw"), disk(false, "r")]), "b 8:0", READ));
         assert!(may(&json!([none, disk(false, "r"), disk(true, "rw")]), "b 8:0", BOTH));
-        // Each by a rule of its own.
+        // One rule for each device type.
         assert!(may(&json!([none, disk(true, "r"), disk(true, "w")]), "b 8:0", BOTH));
     }
 
     #[test]
-    fn what_forbids_nothing_is_no_program() {
+    fn rules_that_deny_nothing_need_no_program() {
         assert_eq!(program(&of(json!([{ "allow": true, "access": "rwm" }]))), None);
     }
 
     #[test]
-    fn no_instruction_is_out_of_reach_and_none_jumps_outside() {
+    fn every_jump_stays_in_the_program_and_every_instruction_is_reachable() {
         let whole = json!({ "allow": false, "access": "rwm" });
         let program = program(&of(json!([whole, { "allow": true, "type": "b" }, whole]))).unwrap();
         let mut reached = vec![false; program.len()];

@@ -1,4 +1,4 @@
-//! What a container finds in its /dev: the nodes that every one has, those that it asked for, and links.
+//! The contents of a container's /dev: default device nodes, those of its spec, and links.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 use super::place::{self, Kind};
 use crate::kernel;
 
-/// By the OCI runtime specification's "Default Filesystems and Devices", and runc's `/dev/core`.
+/// From the OCI runtime specification, "Default Filesystems and Devices"; `/dev/core` as in runc.
 const LINKS: [(&str, &str); 5] = [
     ("/proc/self/fd", "fd"),
     ("/proc/self/fd/0", "stdin"),
@@ -30,17 +30,18 @@ pub(super) enum DeviceError {
     Link { name: &'static str, source: io::Error },
 }
 
-/// Where the nodes come from.
+/// How device nodes get into /dev.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nodes {
+    /// By mknod(2).
     Made,
-    /// Those of the host: a user namespace's root may make none.
+    /// Bind mounts of the host's nodes: root of a user namespace may not make any.
     Bound,
 }
 
-/// Fills /dev, unless it is somebody else's.
+/// Fills /dev, unless a bind mount covers it.
 pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<(), DeviceError> {
-    if is_foreign(spec.mounts().as_deref().unwrap_or_default()) {
+    if is_bind_mounted(spec.mounts().as_deref().unwrap_or_default()) {
         return Ok(());
     }
     let asked = spec.linux().as_ref().and_then(|linux| linux.devices().as_deref()).unwrap_or_default();
@@ -54,12 +55,13 @@ pub(super) fn fill(root: BorrowedFd<'_>, spec: &Spec, nodes: Nodes) -> Result<()
     links(root)
 }
 
-/// A bind at /dev shows the host's, or whose it is: nothing is changed in there.
-fn is_foreign(mounts: &[Mount]) -> bool {
+/// Whether a bind mount is at /dev. It shows directories of the host or of a volume, which must not be
+/// changed.
+fn is_bind_mounted(mounts: &[Mount]) -> bool {
     mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
 }
 
-/// The default ones as far as nobody asked for others in their place.
+/// The default devices that the spec does not override, then those of the spec.
 fn wanted(asked: &[LinuxDevice]) -> Vec<LinuxDevice> {
     let mut all = default_devices();
     all.retain(|default| !asked.iter().any(|device| device.path() == default.path()));
@@ -76,7 +78,7 @@ fn make(root: BorrowedFd<'_>, device: &LinuxDevice) -> io::Result<()> {
     };
     let number = |number: i64| u64::try_from(number).map_err(io::Error::other);
     let numbers = makedev(number(device.major())?, number(device.minor())?);
-    // The caller has no umask.
+    // The caller's umask is 0.
     let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
     mknodat(&directory, name, kind, mode, numbers)?;
     let (uid, gid) = (device.uid().unwrap_or(0), device.gid().unwrap_or(0));
@@ -99,7 +101,7 @@ fn links(root: BorrowedFd<'_>) -> Result<(), DeviceError> {
     for (target, name) in LINKS {
         link(&dev, target, name).map_err(failed(name))?;
     }
-    // Of the container's own devpts, instead of what the image has there.
+    // The container's own devpts replaces the image's file.
     match unlinkat(&dev, "ptmx", UnlinkatFlags::NoRemoveDir) {
         Ok(()) | Err(nix::Error::ENOENT) => {}
         Err(errno) => return Err(failed("ptmx")(errno.into())),
@@ -109,7 +111,7 @@ fn links(root: BorrowedFd<'_>) -> Result<(), DeviceError> {
 
 fn link(dev: &OwnedFd, target: &str, name: &str) -> io::Result<()> {
     match symlinkat(target, dev, name) {
-        // The image's own.
+        // The image has one already.
         Ok(()) | Err(nix::Error::EEXIST) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_asked_for_takes_the_place_of_a_default_one() {
+    fn a_device_of_the_spec_replaces_the_default_one_at_its_path() {
         let wanted = wanted(&[device("/dev/null", 5), device("/dev/mine", 7)]);
         let of = |path: &str| wanted.iter().filter(|d| d.path() == Path::new(path)).collect::<Vec<_>>();
         assert_eq!(of("/dev/null").len(), 1);
@@ -134,8 +136,8 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_dev_is_left_alone() {
-        let at = |json| is_foreign(&[serde_json::from_value::<Mount>(json).unwrap()]);
+    fn a_bind_mount_at_dev_is_not_changed() {
+        let at = |json| is_bind_mounted(&[serde_json::from_value::<Mount>(json).unwrap()]);
         let bound = serde_json::json!({ "destination": "/dev", "source": "/dev", "options": ["rbind"] });
         assert!(at(bound));
         assert!(!at(serde_json::json!({ "destination": "/dev", "type": "tmpfs", "source": "tmpfs" })));

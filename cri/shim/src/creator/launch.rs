@@ -1,4 +1,4 @@
-//! From the creator to a container's first process: cgroups, namespaces, and the fork between them.
+//! The creator's part of a direct creation: cgroups, namespaces and the fork of the first process.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,24 +9,24 @@ use std::path::{Path, PathBuf};
 use libcontainer::oci_spec::runtime::{LinuxNamespaceType, Spec};
 use nix::sched::{CloneFlags, setns};
 
-use super::Plan;
-use super::first::{self, First, Root};
+use super::CreateRequest;
+use super::first_process::{self, FirstProcess, Root};
 use super::limits::{Cgroups, LimitError};
-use super::unit::Unit;
+use super::systemd_scope::Unit;
 use crate::console;
 use crate::exec::limit;
 use crate::kernel::{self, Fork};
-use crate::report::{Speaker, Word};
+use crate::report::{Message, Reporter};
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LaunchError {
     #[error(transparent)]
     Limit(#[from] LimitError),
-    #[error("tell of the container's limits")]
+    #[error("pass the container's limits to systemd")]
     Unit(#[from] coracle_systemd::Error),
     #[error("set the out-of-memory score {score}")]
     OomScore { score: i32, source: io::Error },
-    #[error("connect to the one who wants the terminal")]
+    #[error("connect to the console socket")]
     Console(#[source] io::Error),
     #[error("set the resource limits")]
     ResourceLimits(#[source] nix::Error),
@@ -34,81 +34,92 @@ pub(super) enum LaunchError {
     Join { path: PathBuf, source: io::Error },
     #[error("become root of the pod's user namespace")]
     User(#[source] io::Error),
-    #[error("hide from the container")]
+    #[error("hide the creator's /proc entry from the container")]
     Hide(#[source] io::Error),
     #[error("start the container's first process")]
     Fork(#[source] io::Error),
 }
 
-/// Makes the container's first process, a child of the shim's, and says its pid. It says itself when it is
-/// ready, or why it will not be.
+/// Arguments of a direct creation.
+pub(super) struct Launch<'a> {
+    pub(super) request: &'a CreateRequest<'a>,
+    pub(super) spec: &'a Spec,
+    pub(super) root: Root<'a>,
+    /// The container's cgroup path.
+    pub(super) cgroup: &'a str,
+}
+
+/// Makes the container's first process, a child of the shim, and reports its pid. The first process itself
+/// reports that it is ready, or why it failed.
 pub(super) fn launch(
-    plan: &Plan<'_>,
-    spec: &Spec,
-    (root, cgroup): (Root<'_>, &str),
+    launch: &Launch<'_>,
     unit: Option<&mut Unit<'_>>,
-    speaker: Speaker,
+    reporter: Reporter,
 ) -> Result<(), LaunchError> {
-    let cgroups = Cgroups::make(plan.hierarchies, cgroup)?;
-    let late = cgroups.limit(spec)?;
+    let Launch { request, spec, root, cgroup } = *launch;
+    let cgroups = Cgroups::make(request.hierarchies, cgroup)?;
+    let pids_limit = cgroups.limit(spec)?;
     coracle_fault::point("shim.creator-limited");
     let process = spec.process().as_ref();
     if let Some(score) = process.and_then(|process| process.oom_score_adj()) {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| LaunchError::OomScore { score, source })?;
     }
-    let console = plan.console.map(connect).transpose().map_err(LaunchError::Console)?;
-    // Before a pid namespace is joined: who is born in one has another number for the pid that is to be said.
-    enter(&cgroups, plan.shim, speaker)?;
+    let console = request.console.map(connect).transpose().map_err(LaunchError::Console)?;
+    // Before a pid namespace is joined: a process that is forked inside reports the pid of that namespace.
+    enter(&cgroups, request.shim, reporter)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();
     limit::apply(limits).map_err(LaunchError::ResourceLimits)?;
-    // From here the pod's processes may see us.
+    // From here on the pod's processes may see this process.
     kernel::hide_from_proc().map_err(LaunchError::Hide)?;
-    if let Some(user) = plan.user {
+    if let Some(user) = request.user {
         setns(&user.fd, CloneFlags::CLONE_NEWUSER).map_err(|errno| LaunchError::User(errno.into()))?;
         kernel::set_ids(0, 0).map_err(LaunchError::User)?;
     }
-    let first = First { plan, spec, root, console: console.as_ref(), speaker };
+    let first = FirstProcess { request, spec, root, console: console.as_ref(), reporter };
     match kernel::clone(own.bits() | libc::CLONE_PARENT, 0).map_err(LaunchError::Fork)? {
-        Fork::Child => first::run(&first),
+        Fork::Child => first_process::run(&first),
         Fork::Parent(pid) => {
-            let limited = late.map_or(Ok(()), super::limits::Late::write).map_err(LaunchError::from);
-            let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), Unit::tell)?));
+            let limited =
+                pids_limit.map_or(Ok(()), super::limits::PidsLimit::write).map_err(LaunchError::from);
+            let limited = limited.and_then(|()| Ok(unit.map_or(Ok(()), Unit::set_limits)?));
             if limited.is_err() {
-                // It has not been told to anybody, and waits in the cgroup that is removed.
-                // Our sibling, which the shim waits for only after this process has ended or said its pid.
+                // The shim does not know it yet. It waits in a cgroup that is about to be removed. It is the
+                // creator's sibling, and the shim reaps it only after the creator has ended or reported its
+                // pid. So the pid is still its own here.
                 let _ = kernel::pidfd_open(pid).and_then(|first| kernel::send_signal(&first, libc::SIGKILL));
             }
             limited?;
-            speaker.say(&Word::Pid(pid));
+            reporter.send(&Message::Pid(pid));
             Ok(())
         }
     }
 }
 
-/// On v1 this process enters. On v2 another one goes on, born there: to be moved would mean to wait.
-fn enter(cgroups: &Cgroups<'_>, shim: i32, speaker: Speaker) -> Result<(), LaunchError> {
+/// Enters the cgroups. On v1 the creator moves itself. On v2 it forks a successor into the cgroup, because
+/// moving would wait for an RCU grace period.
+fn enter(cgroups: &Cgroups<'_>, shim: i32, reporter: Reporter) -> Result<(), LaunchError> {
     let born = cgroups
         .unified_directory()
         .and_then(|directory| File::open(directory).ok())
         .map(|directory| kernel::clone_sibling_into(&directory.into()));
     match born {
         Some(Ok(Fork::Parent(pid))) => {
-            speaker.say(&Word::Successor(pid));
+            reporter.send(&Message::Successor(pid));
             kernel::leave(0)
         }
         Some(Ok(Fork::Child)) => {
             kernel::die_with(shim);
             Ok(())
         }
-        // A kernel before 5.7.
+        // Linux before 5.7 has no CLONE_INTO_CGROUP.
         Some(Err(_)) | None => Ok(cgroups.enter()?),
     }
 }
 
-/// Joins those that the spec names, and says which the container gets of its own. A joined pid namespace is
-/// that of children alone.
+/// Joins the namespaces that the spec names by path. Returns the flags of those that the container gets for
+/// itself. A joined pid namespace applies to children only.
 fn join_namespaces(spec: &Spec) -> Result<CloneFlags, LaunchError> {
     let namespaces = spec.linux().as_ref().and_then(|linux| linux.namespaces().as_deref());
     let mut own = CloneFlags::CLONE_NEWNS;
@@ -119,7 +130,8 @@ fn join_namespaces(spec: &Spec) -> Result<CloneFlags, LaunchError> {
             LinuxNamespaceType::Ipc => CloneFlags::CLONE_NEWIPC,
             LinuxNamespaceType::Pid => CloneFlags::CLONE_NEWPID,
             LinuxNamespaceType::Cgroup => CloneFlags::CLONE_NEWCGROUP,
-            // The pod's, which is joined last; and those that `ordinary` does not let come here.
+            // The pod's user namespace is joined last. `direct_support` accepts no other mount or time
+            // namespace.
             LinuxNamespaceType::User | LinuxNamespaceType::Mount | LinuxNamespaceType::Time => continue,
         };
         match namespace.path() {

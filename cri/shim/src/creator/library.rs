@@ -1,4 +1,4 @@
-//! A container by the container library, for what we do not do ourselves: see [`super::ordinary`].
+//! Creation by the container library, for specs that [`super::direct_support`] rejects.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -10,33 +10,33 @@ use libcontainer::oci_spec::runtime::Spec;
 use libcontainer::syscall::syscall::SyscallType;
 use libcontainer::workload::{Executor, ExecutorError, ExecutorValidationError};
 
-use super::{CreateError, Plan};
+use super::{CreateError, CreateRequest};
 use crate::kernel;
 use crate::program;
-use crate::report::{Speaker, Word};
+use crate::report::{Message, Reporter};
 use crate::selinux;
 
-/// Makes the container of the config.json in the plan's directory, and returns its first process.
-pub(super) fn build(plan: &Plan<'_>, speaker: Speaker) -> Result<i32, CreateError> {
-    // A hook need not read what the library writes to it.
+/// Makes the container from the config.json in `request.dir` and returns the pid of its first process.
+pub(super) fn build(request: &CreateRequest<'_>, reporter: Reporter) -> Result<i32, CreateError> {
+    // A hook may close its input before the library has written all of it.
     kernel::ignore_broken_pipes();
     let library = |error| CreateError::Library(Box::new(error));
-    let mut builder = ContainerBuilder::new(plan.id.to_owned(), SyscallType::default())
-        .with_root_path(plan.state)
+    let mut builder = ContainerBuilder::new(request.id.to_owned(), SyscallType::default())
+        .with_root_path(request.state)
         .map_err(library)?
-        .with_executor(Runner { speaker })
-        .with_console_socket(plan.console);
-    if let Some(stdin) = &plan.ends.stdin {
+        .with_executor(Runner { reporter })
+        .with_console_socket(request.console);
+    if let Some(stdin) = &request.ends.stdin {
         builder = builder.with_stdin(own(stdin)?);
     }
-    if let Some(stdout) = &plan.ends.stdout {
+    if let Some(stdout) = &request.ends.stdout {
         builder = builder.with_stdout(own(stdout)?);
     }
-    if let Some(stderr) = &plan.ends.stderr {
+    if let Some(stderr) = &request.ends.stderr {
         builder = builder.with_stderr(own(stderr)?);
     }
     let container = builder
-        .as_init(plan.dir)
+        .as_init(request.dir)
         .with_systemd(false)
         .with_detach(true)
         .as_sibling(true)
@@ -45,30 +45,31 @@ pub(super) fn build(plan: &Plan<'_>, speaker: Speaker) -> Result<i32, CreateErro
     container.pid().map(|pid| pid.as_raw()).ok_or(CreateError::Missing("process"))
 }
 
-/// The library takes ownership, and this process is a copy whose owners never drop.
+/// The library takes ownership. Descriptors are duplicated: this process is a fork in which the owners never
+/// drop.
 fn own(fd: &OwnedFd) -> Result<OwnedFd, CreateError> {
     let borrowed: BorrowedFd<'_> = kernel::borrow(fd.as_raw_fd());
     borrowed.try_clone_to_owned().map_err(CreateError::Duplicate)
 }
 
-/// Its last step, done our way: absent and forbidden programs are told apart, and are told when the
-/// container is started, as other runtimes do, not when it is created.
+/// The last step of a creation by the library. It distinguishes absent from forbidden programs, and reports
+/// them at start, not at creation, as other runtimes do.
 #[derive(Clone)]
 struct Runner {
-    speaker: Speaker,
+    reporter: Reporter,
 }
 
 impl Executor for Runner {
     fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
         kernel::reset_signals();
-        // A pod ends with its shim. After the change of ids, which would clear it.
+        // The pod's processes end with the shim. Set here, because the change of ids clears it.
         let _ = kernel::die_with_parent();
         let label = spec.process().as_ref().and_then(|process| process.selinux_label().as_ref());
         if let Some(label) = label.filter(|label| !label.is_empty())
             && let Err(error) = selinux::exec_as(label)
         {
             let message = format!("take the SELinux label {label:?}: {error}");
-            self.speaker.say(&Word::Failed(Kind::Internal, message));
+            self.reporter.send(&Message::Failed(Kind::Internal, message));
             kernel::leave(255)
         }
         let args = spec.process().as_ref().and_then(|process| process.args().clone()).unwrap_or_default();
@@ -76,7 +77,7 @@ impl Executor for Runner {
             .filter_map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok())
             .collect();
         let (kind, message) = program::become_program(&args, &env);
-        self.speaker.say(&Word::Failed(kind, message));
+        self.reporter.send(&Message::Failed(kind, message));
         kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
     }
 

@@ -1,8 +1,8 @@
-//! A container's cgroups: made, limited, entered; what is written is planned first.
+//! A container's cgroups: made, limited and entered. Writes are planned before they are done.
 //!
-//! On v1 all of it is our own. On v2 the container library's own cgroup code writes the limits, which needs no
-//! more than the files; it is its way of finding v1 hierarchies that costs hundreds of system calls. Devices have no
-//! files there: a program of ours decides.
+//! On v1 this module writes all limits itself. On v2 the container library's cgroup code writes them; there
+//! it needs only the files, while its search for v1 hierarchies costs hundreds of system calls. Cgroup v2 has
+//! no files for devices: a BPF program decides ([`super::device_program`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
@@ -30,7 +30,7 @@ pub(super) enum LimitError {
     Write { path: PathBuf, value: String, source: io::Error },
     #[error("limit the container's cgroup")]
     Unified(#[from] V2ManagerError),
-    #[error("limit the container's devices{}", without_programs(.0))]
+    #[error("limit the container's devices{}", bpf_hint(.0))]
     Devices(#[source] io::Error),
 }
 
@@ -41,32 +41,32 @@ pub(super) struct Cgroups<'a> {
     directories: Vec<PathBuf>,
 }
 
-/// A limit that would keep us from making the container, and is written when it is made.
-pub(super) struct Late {
+/// The pids limit. It is written after the fork, which it could otherwise prevent.
+pub(super) struct PidsLimit {
     path: PathBuf,
     file: File,
     value: String,
 }
 
-/// One line for one file of a controller.
+/// One write to one file of a controller.
 #[derive(Debug, PartialEq, Eq)]
 struct Write {
     controller: &'static str,
     file: String,
     value: String,
-    /// Where the kernel has no such file there is nothing to limit.
+    /// If true, a file that the kernel does not have is skipped.
     optional: bool,
 }
 
-/// Has the rules for devices enforced where the container library makes a container: on v2, where it leaves them out
-/// and finds the cgroup already made.
-pub(super) fn filter_for_library(
+/// Enforces the device rules for a container that the library makes. Needed on v2 only: there the library
+/// omits them and uses the cgroup as it finds it.
+pub(super) fn restrict_devices_for_library(
     hierarchies: &[Hierarchy],
     path: &str,
     spec: &Spec,
 ) -> Result<(), LimitError> {
     if hierarchies.iter().all(Hierarchy::is_unified) {
-        Cgroups::make(hierarchies, path)?.filter_devices(spec)?;
+        Cgroups::make(hierarchies, path)?.restrict_devices(spec)?;
     }
     Ok(())
 }
@@ -74,7 +74,7 @@ pub(super) fn filter_for_library(
 // === impl Cgroups ===
 
 impl<'a> Cgroups<'a> {
-    /// Makes the container's cgroup wherever there are controllers: in all v1 hierarchies, or in v2's alone.
+    /// Makes the container's cgroup: in all v1 hierarchies, or, without any, in the v2 hierarchy.
     pub(super) fn make(hierarchies: &'a [Hierarchy], path: &'a str) -> Result<Self, LimitError> {
         let v1: Vec<&Hierarchy> = hierarchies.iter().filter(|h| !h.aliases().is_empty()).collect();
         let chosen = if v1.is_empty() { hierarchies.iter().collect() } else { v1 };
@@ -83,9 +83,9 @@ impl<'a> Cgroups<'a> {
         Ok(Self { hierarchies: chosen, path, directories })
     }
 
-    /// Writes the limits, but the number of processes.
-    pub(super) fn limit(&self, spec: &Spec) -> Result<Option<Late>, LimitError> {
-        self.filter_devices(spec)?;
+    /// Writes all limits except the pids limit, which is returned.
+    pub(super) fn limit(&self, spec: &Spec) -> Result<Option<PidsLimit>, LimitError> {
+        self.restrict_devices(spec)?;
         let Some(resources) = resources(spec) else { return Ok(None) };
         match self.unified() {
             Some(mount) => {
@@ -104,26 +104,27 @@ impl<'a> Cgroups<'a> {
                 self.allow_devices(resources)?;
             }
         }
-        self.late(resources)
+        self.pids_limit(resources)
     }
 
-    /// Where v2 is the only one, has the kernel ask the container's rules about every device that it uses.
-    fn filter_devices(&self, spec: &Spec) -> Result<(), LimitError> {
+    /// On pure v2: attaches the program with the container's device rules to its cgroup.
+    fn restrict_devices(&self, spec: &Spec) -> Result<(), LimitError> {
         let Some(directory) = self.unified_directory() else { return Ok(()) };
         let Some(program) = program(&access::rules(resources(spec))) else { return Ok(()) };
         match attach(directory, &program) {
-            // Whoever started us there may load no programs, and the devices are not theirs. runc lets it pass too.
+            // Inside a user namespace no programs can be loaded, and the devices belong to the parent. runc
+            // ignores the error too.
             Err(_) if user_namespace::is_inside_one() => Ok(()),
             attached => attached.map_err(LimitError::Devices),
         }
     }
 
-    /// Where v2 is the only one, its directory of this container: a process is to be born there.
+    /// On pure v2: the container's cgroup directory, in which its process is to be forked.
     pub(super) fn unified_directory(&self) -> Option<&Path> {
         self.unified().and(self.directories.first()).map(PathBuf::as_path)
     }
 
-    /// Enters by moving. On v1 that does not wait.
+    /// Moves this process into the cgroups. On v1 this does not wait.
     pub(super) fn enter(&self) -> Result<(), LimitError> {
         Ok(cgroup::enter(&self.directories)?)
     }
@@ -149,7 +150,7 @@ impl<'a> Cgroups<'a> {
         }
     }
 
-    /// Each rule is a write of its own, to one of two files.
+    /// Each rule is a separate write to devices.allow or devices.deny.
     fn allow_devices(&self, resources: &LinuxResources) -> Result<(), LimitError> {
         let Ok(directory) = self.directory("devices") else { return Ok(()) };
         let open = |name: &str| {
@@ -174,20 +175,20 @@ impl<'a> Cgroups<'a> {
         Ok(())
     }
 
-    fn late(&self, resources: &LinuxResources) -> Result<Option<Late>, LimitError> {
+    fn pids_limit(&self, resources: &LinuxResources) -> Result<Option<PidsLimit>, LimitError> {
         let Some(pids) = resources.pids() else { return Ok(None) };
         let value = if pids.limit() > 0 { pids.limit().to_string() } else { "max".to_owned() };
         let path = self.directory("pids")?.join("pids.max");
         match OpenOptions::new().write(true).open(&path) {
-            Ok(file) => Ok(Some(Late { path, file, value })),
+            Ok(file) => Ok(Some(PidsLimit { path, file, value })),
             Err(source) => Err(LimitError::Write { path, value, source }),
         }
     }
 }
 
-// === impl Late ===
+// === impl PidsLimit ===
 
-impl Late {
+impl PidsLimit {
     pub(super) fn write(mut self) -> Result<(), LimitError> {
         let written = self.file.write_all(self.value.as_bytes());
         written.map_err(|source| LimitError::Write { path: self.path, value: self.value, source })
@@ -197,7 +198,7 @@ impl Late {
 // === impl Hierarchy ===
 
 impl Hierarchy {
-    /// Makes the cgroup; on v2 with all controllers, which each parent has to hand down.
+    /// Makes the cgroup. On v2 each parent first enables all its controllers for its children.
     fn make_limited(&self, path: &str) -> Result<PathBuf, CgroupError> {
         if self.is_unified() {
             let whole = self.at(path);
@@ -211,15 +212,16 @@ impl Hierarchy {
                 {
                     return Err(CgroupError::Make { path: parent.to_owned(), source });
                 }
-                hand_down(parent);
+                enable_controllers(parent);
             }
         }
         self.make(path)
     }
 }
 
-/// A controller that cannot be handed down is missed by the limit that needs it.
-fn hand_down(cgroup: &Path) {
+/// Enables all controllers for children. Failures are ignored here: the limit that needs the controller
+/// reports it.
+fn enable_controllers(cgroup: &Path) {
     let read = |name: &str| fs::read_to_string(cgroup.join(name)).unwrap_or_default();
     let (has, gives) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
     let gives: Vec<&str> = gives.split_whitespace().collect();
@@ -234,7 +236,7 @@ fn resources(spec: &Spec) -> Option<&LinuxResources> {
 
 fn attach(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
     let loaded = match kernel::load_device_program(program) {
-        // Before 5.11 programs counted as locked memory, of all processes of the user's together.
+        // Before Linux 5.11 BPF programs count against the user's RLIMIT_MEMLOCK.
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
             let lifted = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
@@ -247,8 +249,8 @@ fn attach(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
     kernel::attach_device_program(&File::open(cgroup)?.into(), &loaded?)
 }
 
-/// What is most likely wrong when the kernel does not know what it is asked for.
-fn without_programs(error: &io::Error) -> &'static str {
+/// A hint at the most likely cause when the kernel does not support such programs.
+fn bpf_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOSYS | Errno::EINVAL) => ", which needs a kernel with CONFIG_CGROUP_BPF",
         _ => "",
@@ -259,7 +261,7 @@ fn put(path: &Path, value: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 
-/// The lines of v1's files, in an order that the kernel takes.
+/// The writes to v1 files, in an order that the kernel accepts.
 fn plan(resources: &LinuxResources) -> Vec<Write> {
     let mut writes = Vec::new();
     if let Some(cpu) = resources.cpu() {
@@ -294,7 +296,7 @@ fn plan_cpu(cpu: &LinuxCpu, writes: &mut Vec<Write>) {
     add(values, writes);
 }
 
-/// The limit of memory and swap together is never below that of memory alone, and both begin without.
+/// In this order: the limit of memory plus swap may never be below that of memory, and both start unlimited.
 fn plan_memory(memory: &LinuxMemory, writes: &mut Vec<Write>) {
     let value = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
     let swappiness = memory.swappiness().map(|value| value.to_string());
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_v1_are_written_as_the_kernel_takes_them() {
+    fn limits_of_v1_are_written_in_an_order_that_the_kernel_accepts() {
         let found = planned(serde_json::json!({
             "cpu": { "shares": 512, "quota": 50000, "period": 100_000, "cpus": "0" },
             "memory": { "limit": 1024, "swap": 2048 },
@@ -351,8 +353,8 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_takes_the_program_and_denies_by_it() {
-        // Only root may, and only where there is a cgroup of v2, alone or beside v1's.
+    fn the_kernel_loads_the_device_program_and_enforces_it() {
+        // Needs root, and a v2 hierarchy, alone or beside v1.
         let hierarchies = cgroup::hierarchies().unwrap();
         let unified = hierarchies.iter().find(|hierarchy| hierarchy.is_unified());
         let Some(unified) = unified.filter(|_| nix::unistd::geteuid().is_root()) else { return };
@@ -364,7 +366,7 @@ mod tests {
         ]));
         let attached = attach(&cgroup, &program(&rules).unwrap());
         let procs = cgroup.join("cgroup.procs");
-        // The kernel's log: its node may be made, and be read as the rules say.
+        // /dev/kmsg: the rules allow mknod and reading.
         let script = format!(
             "echo 0 >{} && : >/dev/null && head -c1 /dev/urandom >/dev/null && \
              mknod $0 c 1 11 && (: <$0) && ! (: >$0) 2>/dev/null",

@@ -1,8 +1,8 @@
 //! The mounts of a container's spec, in its root file system.
 //!
-//! By descriptors throughout: a place is opened once, as the container would see it, and mounted upon, so
-//! that no link that an image or a shared volume holds leads a mount elsewhere. What options mean is the
-//! container library's.
+//! All steps use descriptors. A mount point is opened once, resolved inside the container's root, and mounted
+//! on. So no symbolic link of an image or a shared volume can redirect a mount. The container library parses
+//! the mount options.
 
 use std::ffi::CString;
 use std::io;
@@ -17,8 +17,8 @@ use super::place::{self, Kind};
 use crate::kernel::{self, Attributes, Depth};
 use crate::selinux;
 
-/// Files of /proc that may be covered, for those who show a container its own limits there. Anything else
-/// mounted in /proc would deceive whoever trusts it. The list is runc's.
+/// Files of /proc that a mount may cover, so that tools such as lxcfs can show a container its own limits.
+/// Other mounts in /proc could deceive programs that trust it. The list is runc's.
 const MAY_COVER: [&str; 10] = [
     "/proc/cpuinfo",
     "/proc/diskstats",
@@ -32,7 +32,7 @@ const MAY_COVER: [&str; 10] = [
     "/proc/sys/crypto/fips_enabled",
 ];
 
-/// The kernel's flags of mount(2) and attributes of mount_setattr(2) that mean the same.
+/// Pairs of a mount(2) flag and the equivalent mount_setattr(2) attribute.
 const ATTRIBUTES: [(u64, u64); 5] = [
     (libc::MS_RDONLY, libc::MOUNT_ATTR_RDONLY),
     (libc::MS_NOSUID, libc::MOUNT_ATTR_NOSUID),
@@ -41,7 +41,7 @@ const ATTRIBUTES: [(u64, u64); 5] = [
     (libc::MS_NODIRATIME, libc::MOUNT_ATTR_NODIRATIME),
 ];
 
-/// How access times are kept: one of three, for which the others are cleared.
+/// Modes of access time updates. They exclude each other: setting one clears the others.
 const TIMES: [(u64, u64); 3] = [
     (libc::MS_STRICTATIME, libc::MOUNT_ATTR_STRICTATIME),
     (libc::MS_NOATIME, libc::MOUNT_ATTR_NOATIME),
@@ -50,11 +50,11 @@ const TIMES: [(u64, u64); 3] = [
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MountError {
-    #[error("understand the options of the mount at {}: {why}", .at.display())]
+    #[error("parse the options of the mount at {}: {why}", .at.display())]
     Options { at: PathBuf, why: String },
     #[error("the mount at {} has no source", .0.display())]
     NoSource(PathBuf),
-    #[error("{} is not a place to mount anything but proc at", .0.display())]
+    #[error("refuse the mount at {}: only proc may be mounted there", .0.display())]
     InProc(PathBuf),
     #[error("open {}, to be mounted at {}", .what.display(), .at.display())]
     Source { what: PathBuf, at: PathBuf, source: io::Error },
@@ -68,7 +68,7 @@ pub(super) enum MountError {
     Attach { at: PathBuf, source: io::Error },
 }
 
-/// Mounts one entry of a spec, whose files have the SELinux label.
+/// Mounts one entry of a spec. `label` is the SELinux label of its files.
 pub(super) fn mount(root: BorrowedFd<'_>, entry: &Mount, label: Option<&str>) -> Result<(), MountError> {
     let at = entry.destination();
     let why = |error: &dyn std::error::Error| MountError::Options { at: at.clone(), why: error.to_string() };
@@ -94,7 +94,7 @@ fn attributes(flags: u64, at: &Path) -> Attributes {
         attributes.set |= attribute;
     }
     if at == Path::new("/dev") {
-        // Nodes and links are still to be made there.
+        // Device nodes and links are made there later.
         attributes.set &= !libc::MOUNT_ATTR_RDONLY;
     }
     if let Some((_, times)) = TIMES.iter().find(|(flag, _)| flags & flag != 0) {
@@ -117,7 +117,7 @@ fn bind(entry: &Mount) -> Result<(OwnedFd, Kind), MountError> {
 }
 
 fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Result<OwnedFd, MountError> {
-    // The entry of v1 hierarchies was replaced by one for each.
+    // On v1 `cgroup_mount` has replaced this entry already, so here it is v2.
     let kind = match entry.typ().as_deref().unwrap_or_default() {
         "cgroup" => "cgroup2",
         kind => kind,
@@ -135,7 +135,8 @@ fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Re
         kernel::fs_label(&fs, selinux::context_of(kind, label))?;
         kernel::fs_create(&fs)?;
         let tree = kernel::fs_mount(&fs, false)?;
-        // Of the pod's ipc namespace, and mounted before: as runc does it.
+        // The mqueue belongs to the pod's ipc namespace and is mounted already, so the root is labelled, as
+        // in runc.
         if let Some(label) = label.filter(|_| kind == "mqueue") {
             selinux::label_root(&tree, label)?;
         }
@@ -148,7 +149,8 @@ fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Re
     })
 }
 
-/// The kernel's own file systems go where they belong, whatever links the image has there.
+/// Opens the mount point. proc and sysfs are mounted at exactly their path: symbolic links of the image are
+/// not followed.
 fn open_place(root: BorrowedFd<'_>, entry: &Mount, kind: Kind) -> Result<OwnedFd, MountError> {
     let at = entry.destination();
     let failed = |source| MountError::Place { at: at.clone(), source };
@@ -168,7 +170,7 @@ fn may_cover(at: &Path) -> bool {
     MAY_COVER.iter().any(|file| at == Path::new(file))
 }
 
-/// Another proc at /proc, which shows what it is.
+/// Whether it binds another proc at /proc. That is allowed: it is still a proc.
 fn is_bind_of_proc(entry: &Mount) -> bool {
     let source = entry.source().as_deref().filter(|_| is_bind(entry));
     entry.destination() == Path::new("/proc")
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_proc_covers_proc() {
+    fn only_proc_may_cover_proc() {
         let root = std::fs::File::open("/").unwrap();
         let refused = |destination: &str, source: &str| {
             let json = serde_json::json!({

@@ -1,5 +1,5 @@
-//! Places in a container's root file system: opened, and made where they are missing, as the container
-//! would see them. No link leads out of the root.
+//! Opens and makes files and directories in a container's root file system. Paths resolve as inside the
+//! container: no link leads out of the root.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
@@ -12,10 +12,10 @@ use nix::sys::stat::{Mode, fstat, mkdirat};
 use crate::kernel;
 
 const DIRECTORY: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
-/// As many links as the kernel follows in one path.
+/// Maximum number of symbolic links in a path, as in the kernel (MAXSYMLINKS).
 const LINKS_MAX: usize = 40;
 
-/// What a place has to be.
+/// Type of a mount point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Directory,
@@ -23,10 +23,10 @@ pub(super) enum Kind {
     File,
 }
 
-/// Opens the place, which is made if it is missing.
+/// Opens the path, and makes it if it is missing.
 ///
 /// # Errors
-/// Also where the path has a `..`: nobody means the same by it.
+/// Missing paths with `..` are refused: their meaning depends on links that do not exist yet.
 pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<OwnedFd> {
     match kernel::open_in_root(root, path, libc::O_PATH) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -45,14 +45,14 @@ pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<
     }
 }
 
-/// The directory that the path's last part lies in, made if it is missing.
+/// The parent directory of the path, made if it is missing, and the last component.
 pub(super) fn parent<'a>(root: BorrowedFd<'_>, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
     let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
     let above = path.parent().unwrap_or(Path::new("/"));
     Ok((make_directories(root, above)?, name))
 }
 
-/// Opens a directory, and makes what is missing of its path.
+/// Opens a directory and makes the missing components of its path.
 pub(super) fn make_directories(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     match kernel::open_in_root(root, path, DIRECTORY) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -69,14 +69,14 @@ fn make_plain_directories(root: BorrowedFd<'_>, path: &Path) -> io::Result<Owned
     let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
     let above = make_plain_directories(root, path.parent().unwrap_or(Path::new("/")))?;
     match mkdirat(&above, name, Mode::from_bits_truncate(0o755)) {
-        // Somebody who shares the volume was faster.
+        // Another process that shares the volume made it first.
         Ok(()) | Err(nix::Error::EEXIST) => kernel::open_in_root(root, path, DIRECTORY),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Where a path leads in the root, link by link, whether that is there or not: many an image has an
-/// `/etc/resolv.conf` that leads to where only a running system has a file, and a mount on it makes that place.
+/// Resolves all links of a path, whether or not the target exists. Many images have an `/etc/resolv.conf`
+/// that links to a file of a running system; a mount on it makes that target.
 fn without_links(root: BorrowedFd<'_>, path: &Path) -> io::Result<PathBuf> {
     if path.components().any(|part| part == Component::ParentDir) {
         return Err(ErrorKind::InvalidInput.into());
@@ -109,7 +109,7 @@ fn without_links(root: BorrowedFd<'_>, path: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
-/// The parts of a path, the first one last.
+/// The components of a path in reverse order.
 fn parts(path: &Path) -> Vec<OsString> {
     let named = path.components().filter_map(|part| match part {
         Component::Normal(_) | Component::ParentDir => Some(part.as_os_str().to_owned()),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nowhere_is_a_place_to_be_made() {
+    fn the_missing_target_of_a_link_is_made() {
         let root = std::env::temp_dir().join(format!("coracle-nowhere-{}", std::process::id()));
         std::fs::create_dir_all(root.join("etc")).unwrap();
         let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, root.join(name)).unwrap();

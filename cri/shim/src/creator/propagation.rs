@@ -1,16 +1,16 @@
-//! Mount propagation of each volume, which the container library does not know.
+//! Mount propagation of each volume, which the container library does not support.
 //!
-//! It gives the whole root one propagation and every bind inherits what its source has. So each
-//! volume is placed on the [stage](super::stage) with the propagation that it wants, and the library
-//! binds from there:
+//! The library sets one propagation for the whole root, and every bind mount inherits that of its source. So
+//! each volume is put on the [stage](super::stage) with the propagation that it asks for, and is bound from
+//! there:
 //!
-//! | a mount that wants | is staged as | the root becomes |
+//! | a mount with | is staged as | the root becomes |
 //! |---|---|---|
-//! | rprivate (the default) | private copy, of the host's where mounts made there do not arrive here | private, slave or shared, as the strongest needs |
+//! | rprivate (the default) | private copy; copied from the host's namespace if its mounts do not propagate here | private, slave or shared: the strongest of all volumes |
 //! | rslave | slave of the host's | slave |
 //! | rshared | peer of the host's, copied from the host's namespace | shared |
 //!
-//! With private volumes only, which is nearly every pod, nothing is staged where the host's mounts are shared:
+//! With private volumes only, which is nearly every pod, nothing is staged if the host's mounts are shared:
 //! the root is private.
 
 use std::io;
@@ -25,7 +25,7 @@ use crate::kernel;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PropagationError {
-    #[error("visit the host's mount namespace")]
+    #[error("enter the host's mount namespace")]
     Visit(#[source] io::Error),
     #[error("copy the mounts at {}", .path.display())]
     Copy { path: PathBuf, source: io::Error },
@@ -33,7 +33,7 @@ pub(super) enum PropagationError {
     Set { path: PathBuf, source: io::Error },
 }
 
-/// From weakest to strongest.
+/// Ordered from weakest to strongest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Propagation {
     Private,
@@ -67,7 +67,7 @@ impl Propagation {
     }
 }
 
-/// Gives the root the strongest propagation of all volumes.
+/// Sets the root's propagation to the strongest one of all volumes.
 pub(super) fn prepare(spec: &mut Spec) {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
     let strongest = mounts.iter().filter_map(Propagation::of).max().unwrap_or(Propagation::Private);
@@ -76,16 +76,16 @@ pub(super) fn prepare(spec: &mut Spec) {
     }
 }
 
-/// A detached copy of what a volume is, for its place on the stage. Our own namespace holds slaves of the
-/// host's mounts, through which nothing goes back; a copy made in the host's is a peer of the original.
+/// A detached copy of a volume's mounts, for the stage. This namespace holds slaves of the host's mounts,
+/// through which nothing propagates back. A copy made in the host's namespace is a peer of the original.
 pub(super) fn copy(source: &Path, of_host: Option<&HostMounts>) -> Result<OwnedFd, PropagationError> {
     match of_host {
-        Some(host) => host.visit(|| copy_of_ours(source)).map_err(PropagationError::Visit)?,
-        None => copy_of_ours(source),
+        Some(host) => host.visit(|| copy_here(source)).map_err(PropagationError::Visit)?,
+        None => copy_here(source),
     }
 }
 
-/// Sets the propagation of what is on the stage.
+/// Sets the propagation of a staged volume.
 pub(super) fn set(place: &Path, wanted: Propagation) -> Result<(), PropagationError> {
     let flags = match wanted {
         Propagation::Private => MsFlags::MS_PRIVATE,
@@ -97,7 +97,7 @@ pub(super) fn set(place: &Path, wanted: Propagation) -> Result<(), PropagationEr
         .map_err(|errno| PropagationError::Set { path: place.to_owned(), source: errno.into() })
 }
 
-fn copy_of_ours(path: &Path) -> Result<OwnedFd, PropagationError> {
+fn copy_here(path: &Path) -> Result<OwnedFd, PropagationError> {
     kernel::copy_mounts(path).map_err(|source| PropagationError::Copy { path: path.to_owned(), source })
 }
 
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_named_propagation_counts_and_none_is_private() {
+    fn the_last_propagation_option_counts_and_the_default_is_private() {
         assert_eq!(Propagation::of(&bind(&["rbind", "ro"])), Some(Propagation::Private));
         assert_eq!(Propagation::of(&bind(&["rbind", "rslave"])), Some(Propagation::Slave));
         assert_eq!(Propagation::of(&bind(&["rbind", "rprivate", "rshared"])), Some(Propagation::Shared));

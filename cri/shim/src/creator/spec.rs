@@ -1,4 +1,4 @@
-//! Fits a container's spec to this machine and to the container library's limits.
+//! Adjusts a container's spec to this machine and to the container library's limits.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,13 +17,13 @@ use super::CreateError;
 use crate::process::{self, PidNamespace};
 use crate::user_namespace::UserNamespace;
 
-/// What this machine and our own rights allow.
+/// The rights of this process and the features of this machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// The least out-of-memory score that we may give without CAP_SYS_RESOURCE; `None` = any.
+    /// The lowest out-of-memory score that may be set without CAP_SYS_RESOURCE. `None`: any.
     pub(crate) least_oom_score: Option<i32>,
     pub(crate) may_raise_limits: bool,
-    /// What we have ourselves and so can give.
+    /// Capabilities of this process, which it can pass on.
     pub(crate) capabilities: HashSet<caps::Capability>,
     pub(crate) apparmor: bool,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Host {
 // === impl Host ===
 
 impl Host {
-    pub(crate) fn look() -> Self {
+    pub(crate) fn detect() -> Self {
         let capabilities = caps::read(None, caps::CapSet::Permitted).unwrap_or_default();
         let powerful = capabilities.contains(&caps::Capability::CAP_SYS_RESOURCE);
         let own_score =
@@ -45,11 +45,11 @@ impl Host {
     }
 }
 
-/// Clamps what we may not give, as containerd's `restrict_oom_score_adj` does, and leaves out what
-/// the library stumbles over.
+/// Clamps what this process may not grant, as containerd's `restrict_oom_score_adj` does. Removes fields that
+/// the library handles wrongly.
 pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     if joins_uts(spec) {
-        // The name is the pod's, and the library does not set it in a namespace that it joins.
+        // The host name is the pod's. The library does not set it in a namespace that it joins.
         spec.set_hostname(None);
         spec.set_domainname(None);
     }
@@ -58,35 +58,36 @@ pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     }
 }
 
-/// Replaces each namespace that the spec names by a process with the one that is held: the process may have ended since
-/// the spec was written, and its number be another's. Namespaces of the shim are those that this process is in.
+/// Replaces each namespace path of the form `/proc/PID/ns/NAME`. That process may have ended since the spec
+/// was written, and its pid be reused. pid namespaces become the descriptors that the shim holds; the shim's
+/// own namespaces become those of this process.
 pub(super) fn hold_namespaces(spec: &mut Spec, shim: i32, held: &[&PidNamespace]) -> Result<(), CreateError> {
     let namespaces = spec.linux_mut().as_mut().and_then(|linux| linux.namespaces_mut().as_mut());
     for namespace in namespaces.into_iter().flatten() {
         let Some(path) = namespace.path().clone() else { continue };
-        let Some((pid, name)) = process::named(&path) else { continue };
+        let Some((pid, name)) = process::parse_namespace_path(&path) else { continue };
         if name == "pid" {
             let found = held.iter().find(|held| held.pid == pid);
             let held = found.ok_or(CreateError::NotOfThePod { path, pid })?;
             namespace.set_path(Some(held.path().into()));
         } else if pid == shim {
-            // Others are of a plugin, which knows its processes.
+            // Paths of other processes come from a plugin and stay as they are.
             namespace.set_path(Some(format!("/proc/self/ns/{name}").into()));
         }
     }
     Ok(())
 }
 
-/// Has the container join the pod's user namespace. The others that it joins are opened now, since from
-/// there the /proc of the node's processes is closed: the creator and its forks have them open by
-/// number.
+/// Makes the container join the pod's user namespace. The other namespaces are opened now: inside the user
+/// namespace, /proc of the node's processes is not accessible. The creator and its forks inherit the
+/// descriptors.
 pub(super) fn join_user_namespace(spec: &mut Spec, user: &UserNamespace) -> io::Result<()> {
     let Some(linux) = spec.linux_mut() else { return Ok(()) };
     let mut namespaces = linux.namespaces().clone().unwrap_or_default();
     namespaces.retain(|namespace| namespace.typ() != LinuxNamespaceType::User);
     for namespace in &mut namespaces {
         if let Some(path) = namespace.path() {
-            // Left open to the end of this short process.
+            // Stays open until this short-lived process ends.
             let open = fs::File::open(path)?.into_raw_fd();
             namespace.set_path(Some(format!("/proc/self/fd/{open}").into()));
         }
@@ -99,7 +100,7 @@ pub(super) fn join_user_namespace(spec: &mut Spec, user: &UserNamespace) -> io::
     Ok(())
 }
 
-/// The node's number of a user of the container.
+/// The node's uid of a user of the container.
 pub(crate) fn host_uid(spec: &Spec, uid: u32) -> u32 {
     let mappings =
         spec.linux().as_ref().and_then(|linux| linux.uid_mappings().as_deref()).unwrap_or_default();
@@ -107,7 +108,7 @@ pub(crate) fn host_uid(spec: &Spec, uid: u32) -> u32 {
     found.map_or(uid, |m| m.host_id() + (uid - m.container_id()))
 }
 
-/// Whether its processes are in a pid namespace that ends with the first of them.
+/// Whether the container has a pid namespace of its own, which ends with its first process.
 pub(super) fn has_own_pids(spec: &Spec) -> bool {
     has_own(spec, LinuxNamespaceType::Pid)
 }
@@ -122,17 +123,17 @@ fn has_own(spec: &Spec, kind: LinuxNamespaceType) -> bool {
     namespaces.any(|namespace| namespace.typ() == kind && namespace.path().is_none())
 }
 
-/// Reads a spec. The library's own way reads byte by byte, which takes several times as long.
+/// Reads a spec. The library's own function reads byte by byte, which takes several times as long.
 pub(crate) fn load(path: &Path) -> Result<Spec, OciSpecError> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
-/// The part that a container's first process and an exec have in common.
+/// Adjustments that apply to a container's first process and to an exec.
 pub(crate) fn adjust_process(process: &mut Process, host: &Host) {
     if let (Some(wanted), Some(least)) = (process.oom_score_adj(), host.least_oom_score) {
         process.set_oom_score_adj(Some(wanted.max(least)));
     }
-    // With an explicit false the library fails to load a seccomp profile.
+    // With an explicit false the library does not load a seccomp profile.
     if process.no_new_privileges() == Some(false) {
         process.set_no_new_privileges(None);
     }
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_may_not_give_is_clamped_to_what_we_have() {
+    fn fields_are_clamped_to_the_rights_of_the_creator() {
         let mut spec = spec();
         adjust(&mut spec, &weak());
         let process = spec.process().as_ref().unwrap();
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn with_all_rights_the_spec_stays_as_it_is() {
+    fn with_all_rights_the_spec_is_unchanged() {
         let mut spec = spec();
         let host =
             Host { least_oom_score: None, may_raise_limits: true, capabilities: caps::all(), apparmor: true };

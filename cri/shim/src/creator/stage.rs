@@ -1,15 +1,16 @@
-//! The stage: what the container library cannot mount is mounted for it, and it binds from there.
+//! The stage: a staging directory for mounts that must be prepared before the container is made.
 //!
-//! A tmpfs in a mount namespace of the creator's own, which ends with the container. On it are
+//! It is a tmpfs in a mount namespace of the creator's own, which ends with the container. Staged are
 //!
-//! - volumes with a propagation of their own, and all where the host's mounts are private, see [`propagation`];
-//! - volumes and layers whose ids are mapped, which the library refuses;
-//! - images as volumes;
-//! - for a pod with a user namespace everything: its root cannot reach the node's directories, so the
-//!   whole stage is moved to where everybody may go, and device nodes, which it may not make, are
-//!   made here.
+//! - volumes with a propagation of their own, and all volumes if the host's mounts are private, see
+//!   [`propagation`];
+//! - volumes and layers with id mappings, which the library refuses;
+//! - image volumes;
+//! - for a pod with a user namespace: all mounts and the device nodes. Root of that namespace cannot reach
+//!   the node's directories and may not make device nodes. So the stage is finally moved to a
+//!   world-accessible directory.
 //!
-//! Nearly every other pod needs none of this and has no stage.
+//! Most other pods need none of this and have no stage.
 
 use std::fs;
 use std::io;
@@ -27,17 +28,17 @@ use crate::host_mounts::HostMounts;
 use crate::kernel;
 use crate::overlay::{self, OverlayError};
 use crate::selinux;
-use crate::user_namespace::{self, Inside, Mapping, UserNamespace, UserNamespaceError};
+use crate::user_namespace::{self, InnerNamespaces, Mapping, UserNamespace, UserNamespaceError};
 
-/// Where a stage for everybody may lie: directories of the Filesystem Hierarchy Standard that nothing here
-/// needs while the container is made.
+/// Candidates for a world-accessible stage: directories of the Filesystem Hierarchy Standard that creation
+/// itself does not need.
 const PUBLIC: [&str; 6] = ["/mnt", "/media", "/srv", "/opt", "/home", "/tmp"];
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StageError {
     #[error("make a stage in {}", .dir.display())]
     Make { dir: PathBuf, source: io::Error },
-    #[error("no directory is open to the users of a user namespace: tried {PUBLIC:?}")]
+    #[error("no directory is accessible to the users of a user namespace: tried {PUBLIC:?}")]
     NowherePublic,
     #[error(transparent)]
     Propagation(#[from] PropagationError),
@@ -45,26 +46,26 @@ pub(super) enum StageError {
     Root(#[source] OverlayError),
     #[error("mount an image as a volume")]
     Image(#[source] OverlayError),
-    #[error("the image has no {sub_path:?}")]
+    #[error("the image volume has no {sub_path:?}")]
     SubPath { sub_path: String, source: io::Error },
     #[error("copy the mount at {}", .path.display())]
     Copy { path: PathBuf, source: io::Error },
-    #[error("map the ids of {}: its file system must know idmapped mounts", .path.display())]
+    #[error("map the ids of {}: its file system must support idmapped mounts", .path.display())]
     Map { path: PathBuf, source: io::Error },
     #[error("map the ids of a volume")]
     Namespace(#[source] UserNamespaceError),
-    #[error("place {} on the stage", .path.display())]
+    #[error("put {} on the stage", .path.display())]
     Place { path: PathBuf, source: io::Error },
     #[error("make the device {}", .path.display())]
     Device { path: PathBuf, source: nix::Error },
 }
 
-/// What a container needs a stage for.
+/// Arguments for the stage of one container.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct StageRequest<'a> {
     /// The container's own directory.
     pub(super) dir: &'a Path,
-    /// The pod's directory: what is mounted below it is mounted in the shim's namespace alone.
+    /// The pod's directory. Mounts below it exist in the shim's mount namespace only.
     pub(super) pod_dir: &'a Path,
     pub(super) host_mounts: &'a HostMounts,
     pub(super) user: Option<&'a UserNamespace>,
@@ -73,23 +74,49 @@ pub(super) struct Wanted<'a> {
     pub(super) label: Option<&'a str>,
 }
 
-/// A directory that no propagation leaves.
+/// Where a container's root file system is.
+pub(super) struct StagedRoot {
+    /// While the container is prepared.
+    pub(super) current: PathBuf,
+    /// When the container is made.
+    pub(super) final_path: PathBuf,
+}
+
+/// A volume to be staged.
+struct Volume<'a> {
+    entry: &'a Mount,
+    source: &'a Path,
+    /// Its file name on the stage.
+    name: &'a str,
+    propagation: Propagation,
+}
+
+/// A staging directory in a mount namespace of its own.
 pub(super) struct Stage {
-    /// Where it is while things are placed on it.
+    /// Its path while mounts are put on it.
     at: PathBuf,
-    /// Where it will be when the library looks.
-    seen: PathBuf,
+    /// Its final path, where the container is made from it.
+    final_path: PathBuf,
     label: Option<String>,
 }
 
-// === impl Wanted ===
+// === impl StagedRoot ===
 
-impl Wanted<'_> {
-    /// The host, if a volume has to be taken from its namespace: to send mounts there, or because what is
-    /// mounted there does not arrive here.
+impl StagedRoot {
+    /// A root file system that is not moved.
+    pub(super) fn unmoved(path: PathBuf) -> Self {
+        Self { current: path.clone(), final_path: path }
+    }
+}
+
+// === impl StageRequest ===
+
+impl StageRequest<'_> {
+    /// The host's mounts, if a volume must be copied from the host's namespace: for propagation to the host,
+    /// or because the host's mounts do not propagate here.
     fn source_of(&self, volume: &Mount, spread: Propagation) -> Option<&HostMounts> {
         let ours = volume.source().as_ref().is_none_or(|source| source.starts_with(self.pod_dir));
-        let needed = spread != Propagation::Private || !(self.host_mounts.arrive() || ours);
+        let needed = spread != Propagation::Private || !(self.host_mounts.propagate_here() || ours);
         needed.then_some(self.host_mounts)
     }
 }
@@ -97,37 +124,33 @@ impl Wanted<'_> {
 // === impl Stage ===
 
 impl Stage {
-    /// Enters a mount namespace with a stage, if there is anything for it.
-    pub(super) fn enter(spec: &Spec, wanted: &Wanted<'_>) -> Result<Option<Self>, StageError> {
+    /// Enters a mount namespace with a new stage. `None` if nothing needs one.
+    pub(super) fn enter(spec: &Spec, request: &StageRequest<'_>) -> Result<Option<Self>, StageError> {
         let mounts = spec.mounts().as_deref().unwrap_or_default();
         let special = mounts.iter().any(|mount| {
             Propagation::of(mount)
-                .is_some_and(|spread| wanted.source_of(mount, spread).is_some() || is_mapped(mount))
+                .is_some_and(|spread| request.source_of(mount, spread).is_some() || is_mapped(mount))
         });
-        if !special && wanted.user.is_none() && wanted.images.is_empty() {
+        if !special && request.user.is_none() && request.images.is_empty() {
             return Ok(None);
         }
-        let at = wanted.dir.join("stage");
+        let at = request.dir.join("stage");
         let failed = |source| StageError::Make { dir: at.clone(), source };
-        let seen = match wanted.user {
+        let final_path = match request.user {
             None => at.clone(),
-            Some(_) => public_place(wanted.dir).ok_or(StageError::NowherePublic)?,
+            Some(_) => public_place(request.dir).ok_or(StageError::NowherePublic)?,
         };
         unshare(CloneFlags::CLONE_NEWNS).map_err(|errno| failed(errno.into()))?;
         fs::create_dir_all(&at).map_err(failed)?;
-        let options = selinux::with_context("mode=755", wanted.label);
+        let options = selinux::with_context("mode=755", request.label);
         mount(Some("stage"), &at, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))
             .map_err(|errno| failed(errno.into()))?;
-        Ok(Some(Self { at, seen, label: wanted.label.map(str::to_owned) }))
+        Ok(Some(Self { at, final_path, label: request.label.map(str::to_owned) }))
     }
 
-    /// Mounts the root file system with the ids of the user namespace, and says where it is now and
-    /// where it will be.
-    pub(super) fn root(
-        &self,
-        overlay: &Overlay,
-        user: &UserNamespace,
-    ) -> Result<(PathBuf, PathBuf), StageError> {
+    /// Mounts the root file system with the ids of the user namespace. Returns its current and its final
+    /// path.
+    pub(super) fn root(&self, overlay: &Overlay, user: &UserNamespace) -> Result<StagedRoot, StageError> {
         let at = self.at.join("root");
         let mapped = Overlay {
             lower: self.mapped_layers("root-layer", &overlay.lower, user)?,
@@ -135,43 +158,41 @@ impl Stage {
             ..overlay.clone()
         };
         overlay::mount_at_target(&mapped, self.label.as_deref()).map_err(StageError::Root)?;
-        Ok((at, self.seen.join("root")))
+        Ok(StagedRoot { current: at, final_path: self.final_path.join("root") })
     }
 
-    /// Places all volumes of the spec and points it at them.
-    pub(super) fn volumes(&self, spec: &mut Spec, wanted: &Wanted<'_>) -> Result<(), StageError> {
+    /// Stages all volumes of the spec and changes their sources to the stage.
+    pub(super) fn volumes(&self, spec: &mut Spec, request: &StageRequest<'_>) -> Result<(), StageError> {
         for (number, entry) in spec.mounts_mut().iter_mut().flatten().enumerate() {
             let Some(propagation) = Propagation::of(entry) else { continue };
             let Some(source) = entry.source().clone() else { continue };
             let name = number.to_string();
-            match wanted.images.iter().find(|image| Path::new(&image.source) == source) {
-                Some(image) => self.image(image, &name, wanted.user)?,
-                None => self.volume(entry, &source, &name, (propagation, wanted))?,
+            match request.images.iter().find(|image| Path::new(&image.source) == source) {
+                Some(image) => self.image(image, &name, request.user)?,
+                None => {
+                    let volume = Volume { entry, source: &source, name: &name, propagation };
+                    self.volume(&volume, request)?;
+                }
             }
-            entry.set_source(Some(self.seen.join(&name)));
+            entry.set_source(Some(self.final_path.join(&name)));
             entry.set_uid_mappings(None);
             entry.set_gid_mappings(None);
         }
         Ok(())
     }
 
-    fn volume(
-        &self,
-        entry: &Mount,
-        source: &Path,
-        name: &str,
-        (wanted, context): (Propagation, &Wanted<'_>),
-    ) -> Result<(), StageError> {
-        let copy = propagation::copy(source, context.source_of(entry, wanted))?;
+    fn volume(&self, volume: &Volume<'_>, request: &StageRequest<'_>) -> Result<(), StageError> {
+        let Volume { entry, source, name, propagation } = *volume;
+        let copy = propagation::copy(source, request.source_of(entry, propagation))?;
         if is_mapped(entry) {
             let uids = entry.uid_mappings().as_deref().unwrap_or_default();
             let gids = entry.gid_mappings().as_deref().unwrap_or_default();
             let mapping = Mapping::from_oci(uids, gids);
             let own;
-            let user = match context.user.filter(|user| user.mapping == mapping) {
+            let user = match request.user.filter(|user| user.mapping == mapping) {
                 Some(user) => user,
                 None => {
-                    let inside = Inside { flags: CloneFlags::empty(), init: None };
+                    let inside = InnerNamespaces { flags: CloneFlags::empty(), init: None };
                     own = user_namespace::make(mapping, &inside).map_err(StageError::Namespace)?.0;
                     &own
                 }
@@ -180,7 +201,7 @@ impl Stage {
                 .map_err(|error| StageError::Map { path: source.to_owned(), source: error })?;
         }
         let place = self.attach(&copy, name, is_dir(&copy, source)?)?;
-        Ok(propagation::set(&place, wanted)?)
+        Ok(propagation::set(&place, propagation)?)
     }
 
     fn image(&self, image: &ImageVolume, name: &str, user: Option<&UserNamespace>) -> Result<(), StageError> {
@@ -204,7 +225,7 @@ impl Stage {
         self.attach(&copy, name, is_dir).map(drop)
     }
 
-    /// Copies of layers whose files belong to the namespace's users, as paths on the stage.
+    /// Copies the layers with the ids of the user namespace. Returns their paths on the stage.
     fn mapped_layers(
         &self,
         name: &str,
@@ -223,7 +244,8 @@ impl Stage {
         layers.iter().enumerate().map(map).collect()
     }
 
-    /// Makes the device nodes, which a user namespace's root may not, and has them bound.
+    /// Makes the spec's device nodes, which root of a user namespace may not make, and replaces them by bind
+    /// mounts.
     pub(super) fn devices(&self, spec: &mut Spec, mapping: &Mapping) -> Result<(), StageError> {
         let Some(devices) = spec.linux_mut().as_mut().and_then(|linux| linux.devices().clone()) else {
             return Ok(());
@@ -233,7 +255,7 @@ impl Stage {
             let name = format!("device-{number}");
             super::device::make(&self.at.join(&name), device, mapping)
                 .map_err(|source| StageError::Device { path: device.path().clone(), source })?;
-            binds.push(super::device::bind(&self.seen.join(&name), device.path()));
+            binds.push(super::device::bind(&self.final_path.join(&name), device.path()));
         }
         if let Some(linux) = spec.linux_mut() {
             linux.set_devices(None);
@@ -242,14 +264,14 @@ impl Stage {
         Ok(())
     }
 
-    /// Moves it to where the library will look.
-    pub(super) fn show(self) -> Result<(), StageError> {
-        if self.at == self.seen {
+    /// Moves the stage to its final path.
+    pub(super) fn move_to_final_path(self) -> Result<(), StageError> {
+        if self.at == self.final_path {
             return Ok(());
         }
         let none = None::<&str>;
-        mount(Some(&self.at), &self.seen, none, MsFlags::MS_MOVE, none)
-            .map_err(|errno| StageError::Place { path: self.seen.clone(), source: errno.into() })
+        mount(Some(&self.at), &self.final_path, none, MsFlags::MS_MOVE, none)
+            .map_err(|errno| StageError::Place { path: self.final_path.clone(), source: errno.into() })
     }
 
     fn attach(&self, tree: &OwnedFd, name: &str, is_dir: bool) -> Result<PathBuf, StageError> {
@@ -272,7 +294,7 @@ fn is_mapped(mount: &Mount) -> bool {
     any(mount.uid_mappings()) || any(mount.gid_mappings())
 }
 
-/// The first directory that everybody may enter and that hides nothing of ours.
+/// The first world-accessible directory that does not contain `dir`.
 fn public_place(dir: &Path) -> Option<PathBuf> {
     let places = PUBLIC.iter().map(Path::new);
     places.filter(|place| !dir.starts_with(place)).find(|place| is_public(place)).map(Path::to_owned)

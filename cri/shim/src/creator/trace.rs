@@ -1,5 +1,5 @@
-//! The causes that the container library keeps to its log: it returns "failed to prepare rootfs"
-//! and logs why. Its errors go to the shim.
+//! Forwards the container library's error logs to the shim. The library returns "failed to prepare rootfs"
+//! and writes the cause to its log only.
 
 use std::fmt::{Debug, Write as _};
 
@@ -7,24 +7,24 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::report::{Speaker, Word};
+use crate::report::{Message, Reporter};
 
-/// Says every error event.
+/// A tracing subscriber that reports each error event.
 struct Causes {
-    speaker: Speaker,
+    reporter: Reporter,
 }
 
-/// An event in one line: its message, and of its fields what is an error.
+/// An event in one line: its message and its error fields.
 #[derive(Default)]
 struct Line {
     message: String,
     fields: String,
 }
 
-/// For this process and its further forks.
-pub(super) fn install(speaker: Speaker) {
-    // There was none before: the shim logs nothing through tracing.
-    let _ = tracing::subscriber::set_global_default(Causes { speaker });
+/// Installs the subscriber for this process and its forks.
+pub(super) fn install(reporter: Reporter) {
+    // The shim itself uses no tracing, so none is installed yet.
+    let _ = tracing::subscriber::set_global_default(Causes { reporter });
 }
 
 impl Subscriber for Causes {
@@ -43,7 +43,7 @@ impl Subscriber for Causes {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        self.speaker.say(&Word::Cause(format!("{}{}", line.message, line.fields)));
+        self.reporter.send(&Message::Cause(format!("{}{}", line.message, line.fields)));
     }
 
     fn enter(&self, _: &Id) {}

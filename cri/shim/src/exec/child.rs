@@ -1,4 +1,4 @@
-//! The two forks of an exec, each a straight line of steps in the order that the kernel wants.
+//! The two forks of an exec, step by step in the order that the kernel requires.
 
 use std::fs;
 use std::io::{self, Read as _, Seek as _};
@@ -8,15 +8,15 @@ use coracle_proto::shim::error::Kind;
 use libcontainer::oci_spec::runtime::Process;
 use nix::sched::{CloneFlags, setns};
 
-use super::{Plan, Told, limit};
+use super::{ExecRequest, ProcessSource, limit};
+use crate::call_error;
 use crate::cgroup::{self, CgroupError};
 use crate::creator::spec::{Host, adjust_process, host_uid, load};
-use crate::fault;
 use crate::identity::{self, IdentityError};
 use crate::kernel::{self, Fork};
 use crate::null;
 use crate::program;
-use crate::report::Word;
+use crate::report::Message;
 use crate::seccomp::{self, Filter};
 use crate::terminal;
 
@@ -33,9 +33,9 @@ enum ExecError {
     Filter(#[source] io::Error),
     #[error("open the host's /dev/null")]
     Null(#[source] io::Error),
-    #[error("hide from the container")]
+    #[error("hide the exec's /proc entry from the container")]
     Hide(#[source] io::Error),
-    #[error("join the container")]
+    #[error("join the container's cgroup")]
     Cgroup(#[source] CgroupError),
     #[error("set the out-of-memory score {score}")]
     OomScore { score: i32, source: io::Error },
@@ -49,7 +49,7 @@ enum ExecError {
     Fork(#[source] io::Error),
     #[error("begin a session")]
     Session(#[source] nix::Error),
-    #[error("adopt orphans")]
+    #[error("become a subreaper for orphans")]
     Adopt(#[source] io::Error),
     #[error("connect the standard streams")]
     Stdio(#[source] io::Error),
@@ -61,55 +61,63 @@ enum ExecError {
     Identity(#[from] IdentityError),
 }
 
-/// The first fork's whole life.
-pub(crate) fn run(plan: &Plan<'_>) -> ! {
-    kernel::die_with(plan.shim);
+/// What the first fork has read and opened for the second one.
+struct Prepared<'a> {
+    process: &'a Process,
+    filter: Option<&'a Filter>,
+    null: &'a OwnedFd,
+}
+
+/// Runs the first fork to its end.
+pub(crate) fn run(request: &ExecRequest<'_>) -> ! {
+    kernel::die_with(request.shim);
     kernel::reset_signals();
-    let stdio = plan.stdio.into_iter().flatten().chain(plan.terminal).chain([plan.target]);
+    let stdio = request.stdio.into_iter().flatten().chain(request.terminal).chain([request.target]);
     let mut keep: Vec<RawFd> = stdio.map(AsRawFd::as_raw_fd).collect();
-    keep.push(plan.speaker.fd());
-    keep.extend(plan.process.file().map(AsRawFd::as_raw_fd));
-    match kernel::close_all_but(&keep).map_err(ExecError::Close).and_then(|()| first(plan)) {
-        Ok(pid) => plan.speaker.say(&Word::Pid(pid)),
-        Err(error) => plan.speaker.say(&Word::Failed(Kind::Internal, fault::chain(&error))),
+    keep.push(request.reporter.fd());
+    keep.extend(request.process.file().map(AsRawFd::as_raw_fd));
+    match kernel::close_all_but(&keep).map_err(ExecError::Close).and_then(|()| first(request)) {
+        Ok(pid) => request.reporter.send(&Message::Pid(pid)),
+        Err(error) => request.reporter.send(&Message::Failed(Kind::Internal, call_error::chain(&error))),
     }
     kernel::leave(0)
 }
 
-/// Reads and opens all that is the host's, before the namespaces change. From then on no path is opened with more
-/// rights than the container has, but its devpts, see [`terminal`].
-fn first(plan: &Plan<'_>) -> Result<i32, ExecError> {
-    let mut process = process(plan.process)?;
-    let spec = load(&plan.dir.join("config.json")).map_err(ExecError::Spec)?;
-    let filter = Filter::of(&spec, || fs::read(plan.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
-    adjust_process(&mut process, &Host::look());
+/// Reads and opens all files of the host before the namespaces change. After that no path is opened with more
+/// rights than the container has, except its devpts, see [`terminal`].
+fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
+    let mut process = process(request.process)?;
+    let spec = load(&request.dir.join("config.json")).map_err(ExecError::Spec)?;
+    let filter =
+        Filter::of(&spec, || fs::read(request.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
+    adjust_process(&mut process, &Host::detect());
     let null = null::open().map_err(ExecError::Null)?;
-    cgroup::enter_beside(&plan.cgroups, plan.cgroup, plan.target_pid).map_err(ExecError::Cgroup)?;
+    cgroup::enter_beside(&request.cgroups, request.cgroup, request.target_pid).map_err(ExecError::Cgroup)?;
     if let Some(score) = process.oom_score_adj() {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| ExecError::OomScore { score, source })?;
     }
     limit::apply(process.rlimits().as_deref().unwrap_or_default()).map_err(ExecError::Limits)?;
-    give_to_user(plan, host_uid(&spec, process.user().uid()));
-    // From here the container's processes can see us.
+    give_to_user(request, host_uid(&spec, process.user().uid()));
+    // From here on the container's processes can see this one.
     kernel::hide_from_proc().map_err(ExecError::Hide)?;
-    let joined = namespaces(plan.target_pid);
-    setns(plan.target, joined).map_err(ExecError::Namespaces)?;
+    let joined = namespaces(request.target_pid);
+    setns(request.target, joined).map_err(ExecError::Namespaces)?;
     if joined.contains(CloneFlags::CLONE_NEWUSER) {
-        // What we were is nobody in there.
+        // The previous ids are not mapped in the user namespace.
         kernel::set_ids(0, 0).map_err(|source| ExecError::User { uid: 0, gid: 0, source })?;
     }
     match kernel::clone(libc::CLONE_PARENT, 0).map_err(ExecError::Fork)? {
         Fork::Parent(pid) => Ok(pid),
-        Fork::Child => second(plan, (&process, filter.as_ref()), &null),
+        Fork::Child => second(request, &Prepared { process: &process, filter: filter.as_ref(), null: &null }),
     }
 }
 
-fn process(told: Told<'_>) -> Result<Process, ExecError> {
+fn process(source: ProcessSource<'_>) -> Result<Process, ExecError> {
     let mut read = Vec::new();
-    let bytes = match told {
-        Told::Here(bytes) => bytes,
-        Told::InFile(file) => {
+    let bytes = match source {
+        ProcessSource::Inline(bytes) => bytes,
+        ProcessSource::File(file) => {
             let file = file.try_clone().map(fs::File::from);
             let content = file.and_then(|mut file| {
                 file.rewind()?;
@@ -122,7 +130,7 @@ fn process(told: Told<'_>) -> Result<Process, ExecError> {
     serde_json::from_slice(bytes).map_err(ExecError::Process)
 }
 
-/// A user namespace cannot be joined when one is in it already.
+/// The namespaces to join. setns(2) refuses to join the current user namespace again.
 fn namespaces(pid: i32) -> CloneFlags {
     let all = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
@@ -137,45 +145,47 @@ fn namespaces(pid: i32) -> CloneFlags {
     }
 }
 
-/// The second fork's whole life.
-fn second(plan: &Plan<'_>, (process, filter): (&Process, Option<&Filter>), null: &OwnedFd) -> ! {
-    let connected = begin(plan).and_then(|()| connect(plan, process.user().uid(), null));
+/// Runs the second fork to its end.
+fn second(request: &ExecRequest<'_>, prepared: &Prepared<'_>) -> ! {
+    let Prepared { process, filter, null } = *prepared;
+    let connected = begin(request).and_then(|()| connect(request, process.user().uid(), null));
     let env = match connected.and_then(|()| Ok(identity::assume(process, filter)?)) {
         Ok(env) => env,
         Err(error) => {
-            plan.speaker.say(&Word::Failed(Kind::Internal, fault::chain(&error)));
+            request.reporter.send(&Message::Failed(Kind::Internal, call_error::chain(&error)));
             kernel::leave(255)
         }
     };
-    // As the container itself: nothing of a pod outlives its shim.
+    // Set again after the change of ids, as in the container itself: the pod's processes end with the shim.
     let _ = kernel::die_with_parent();
     let (kind, message) = program::become_program(process.args().as_deref().unwrap_or_default(), &env);
-    plan.speaker.say(&Word::Failed(kind, message));
+    request.reporter.send(&Message::Failed(kind, message));
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-fn begin(plan: &Plan<'_>) -> Result<(), ExecError> {
+fn begin(request: &ExecRequest<'_>) -> Result<(), ExecError> {
     nix::unistd::setsid().map_err(ExecError::Session)?;
-    if plan.adopts_orphans {
+    if request.adopts_orphans {
         kernel::become_subreaper().map_err(ExecError::Adopt)?;
     }
     Ok(())
 }
 
-fn connect(plan: &Plan<'_>, uid: u32, null: &OwnedFd) -> Result<(), ExecError> {
-    if let Some(socket) = plan.terminal {
+fn connect(request: &ExecRequest<'_>, uid: u32, null: &OwnedFd) -> Result<(), ExecError> {
+    if let Some(socket) = request.terminal {
         let root = fs::File::open("/").map_err(ExecError::Terminal)?;
         return terminal::take(&root, socket, uid).map(drop).map_err(ExecError::Terminal);
     }
-    for (given, standard) in plan.stdio.into_iter().zip(0..) {
+    for (given, standard) in request.stdio.into_iter().zip(0..) {
         kernel::place(given.unwrap_or(null).as_raw_fd(), standard).map_err(ExecError::Stdio)?;
     }
     Ok(())
 }
 
-/// Gives the pipes to the user, who could not open /dev/stdout otherwise. Only pipes: another file may have an owner.
-fn give_to_user(plan: &Plan<'_>, uid: u32) {
-    for given in plan.stdio.into_iter().flatten() {
+/// Gives the pipes to the user; otherwise that user cannot open /dev/stdout. Other files are left alone: they
+/// may have an owner.
+fn give_to_user(request: &ExecRequest<'_>, uid: u32) {
+    for given in request.stdio.into_iter().flatten() {
         let is_pipe =
             nix::sys::stat::fstat(given).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
         if is_pipe {

@@ -1,9 +1,9 @@
-//! Resource limits: the spec's names, the kernel's numbers.
+//! Resource limits: maps names of the OCI spec to numbers of the kernel.
 
 use libcontainer::oci_spec::runtime::{PosixRlimit, PosixRlimitType};
 use nix::sys::resource::{Resource, setrlimit};
 
-/// `None` for one that this kernel interface does not know.
+/// `None` for a limit that the kernel interface does not have.
 pub(crate) fn resource(kind: PosixRlimitType) -> Option<Resource> {
     Some(match kind {
         PosixRlimitType::RlimitCpu => Resource::RLIMIT_CPU,

@@ -1,12 +1,13 @@
-//! A user's home, from the container's own /etc/passwd.
+//! A user's home directory, from the container's own /etc/passwd.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// An image's file is untrusted: no more of it is read.
+/// Bytes of /etc/passwd that are read at most. The file comes from the image and is untrusted.
 const LARGEST: u64 = 1 << 20;
 
+/// The home directory of a user; `/` if there is none.
 pub(super) fn of(uid: u32) -> String {
     let found = open("/etc/passwd").and_then(|file| {
         let lines = BufReader::new(file.take(LARGEST)).lines().map_while(Result::ok);
@@ -15,8 +16,8 @@ pub(super) fn of(uid: u32) -> String {
     found.unwrap_or_else(|| "/".to_owned())
 }
 
-/// Opens a regular file. A container may have put a FIFO there, which would wait for a writer, or a link to a pipe of
-/// ours. The caller has the container's own rights by now.
+/// Opens a regular file. A container may have put a FIFO there, which would block, or a link to one of the
+/// shim's pipes. The caller already has only the container's rights.
 fn open(path: &str) -> Option<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;
@@ -35,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fifo_a_device_and_a_directory_are_no_passwd() {
+    fn a_fifo_a_device_and_a_directory_are_not_read_as_passwd() {
         let dir = std::env::temp_dir().join(format!("coracle-home-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let fifo = dir.join("fifo");

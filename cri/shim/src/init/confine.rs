@@ -1,7 +1,8 @@
-//! What process 1 becomes before its program starts: the pod's user, under the pod's profiles.
+//! Confinement of process 1: user, capabilities, AppArmor and seccomp profile, set before its program starts.
 //!
-//! Other runtimes start a program of an image there. The program of process 1 only waits; user and profiles are what a
-//! container that shares the pid namespace sees of it, and what binds it if a tracer has it do anything else.
+//! In other runtimes process 1 runs a program of the pause image. The program here only waits. User and
+//! profiles matter for two reasons: a container that shares the pid namespace sees them, and they bind a
+//! tracer that makes process 1 do anything else.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -17,21 +18,21 @@ use crate::seccomp::Filter;
 pub(super) enum ConfineError {
     #[error("set the user {uid}:{gid}")]
     User { uid: u32, gid: u32, source: io::Error },
-    #[error("give up capabilities")]
+    #[error("drop capabilities")]
     Capabilities(#[source] caps::errors::CapsError),
-    #[error("take the AppArmor profile {name:?}")]
+    #[error("set the AppArmor profile {name:?}")]
     Apparmor { name: String, source: io::Error },
     #[error("forbid new privileges")]
     NoNewPrivileges(#[source] io::Error),
     #[error("close the shim's descriptors")]
     Close(#[source] io::Error),
-    #[error("end with the shim")]
+    #[error("set the parent-death signal")]
     End(#[source] io::Error),
     #[error("load the seccomp profile")]
     Seccomp(#[source] io::Error),
 }
 
-/// What it becomes. Made ahead, so that who makes it hears of what is wrong.
+/// User and profiles of process 1. Checked in the shim, so that errors are reported to its caller.
 #[derive(Debug)]
 pub(super) struct Confinement {
     process: InitProcess,
@@ -47,36 +48,37 @@ impl Confinement {
         Ok(Self { process, filter })
     }
 
-    /// Gives up all rights but one, and takes the seccomp profile. Everything that is open, but the standard streams, is
-    /// closed.
+    /// Drops all capabilities except CAP_SYS_PTRACE, sets the user and loads the seccomp profile. Closes all
+    /// descriptors except the standard streams.
     ///
-    /// A process without capabilities is traced by every process with its user's id, and the tracer would act without its
-    /// own seccomp profile and limits. So process 1 keeps CAP_SYS_PTRACE, which its tracer must have then.
-    pub(super) fn take(&self) -> Result<(), ConfineError> {
+    /// Any process with the same user id may trace a process without capabilities, and the tracer would then
+    /// act without its own seccomp profile and limits. So process 1 keeps CAP_SYS_PTRACE: a tracer must have
+    /// it too.
+    pub(super) fn apply(&self) -> Result<(), ConfineError> {
         kernel::close_all_but(&[]).map_err(ConfineError::Close)?;
         let is_kept = |right: &Capability| *right == Capability::CAP_SYS_PTRACE;
         let all = caps::read(None, CapSet::Permitted).map_err(ConfineError::Capabilities)?;
-        // A program that root starts has the whole bounding set. It needs an effective capability, which the change of
-        // the user takes.
+        // A program that root executes gets the whole bounding set. Dropping from it needs an effective
+        // capability, which the change of the user clears.
         for right in caps::read(None, CapSet::Bounding).map_err(ConfineError::Capabilities)? {
             if !is_kept(&right) {
                 caps::drop(None, CapSet::Bounding, right).map_err(ConfineError::Capabilities)?;
             }
         }
-        self.take_user()?;
+        self.set_user()?;
         let kept = all.into_iter().filter(is_kept).collect();
-        // The ambient set is what the program of another user than root has.
+        // The ambient set is what a program of a user other than root gets.
         for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted, CapSet::Ambient] {
             caps::set(None, set, &kept).map_err(ConfineError::Capabilities)?;
         }
-        // Or its tracer has it start something as root.
+        // Otherwise a tracer could make it execute a set-uid program.
         kernel::no_new_privileges().map_err(ConfineError::NoNewPrivileges)?;
-        // The kernel forgets it at a change of ids.
+        // Set last, because a change of ids clears it.
         kernel::die_with_parent().map_err(ConfineError::End)?;
         self.filter.as_ref().map_or(Ok(()), Filter::load).map_err(ConfineError::Seccomp)
     }
 
-    fn take_user(&self) -> Result<(), ConfineError> {
+    fn set_user(&self) -> Result<(), ConfineError> {
         let InitProcess { uid, gid, ref groups, .. } = self.process;
         let failed = |source| ConfineError::User { uid, gid, source };
         kernel::keep_capabilities(true).map_err(failed)?;
@@ -85,16 +87,16 @@ impl Confinement {
         kernel::keep_capabilities(false).map_err(failed)
     }
 
-    /// Has the program begin under the AppArmor profile, as the program of a container.
-    pub(super) fn take_profile(&self) -> Result<(), ConfineError> {
+    /// Makes the program start under the AppArmor profile, as a container's program does.
+    pub(super) fn set_apparmor_profile(&self) -> Result<(), ConfineError> {
         let name = &self.process.apparmor_profile;
         if name.is_empty() {
             return Ok(());
         }
         let failed = |source| ConfineError::Apparmor { name: name.clone(), source };
         let open = |path| fs::OpenOptions::new().write(true).open(path);
-        // The first where several security modules are stacked, Linux 5.1.
-        let file = open("/proc/self/attr/apparmor/exec").or_else(|_older| open("/proc/self/attr/exec"));
+        // The first path is for stacked security modules, since Linux 5.1.
+        let file = open("/proc/self/attr/apparmor/exec").or_else(|_before_5_1| open("/proc/self/attr/exec"));
         let change = format!("exec {name}");
         file.and_then(|mut file| file.write_all(change.as_bytes())).map_err(failed)
     }

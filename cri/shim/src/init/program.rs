@@ -1,12 +1,12 @@
 //! The program of process 1: an ELF file of one page that waits for the end of its standard input.
 //!
-//! A program of its own, and not the shim's, because a container with CAP_SYS_PTRACE in the same pid namespace reads
-//! the memory of process 1 and opens its executable. Nothing of the node is there.
+//! It is a separate program, not the shim's. A container with CAP_SYS_PTRACE in the same pid namespace can
+//! read the memory of process 1 and open its executable, and finds nothing of the node there.
 #![allow(unsafe_code, reason = "the assembler's labels are foreign items")]
 
 use std::arch::global_asm;
 
-/// Address that the file is loaded at: above every `vm.mmap_min_addr`, a multiple of every page size.
+/// Load address: above every `vm.mmap_min_addr` and a multiple of every page size.
 const BASE: u64 = 0x40_0000;
 /// Largest page size of the supported machines (arm64).
 const PAGE: u64 = 0x1_0000;
@@ -15,10 +15,13 @@ const HEADER: u16 = 64;
 const SEGMENT: u16 = 56;
 const SEGMENTS: u16 = 2;
 
-// Steps: `ppoll` without waiting, to prove that the seccomp profile lets it; `write` of a plus sign to descriptor 2;
-// `ppoll` of descriptor 0 without a timeout, again after EINTR; `exit_group`. Every failure leads to the last step.
-// Stack: `struct pollfd` at 0 (descriptor 0, no events: hang-up is always reported), `struct timespec` at 8, the plus
-// sign at 24.
+// Steps:
+// 1. `ppoll` with timeout 0, to check that the seccomp profile allows it;
+// 2. `write` of a plus sign to descriptor 2;
+// 3. `ppoll` of descriptor 0 without a timeout, repeated after EINTR;
+// 4. `exit_group`. Every failure leads here.
+// Stack: `struct pollfd` at 0 (descriptor 0, no events: hang-up is always reported), `struct timespec` at 8,
+// the plus sign at 24.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .rodata.coracle_init,\"a\"",
@@ -139,6 +142,7 @@ pub(super) fn file() -> Vec<u8> {
     file
 }
 
+/// The machine code between the two labels.
 fn code() -> &'static [u8] {
     let begin = &raw const coracle_init_begin;
     let len = (&raw const coracle_init_end).addr() - begin.addr();
@@ -155,12 +159,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_program_says_that_it_waits_and_ends_with_its_input() {
+    fn the_program_reports_that_it_waits_and_ends_with_its_input() {
         let path = std::env::temp_dir().join(format!("coracle-init-{}", std::process::id()));
         std::fs::write(&path, file()).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o555)).unwrap();
         let mut init = loop {
-            // Another test's fork may have the file open for writing for a moment.
+            // A fork of another test may still have the file open for writing.
             match Command::new(&path).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn() {
                 Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
                 started => break started.unwrap(),

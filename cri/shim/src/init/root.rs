@@ -12,16 +12,17 @@ use nix::sys::stat::Mode;
 use super::{NAME, program};
 use crate::kernel::{self, Attributes, Depth};
 
-/// `MOUNT_ATTR_RDONLY` and `MOUNT_ATTR_NODEV`. Not `_NOSUID`: SELinux would let the program begin with another label
+/// `MOUNT_ATTR_RDONLY` and `MOUNT_ATTR_NODEV`. Not `_NOSUID`: then SELinux would change the program's label
 /// only where the policy has a rule for that.
 const READ_ONLY: Attributes = Attributes { set: 0x1 | 0x4, clear: 0 };
 
-/// Gives the calling process mount and cgroup namespaces of its own and a new root directory, which is the only mount
-/// in there. The files have the SELinux label, if one is given.
+/// Gives the calling process its own mount and cgroup namespaces and a new root directory, which is the
+/// namespace's only mount. `label` is the SELinux label of the files.
 pub(super) fn enter(label: Option<&str>) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWCGROUP)?;
     let root = make(label)?;
-    // pivot_root(2) wants the new root to be a mount in this namespace. On top of the old one it needs no directory.
+    // pivot_root(2) requires a mount of this namespace. Attached on top of the old root it needs no
+    // directory.
     kernel::attach_mount(&root, Path::new("/"))?;
     kernel::change_root(&root)
 }
@@ -36,7 +37,7 @@ fn make(label: Option<&str>) -> io::Result<OwnedFd> {
     let root = kernel::fs_mount(&fs, false)?;
     let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = openat(&root, NAME, flags, Mode::from_bits_truncate(0o555))?;
-    // Closed before the program begins: the kernel executes no file that is open for writing.
+    // Closed before the program starts: the kernel executes no file that is open for writing.
     File::from(file).write_all(&program::file())?;
     kernel::set_attributes(&root, READ_ONLY, Depth::One)?;
     Ok(root)

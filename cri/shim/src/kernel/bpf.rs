@@ -1,4 +1,4 @@
-//! bpf(2), as far as a cgroup's rules for devices go.
+//! bpf(2) for the device rules of cgroup v2.
 
 use std::ffi::CStr;
 use std::io;
@@ -10,12 +10,13 @@ const PROG_LOAD: libc::c_int = 5;
 const PROG_ATTACH: libc::c_int = 8;
 const CGROUP_DEVICE_PROGRAM: u32 = 15;
 const CGROUP_DEVICE: u32 = 6;
-/// Programs of the cgroups above and below hold as well: a device is denied when any of them denies it.
+/// `BPF_F_ALLOW_MULTI`: programs of parent and child cgroups apply too. A device is denied if any of them
+/// denies it.
 const ALLOW_MULTI: u32 = 2;
-/// The program calls no function of the kernel's that would ask for another.
+/// The program calls no kernel helper that requires the GPL.
 const LICENSE: &CStr = c"Apache-2.0";
 
-/// The beginning of `union bpf_attr` for BPF_PROG_LOAD; what the kernel knows more of is zero.
+/// The first fields of `union bpf_attr` for BPF_PROG_LOAD. The kernel treats later fields as zero.
 #[repr(C)]
 struct Load {
     kind: u32,
@@ -29,7 +30,7 @@ struct Load {
     flags: u32,
 }
 
-/// The same for BPF_PROG_ATTACH.
+/// The first fields of `union bpf_attr` for BPF_PROG_ATTACH.
 #[repr(C)]
 struct Attach {
     target: u32,
@@ -38,7 +39,7 @@ struct Attach {
     flags: u32,
 }
 
-/// Loads a program that decides on the use of devices. `T` is `struct bpf_insn`.
+/// Loads a cgroup device program. `T` is `struct bpf_insn`.
 pub(crate) fn load_device_program<T: Copy>(program: &[T]) -> io::Result<OwnedFd> {
     const { assert!(size_of::<T>() == 8) };
     let load = Load {
@@ -52,13 +53,13 @@ pub(crate) fn load_device_program<T: Copy>(program: &[T]) -> io::Result<OwnedFd>
         kernel_version: 0,
         flags: 0,
     };
-    // SAFETY: the size is that of `load`, which names as many instructions as `program` has; all of it outlives the
-    // call, which copies them and judges them itself.
+    // SAFETY: the size is that of `load`, which refers to as many instructions as `program` has. All of it
+    // outlives the call, in which the kernel copies and verifies the program.
     owned(unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) })
 }
 
-/// Has the kernel ask the program about every device that a process of the cgroup, which that directory is, uses.
-/// It stays as long as the cgroup.
+/// Attaches the program to the cgroup of that directory: it decides on every device access of the cgroup's
+/// processes. It stays attached as long as the cgroup exists.
 pub(crate) fn attach_device_program(cgroup: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     let number = |fd: &OwnedFd| u32::try_from(fd.as_raw_fd()).map_err(io::Error::other);
     let attach = Attach {

@@ -1,4 +1,4 @@
-//! Detached mounts: copied, changed while nobody sees them, attached.
+//! Detached mounts: copied, changed before they are visible, attached.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,7 +21,7 @@ struct MountAttr {
     user_namespace: u64,
 }
 
-/// open_tree(2) with OPEN_TREE_CLONE: a detached copy of the mount at `path` alone.
+/// open_tree(2) with OPEN_TREE_CLONE: a detached copy of the single mount at `path`.
 pub(crate) fn copy_one_mount(path: &Path) -> io::Result<OwnedFd> {
     let path = c_path(path)?;
     let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC;
@@ -29,16 +29,16 @@ pub(crate) fn copy_one_mount(path: &Path) -> io::Result<OwnedFd> {
     owned(unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) })
 }
 
-/// How much of what is mounted is copied.
+/// Which mounts an operation covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
-    /// The mount itself.
+    /// The mount alone.
     One,
-    /// And all that is mounted below.
+    /// The mount and all mounts below it.
     All,
 }
 
-/// What is to be true of a mount, as `mount_setattr` has it.
+/// Attributes of a mount to set and to clear, see mount_setattr(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attributes {
     pub(crate) set: u64,
@@ -50,7 +50,7 @@ pub(crate) const READ_ONLY: Attributes = Attributes { set: 1, clear: 0 };
 /// `MOUNT_ATTR_RDONLY`, `_NOSUID`, `_NODEV` and `_NOEXEC`.
 pub(crate) const READ_ONLY_DATA: Attributes = Attributes { set: 0xf, clear: 0 };
 
-/// A detached copy of the mount that `place`, an open file or directory, lies on, from there down.
+/// A detached copy of the mount of `place`, an open file or directory, with `place` as its root.
 pub(crate) fn copy_mount_at(place: impl AsFd, depth: Depth) -> io::Result<OwnedFd> {
     let deep = if depth == Depth::All { libc::AT_RECURSIVE } else { 0 };
     let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | ((libc::AT_EMPTY_PATH | deep) as c_uint);
@@ -59,8 +59,8 @@ pub(crate) fn copy_mount_at(place: impl AsFd, depth: Depth) -> io::Result<OwnedF
     owned(unsafe { libc::syscall(libc::SYS_open_tree, place.as_raw_fd(), c"".as_ptr(), flags) })
 }
 
-/// Shows the files of a detached mount as those of `user_namespace`: an id on the disk appears as
-/// the one that the namespace maps it to. Linux 5.12, and the file system must know how.
+/// Makes an idmapped mount: an id on the disk appears as the id that `user_namespace` maps it to. Needs Linux
+/// 5.12 and support in the file system.
 pub(crate) fn map_ids(mount: &OwnedFd, user_namespace: &OwnedFd) -> io::Result<()> {
     let user_namespace = u64::try_from(user_namespace.as_raw_fd()).map_err(io::Error::other)?;
     set(mount, &MountAttr { set: MOUNT_ATTR_IDMAP, user_namespace, ..Default::default() }, Depth::One)
@@ -106,15 +106,15 @@ pub(crate) fn attach_mount_at(mount: &OwnedFd, place: impl AsFd) -> io::Result<(
     .map(drop)
 }
 
-/// Makes `root`, which must be a mount, the root of this mount namespace, and this process's own root and
-/// working directory; what was the root is gone for good.
+/// pivot_root(2): makes `root`, which must be a mount, the root of this mount namespace, and the process's
+/// root and working directory. The old root is unmounted.
 pub(crate) fn change_root(root: impl AsFd) -> io::Result<()> {
     let old = std::fs::File::open("/")?;
     nix::unistd::fchdir(root)?;
-    // The old root ends up on top of the new one, see pivot_root(2), and goes from there.
+    // The old root is now on top of the new one, see pivot_root(2), and is unmounted from there.
     nix::unistd::pivot_root(".", ".")?;
     nix::unistd::fchdir(old)?;
-    // The host's mounts must not hear of it.
+    // The unmount must not propagate to the host.
     let none = None::<&str>;
     mount(none, ".", none, MsFlags::MS_SLAVE | MsFlags::MS_REC, none)?;
     umount2(".", MntFlags::MNT_DETACH)?;

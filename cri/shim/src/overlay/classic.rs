@@ -1,7 +1,7 @@
-//! An overlay by mount(2), for kernels whose overlayfs does not take its layers one by one.
+//! Mounts an overlay with mount(2), for kernels whose overlayfs does not support `lowerdir+`.
 //!
-//! All options are one string that ends at a page. The layers are therefore named from the directory
-//! that all have in common, so that their number and not the length of the state directory's path counts.
+//! All options are one string of at most a page. So layers are named relative to their common directory: then
+//! the limit depends on the number of layers, not on the length of the state directory's path.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -11,12 +11,13 @@ use nix::mount::MsFlags;
 
 use crate::selinux;
 
-/// What the kernel reads of the options, the zero at their end included, on every architecture at least.
+/// Bytes of options that the kernel reads on every architecture, including the terminating NUL.
 const PAGE: usize = 4096;
-/// Spares every unmount a flush of the upper file system; of Linux 5.10.
+/// Avoids a flush of the upper file system at every unmount; since Linux 5.10.
 const VOLATILE: &str = ",volatile";
 
-/// Mounts it at `target`. The caller is a process of one thread: the working directory changes meanwhile.
+/// Mounts the overlay at `target`. The caller must be single-threaded: the working directory is changed
+/// meanwhile.
 pub(super) fn mount(overlay: &Overlay, target: &Path, label: Option<&str>) -> io::Result<()> {
     let here = std::fs::File::open(".")?;
     let base = common(overlay);
@@ -30,7 +31,7 @@ fn mount_from(base: &Path, overlay: &Overlay, target: &Path, label: Option<&str>
     let flags = if overlay.upper.is_empty() { MsFlags::MS_RDONLY } else { MsFlags::empty() };
     let overlayfs = Some("overlay");
     let options = selinux::with_context(&options(base, overlay), label);
-    // The kernel would take the first page, and a root of fewer layers that may not even be written to.
+    // The kernel would silently use the first page only: a root file system with fewer layers.
     if options.len() + VOLATILE.len() >= PAGE {
         return Err(io::Error::from_raw_os_error(libc::E2BIG));
     }
@@ -44,7 +45,7 @@ fn mount_from(base: &Path, overlay: &Overlay, target: &Path, label: Option<&str>
     Ok(nix::mount::mount(overlayfs, target, overlayfs, flags, Some(options.as_str()))?)
 }
 
-/// The options of mount(2), with paths from `base`.
+/// The options of mount(2), with paths relative to `base`.
 fn options(base: &Path, overlay: &Overlay) -> String {
     let name = |path: &str| {
         let path = Path::new(path);
@@ -59,12 +60,12 @@ fn options(base: &Path, overlay: &Overlay) -> String {
     options
 }
 
-/// A comma ends an option and a backslash takes a character as it is.
+/// A comma separates options; a backslash escapes.
 fn escape(path: &str) -> String {
     path.replace('\\', "\\\\").replace(',', "\\,")
 }
 
-/// The deepest directory that all paths of an overlay are below.
+/// The deepest directory that contains all paths of an overlay.
 fn common(overlay: &Overlay) -> PathBuf {
     let paths = overlay.lower.iter().chain([&overlay.upper, &overlay.work]).filter(|path| !path.is_empty());
     let mut parents = paths.filter_map(|path| Path::new(path).parent());
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_named_from_what_they_have_in_common() {
+    fn paths_are_relative_to_their_common_directory() {
         let overlay = overlay(&["/state/layers/a/fs", "/state/layers/b/fs"], "/state/pods/p/upper");
         assert_eq!(common(&overlay), Path::new("/state"));
         assert_eq!(
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn more_layers_than_a_page_holds_are_refused() {
+    fn options_longer_than_a_page_are_refused() {
         let layers: Vec<String> = (0..200).map(|layer| format!("/state/layers/{layer:016}/fs")).collect();
         let layers: Vec<&str> = layers.iter().map(String::as_str).collect();
         let refused =
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_separates_options_and_layers_is_escaped() {
+    fn separators_of_options_and_layers_are_escaped() {
         let overlay = overlay(&["/state/a:b,c", "/state/d"], "");
         assert_eq!(options(&common(&overlay), &overlay), "lowerdir=a\\:b\\,c:d");
     }

@@ -1,4 +1,4 @@
-//! Connect: a TCP connection made inside the pod's network, for port-forward.
+//! Connect: makes a TCP connection inside the pod's network, for port-forward.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -9,18 +9,19 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, connect, getsockopt, socket, sockopt,
 };
 
-use super::{Answer, Shim, Ticket};
-use crate::fault::Fault;
+use super::{CallId, CallResult, Shim};
+use crate::call_error::CallError;
 
-/// Connections that are being made at most. One to a server that accepts none may take minutes, and holds a descriptor.
-const MOST: usize = 256;
+/// Maximum connections in progress. A connection to a server that does not accept may take minutes and holds
+/// a descriptor.
+const MAX_CONNECTING: usize = 256;
 
-/// A connection that is being made.
+/// A connection in progress.
 pub(super) struct Connecting {
-    ticket: Ticket,
+    call_id: CallId,
     port: u16,
     socket: OwnedFd,
-    /// Why it was not to be over IPv4, after which IPv6 is tried.
+    /// The error over IPv4, after which IPv6 is tried. `None` during the attempt over IPv4.
     four: Option<Errno>,
 }
 
@@ -31,46 +32,50 @@ impl AsFd for Connecting {
 }
 
 impl Shim {
-    pub(super) fn connect(&mut self, ticket: Ticket, port: u32) -> Option<Answer> {
+    pub(super) fn connect(&mut self, call_id: CallId, port: u32) -> Option<CallResult> {
         let Some(port) = u16::try_from(port).ok().filter(|port| *port > 0) else {
-            return Some(Err(Fault::new(Kind::Invalid, format!("there is no port {port}"))));
+            return Some(Err(CallError::new(
+                Kind::Invalid,
+                format!("connect to port {port} of the pod: the number is not a valid port"),
+            )));
         };
-        if self.connects.len() >= MOST {
-            let message =
-                format!("connect to port {port} of the pod: {MOST} connections are being made already");
-            return Some(Err(Fault::new(Kind::Internal, message)));
+        if self.connects.len() >= MAX_CONNECTING {
+            let message = format!(
+                "connect to port {port} of the pod: {MAX_CONNECTING} connections are in progress already"
+            );
+            return Some(Err(CallError::new(Kind::Internal, message)));
         }
-        self.try_connect(ticket, port, None)
+        self.try_connect(call_id, port, None)
     }
 
-    fn try_connect(&mut self, ticket: Ticket, port: u16, four: Option<Errno>) -> Option<Answer> {
+    fn try_connect(&mut self, call_id: CallId, port: u16, four: Option<Errno>) -> Option<CallResult> {
         match (begin(port, four.is_some()), four) {
             (Ok((socket, true)), _) => Some(connected(socket)),
             (Ok((socket, false)), four) => {
                 let serial = self.next_serial();
-                self.connects.insert(serial, Connecting { ticket, port, socket, four });
+                self.connects.insert(serial, Connecting { call_id, port, socket, four });
                 None
             }
-            (Err(errno), None) => self.try_connect(ticket, port, Some(errno)),
+            (Err(errno), None) => self.try_connect(call_id, port, Some(errno)),
             (Err(errno), Some(four)) => Some(Err(refused(port, four, errno))),
         }
     }
 
     pub(super) fn finish_connect(&mut self, serial: u32) {
-        let Some(Connecting { ticket, port, socket, four }) = self.connects.remove(&serial) else { return };
+        let Some(Connecting { call_id, port, socket, four }) = self.connects.remove(&serial) else { return };
         let errno = getsockopt(&socket, sockopt::SocketError).map_or_else(|errno| errno, Errno::from_raw);
         let answer = match (errno, four) {
             (Errno::UnknownErrno, _) => Some(connected(socket)),
-            (errno, None) => self.try_connect(ticket, port, Some(errno)),
+            (errno, None) => self.try_connect(call_id, port, Some(errno)),
             (errno, Some(four)) => Some(Err(refused(port, four, errno))),
         };
         if let Some(answer) = answer {
-            self.reply(ticket, answer);
+            self.reply(call_id, answer);
         }
     }
 }
 
-/// The socket, and whether it is connected already.
+/// Starts a connection. Returns the socket, and whether it is connected already.
 fn begin(port: u16, six: bool) -> nix::Result<(OwnedFd, bool)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let family = if six { AddressFamily::Inet6 } else { AddressFamily::Inet };
@@ -88,16 +93,16 @@ fn begin(port: u16, six: bool) -> nix::Result<(OwnedFd, bool)> {
     }
 }
 
-fn connected(socket: OwnedFd) -> Answer {
+fn connected(socket: OwnedFd) -> CallResult {
     Ok((reply::Result::Connected(Connected {}), vec![socket]))
 }
 
-/// In a pod without IPv6 it is IPv4 that says why.
-fn refused(port: u16, four: Errno, six: Errno) -> Fault {
+/// The error of a refused connection. In a pod without IPv6 the error over IPv4 is reported.
+fn refused(port: u16, four: Errno, six: Errno) -> CallError {
     let lacks_six = matches!(six, Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT | Errno::ENETUNREACH);
     let errno = if lacks_six { four } else { six };
     let kind = if errno == Errno::ECONNREFUSED { Kind::ConnectionRefused } else { Kind::Internal };
-    Fault::new(kind, format!("connect to port {port} of the pod: {}", errno.desc()))
+    CallError::new(kind, format!("connect to port {port} of the pod: {}", errno.desc()))
 }
 
 #[cfg(test)]
@@ -105,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn why_there_is_no_connection_is_told_by_the_family_that_the_pod_has() {
+    fn the_error_is_that_of_the_address_family_that_the_pod_has() {
         let of = |four, six| refused(80, four, six).kind;
         assert_eq!(of(Errno::ECONNREFUSED, Errno::EADDRNOTAVAIL), Kind::ConnectionRefused);
         assert_eq!(of(Errno::ECONNREFUSED, Errno::EAFNOSUPPORT), Kind::ConnectionRefused);

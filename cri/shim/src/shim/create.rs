@@ -1,4 +1,4 @@
-//! CreateContainer: streams and a creator, whose words are heard in the loop.
+//! CreateContainer: makes the streams and forks a creator, whose report the loop reads.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,53 +8,58 @@ use coracle_proto::shim::{CreateContainer, Created, reply};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 
-use super::{Shim, Ticket};
+use super::{CallId, Shim};
+use crate::call_error::CallError;
 use crate::cgroup;
 use crate::console::Console;
 use crate::container::{Container, Gate, Phase};
 use crate::creator;
-use crate::fault::Fault;
 use crate::init::Process1;
 use crate::kernel::{self, Fork};
 use crate::log;
 use crate::oom::OomEvents;
 use crate::overlay;
 use crate::process::PidNamespace;
-use crate::report::{Report, Speaker, Word, note};
+use crate::report::{Message, Report, Reporter, note};
 use crate::stdio::Stdio;
 
 impl Shim {
-    /// Answers itself only when it fails at once; else the creator's words do.
-    pub(super) fn create(&mut self, ticket: Ticket, create: &CreateContainer) -> Result<(), Fault> {
+    /// Returns an error if it fails at once. Otherwise the call is answered when the creator reports.
+    pub(super) fn create(&mut self, call_id: CallId, create: &CreateContainer) -> Result<(), CallError> {
         let id = &create.container_id;
         if !is_name(id) {
-            return Err(Fault::new(Kind::Invalid, format!("{id:?} is no container id")));
+            return Err(CallError::new(
+                Kind::Invalid,
+                format!(
+                    "invalid container id {id:?}: use letters, digits, '-', '_', '.', at most 128 characters"
+                ),
+            ));
         }
         if self.serial_of(id).is_ok() {
-            return Err(Fault::new(Kind::AlreadyExists, format!("there is a container {id} already")));
+            return Err(CallError::new(Kind::AlreadyExists, format!("the container {id} exists already")));
         }
-        let begun = self.begin(ticket, create);
+        let begun = self.begin(call_id, create);
         if begun.is_err() {
-            let _ = creator::forget(&self.container_dir(id), &self.state_dir(id));
+            let _ = creator::remove_files(&self.container_dir(id), &self.state_dir(id));
         }
-        begun.map_err(|error| Fault::doing("prepare the container", &error))
+        begun.map_err(|error| CallError::doing("prepare the container", &error))
     }
 
-    fn begin(&mut self, ticket: Ticket, create: &CreateContainer) -> io::Result<()> {
+    fn begin(&mut self, call_id: CallId, create: &CreateContainer) -> io::Result<()> {
         let id = &create.container_id;
         let dir = self.container_dir(id);
         std::fs::create_dir_all(&dir)?;
         let (stdio, ends) = Stdio::new(create)?;
         let console = if create.terminal { Some(Console::listen(&dir)?) } else { None };
-        let (mut report, speaking) = Report::pair()?;
+        let (mut report, child_end) = Report::pair()?;
         let (waiting, gate) = pipe2(OFlag::O_CLOEXEC)?;
-        // Nobody has waited for these processes, so their numbers are their own.
+        // These processes are not reaped yet, so their pids are their own.
         let alive = self.containers.values().filter(|container| container.is_alive() && container.pid > 0);
         let of_containers: Vec<_> =
             alive.filter_map(|container| PidNamespace::of_child(container.pid)).collect();
         let of_init = self.pod.init.as_ref().map(Process1::namespace);
         let pid_namespaces: Vec<_> = of_init.into_iter().chain(&of_containers).collect();
-        let plan = creator::Plan {
+        let request = creator::CreateRequest {
             id,
             bundle: Path::new(&create.bundle),
             dir: &dir,
@@ -72,11 +77,11 @@ impl Shim {
             pid_namespaces: &pid_namespaces,
             gate: &waiting,
         };
-        let creator = fork_creator(&plan, Speaker::new(&speaking))?;
+        let creator = fork_creator(&request, Reporter::new(&child_end))?;
         report.expect(creator);
         let container = Container {
             id: id.clone(),
-            phase: Phase::Creating { ticket, creator, first: 0, ready: false },
+            phase: Phase::Creating { call_id, creator, first: 0, ready: false },
             pid: 0,
             gate: Gate::Pipe(gate),
             cgroup: String::new(),
@@ -97,94 +102,92 @@ impl Shim {
         Ok(())
     }
 
-    pub(super) fn hear_creator(&mut self, serial: u32) {
+    pub(super) fn read_creator_report(&mut self, serial: u32) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
-        let Some(heard) = container.report.as_mut().map(Report::hear) else { return };
-        for word in heard.words {
-            self.hear_word(serial, word);
+        let Some(received) = container.report.as_mut().map(Report::receive_all) else { return };
+        for message in received.messages {
+            self.handle_message(serial, message);
         }
-        if heard.ended {
+        if received.ended {
             self.report_ended(serial);
         }
     }
 
-    fn hear_word(&mut self, serial: u32, word: Word) {
+    fn handle_message(&mut self, serial: u32, message: Message) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
-        match (word, &mut container.phase) {
-            (Word::Cgroup(cgroup), _) => {
+        match (message, &mut container.phase) {
+            (Message::Cgroup(cgroup), _) => {
                 let pod = cgroup::parent(&cgroup);
                 container.pod_oom_kills = cgroup::oom_kills(&self.pod.hierarchies, pod).unwrap_or(0);
                 container.cgroup = cgroup;
             }
-            (Word::SharesPids, _) => container.shares_pids = true,
-            // These two come from two processes, in any order.
-            (Word::Pid(pid), Phase::Creating { first, .. }) => {
+            (Message::SharesPids, _) => container.shares_pids = true,
+            // Pid and Ready come from two processes, in any order.
+            (Message::Pid(pid), Phase::Creating { first, .. }) => {
                 *first = pid;
                 self.created(serial);
             }
-            (Word::Ready, Phase::Creating { ready, .. }) => {
+            (Message::Ready, Phase::Creating { ready, .. }) => {
                 *ready = true;
                 self.created(serial);
             }
-            (Word::ByLibrary, Phase::Creating { ready, .. }) => {
+            (Message::ByLibrary, Phase::Creating { ready, .. }) => {
                 *ready = true;
                 container.gate = Gate::Library;
                 self.created(serial);
             }
-            (Word::Failed(kind, message), Phase::Creating { ticket, .. }) => {
-                let ticket = *ticket;
-                let fault = container.report.as_mut().map(|report| report.fault(kind, &message));
-                let fault = fault.unwrap_or_else(|| Fault::new(kind, message));
-                self.creation_failed(serial, ticket, fault);
+            (Message::Failed(kind, message), Phase::Creating { call_id, .. }) => {
+                let call_id = *call_id;
+                let error = container.report.as_mut().map(|report| report.error(kind, &message));
+                let error = error.unwrap_or_else(|| CallError::new(kind, message));
+                self.creation_failed(serial, call_id, error);
             }
-            (Word::Failed(kind, message), Phase::Starting { ticket }) => {
-                let ticket = *ticket;
-                self.start_failed(serial, ticket, Fault::new(kind, message));
+            (Message::Failed(kind, message), Phase::Starting { call_id }) => {
+                let call_id = *call_id;
+                self.start_failed(serial, call_id, CallError::new(kind, message));
             }
-            // Causes are kept by the report; the rest was said before or is too late.
+            // The report keeps causes. Other messages repeat earlier ones or arrive too late.
             _ => {}
         }
     }
 
-    /// Once all is said that there is to say.
+    /// Completes the creation when both Pid and Ready have arrived.
     fn created(&mut self, serial: u32) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
-        let Phase::Creating { ticket, first: pid @ 1.., ready: true, .. } = container.phase else { return };
+        let Phase::Creating { call_id, first: pid @ 1.., ready: true, .. } = container.phase else { return };
         coracle_fault::point("shim.created");
         if let Some(console) = container.console.take() {
             let master = console.receive().and_then(|master| container.stdio.set_master(master));
             if let Err(error) = master {
-                note(&format!("the terminal of {} did not come: {error}", container.id));
+                note(&format!("receive the terminal of {}: {error}", container.id));
             }
         }
         container.oom_events =
             OomEvents::listen(&self.pod.hierarchies, &container.cgroup).and_then(|events| {
                 let id = &container.id;
-                events
-                    .map_err(|error| {
-                        note(&format!("the kernel will not tell of a want of memory of {id}: {error}"))
-                    })
-                    .ok()
+                events.map_err(|error| note(&format!("register for OOM events of {id}: {error}"))).ok()
             });
         container.pid = pid;
         container.phase = Phase::Created;
         container.created_at = nanos();
-        self.reply(ticket, Ok((reply::Result::Created(Created { pid }), Vec::new())));
+        self.reply(call_id, Ok((reply::Result::Created(Created { pid }), Vec::new())));
         self.claim(pid);
     }
 
-    /// The end of the report: the program runs, or nothing does.
+    /// Handles the end of the report: the program runs, or the creator has failed.
     fn report_ended(&mut self, serial: u32) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let phase = container.phase.clone();
         match phase {
-            Phase::Creating { ticket, .. } => {
+            Phase::Creating { call_id, .. } => {
                 let report = container.report.as_mut();
-                let fault = report.map(|report| report.fault(Kind::Internal, "the creator died"));
-                let fault = fault.unwrap_or_else(|| Fault::new(Kind::Internal, "the creator died"));
-                self.creation_failed(serial, ticket, fault);
+                let error =
+                    report.map(|report| report.error(Kind::Internal, "the creator ended without a result"));
+                let error = error
+                    .unwrap_or_else(|| CallError::new(Kind::Internal, "the creator ended without a result"));
+                self.creation_failed(serial, call_id, error);
             }
-            Phase::Starting { ticket } => self.started(serial, ticket),
+            Phase::Starting { call_id } => self.started(serial, call_id),
             Phase::Created
             | Phase::Restoring { .. }
             | Phase::Running
@@ -195,15 +198,15 @@ impl Shim {
         }
     }
 
-    /// Undoes it by the way of every deletion, and answers when nothing is left.
-    fn creation_failed(&mut self, serial: u32, ticket: Ticket, fault: Fault) {
+    /// Deletes what was made, like any other deletion, and answers when nothing is left.
+    fn creation_failed(&mut self, serial: u32, call_id: CallId, error: CallError) {
         if let Some(container) = self.containers.get_mut(&serial) {
             container.report = None;
             let exit = super::exit::never_ran();
             container.phase = Phase::Exited { exit };
-            container.deletion.get_or_insert_default().failed = Some((ticket, fault));
+            container.deletion.get_or_insert_default().failed = Some((call_id, error));
         }
-        self.begin_deleting(serial, None);
+        self.begin_deletion(serial, None);
     }
 
     pub(super) fn container_dir(&self, id: &str) -> PathBuf {
@@ -224,14 +227,14 @@ impl Shim {
     }
 }
 
-fn fork_creator(plan: &creator::Plan<'_>, speaker: Speaker) -> io::Result<i32> {
+fn fork_creator(request: &creator::CreateRequest<'_>, reporter: Reporter) -> io::Result<i32> {
     match kernel::fork()? {
         Fork::Parent(pid) => Ok(pid),
-        Fork::Child => creator::run(plan, speaker),
+        Fork::Child => creator::run(request, reporter),
     }
 }
 
-/// A name that is one part of a path and means only itself.
+/// Whether an id is a plain file name.
 fn is_name(id: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !id.is_empty() && id.len() <= 128 && !id.starts_with('.') && id.bytes().all(allowed)

@@ -1,45 +1,46 @@
-//! DeleteContainer: killed, awaited, unmounted, its cgroup removed; driven by what happens.
+//! DeleteContainer: kills, waits, unmounts, removes the cgroup. Driven by events of the loop.
 //!
-//! One look kills what is there and says what to wait for: the first process (a signal tells), the
-//! others in its cgroup (their pidfds tell), or the kernel itself, which lets go of a cgroup a
-//! moment after the last process in it was reaped and tells nobody: only for that there is a timer.
+//! Each attempt kills all processes of the container and determines what to wait for: the exit of the first
+//! process (SIGCHLD), the exits of other processes in its cgroup (their pidfds), or the kernel. The kernel
+//! releases a cgroup shortly after its last process is reaped and sends no event, so only this case uses a
+//! timer.
 
 use std::time::{Duration, Instant};
 
-use super::{Answer, Shim, Ticket, done};
+use super::{CallId, CallResult, Shim, done};
+use crate::call_error::{self, CallError};
 use crate::cgroup::{self, CgroupError, Removed};
 use crate::container::{Deletion, Phase};
 use crate::creator;
-use crate::fault::{self, Fault};
 use crate::kernel;
 use crate::report::note;
 
-/// From the second on, looks wait by the clock: a millisecond, doubled up to this.
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
-/// A cgroup that stays busy so often (half a minute) is reported instead of awaited.
-const MOST_LOOKS: u32 = 160;
+/// Maximum delay between attempts. It starts at a millisecond and doubles.
+const MAX_DELAY: Duration = Duration::from_millis(200);
+/// Attempts (half a minute) after which a busy cgroup is reported as an error.
+const MAX_ATTEMPTS: u32 = 160;
 
 impl Shim {
-    pub(super) fn delete(&mut self, ticket: Ticket, id: &str) -> Option<Answer> {
-        // Absent is deleted, as CRI's RemoveContainer has it.
+    pub(super) fn delete(&mut self, call_id: CallId, id: &str) -> Option<CallResult> {
+        // An absent container counts as deleted, as in CRI's RemoveContainer.
         let Ok(serial) = self.serial_of(id) else { return Some(done()) };
-        self.begin_deleting(serial, Some(ticket));
+        self.begin_deletion(serial, Some(call_id));
         None
     }
 
-    pub(super) fn begin_deleting(&mut self, serial: u32, ticket: Option<Ticket>) {
+    pub(super) fn begin_deletion(&mut self, serial: u32, call_id: Option<CallId>) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let deletion = container.deletion.get_or_insert_default();
-        deletion.tickets.extend(ticket);
-        self.go_on_deleting(serial);
+        deletion.calls.extend(call_id);
+        self.continue_deletion(serial);
     }
 
-    /// One look.
-    pub(super) fn go_on_deleting(&mut self, serial: u32) {
+    /// One attempt.
+    pub(super) fn continue_deletion(&mut self, serial: u32) {
         let hierarchies = &self.pod.hierarchies;
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let Some(deletion) = container.deletion.as_mut() else { return };
-        deletion.again = None;
+        deletion.retry_at = None;
         deletion.dying.clear();
         match container.phase {
             Phase::Creating { creator, .. } => end(creator),
@@ -47,103 +48,106 @@ impl Shim {
             Phase::Created | Phase::Starting { .. } | Phase::Running => end(container.pid),
             Phase::Draining { .. } | Phase::Exited { .. } => {}
         }
-        // Whether anybody is left the kernel knows best: on v1 it makes a list of a cgroup's processes for whoever asks,
-        // and is busy with it for a while.
+        // rmdir(2) is the cheapest way to find out whether processes are left: on v1 listing a cgroup's
+        // processes is slow.
         let removed = match container.phase {
             Phase::Exited { .. } => Some(cgroup::remove(hierarchies, &container.cgroup)),
             _ => None,
         };
-        if let Some(result) = removed.as_ref().and_then(ended) {
+        if let Some(result) = removed.as_ref().and_then(removal_result) {
             return self.deleted(serial, result);
         }
         let others = cgroup::signal(hierarchies, &container.cgroup, libc::SIGKILL);
         match container.phase {
             Phase::Exited { .. } if !others.is_empty() => deletion.wait_for(&others),
-            Phase::Exited { .. } if deletion.looks < MOST_LOOKS => deletion.pause(),
+            Phase::Exited { .. } if deletion.attempts < MAX_ATTEMPTS => deletion.pause(),
             Phase::Exited { .. } => {
-                let fault = Fault::new(Default::default(), "the container's cgroup stays busy");
-                self.deleted(serial, Err(fault));
+                let error = CallError::new(
+                    Default::default(),
+                    "remove the container's cgroup: it is still busy; processes in it cannot be killed",
+                );
+                self.deleted(serial, Err(error));
             }
-            // Its report brings us back, unless a process of the library's outlives the creator
-            // and holds it: that one enters the cgroup later, where the next look finds it. A restorer's end
-            // does as well.
+            // The end of its report triggers the next attempt. A process of the library may outlive the
+            // creator and hold the report open; it enters the cgroup later, where the next attempt finds it.
+            // So there is a timer too. A restorer is treated alike.
             Phase::Creating { .. } | Phase::Restoring { .. } => deletion.pause(),
-            // Its exit brings us back.
+            // Its exit triggers the next attempt.
             Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => {}
         }
     }
 
-    fn forget_execs(&mut self, container: u32) {
+    fn remove_execs(&mut self, container: u32) {
         let (gone, left) =
             std::mem::take(&mut self.execs).into_iter().partition(|(_, e)| e.container == container);
         self.execs = left;
         let gone: std::collections::BTreeMap<u32, crate::exec::Exec> = gone;
         for exec in gone.into_values() {
-            if let Some(ticket) = exec.ticket {
-                self.reply(ticket, Err(Fault::wrong_state(&exec.container_id, "deleted")));
+            if let Some(call_id) = exec.call_id {
+                self.reply(call_id, Err(CallError::wrong_state(&exec.container_id, "deleted")));
             }
         }
     }
 
-    /// Everything but the cgroup is removed even when that could not be: a second deletion finds
-    /// less to do.
-    fn deleted(&mut self, serial: u32, result: Result<(), Fault>) {
+    /// Removes everything else even if the cgroup could not be removed, so that a second deletion has less to
+    /// do.
+    fn deleted(&mut self, serial: u32, result: Result<(), CallError>) {
         coracle_fault::point("shim.deleting");
         self.unmount_root(serial);
-        let Deletion { tickets, failed, .. } = match self.containers.get_mut(&serial) {
+        let Deletion { calls, failed, .. } = match self.containers.get_mut(&serial) {
             Some(container) => container.deletion.take().unwrap_or_default(),
             None => return,
         };
         let id = self.containers.get(&serial).map(|container| container.id.clone()).unwrap_or_default();
-        let forgotten = creator::forget(&self.container_dir(&id), &self.state_dir(&id));
-        if let Err(error) = forgotten {
-            note(&format!("remove the directories of {id}: {}", fault::chain(&error)));
+        let removed = creator::remove_files(&self.container_dir(&id), &self.state_dir(&id));
+        if let Err(error) = removed {
+            note(&format!("remove the directories of {id}: {}", call_error::chain(&error)));
         }
         let _ = std::fs::remove_file(self.dir.join("exits").join(&id));
-        if result.is_ok() || self.ending.is_some() {
+        if result.is_ok() || self.shutdown.is_some() {
             self.containers.remove(&serial);
-            self.events.forget(&id);
-            self.forget_execs(serial);
+            self.events.remove_container(&id);
+            self.remove_execs(serial);
         }
-        if let Some((ticket, fault)) = failed {
-            self.reply(ticket, Err(fault));
+        if let Some((call_id, error)) = failed {
+            self.reply(call_id, Err(error));
         }
-        for ticket in tickets {
+        for call_id in calls {
             let answer = result.clone().and_then(|()| done());
-            self.reply(ticket, answer);
+            self.reply(call_id, answer);
         }
     }
 }
 
-/// What came of the removal of a cgroup; nothing while somebody is in it.
-fn ended(removed: &Result<Removed, CgroupError>) -> Option<Result<(), Fault>> {
+/// The result of a cgroup's removal. `None` while it is busy.
+fn removal_result(removed: &Result<Removed, CgroupError>) -> Option<Result<(), CallError>> {
     match removed {
         Ok(Removed::Busy) => None,
         Ok(Removed::All) => Some(Ok(())),
-        Err(error) => Some(Err(Fault::internal(error))),
+        Err(error) => Some(Err(CallError::internal(error))),
     }
 }
 
-/// Kills a child of the shim, which may have ended already.
+/// Kills a child of the shim. It may have ended already.
 pub(super) fn end(pid: i32) {
     let _ended = super::signal::send(pid, libc::SIGKILL);
 }
 
 impl Deletion {
-    /// For the ends of those, or for a moment where they cannot be watched any more: one that is
-    /// dead already and still in the list would be ready for ever.
+    /// Waits for the ends of these processes, or for the timer if they cannot be watched. A process that is
+    /// dead but still listed would make its pidfd permanently ready.
     fn wait_for(&mut self, pids: &std::collections::BTreeSet<i32>) {
-        self.looks += 1;
+        self.attempts += 1;
         self.dying = pids.iter().filter_map(|pid| kernel::pidfd_open(*pid).ok()).collect();
-        if self.dying.len() < pids.len() || self.looks > 3 {
+        if self.dying.len() < pids.len() || self.attempts > 3 {
             self.dying.clear();
             self.pause();
         }
     }
 
     fn pause(&mut self) {
-        self.looks += 1;
-        let pause = Duration::from_millis(1 << self.looks.min(8));
-        self.again = Some(Instant::now() + pause.min(LONGEST_PAUSE));
+        self.attempts += 1;
+        let pause = Duration::from_millis(1 << self.attempts.min(8));
+        self.retry_at = Some(Instant::now() + pause.min(MAX_DELAY));
     }
 }

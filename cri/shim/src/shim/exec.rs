@@ -1,4 +1,4 @@
-//! Exec: a fork that joins the container, whose report's end says that the program runs.
+//! Exec: forks a process that joins the container. The end of its report means that the program runs.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,49 +7,54 @@ use coracle_proto::shim::error::Kind;
 use coracle_proto::shim::{self as wire, ExecStarted, reply};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
-use super::{Shim, Ticket};
+use super::{CallId, Shim};
+use crate::call_error::CallError;
 use crate::cgroup;
 use crate::console;
 use crate::container::Phase;
 use crate::exec::{self, Exec};
-use crate::fault::Fault;
 use crate::kernel::{self, Fork};
-use crate::report::{Report, Speaker, Word};
+use crate::report::{Message, Report, Reporter};
 
 impl Shim {
-    /// Answers itself only when it fails at once; else the forks' words do.
-    pub(super) fn exec(&mut self, ticket: Ticket, exec: &wire::Exec, fds: Vec<OwnedFd>) -> Result<(), Fault> {
+    /// Returns an error if it fails at once. Otherwise the call is answered when the forks report.
+    pub(super) fn exec(
+        &mut self,
+        call_id: CallId,
+        exec: &wire::Exec,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), CallError> {
         let id = &exec.container_id;
         let serial = self.serial_of(id)?;
         if exec.exec_id.is_empty() {
-            return Err(Fault::new(Kind::Invalid, "an exec needs an id"));
+            return Err(CallError::new(Kind::Invalid, "an exec needs an id"));
         }
         if self.exec_of(id, &exec.exec_id).is_ok() {
-            return Err(Fault::new(
+            return Err(CallError::new(
                 Kind::AlreadyExists,
-                format!("there is an exec {} already", exec.exec_id),
+                format!("the exec {} exists already", exec.exec_id),
             ));
         }
-        let Some(container) = self.containers.get(&serial) else { return Err(Fault::no_container(id)) };
+        let Some(container) = self.containers.get(&serial) else { return Err(CallError::no_container(id)) };
         if !matches!(container.phase, Phase::Running) || container.deletion.is_some() {
-            return Err(Fault::wrong_state(id, container.words()));
+            return Err(CallError::wrong_state(id, container.description()));
         }
         let wanted = [exec.has_stdin, exec.has_stdout, exec.has_stderr, exec.process_in_file];
         let wanted = wanted.iter().filter(|has| **has).count();
         if wanted != fds.len() {
-            return Err(Fault::new(
+            return Err(CallError::new(
                 Kind::Invalid,
-                format!("{wanted} descriptors are named, {} came", fds.len()),
+                format!("the request names {wanted} descriptors, but has {}", fds.len()),
             ));
         }
-        let begun = self.begin_exec(serial, ticket, exec, &fds);
-        begun.map_err(|error| Fault::doing("prepare the exec", &error))
+        let begun = self.begin_exec(serial, call_id, exec, &fds);
+        begun.map_err(|error| CallError::doing("prepare the exec", &error))
     }
 
     fn begin_exec(
         &mut self,
         serial: u32,
-        ticket: Ticket,
+        call_id: CallId,
         exec: &wire::Exec,
         fds: &[OwnedFd],
     ) -> io::Result<()> {
@@ -58,7 +63,7 @@ impl Shim {
             None => return Err(io::Error::from(io::ErrorKind::NotFound)),
         };
         let target = kernel::pidfd_open(pid)?;
-        let (mut report, speaking) = Report::pair()?;
+        let (mut report, child_end) = Report::pair()?;
         let (console, theirs) = if exec.terminal {
             let pair = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
             (Some(pair.0), Some(pair.1))
@@ -66,12 +71,12 @@ impl Shim {
             (None, None)
         };
         let process = match fds.last() {
-            Some(file) if exec.process_in_file => exec::Told::InFile(file),
-            _ => exec::Told::Here(&exec.process),
+            Some(file) if exec.process_in_file => exec::ProcessSource::File(file),
+            _ => exec::ProcessSource::Inline(&exec.process),
         };
         let mut fds = fds.iter();
         let stdio = [exec.has_stdin, exec.has_stdout, exec.has_stderr];
-        let plan = exec::Plan {
+        let request = exec::ExecRequest {
             process,
             dir: &self.container_dir(&exec.container_id),
             cgroups: cgroup::existing(&self.pod.hierarchies, &cgroup),
@@ -82,80 +87,83 @@ impl Shim {
             terminal: theirs.as_ref(),
             adopts_orphans: exec.adopts_orphans,
             shim: nix::unistd::getpid().as_raw(),
-            speaker: Speaker::new(&speaking),
+            reporter: Reporter::new(&child_end),
         };
         match kernel::fork()? {
             Fork::Parent(pid) => report.expect(pid),
-            Fork::Child => exec::run(&plan),
+            Fork::Child => exec::run(&request),
         }
-        let begun = Exec {
+        let started = Exec {
             container: serial,
             container_id: exec.container_id.clone(),
             exec_id: exec.exec_id.clone(),
             awaited: exec.adopts_orphans,
             pid: 0,
             report: Some(report),
-            ticket: Some(ticket),
+            call_id: Some(call_id),
             console,
             exit: None,
         };
         let serial = self.next_serial();
-        self.execs.insert(serial, begun);
+        self.execs.insert(serial, started);
         coracle_fault::point("shim.exec-forked");
         Ok(())
     }
 
-    pub(super) fn hear_exec(&mut self, serial: u32) {
+    pub(super) fn read_exec_report(&mut self, serial: u32) {
         let Some(exec) = self.execs.get_mut(&serial) else { return };
-        let Some(heard) = exec.report.as_mut().map(Report::hear) else { return };
+        let Some(received) = exec.report.as_mut().map(Report::receive_all) else { return };
         let mut failed = None;
-        for word in heard.words {
-            match word {
-                Word::Pid(pid) => {
+        for message in received.messages {
+            match message {
+                Message::Pid(pid) => {
                     exec.pid = pid;
-                    // It may have ended before its pid was told.
-                    exec.exit = self.early.take(pid).map(super::exit::exit_of);
+                    // It may have ended before its pid was reported.
+                    exec.exit = self.unclaimed.take(pid).map(super::exit::exit_of);
                 }
-                Word::Failed(kind, message) => {
-                    failed = exec.report.as_mut().map(|report| report.fault(kind, &message));
+                Message::Failed(kind, message) => {
+                    failed = exec.report.as_mut().map(|report| report.error(kind, &message));
                 }
-                Word::Cgroup(_)
-                | Word::SharesPids
-                | Word::Successor(_)
-                | Word::Cause(_)
-                | Word::Ready
-                | Word::ByLibrary => {}
+                Message::Cgroup(_)
+                | Message::SharesPids
+                | Message::Successor(_)
+                | Message::Cause(_)
+                | Message::Ready
+                | Message::ByLibrary => {}
             }
         }
-        if heard.ended {
+        if received.ended {
             let never = exec.pid == 0;
-            let silent = || Fault::new(Kind::Internal, "the exec died before it began");
-            let fault = failed.or_else(|| never.then(silent));
-            self.exec_began(serial, fault);
-        } else if let Some(fault) = failed {
-            // The other fork has still to go; nobody waits for it.
-            self.exec_began(serial, Some(fault));
+            let silent = || CallError::new(Kind::Internal, "the exec ended before its program started");
+            let error = failed.or_else(|| never.then(silent));
+            self.exec_started(serial, error);
+        } else if let Some(error) = failed {
+            // The first fork has not ended yet; no caller waits for it.
+            self.exec_started(serial, Some(error));
         }
     }
 
-    fn exec_began(&mut self, serial: u32, fault: Option<Fault>) {
+    fn exec_started(&mut self, serial: u32, error: Option<CallError>) {
         let Some(exec) = self.execs.get_mut(&serial) else { return };
         exec.report = None;
-        let ticket = exec.ticket.take();
+        let call_id = exec.call_id.take();
         coracle_fault::point("shim.exec-begun");
-        // The next agent was told of what it has to end when it said hello, and this was not there yet.
-        if exec.awaited && exec.pid > 0 && ticket.is_some_and(|ticket| ticket.connection != self.connection) {
-            let _ended_meanwhile = super::signal::send(exec.pid, nix::libc::SIGKILL);
+        // The next agent got the list of awaited execs with Hello, when this one was not in it yet.
+        if exec.awaited
+            && exec.pid > 0
+            && call_id.is_some_and(|call_id| call_id.connection != self.connection)
+        {
+            let _already_ended = super::signal::send(exec.pid, nix::libc::SIGKILL);
         }
-        let answer = match fault {
-            Some(fault) => Err(fault),
+        let answer = match error {
+            Some(error) => Err(error),
             None => take_terminal(exec)
                 .map(|fds| (reply::Result::ExecStarted(ExecStarted { pid: exec.pid }), fds)),
         };
         let failed = answer.is_err();
         let exit = exec.exit.take();
-        if let Some(ticket) = ticket {
-            self.reply(ticket, answer);
+        if let Some(call_id) = call_id {
+            self.reply(call_id, answer);
         }
         if failed {
             self.execs.remove(&serial);
@@ -165,10 +173,10 @@ impl Shim {
     }
 }
 
-/// The terminal's master for the agent. No copy stays: when the agent's is closed the terminal is hung up, as one is
-/// that lost its user.
-fn take_terminal(exec: &mut Exec) -> Result<Vec<OwnedFd>, Fault> {
+/// Receives the terminal's master for the agent. The shim keeps no copy, so that the terminal is hung up when
+/// the agent closes its own.
+fn take_terminal(exec: &mut Exec) -> Result<Vec<OwnedFd>, CallError> {
     let Some(console) = exec.console.take() else { return Ok(Vec::new()) };
-    let failed = |error: io::Error| Fault::doing("receive the terminal", &error);
+    let failed = |error: io::Error| CallError::doing("receive the terminal", &error);
     Ok(vec![console::receive_from(&console).map_err(failed)?])
 }

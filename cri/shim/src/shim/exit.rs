@@ -1,4 +1,4 @@
-//! Ends of processes: reaped, matched with what they were, drained, told.
+//! Process exits: reaped, matched with their container or exec, and reported after the output is read.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,16 +13,17 @@ use crate::container::{Container, Phase};
 use crate::log::Output;
 use crate::report::note;
 
-/// How long an exit waits for output that somebody else still holds open.
-const GRACE: Duration = Duration::from_millis(100);
-/// Statuses of processes that nobody has claimed yet. There are as many as there are numbers of processes, at most, and
-/// none while none is awaited.
+/// How long an exit event waits for output whose pipe other processes still hold open.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
+/// Exit statuses of processes that no container or exec has claimed yet. There are at most as many as pids,
+/// and none while no pid is awaited.
 #[derive(Debug, Default)]
-pub(super) struct Early(BTreeMap<i32, i32>);
+pub(super) struct UnclaimedExits(BTreeMap<i32, i32>);
 
-impl Early {
-    /// Of two processes that had one number, the later one is asked for: a number is told as soon as it is given.
-    fn keep(&mut self, pid: i32, status: i32) {
+impl UnclaimedExits {
+    /// A pid that ended twice keeps the later status: pids are reported as soon as they are assigned, so the
+    /// later process is meant.
+    fn insert(&mut self, pid: i32, status: i32) {
         self.0.insert(pid, status);
     }
 
@@ -40,7 +41,7 @@ impl Shim {
         loop {
             let (pid, status) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::Exited(pid, code)) => (pid.as_raw(), code),
-                // As a shell counts, negative until it becomes an `Exit`.
+                // Signals are negative here until `exit_of` makes an `Exit` of them.
                 Ok(WaitStatus::Signaled(pid, signal, _)) => (pid.as_raw(), -(signal as i32)),
                 Ok(WaitStatus::StillAlive) => return,
                 Err(nix::Error::EINTR) => continue,
@@ -68,22 +69,23 @@ impl Shim {
         let exec = self.execs.iter().find(|(_, exec)| exec.pid == pid).map(|(serial, _)| *serial);
         if let Some(serial) = exec {
             return match self.execs.get_mut(&serial) {
-                Some(exec) if exec.ticket.is_some() => exec.exit = Some(exit_of(status)),
+                Some(exec) if exec.call_id.is_some() => exec.exit = Some(exit_of(status)),
                 _ => self.exec_exited(serial, exit_of(status)),
             };
         }
-        // A creator, a first fork, an orphan; or one whose pid we are about to be told.
-        let unnamed = |phase: &Phase| matches!(phase, Phase::Creating { .. } | Phase::Restoring { .. });
-        let awaited = self.containers.values().any(|container| unnamed(&container.phase))
+        // A creator, a first fork or an orphan; or a process whose pid is about to be reported.
+        let has_unknown_pid =
+            |phase: &Phase| matches!(phase, Phase::Creating { .. } | Phase::Restoring { .. });
+        let awaited = self.containers.values().any(|container| has_unknown_pid(&container.phase))
             || self.execs.values().any(|exec| exec.pid == 0);
         if awaited {
-            self.early.keep(pid, status);
+            self.unclaimed.insert(pid, status);
         } else {
-            self.early.clear();
+            self.unclaimed.clear();
         }
     }
 
-    /// The number of a creator that was waited for may become another process's, which a deletion must not kill.
+    /// Forgets the pid of a reaped creator: the pid may be reused, and a deletion must not kill that process.
     fn forget_creator(&mut self, pid: i32) {
         for container in self.containers.values_mut() {
             if let Phase::Creating { creator, .. } = &mut container.phase
@@ -96,12 +98,12 @@ impl Shim {
 
     /// Whether the process has ended before a container claimed it.
     pub(super) fn has_ended(&self, pid: i32) -> bool {
-        self.early.0.contains_key(&pid)
+        self.unclaimed.0.contains_key(&pid)
     }
 
-    /// A container's first process has just been named: it may have ended before.
+    /// Applies an exit that happened before the pid of the container's first process was reported.
     pub(super) fn claim(&mut self, pid: i32) {
-        if let Some(status) = self.early.take(pid) {
+        if let Some(status) = self.unclaimed.take(pid) {
             self.ended(pid, status);
         }
     }
@@ -110,32 +112,32 @@ impl Shim {
         let hierarchies = &self.pod.hierarchies;
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let mut exit = exit_of(status);
-        exit.oom_killed = exit.code != 0 && was_short_of_memory(hierarchies, container, exit);
-        // What its report still holds, the reason why it could not start, comes first.
+        exit.oom_killed = exit.code != 0 && was_oom_killed(hierarchies, container, exit);
+        // The report may still have the reason why the program could not start. It is read first.
         if container.report.is_some() {
-            self.hear_creator(serial);
+            self.read_creator_report(serial);
         }
         let unanswered = self.containers.get(&serial).and_then(|container| match container.phase {
-            Phase::Starting { ticket } => Some(ticket),
+            Phase::Starting { call_id } => Some(call_id),
             _ => None,
         });
-        if let Some(ticket) = unanswered {
-            self.started(serial, ticket);
+        if let Some(call_id) = unanswered {
+            self.started(serial, call_id);
         }
         let Some(container) = self.containers.get_mut(&serial) else { return };
         container.report = None;
-        container.phase = Phase::Draining { exit, until: Instant::now() + GRACE };
+        container.phase = Phase::Draining { exit, until: Instant::now() + DRAIN_TIMEOUT };
         if container.shares_pids {
-            // With a pid namespace of its own the kernel does it.
+            // With a pid namespace of its own the kernel kills them.
             cgroup::kill(&self.pod.hierarchies, &container.cgroup);
         }
         for output in [Output::Stdout, Output::Stderr] {
-            container.stdio.pump(output, &mut self.buffer);
+            container.stdio.forward_output(output, &mut self.buffer);
         }
         self.end_draining(serial);
     }
 
-    /// Tells of the exit once all output is read, or the time for it is over.
+    /// Queues the exit event when all output is read or the grace period is over.
     pub(super) fn end_draining(&mut self, serial: u32) {
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let Phase::Draining { exit, until } = container.phase else { return };
@@ -145,19 +147,19 @@ impl Shim {
         container.stdio.finish();
         container.phase = Phase::Exited { exit };
         let id = container.id.clone();
-        self.tell(&id, "", exit);
-        self.go_on_deleting(serial);
+        self.queue_exit(&id, "", exit);
+        self.continue_deletion(serial);
     }
 
     pub(super) fn exec_exited(&mut self, serial: u32, exit: Exit) {
         let Some(exec) = self.execs.remove(&serial) else { return };
         let known = self.containers.contains_key(&exec.container);
         if known {
-            self.tell(&exec.container_id, &exec.exec_id, exit);
+            self.queue_exit(&exec.container_id, &exec.exec_id, exit);
         }
     }
 
-    fn tell(&mut self, container_id: &str, exec_id: &str, exit: Exit) {
+    fn queue_exit(&mut self, container_id: &str, exec_id: &str, exit: Exit) {
         let event = self.events.push(container_id, exec_id, exit);
         if exec_id.is_empty() {
             let path = self.dir.join("exits").join(container_id);
@@ -170,15 +172,15 @@ impl Shim {
         }
         if let Some(agent) = self.agent.as_mut() {
             let sent = agent.event(event);
-            self.keep_agent(sent);
+            self.disconnect_on_error(sent);
         }
     }
 }
 
-/// Whether the kernel killed for want of memory in the container. A scope of systemd's may be gone by now: on v2 the
-/// pod's count has it still, and tells of a first process that was killed after the container was made; on v1 there were
-/// events.
-fn was_short_of_memory(hierarchies: &[Hierarchy], container: &Container, exit: Exit) -> bool {
+/// Whether the kernel killed for OOM in the container. If systemd has removed the scope's cgroup: on v2 the
+/// pod's counter includes it, and counts if the first process was killed and the counter has grown since the
+/// creation; on v1 there are OOM events.
+fn was_oom_killed(hierarchies: &[Hierarchy], container: &Container, exit: Exit) -> bool {
     if let Some(kills) = cgroup::oom_kills(hierarchies, &container.cgroup) {
         return kills > 0;
     }
@@ -191,13 +193,14 @@ fn was_short_of_memory(hierarchies: &[Hierarchy], container: &Container, exit: E
     }
 }
 
-/// Of a status as [`Shim::reap`] has it: a code, or the negative of a signal.
+/// An `Exit` from a status of [`Shim::reap`]: an exit code, or the negative of a signal. A signal gives code
+/// 128 plus the signal, as in a shell.
 pub(super) fn exit_of(status: i32) -> Exit {
     let (code, signal) = if status < 0 { (128 - status, -status) } else { (status, 0) };
     Exit { code, signal, oom_killed: false, at: create::nanos() }
 }
 
-/// For a container that failed to be created: nobody is told.
+/// The exit of a container whose creation failed. It is not reported.
 pub(super) fn never_ran() -> Exit {
     Exit { code: 128, signal: 0, oom_killed: false, at: 0 }
 }
@@ -207,17 +210,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_kept_whatever_else_ends_meanwhile() {
-        let mut early = Early::default();
-        early.keep(7, 3);
-        (1000..9000).for_each(|orphan| early.keep(orphan, 0));
-        assert_eq!((early.take(7), early.take(7)), (Some(3), None));
-        early.clear();
-        assert_eq!(early.take(1000), None);
+    fn an_unclaimed_exit_is_kept_while_others_end() {
+        let mut unclaimed = UnclaimedExits::default();
+        unclaimed.insert(7, 3);
+        (1000..9000).for_each(|orphan| unclaimed.insert(orphan, 0));
+        assert_eq!((unclaimed.take(7), unclaimed.take(7)), (Some(3), None));
+        unclaimed.clear();
+        assert_eq!(unclaimed.take(1000), None);
     }
 
     #[test]
-    fn a_signal_counts_128_more() {
+    fn a_signal_adds_128_to_the_exit_code() {
         assert_eq!((exit_of(-9).code, exit_of(-9).signal), (137, 9));
         assert_eq!((exit_of(17).code, exit_of(17).signal), (17, 0));
     }

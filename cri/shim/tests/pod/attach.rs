@@ -1,4 +1,4 @@
-//! Attached readers and writers, and connections into the pod.
+//! Attached clients, and connections into the pod.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -23,7 +23,7 @@ pub(crate) async fn readers_get_what_is_written_and_a_slow_one_is_dropped(mut po
         (out, err)
     });
     pod.shim.start("c").await.unwrap();
-    // Nobody reads `slow`: the container ends all the same.
+    // No one reads `slow`. The container ends nevertheless.
     assert_eq!(pod.exit("c", "").await.code, 0);
     let (out, err) = reading.join().unwrap();
     assert!(out.starts_with(b"one\n"));
@@ -52,7 +52,7 @@ pub(crate) async fn stdin_goes_to_the_container_and_ends_with_its_only_writer(mu
     let attached = pod.shim.attach("d", AttachTo { stdin: true, ..AttachTo::default() }).await.unwrap();
     std::fs::File::from(attached.stdin.unwrap()).write_all(b"first\n").unwrap();
     pod.until_logged("d", "first").await;
-    // Open still, for the next who attaches.
+    // Still open for the next client.
     pod.shim.close_stdin("d").await.unwrap();
     assert_eq!(pod.exit("d", "").await.code, 0);
     assert_eq!(pod.output("d", "stdout"), ["first", "end"]);
@@ -82,7 +82,7 @@ pub(crate) async fn a_terminal_is_attached_both_ways(mut pod: Pod) {
 }
 
 pub(crate) async fn a_port_of_the_pod_is_reached_from_outside(pod: Pod) {
-    // The network code of the runtime brings the loopback up; here the test does.
+    // The runtime's network code brings the loopback up; here the test does.
     bring_up_loopback(pod.shim.pid());
     let error = pod.shim.connect_port(8080).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::ConnectionRefused, "{error}");
@@ -105,8 +105,8 @@ pub(crate) async fn a_port_of_the_pod_is_reached_from_outside(pod: Pod) {
     pod.end().await;
 }
 
-/// Whatever is asked for, the shim has descriptors left for the pod.
-pub(crate) async fn those_who_are_attached_leave_room_for_the_pod(mut pod: Pod) {
+/// However many clients attach, the shim has descriptors left for the pod.
+pub(crate) async fn attached_clients_leave_descriptors_for_the_pod(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
     let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", pod.shim.pid())).unwrap().count();
     let before = descriptors();
@@ -118,7 +118,7 @@ pub(crate) async fn those_who_are_attached_leave_room_for_the_pod(mut pod: Pod) 
         }
         assert!(attached.len() < 1000, "there is no limit");
     };
-    assert!(error.message.contains("so many are attached"), "{error}");
+    assert!(error.message.contains("clients are attached"), "{error}");
     assert!(descriptors() <= before + 2 * attached.len());
     pod.run("d", "exit 3").await;
     assert_eq!(pod.exit("d", "").await.code, 3);
@@ -130,9 +130,9 @@ pub(crate) async fn those_who_are_attached_leave_room_for_the_pod(mut pod: Pod) 
     pod.end().await;
 }
 
-pub(crate) async fn connections_that_nobody_accepts_leave_room_for_the_pod(mut pod: Pod) {
+pub(crate) async fn connections_in_progress_leave_descriptors_for_the_pod(mut pod: Pod) {
     bring_up_loopback(pod.shim.pid());
-    // It listens, stands still, and its queue is soon full.
+    // It listens, is stopped, and its accept queue is soon full.
     let script = "nc -ll -p 8080 -e cat & while ! grep -q :1F90 /proc/net/tcp /proc/net/tcp6; do sleep 0.05; done; \
         kill -STOP $!; echo ready; wait";
     pod.run("c", script).await;
@@ -149,7 +149,7 @@ pub(crate) async fn connections_that_nobody_accepts_leave_room_for_the_pod(mut p
             Err(error) => break error,
         }
     };
-    assert!(error.message.contains("are being made already"), "{error}");
+    assert!(error.message.contains("are in progress already"), "{error}");
     let held = std::fs::read_dir(format!("/proc/{}/fd", pod.shim.pid())).unwrap().count();
     assert!(held < 300, "{held}");
     pod.run("d", "exit 3").await;
@@ -178,7 +178,7 @@ mod loopback {
     nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
 
     pub(super) fn up(socket: &std::net::UdpSocket) {
-        // SAFETY: ifreq is plain data, for which all zeroes is a value.
+        // SAFETY: ifreq is plain data; all zeroes is a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_name[0] = libc::c_char::try_from(b'l').unwrap();
         request.ifr_name[1] = libc::c_char::try_from(b'o').unwrap();

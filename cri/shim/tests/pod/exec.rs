@@ -1,4 +1,4 @@
-//! Other processes in a container.
+//! Execs: additional processes in a container.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ fn parse(process: Value) -> Process {
     serde_json::from_value(process).unwrap()
 }
 
-/// Runs it and returns what it wrote to both outputs.
+/// Runs an exec and returns its exit code and both outputs.
 async fn output(pod: &mut Pod, id: &str, process: Value) -> (i32, String) {
     let (mut read, write) = std::io::pipe().unwrap();
     let stdio = ExecStdio::Pipes {
@@ -74,10 +74,10 @@ pub(crate) async fn an_exec_has_the_seccomp_profile_and_the_limits_of_its_contai
         text.contains("SigIgn:\t0000000000000000") && text.contains("SigBlk:\t0000000000000000"),
         "{text}"
     );
-    // Filtered, as it is for the container itself.
+    // The container's seccomp profile applies.
     assert!(text.contains("rmdir: '/d': Function not implemented"), "{text}");
     assert!(text.contains("\n100\n4\n77\n"), "{text}");
-    // In the container's cgroups, each of which is the root of its cgroup namespace.
+    // It is in the container's cgroups, each of which is the root of its cgroup namespace.
     assert!(text.contains(":memory:/\n") || text.contains("0::/\n"), "{text}");
     let mut script = process(&["grep", "NoNewPrivs", "/proc/self/status"]);
     script["noNewPrivileges"] = json!(true);
@@ -85,7 +85,7 @@ pub(crate) async fn an_exec_has_the_seccomp_profile_and_the_limits_of_its_contai
     pod.end().await;
 }
 
-pub(crate) async fn an_absent_command_and_one_that_cannot_be_executed_are_told_apart(mut pod: Pod) {
+pub(crate) async fn absent_and_non_executable_commands_are_distinguished(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
     let none = || ExecStdio::Pipes { stdin: None, stdout: None, stderr: None };
     let error = pod.shim.exec("c", "e", &parse(process(&["nothing"])), none()).await.unwrap_err();
@@ -98,7 +98,7 @@ pub(crate) async fn an_absent_command_and_one_that_cannot_be_executed_are_told_a
     away["cwd"] = json!("/no/such/place");
     let error = pod.shim.exec("c", "e", &parse(away), none()).await.unwrap_err();
     assert!(error.message.contains("/no/such/place"), "{error}");
-    // The id is free again after a failure.
+    // After a failure the id can be used again.
     let (code, _) = output(&mut pod, "e", process(&["false"])).await;
     assert_eq!(code, 1);
     pod.end().await;
@@ -128,7 +128,7 @@ pub(crate) async fn an_exec_with_a_terminal_has_one(mut pod: Pod) {
     pod.end().await;
 }
 
-pub(crate) async fn a_terminal_that_nobody_has_is_hung_up(mut pod: Pod) {
+pub(crate) async fn a_terminal_without_a_client_is_hung_up(mut pod: Pod) {
     pod.run("c", "sleep 1000").await;
     let script = process(&["sleep", "1000"]);
     let begun = pod.shim.exec("c", "e", &parse(script), ExecStdio::Terminal).await.unwrap();

@@ -1,4 +1,4 @@
-//! A pod to test with, and the proof that nothing of it is left.
+//! A pod for a test, and the check that nothing of it is left.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::shim_client::Shim;
 
-/// Names this run in directories and cgroups; set for the process in the pid namespace.
+/// Environment variable with the run's name, for directories and cgroups. Set for the process in the pid
+/// namespace.
 pub(crate) const RUN: &str = "CORACLE_TEST_RUN";
 
 pub(crate) struct Pod {
@@ -51,7 +52,7 @@ impl Pod {
         Self { dir, shim, events, cgroup, mounts }
     }
 
-    /// A spec with this command under `sh -c`, to be changed before it is created.
+    /// A spec that runs the script under `sh -c`. The test may change it before the create.
     pub(crate) fn spec(&self, id: &str, script: &str) -> Value {
         spec(self.shim.pid(), &format!("{}/{id}", self.cgroup), script)
     }
@@ -60,7 +61,7 @@ impl Pod {
         create_request(&self.dir, id, spec)
     }
 
-    /// Creates and starts.
+    /// Creates and starts a container.
     pub(crate) async fn run(&self, id: &str, script: &str) -> i32 {
         let create = self.create_request(id, &self.spec(id, script));
         self.run_request(create).await
@@ -77,7 +78,7 @@ impl Pod {
         pid
     }
 
-    /// The next exit, which must be of that container or exec.
+    /// The next exit event, which must be of that container or exec.
     pub(crate) async fn exit(&mut self, container_id: &str, exec_id: &str) -> Exit {
         let event = self.events.recv().await.expect("an event");
         assert_eq!((event.container_id.as_str(), event.exec_id.as_str()), (container_id, exec_id));
@@ -89,20 +90,20 @@ impl Pod {
         self.dir.join(format!("{id}.log"))
     }
 
-    /// The log's texts of one stream.
+    /// The texts of one stream in the log.
     pub(crate) fn output(&self, id: &str, stream: &str) -> Vec<String> {
         let log = fs::read_to_string(self.log_path(id)).unwrap();
         let parts = log.lines().map(|line| line.splitn(4, ' ').collect::<Vec<_>>());
         parts.filter(|parts| parts[1] == stream).map(|parts| parts[3].to_owned()).collect()
     }
 
-    /// Waits until the log holds that text.
+    /// Waits until the log contains the text.
     pub(crate) async fn until_logged(&self, id: &str, text: &str) {
         let path = self.log_path(id);
         until(|| fs::read_to_string(&path).unwrap_or_default().contains(text)).await;
     }
 
-    /// Shuts the pod down and proves that nothing of it is left.
+    /// Shuts the pod down and checks that nothing of it is left.
     pub(crate) async fn end(self) {
         self.shim.shutdown().await.unwrap();
         self.nothing_left().await;
@@ -126,9 +127,9 @@ impl Pod {
         fs::remove_dir_all(&self.dir).unwrap();
     }
 
-    /// For a pod that has no shim any more to clean up after it.
+    /// Cleans up after a pod whose shim is gone.
     pub(crate) async fn abandon(self) {
-        // What a creator had started of the container's own, as a hook, has no parent any more.
+        // A process that a creator started, such as a hook, has lost its parent.
         for place in cgroup_mounts().iter().map(|mount| mount.join(self.cgroup.trim_start_matches('/'))) {
             let processes = fs::read_to_string(place.join("shim/cgroup.procs")).unwrap_or_default();
             for pid in processes.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 1) {
@@ -147,7 +148,7 @@ pub(crate) fn run_name() -> String {
     std::env::var(RUN).unwrap()
 }
 
-/// Removes what a run left that did not end well.
+/// Removes what a failed run left behind.
 pub(crate) async fn clean(name: &str) {
     let prefix = format!("coracle-test-{name}-");
     for mount in cgroup_mounts() {
@@ -165,7 +166,7 @@ pub(crate) async fn clean(name: &str) {
 fn places() -> (PathBuf, String) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (pid, number) = (run_name(), NEXT.fetch_add(1, Ordering::Relaxed));
-    // Long, as real ones are: addresses of sockets have room for 108 bytes only.
+    // Long, like real paths: socket addresses have room for 108 bytes only.
     let dir = format!("/tmp/coracle-shim-test-{pid}/{number}-{}", "0123456789abcdef".repeat(4));
     (PathBuf::from(dir), format!("/coracle-test-{pid}-{number}"))
 }
@@ -184,7 +185,7 @@ pub(crate) fn config(dir: &Path, cgroup: &str) -> SandboxConfig {
     }
 }
 
-/// An image of one layer: a static busybox with the names that the tests use.
+/// A one-layer image: a static busybox with the command names that the tests use.
 pub(crate) fn make_lower(dir: &Path) {
     let bin = dir.join("lower/bin");
     fs::create_dir_all(&bin).unwrap();
@@ -222,10 +223,10 @@ pub(crate) fn create_request(dir: &Path, id: &str, spec: &Value) -> CreateContai
     }
 }
 
-/// The program of the profile in [`spec`]: rmdir(2) is "not there", all else is allowed.
+/// The seccomp program of the profile in [`spec`]: rmdir(2) fails with ENOSYS, all other calls are allowed.
 fn without_rmdir() -> Vec<u8> {
     let rmdir = u32::try_from(libc::SYS_rmdir).unwrap();
-    // Load the call's number; if it is rmdir, answer ENOSYS; else allow.
+    // Load the call's number; rmdir: return ENOSYS; else: allow.
     [(0x20_u16, 0_u8, 0_u8, 0_u32), (0x15, 0, 1, rmdir), (0x06, 0, 0, 0x0005_0026), (0x06, 0, 0, 0x7fff_0000)]
         .into_iter()
         .flat_map(|(code, then, otherwise, value)| {
@@ -276,7 +277,7 @@ pub(crate) fn spec(shim: i32, cgroup: &str, script: &str) -> Value {
 pub(crate) async fn until(mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(120);
     while !happened() {
-        assert!(Instant::now() < deadline, "it did not happen");
+        assert!(Instant::now() < deadline, "the condition did not become true");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -292,7 +293,7 @@ pub(crate) fn cgroup_mounts() -> Vec<PathBuf> {
     cgroups.filter_map(|line| line.split(' ').nth(4).map(PathBuf::from)).collect()
 }
 
-/// Whether a cgroup of ours holds no process; used before it is removed.
+/// Removes a test's cgroup once it has no processes.
 pub(crate) async fn remove_cgroup(cgroup: &str) {
     fn remove(at: &Path) -> bool {
         let children = fs::read_dir(at).into_iter().flatten().flatten().filter(|e| e.path().is_dir());

@@ -48,7 +48,7 @@ pub(crate) async fn a_missing_working_directory_is_made(mut pod: Pod) {
     pod.end().await;
 }
 
-pub(crate) async fn a_signal_ends_a_container_and_is_told(mut pod: Pod) {
+pub(crate) async fn a_signal_ends_a_container_and_is_reported(mut pod: Pod) {
     pod.run("c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done").await;
     pod.until_logged("c", "ready").await;
     pod.shim.kill("c", libc::SIGTERM).await.unwrap();
@@ -60,7 +60,7 @@ pub(crate) async fn a_signal_ends_a_container_and_is_told(mut pod: Pod) {
     pod.end().await;
 }
 
-pub(crate) async fn a_container_over_its_memory_is_told_as_such(mut pod: Pod) {
+pub(crate) async fn a_container_over_its_memory_limit_is_reported_as_oom_killed(mut pod: Pod) {
     let mut spec = pod.spec("c", "exec dd if=/dev/zero of=/dev/null bs=200M count=1");
     spec["linux"]["resources"] = json!({ "memory": { "limit": 16 << 20 } });
     pod.run_request(pod.create_request("c", &spec)).await;
@@ -69,9 +69,9 @@ pub(crate) async fn a_container_over_its_memory_is_told_as_such(mut pod: Pod) {
     pod.end().await;
 }
 
-pub(crate) async fn a_grandchild_that_holds_the_output_delays_nothing_for_long(pod: Pod) {
+pub(crate) async fn a_grandchild_that_holds_the_output_delays_the_exit_briefly(pod: Pod) {
     pod.end().await;
-    // Only with a shared pid namespace can anybody outlive a container's first process.
+    // Only in a shared pid namespace can a process outlive the container's first process.
     let mut pod = Pod::start_with(|config| config.share_pid = true).await;
     let init = pod.shim.hello().await.unwrap().init_pid;
     let mut spec = pod.spec("c", "sleep 1000 & exit 5");
@@ -84,7 +84,7 @@ pub(crate) async fn a_grandchild_that_holds_the_output_delays_nothing_for_long(p
     pod.end().await;
 }
 
-pub(crate) async fn signals_are_as_a_program_expects_them(mut pod: Pod) {
+pub(crate) async fn a_program_starts_with_default_signals(mut pod: Pod) {
     pod.run("c", "grep Sig /proc/self/status; ls /proc/self/fd | wc -l; cat /proc/self/oom_score_adj").await;
     assert_eq!(pod.exit("c", "").await.code, 0);
     let output = pod.output("c", "stdout");
@@ -112,7 +112,7 @@ pub(crate) async fn nested_cgroups_are_removed(pod: Pod) {
     pod.end().await;
 }
 
-pub(crate) async fn a_broken_spec_leaves_nothing_and_says_why(pod: Pod) {
+pub(crate) async fn a_broken_spec_leaves_nothing_and_names_the_cause(pod: Pod) {
     let mut spec = pod.spec("c", "true");
     spec["mounts"][0] = json!({
         "destination": "/x", "type": "bind", "source": "/no/such/volume", "options": ["rbind"],
@@ -139,8 +139,8 @@ pub(crate) async fn a_shared_pid_namespace_has_an_init_that_reaps(pod: Pod) {
     pod.end().await;
 }
 
-/// Nobody gains by it what he has not, whether he may trace it or not.
-pub(crate) async fn an_init_leads_nowhere(pod: Pod) {
+/// A container gains no rights through process 1, whether or not it may trace it.
+pub(crate) async fn process_1_gives_no_access_to_the_node(pod: Pod) {
     pod.end().await;
     for may_trace in [false, true] {
         let mut pod = Pod::start_with(|config| config.share_pid = true).await;
@@ -157,7 +157,7 @@ pub(crate) async fn an_init_leads_nowhere(pod: Pod) {
         let shown = pod.output("c", "stdout");
         let only_tracing = ["CapPrm:\t0000000000080000", "CapEff:\t0000000000080000", "NoNewPrivs:\t1"];
         assert_eq!(shown[..3], only_tracing);
-        // Its program, where it may be looked at.
+        // Its executable, if it may be inspected.
         assert_eq!(shown[3..], if may_trace { vec!["coracle-init"] } else { vec![] });
         let refused = pod.output("c", "stderr").join(" ");
         let why = if may_trace { "No such file" } else { "Permission denied" };
@@ -166,7 +166,7 @@ pub(crate) async fn an_init_leads_nowhere(pod: Pod) {
     }
 }
 
-pub(crate) async fn an_init_with_a_label_that_nobody_knows_is_one_without(pod: Pod) {
+pub(crate) async fn process_1_starts_without_a_label_that_is_unknown(pod: Pod) {
     pod.end().await;
     let mut pod = Pod::start_with(|config| {
         config.share_pid = true;
@@ -180,11 +180,11 @@ pub(crate) async fn an_init_with_a_label_that_nobody_knows_is_one_without(pod: P
     assert_eq!(pod.exit("c", "").await.code, 0);
     assert_eq!(pod.output("c", "stdout"), ["coracle-init"]);
     let notes = fs::read_to_string(pod.dir.join("shim/shim.log")).unwrap();
-    assert!(notes.contains("start an init with the label no:such:label"), "{notes}");
+    assert!(notes.contains("start process 1 with the SELinux label no:such:label"), "{notes}");
     pod.end().await;
 }
 
-pub(crate) async fn long_lines_go_out_in_parts(mut pod: Pod) {
+pub(crate) async fn long_lines_are_written_in_parts(mut pod: Pod) {
     pod.run("c", "head -c 40000 /dev/zero; echo").await;
     assert_eq!(pod.exit("c", "").await.code, 0);
     let log = fs::read_to_string(pod.log_path("c")).unwrap();
@@ -301,7 +301,7 @@ pub(crate) async fn a_log_is_rotated_as_it_grows_and_reopened_when_asked(mut pod
     pod.end().await;
 }
 
-pub(crate) async fn a_pod_that_cannot_be_made_says_which_step_failed(pod: Pod) {
+pub(crate) async fn a_pod_that_cannot_be_made_names_the_failed_step(pod: Pod) {
     let mut config = crate::fixture::config(&pod.dir, &pod.cgroup);
     config.sysctls.insert("net.no.such.thing".into(), "1".into());
     let dir = pod.dir.join("other");
@@ -363,7 +363,7 @@ fn descriptors(pid: i32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-pub(crate) async fn a_full_disk_loses_whole_lines_and_no_others(mut pod: Pod) {
+pub(crate) async fn a_full_disk_loses_complete_lines_only(mut pod: Pod) {
     use nix::mount::{MsFlags, mount, umount};
     let disk = pod.dir.join("disk");
     fs::create_dir_all(&disk).unwrap();

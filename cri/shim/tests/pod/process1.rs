@@ -1,4 +1,4 @@
-//! Process 1 of a shared pid namespace: what it has, and what its end means.
+//! Process 1 of a shared pid namespace: its resources, and the consequences of its end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +33,7 @@ fn joining(pod: &Pod, id: &str, pid: i32, script: &str) -> Value {
 }
 
 pub(crate) async fn it_has_a_program_and_a_root_of_its_own(pod: Pod) {
-    // As the shim is told: a user, and a filter that allows everything.
+    // The configuration has a user, and a filter that allows everything.
     let process = InitProcess {
         uid: 1000,
         gid: 3000,
@@ -54,7 +54,7 @@ pub(crate) async fn it_has_a_program_and_a_root_of_its_own(pod: Pod) {
         assert!(status.contains(line), "{line}: {status}");
     }
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
-    // SIGCHLD is the 17th.
+    // SIGCHLD is signal 17.
     assert_ne!(u64::from_str_radix(mask, 16).unwrap() & (1 << 16), 0);
     assert_eq!(fs::read_to_string(of("cmdline")).unwrap(), "coracle-init\0");
     assert_eq!(fs::read_to_string(of("environ")).unwrap(), "");
@@ -82,7 +82,7 @@ pub(crate) async fn it_has_a_program_and_a_root_of_its_own(pod: Pod) {
     pod.abandon().await;
 }
 
-pub(crate) async fn its_end_ends_the_pod_and_the_exits_are_told(pod: Pod) {
+pub(crate) async fn its_end_ends_the_pod_and_the_exits_are_reported(pod: Pod) {
     let (mut pod, init) = shared(pod, |_| {}).await;
     let spec = joining(&pod, "inside", init, "trap '' TERM; sleep 1000");
     pod.run_request(pod.create_request("inside", &spec)).await;
@@ -98,7 +98,7 @@ pub(crate) async fn its_end_ends_the_pod_and_the_exits_are_told(pod: Pod) {
     assert_eq!(codes, killed.into());
     assert_eq!(pod.shim.closed().await, Closed::Died);
     assert!(!Path::new(&format!("/proc/{alone}/cwd")).exists());
-    // For an agent that was not there.
+    // The exits are recorded for an agent that was not connected.
     let exits = fs::read_dir(pod.dir.join("shim/exits")).unwrap().count();
     assert_eq!(exits, 3);
     pod.abandon().await;
@@ -111,7 +111,7 @@ pub(crate) async fn a_creator_joins_no_process_that_is_not_of_the_pod(pod: Pod) 
     let debugger = pod.run_request(pod.create_request("debugger", &spec)).await;
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap();
     assert_eq!(namespace(debugger), namespace(target));
-    // As if the number of the target were another's by now: its own, which it is not any more, and ours.
+    // As if the target's pid had been reused: the reaped pid itself, and a process of the test.
     pod.shim.kill("target", libc::SIGKILL).await.unwrap();
     until(|| !Path::new(&format!("/proc/{target}")).exists()).await;
     for foreign in [target, std::process::id().cast_signed(), 1, pod.shim.pid()] {
@@ -126,7 +126,7 @@ pub(crate) async fn a_creator_joins_no_process_that_is_not_of_the_pod(pod: Pod) 
     pod.end().await;
 }
 
-/// What the process that starts the runtime has open.
+/// Descriptors that are open in the process that starts the runtime.
 pub(crate) async fn inherited_descriptors_stay_outside(pod: Pod) {
     pod.end().await;
     let file = fs::File::open("/etc/hostname").or_else(|_absent| fs::File::open("/etc/passwd")).unwrap();

@@ -1,4 +1,4 @@
-//! Deaths: of the client, of the shim, of a creation.
+//! Deaths of the client, of the shim, and of a creation in progress.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -18,7 +18,7 @@ pub(crate) async fn exits_wait_for_the_next_agent_and_are_repeated_until_acknowl
         let event = shim.events().unwrap().recv().await.unwrap();
         assert_eq!((event.sequence, event.exited.unwrap().code), (1, 4));
     }
-    // The first client was replaced by the others.
+    // The later connections replaced the first client.
     assert_eq!(pod.shim.closed().await, Closed::Replaced);
     assert_eq!(pod.shim.hello().await.unwrap_err().kind, ErrorKind::Gone);
     let (shim, _) = Shim::connect(&dir).await.unwrap();
@@ -28,7 +28,7 @@ pub(crate) async fn exits_wait_for_the_next_agent_and_are_repeated_until_acknowl
     pod.end().await;
 }
 
-/// The role of this binary that is killed: starts a pod and a container in `dir`, and hangs.
+/// The role of this binary that is killed: starts a pod and a container in `dir`, then hangs.
 pub(crate) async fn client(dir: PathBuf) -> ExitCode {
     let cgroup = format!("/{}", dir.file_name().unwrap().to_string_lossy());
     fixture::make_lower(&dir);
@@ -66,26 +66,26 @@ pub(crate) async fn a_client_killed_in_the_middle_leaves_the_pod_running(mut pod
     assert!(log.contains("up") && log.contains("still"), "{log}");
     shim.shutdown().await.unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
-    // Its cgroups go with the fixture's.
+    // Its cgroups are removed with those of the fixture.
     let own = std::mem::replace(&mut pod.cgroup, format!("/{name}"));
     fixture::remove_cgroup(&pod.cgroup).await;
     pod.cgroup = own;
     pod.end().await;
 }
 
-pub(crate) async fn a_killed_shim_takes_its_containers_with_it(pod: Pod) {
+pub(crate) async fn a_killed_shim_ends_its_containers(pod: Pod) {
     let pid = pod.run("c", "sleep 1000").await;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pod.shim.pid()), nix::sys::signal::Signal::SIGKILL)
         .unwrap();
     assert_eq!(pod.shim.closed().await, Closed::Died);
     until(|| !Path::new(&format!("/proc/{pid}/cwd")).exists()).await;
-    // What is gone counts as shut down.
+    // An absent shim counts as shut down.
     pod.shim.shutdown().await.unwrap();
     pod.abandon().await;
 }
 
-pub(crate) async fn a_creator_ends_with_its_shim(pod: Pod) {
-    // A hook holds it in the middle.
+pub(crate) async fn a_creator_ends_when_its_shim_is_killed(pod: Pod) {
+    // A hook blocks the creator.
     let mut spec = pod.spec("c", "true");
     spec["hooks"] = serde_json::json!({
         "createRuntime": [{ "path": "/bin/busybox", "args": ["busybox", "sleep", "60"] }],
@@ -100,10 +100,10 @@ pub(crate) async fn a_creator_ends_with_its_shim(pod: Pod) {
     pod.abandon().await;
 }
 
-/// Whether a container is being made in this pid namespace.
+/// Whether a creator runs in this pid namespace.
 fn has_creator() -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    // What has ended has no directory.
+    // An ended process has no directory.
     let alive = processes.filter(|process| process.path().join("cwd").exists());
     let mut names = alive.filter_map(|process| std::fs::read_to_string(process.path().join("comm")).ok());
     names.any(|name| name.trim_end() == "coracle-create")
@@ -117,7 +117,7 @@ pub(crate) async fn a_delete_during_creation_leaves_nothing(pod: Pod) {
         let creating = tokio::spawn(async move { shim.create(create).await });
         tokio::time::sleep(std::time::Duration::from_millis(3 * round)).await;
         deleting.delete(&id).await.unwrap();
-        // Created or not, it is gone.
+        // Whether or not the creation succeeded, the container is gone.
         let _ = creating.await.unwrap();
         deleting.delete(&id).await.unwrap();
         assert!(pod.shim.hello().await.unwrap().containers.is_empty());

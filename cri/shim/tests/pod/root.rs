@@ -1,4 +1,4 @@
-//! What a container finds in its root, and that nothing in an image leads out of it.
+//! A container's root file system: its content, and that no link of an image leads out of it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,11 +7,11 @@ use serde_json::json;
 
 use crate::fixture::Pod;
 
-pub(crate) async fn a_link_in_an_image_leads_no_mount_outside(mut pod: Pod) {
+pub(crate) async fn a_link_in_an_image_cannot_redirect_a_mount(mut pod: Pod) {
     let (outside, volume) = (pod.dir.join("outside"), pod.dir.join("volume"));
     [&outside, &volume].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
     fs::write(volume.join("file"), "volume").unwrap();
-    // The same path inside: where links that mean the host's lead in the container.
+    // The same path inside the container, where links to host paths must resolve.
     let inside = pod.dir.strip_prefix("/").unwrap();
     fs::create_dir_all(pod.dir.join("lower").join(inside)).unwrap();
     symlink(format!("../../../../../../..{}", pod.dir.display()), pod.dir.join("lower/up")).unwrap();
@@ -23,7 +23,7 @@ pub(crate) async fn a_link_in_an_image_leads_no_mount_outside(mut pod: Pod) {
     pod.run_request(pod.create_request("c", &spec)).await;
     assert_eq!(pod.exit("c", "").await.code, 0);
     assert_eq!(pod.output("c", "stdout"), ["volume"]);
-    // A link to what is only on the host: the place that it means in the container is made there.
+    // A link to a path that exists on the host only: its target is made in the container.
     spec["mounts"].as_array_mut().unwrap().last_mut().unwrap()["destination"] = json!("/away/x");
     spec["process"]["args"] = json!(["cat", format!("{}/x/file", outside.display())]);
     pod.run_request(pod.create_request("d", &spec)).await;
@@ -33,7 +33,7 @@ pub(crate) async fn a_link_in_an_image_leads_no_mount_outside(mut pod: Pod) {
     pod.end().await;
 }
 
-pub(crate) async fn hidden_paths_are_empty_and_read_only_ones_stay_as_they_are(mut pod: Pod) {
+pub(crate) async fn masked_paths_are_empty_and_read_only_paths_cannot_be_written(mut pod: Pod) {
     let script = "cat /proc/kcore | wc -c; ls -A /proc/fs /etc | wc -l; echo x > /proc/sys/kernel/domainname; \
                   echo x > /etc/x; mkdir /new; grep -c ' / ro' /proc/self/mountinfo";
     let mut spec = pod.spec("c", script);
@@ -62,7 +62,7 @@ pub(crate) async fn nothing_but_proc_is_mounted_at_proc(pod: Pod) {
     pod.end().await;
 }
 
-pub(crate) async fn a_container_with_hooks_is_made_by_the_library_and_is_no_other(mut pod: Pod) {
+pub(crate) async fn a_container_with_hooks_is_made_by_the_library_and_behaves_the_same(mut pod: Pod) {
     let mark = pod.dir.join("mark");
     let mut spec = pod.spec("c", "hostname; cat /proc/self/oom_score_adj; exit 5");
     let touch = json!({ "path": "/bin/busybox", "args": ["busybox", "touch", mark] });

@@ -1,27 +1,27 @@
-//! A refused call, as the agent is told of it.
+//! Error of a call, as it is sent to the agent.
 
 use coracle_proto::shim::error::Kind;
 
-/// Kind and words of a refusal.
+/// Kind and text of the error.
 #[derive(Clone, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct CallError {
     pub(crate) kind: Kind,
     pub(crate) message: String,
 }
 
-// === impl Fault ===
+// === impl CallError ===
 
-impl Fault {
+impl CallError {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
-    /// The whole chain of an error, outermost first.
+    /// An internal error with the whole error chain as its text, outermost first.
     pub(crate) fn internal(error: &dyn std::error::Error) -> Self {
         Self::new(Kind::Internal, chain(error))
     }
 
-    /// The chain below a sentence of ours.
+    /// An internal error: the failed operation, then the error chain.
     pub(crate) fn doing(doing: &str, error: &dyn std::error::Error) -> Self {
         Self::new(Kind::Internal, format!("{doing}: {}", chain(error)))
     }
@@ -35,13 +35,13 @@ impl Fault {
     }
 }
 
-impl From<Fault> for coracle_proto::shim::Error {
-    fn from(fault: Fault) -> Self {
-        Self { kind: fault.kind.into(), message: fault.message }
+impl From<CallError> for coracle_proto::shim::Error {
+    fn from(error: CallError) -> Self {
+        Self { kind: error.kind.into(), message: error.message }
     }
 }
 
-/// An error and its causes in one line.
+/// An error and its causes in one line, separated by ": ".
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Paths of a container that it may not see, or not write to.
+//! Masked and read-only paths of a container.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,18 +12,18 @@ use crate::null;
 use crate::selinux;
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HiddenError {
-    #[error("hide {}", .path.display())]
+pub(super) enum MaskError {
+    #[error("mask {}", .path.display())]
     Mask { path: PathBuf, source: io::Error },
     #[error("make {} read-only", .path.display())]
     ReadOnly { path: PathBuf, source: io::Error },
 }
 
-/// Makes the spec's read-only paths read-only and covers its masked ones. What is absent needs neither.
-pub(super) fn hide(root: BorrowedFd<'_>, spec: &Spec) -> Result<(), HiddenError> {
+/// Covers the spec's masked paths and makes its read-only paths read-only. Absent paths are skipped.
+pub(super) fn apply(root: BorrowedFd<'_>, spec: &Spec) -> Result<(), MaskError> {
     let Some(linux) = spec.linux() else { return Ok(()) };
     for path in linux.readonly_paths().iter().flatten().map(Path::new) {
-        let failed = |source| HiddenError::ReadOnly { path: path.to_owned(), source };
+        let failed = |source| MaskError::ReadOnly { path: path.to_owned(), source };
         if let Some(place) = find(root, path).map_err(failed)? {
             protect(&place).map_err(failed)?;
         }
@@ -31,12 +31,12 @@ pub(super) fn hide(root: BorrowedFd<'_>, spec: &Spec) -> Result<(), HiddenError>
     let label = selinux::mount_label(spec);
     let mut empty = None;
     for path in linux.masked_paths().iter().flatten().map(Path::new) {
-        let failed = |source| HiddenError::Mask { path: path.to_owned(), source };
+        let failed = |source| MaskError::Mask { path: path.to_owned(), source };
         let Some(place) = find(root, path).map_err(failed)? else { continue };
         let mode = fstat(&place).map_err(|errno| failed(errno.into()))?.st_mode;
         let covered = match (mode & libc::S_IFMT == libc::S_IFDIR, &empty) {
             (false, _) => null::mount().and_then(|null| kernel::attach_mount_at(&null, place)),
-            // Only what is mounted somewhere can be copied, before Linux 6.15.
+            // Before Linux 6.15 only an attached mount can be copied.
             (true, Some(first)) => kernel::copy_mount_at(first, Depth::One)
                 .and_then(|copy| kernel::attach_mount_at(&copy, place)),
             (true, None) => {

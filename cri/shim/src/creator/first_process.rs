@@ -1,4 +1,4 @@
-//! The life of a container's first process, from its fork to its program: a straight line of steps.
+//! The container's first process from its fork to its program, step by step.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -13,34 +13,34 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, umask};
 
 use super::devices::{DeviceError, Nodes};
-use super::hidden::HiddenError;
+use super::masked_paths::MaskError;
 use super::mounts::MountError;
-use super::{Plan, devices, hidden, mounts, place};
-use crate::fault;
+use super::{CreateRequest, devices, masked_paths, mounts, place};
+use crate::call_error;
 use crate::identity::{self, IdentityError};
 use crate::kernel::{self, Depth, READ_ONLY};
 use crate::null;
 use crate::overlay::{self, OverlayError};
 use crate::program;
-use crate::report::{Speaker, Word};
+use crate::report::{Message, Reporter};
 use crate::seccomp::Filter;
 use crate::selinux;
 use crate::terminal;
 
-/// What it was forked with.
-pub(super) struct First<'a> {
-    pub(super) plan: &'a Plan<'a>,
+/// Arguments of the first process.
+pub(super) struct FirstProcess<'a> {
+    pub(super) request: &'a CreateRequest<'a>,
     pub(super) spec: &'a Spec,
     pub(super) root: Root<'a>,
-    /// Where a terminal's master is sent to.
+    /// Socket to which the terminal's master is sent.
     pub(super) console: Option<&'a OwnedFd>,
-    pub(super) speaker: Speaker,
+    pub(super) reporter: Reporter,
 }
 
 /// The container's root file system.
 #[derive(Clone, Copy)]
 pub(super) enum Root<'a> {
-    /// Still to be mounted, by ourselves: so it goes with our mount namespace.
+    /// An overlay that this process mounts itself, so that it vanishes with this mount namespace.
     Layers(&'a Overlay),
     Directory(&'a Path),
 }
@@ -65,7 +65,7 @@ enum FirstError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error(transparent)]
-    Hidden(#[from] HiddenError),
+    Mask(#[from] MaskError),
     #[error("make the working directory {}", .path.display())]
     Cwd { path: PathBuf, source: io::Error },
     #[error("enter the root file system")]
@@ -82,31 +82,32 @@ enum FirstError {
     Identity(#[from] IdentityError),
 }
 
-/// The whole life.
-pub(super) fn run(first: &First<'_>) -> ! {
-    let speaker = first.speaker;
-    // Until the change of ids; the gate's end tells what happens meanwhile.
+/// Runs the first process to its end.
+pub(super) fn run(first: &FirstProcess<'_>) -> ! {
+    let reporter = first.reporter;
+    // Valid until the change of ids clears it. Between the two calls the closed start pipe reveals the shim's
+    // death.
     let _ = kernel::die_with_parent();
     let prepared = prepare(first);
     let (process, env) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
-            speaker.say(&Word::Failed(Kind::Internal, fault::chain(&error)));
+            reporter.send(&Message::Failed(Kind::Internal, call_error::chain(&error)));
             kernel::leave(255)
         }
     };
-    // A pod ends with its shim. After the change of ids, which would clear it.
+    // The pod's processes end with the shim. Set again, because the change of ids clears it.
     let _ = kernel::die_with_parent();
-    speaker.say(&Word::Ready);
-    if !is_started(first.plan.gate) {
+    reporter.send(&Message::Ready);
+    if !is_started(first.request.gate) {
         kernel::leave(255)
     }
     let (kind, message) = program::become_program(process.args().as_deref().unwrap_or_default(), &env);
-    speaker.say(&Word::Failed(kind, message));
+    reporter.send(&Message::Failed(kind, message));
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-/// Waits for the start. A pipe that ends has no shim any more.
+/// Waits for the start byte. A pipe that is closed without one means that the shim is gone.
 fn is_started(gate: &OwnedFd) -> bool {
     loop {
         match nix::unistd::read(gate, &mut [0]) {
@@ -116,38 +117,38 @@ fn is_started(gate: &OwnedFd) -> bool {
     }
 }
 
-fn prepare<'a>(first: &First<'a>) -> Result<(&'a Process, Vec<CString>), FirstError> {
+fn prepare<'a>(first: &FirstProcess<'a>) -> Result<(&'a Process, Vec<CString>), FirstError> {
     let process = first.spec.process().as_ref().ok_or(FirstError::NoProcess)?;
     nix::unistd::setsid().map_err(FirstError::Session)?;
-    connect(first.plan).map_err(FirstError::Stdio)?;
+    connect(first.request).map_err(FirstError::Stdio)?;
     let before = umask(Mode::empty());
     let root = separate(first)?;
-    furnish(first, process, root.as_fd())?;
+    fill_root(first, process, root.as_fd())?;
     coracle_fault::point("shim.creator-furnished");
-    // Before the root changes: the host's /proc is needed, and nothing runs in the container yet.
+    // Before the root changes: this needs the host's /proc, and no process runs in the container yet.
     take_own_null(root.as_fd()).map_err(FirstError::Stdio)?;
     umask(before);
     kernel::change_root(&root).map_err(FirstError::Enter)?;
     share_root(first.spec).map_err(FirstError::Propagation)?;
     if let Some(console) = first.console {
-        // Made from the container's own devpts, so that it has a name in there.
+        // The terminal comes from the container's own devpts, so that it has a name inside.
         let own = terminal::take(&root, console, process.user().uid()).map_err(FirstError::Terminal)?;
-        show_console(root.as_fd(), &own).map_err(FirstError::Terminal)?;
+        mount_console(root.as_fd(), &own).map_err(FirstError::Terminal)?;
     }
     if first.spec.root().as_ref().and_then(|root| root.readonly()) == Some(true) {
         kernel::set_attributes(&root, READ_ONLY, Depth::One).map_err(FirstError::ReadOnly)?;
     }
     drop(root);
-    // Nothing of the host is open any more when the container's own paths are walked.
-    let keep = [first.speaker.fd(), first.plan.gate.as_raw_fd()];
+    // No descriptor of the host is open when the container's own paths are resolved.
+    let keep = [first.reporter.fd(), first.request.gate.as_raw_fd()];
     kernel::close_all_but(&keep).map_err(FirstError::Close)?;
-    let filter = Filter::of(first.spec, || Ok(first.plan.seccomp_program.to_vec()));
+    let filter = Filter::of(first.spec, || Ok(first.request.seccomp_program.to_vec()));
     let env = identity::assume(process, filter.map_err(FirstError::Filter)?.as_ref())?;
     Ok((process, env))
 }
 
-fn connect(plan: &Plan<'_>) -> io::Result<()> {
-    let ends = [&plan.ends.stdin, &plan.ends.stdout, &plan.ends.stderr];
+fn connect(request: &CreateRequest<'_>) -> io::Result<()> {
+    let ends = [&request.ends.stdin, &request.ends.stdout, &request.ends.stderr];
     for (end, standard) in ends.into_iter().zip(0..) {
         if let Some(end) = end {
             kernel::place(end.as_raw_fd(), standard)?;
@@ -156,12 +157,12 @@ fn connect(plan: &Plan<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps what is mounted here from the pod, and as much of what is mounted there from here as the volumes
-/// allow; and has the root as a mount of this namespace.
-fn separate(first: &First<'_>) -> Result<OwnedFd, FirstError> {
+/// Sets the propagation of this mount namespace as the volumes need it, and makes the root file system a
+/// mount of this namespace.
+fn separate(first: &FirstProcess<'_>) -> Result<OwnedFd, FirstError> {
     let flags = match propagation(first.spec) {
         "private" => Some(MsFlags::MS_PRIVATE),
-        // What is shared is a volume that is to be; all else is the host's slave already.
+        // Only "shared" volumes are shared; all other mounts are slaves of the host's already.
         "shared" => None,
         _ => Some(MsFlags::MS_SLAVE),
     };
@@ -190,26 +191,26 @@ fn propagation(spec: &Spec) -> &str {
     spec.linux().as_ref().and_then(|linux| linux.rootfs_propagation().as_deref()).unwrap_or_default()
 }
 
-/// Everything that the container finds in its root.
-fn furnish(first: &First<'_>, process: &Process, root: BorrowedFd<'_>) -> Result<(), FirstError> {
+/// Mounts and makes everything below the container's root: mounts, devices, working directory, masked paths.
+fn fill_root(first: &FirstProcess<'_>, process: &Process, root: BorrowedFd<'_>) -> Result<(), FirstError> {
     let label = selinux::mount_label(first.spec);
     for entry in first.spec.mounts().iter().flatten() {
         mounts::mount(root, entry, label)?;
     }
-    let nodes = if first.plan.user.is_some() { Nodes::Bound } else { Nodes::Made };
+    let nodes = if first.request.user.is_some() { Nodes::Bound } else { Nodes::Made };
     devices::fill(root, first.spec, nodes)?;
     let cwd = process.cwd();
     match place::make_directories(root, cwd) {
-        // A read-only volume is what it is: entering says what is wrong with it.
+        // A read-only volume: the later chdir reports the missing directory.
         Err(error) if error.kind() != ErrorKind::ReadOnlyFilesystem => {
             return Err(FirstError::Cwd { path: cwd.clone(), source: error });
         }
         Ok(_) | Err(_) => {}
     }
-    Ok(hidden::hide(root, first.spec)?)
+    Ok(masked_paths::apply(root, first.spec)?)
 }
 
-/// For what is mounted in the container and is to be seen outside, which a private root would keep in.
+/// Makes the root shared if a volume needs it: a private root would keep the container's mounts inside.
 fn share_root(spec: &Spec) -> nix::Result<()> {
     if propagation(spec) != "shared" {
         return Ok(());
@@ -218,7 +219,8 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_SHARED, none)
 }
 
-/// Makes a standard stream that is the host's /dev/null the container's, which is on a mount that CRIU knows.
+/// Replaces standard streams that are the host's /dev/null by the container's, which lies on a mount that
+/// CRIU can restore.
 fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
         if null::is_null(kernel::borrow(standard))? {
@@ -228,8 +230,8 @@ fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts the terminal at /dev/console, which must be no link (CVE-2025-52565).
-fn show_console(root: BorrowedFd<'_>, terminal: &OwnedFd) -> io::Result<()> {
+/// Mounts the terminal at /dev/console. A symbolic link there is refused (CVE-2025-52565).
+fn mount_console(root: BorrowedFd<'_>, terminal: &OwnedFd) -> io::Result<()> {
     let console = Path::new("/dev/console");
     drop(place::make(root, console, place::Kind::File)?);
     let place = kernel::open_plain_in_root(root, console, libc::O_PATH | libc::O_NOFOLLOW)?;

@@ -1,4 +1,4 @@
-//! A container's cgroup where systemd makes it: a scope, which it puts this process into.
+//! The systemd scope of a container: systemd makes the cgroup and moves the creator into it.
 
 use coracle_systemd::property::{self, Device, Property, v1};
 use coracle_systemd::{Scope, Systemd};
@@ -7,7 +7,7 @@ use libcontainer::oci_spec::runtime::Spec;
 use super::access::{self, Kind, Rule};
 use crate::cgroup::{self, Hierarchy};
 
-/// The scope, and the connection over which systemd is told of its limits.
+/// The scope, and the connection over which its limits are set.
 pub(super) struct Unit<'a> {
     systemd: Systemd,
     name: String,
@@ -18,8 +18,9 @@ pub(super) struct Unit<'a> {
 // === impl Unit ===
 
 impl<'a> Unit<'a> {
-    /// Makes the scope, with this process in it: a scope ends with its last process, and begins with its first. Its
-    /// devices systemd is told at once: on v1 it forbids all before it allows some, and who is in it would notice.
+    /// Makes the scope with this process in it, because a scope exists only while it has processes. The
+    /// devices are passed now: on v1 systemd denies all before it allows some, which running programs would
+    /// notice.
     pub(super) fn start(
         scope: &Scope,
         hierarchies: &'a [Hierarchy],
@@ -28,13 +29,13 @@ impl<'a> Unit<'a> {
         let mut systemd = Systemd::connect()?;
         let name = scope.unit();
         let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
-        let properties = begin(&access::rules(resources), cgroup::is_v1(hierarchies));
+        let properties = initial_properties(&access::rules(resources), cgroup::is_v1(hierarchies));
         systemd.start_scope(&name, &scope.slice, &[std::process::id()], &properties)?;
         Ok(Self { systemd, name, path: scope.path(), hierarchies })
     }
 
-    /// Tells systemd what the limits are, which it would else undo when it reads its units again.
-    pub(super) fn tell(&mut self) -> Result<(), coracle_systemd::Error> {
+    /// Passes the current limits to systemd, which would otherwise reset them at its next daemon-reload.
+    pub(super) fn set_limits(&mut self) -> Result<(), coracle_systemd::Error> {
         let limits = if cgroup::is_v1(self.hierarchies) {
             v1::limits(|controller, file| self.read(controller, file))
         } else {
@@ -50,26 +51,27 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// What the scope has from the beginning.
-fn begin(rules: &[Rule], v1: bool) -> Vec<Property> {
+/// The properties that the scope starts with.
+fn initial_properties(rules: &[Rule], v1: bool) -> Vec<Property> {
     if v1 {
-        return [v1::accounting(), v1::devices(&certain(rules))].concat();
+        return [v1::accounting(), v1::devices(&allowed_without_exception(rules))].concat();
     }
     let drivers = std::fs::read_to_string("/proc/devices").unwrap_or_default();
     property::devices(devices(rules).as_deref(), &drivers)
 }
 
-/// What systemd is to know of the rules on v2. It has no word for an exception, and so is told nothing of rules with one:
-/// the cgroup's program knows them.
+/// The devices to pass to systemd on v2. systemd cannot express exceptions, so for rules with one it gets no
+/// restriction: the cgroup's BPF program enforces them.
 fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     let (rest, rules) = access::split(rules);
     let plain = |rule: &Rule| rule.allow && rule.kind != Kind::Any;
-    (!rest && rules.iter().all(plain)).then(|| rules.iter().flat_map(told).collect())
+    (!rest && rules.iter().all(plain)).then(|| rules.iter().flat_map(systemd_devices).collect())
 }
 
-/// What it is to know on v1, where its word is the kernel's: what the rules allow without any exception. We write the
-/// rest, which lasts until systemd reads its units again.
-fn certain(rules: &[Rule]) -> Vec<Device> {
+/// The devices to pass to systemd on v1, where systemd writes them to the kernel: those that are allowed
+/// without exception. The creator writes the complete rules afterwards; they last until the next
+/// daemon-reload.
+fn allowed_without_exception(rules: &[Rule]) -> Vec<Device> {
     if access::allow_everything(rules) {
         let all = |block| Device { block, major: None, minor: None, access: access::Access::ALL.to_string() };
         return vec![all(false), all(true)];
@@ -78,11 +80,11 @@ fn certain(rules: &[Rule]) -> Vec<Device> {
     let is_certain = |(at, rule): &(usize, &Rule)| {
         rule.allow && !rules.iter().skip(*at).any(|later| !later.allow && later.overlaps(rule))
     };
-    rules.iter().enumerate().filter(is_certain).flat_map(|(_, rule)| told(rule)).collect()
+    rules.iter().enumerate().filter(is_certain).flat_map(|(_, rule)| systemd_devices(rule)).collect()
 }
 
-/// Which is two devices where the rule is for both kinds.
-fn told(rule: &Rule) -> Vec<Device> {
+/// The systemd devices of a rule: two if the rule matches both device types.
+fn systemd_devices(rule: &Rule) -> Vec<Device> {
     let of = |block| Device { block, major: rule.major, minor: rule.minor, access: rule.access.to_string() };
     match rule.kind {
         Kind::Block => vec![of(true)],
@@ -98,7 +100,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn systemd_is_told_of_what_is_allowed_and_of_nothing_that_it_cannot_say() {
+    fn systemd_gets_rules_that_it_can_express_and_no_others() {
         let none = json!({ "allow": false, "access": "rwm" });
         let disk = json!({ "allow": true, "type": "b", "major": 8, "minor": 1, "access": "r" });
         let found = devices(&of(json!([none, disk]))).unwrap();
@@ -109,12 +111,17 @@ mod tests {
     }
 
     #[test]
-    fn on_v1_systemd_is_never_told_of_a_device_that_a_rule_denies() {
+    fn on_v1_systemd_gets_no_device_that_a_rule_denies() {
         let none = json!({ "allow": false, "access": "rwm" });
         let all = json!({ "allow": true, "access": "rwm" });
         let disks = json!({ "allow": true, "type": "b", "major": 8, "access": "rw" });
         let read_only = json!({ "allow": false, "type": "b", "major": 8, "minor": 1, "access": "w" });
-        let block = |rules| certain(&of(rules)).into_iter().filter(|device| device.block).collect::<Vec<_>>();
+        let block = |rules| {
+            allowed_without_exception(&of(rules))
+                .into_iter()
+                .filter(|device| device.block)
+                .collect::<Vec<_>>()
+        };
         let make = Device { block: true, major: None, minor: None, access: "m".into() };
         let eight = Device { major: Some(8), access: "rw".into(), ..make.clone() };
         assert_eq!(block(json!([none, disks])), [eight.clone(), make.clone()]);

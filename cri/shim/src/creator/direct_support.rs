@@ -1,23 +1,23 @@
-//! Which containers are made by our own way: those that ask for nothing that it does not do.
+//! Decides whether a spec can be created directly, without the container library.
 
 use libcontainer::oci_spec::runtime::{
     Linux, LinuxNamespace, LinuxNamespaceType, LinuxSeccompAction, Process, Spec,
 };
 
-/// Whether all that the spec asks for is what [`super::launch`] and [`super::first`] do. What a field means that
-/// is not named here they honour.
-pub(super) fn is_ordinary(spec: &Spec) -> bool {
+/// Whether `launch` and `first_process` implement everything that the spec asks for. They implement all
+/// fields that are not checked here.
+pub(super) fn is_supported(spec: &Spec) -> bool {
     let has_hooks = spec.hooks().is_some();
-    let process = spec.process().as_ref().is_some_and(is_ordinary_process);
-    let linux = spec.linux().as_ref().is_some_and(is_ordinary_linux);
+    let process = spec.process().as_ref().is_some_and(process_is_supported);
+    let linux = spec.linux().as_ref().is_some_and(linux_is_supported);
     !has_hooks && process && linux
 }
 
-fn is_ordinary_process(process: &Process) -> bool {
+fn process_is_supported(process: &Process) -> bool {
     process.io_priority().is_none() && process.scheduler().is_none() && process.exec_cpu_affinity().is_none()
 }
 
-fn is_ordinary_linux(linux: &Linux) -> bool {
+fn linux_is_supported(linux: &Linux) -> bool {
     let propagation = linux.rootfs_propagation().as_deref();
     linux.net_devices().is_none()
         && linux.intel_rdt().is_none()
@@ -25,14 +25,15 @@ fn is_ordinary_linux(linux: &Linux) -> bool {
         && linux.personality().is_none()
         && linux.time_offsets().is_none()
         && matches!(propagation, None | Some("private" | "slave" | "shared"))
-        && linux.namespaces().iter().flatten().all(is_ordinary_namespace)
+        && linux.namespaces().iter().flatten().all(namespace_is_supported)
         && has_a_mount_namespace(linux)
         && !has_listener(linux)
-        && has_ordinary_limits(linux)
+        && limits_are_supported(linux)
 }
 
-/// A name of the host is set by the library; a mount namespace of somebody else's is no container's own.
-fn is_ordinary_namespace(namespace: &LinuxNamespace) -> bool {
+/// Only the library sets a host name in a new UTS namespace. A container does not own a mount namespace that
+/// it joins.
+fn namespace_is_supported(namespace: &LinuxNamespace) -> bool {
     match namespace.typ() {
         LinuxNamespaceType::Uts => namespace.path().is_some(),
         LinuxNamespaceType::Mount => namespace.path().is_none(),
@@ -49,13 +50,13 @@ fn has_a_mount_namespace(linux: &Linux) -> bool {
     linux.namespaces().iter().flatten().any(|namespace| namespace.typ() == LinuxNamespaceType::Mount)
 }
 
-/// A filter whose decisions somebody else makes.
+/// Whether a seccomp listener (SCMP_ACT_NOTIFY) decides on some calls.
 fn has_listener(linux: &Linux) -> bool {
     let rules = linux.seccomp().iter().flat_map(|seccomp| seccomp.syscalls().iter().flatten());
     rules.into_iter().any(|rule| rule.action() == LinuxSeccompAction::ScmpActNotify)
 }
 
-fn has_ordinary_limits(linux: &Linux) -> bool {
+fn limits_are_supported(linux: &Linux) -> bool {
     linux.resources().as_ref().is_none_or(|resources| {
         resources.block_io().is_none() && resources.network().is_none() && resources.rdma().is_none()
     })
@@ -81,12 +82,12 @@ mod tests {
     fn with(pointer: &str, name: &str, value: Value) -> bool {
         let mut spec = spec();
         spec.pointer_mut(pointer).unwrap().as_object_mut().unwrap().insert(name.to_owned(), value);
-        is_ordinary(&serde_json::from_value(spec).unwrap())
+        is_supported(&serde_json::from_value(spec).unwrap())
     }
 
     #[test]
-    fn what_only_the_library_does_goes_to_the_library() {
-        assert!(is_ordinary(&serde_json::from_value(spec()).unwrap()));
+    fn specs_with_library_only_fields_are_rejected() {
+        assert!(is_supported(&serde_json::from_value(spec()).unwrap()));
         assert!(with("/linux", "maskedPaths", json!(["/proc/kcore"])));
         assert!(!with("", "hooks", json!({ "createContainer": [] })));
         assert!(!with("/process", "ioPriority", json!({ "class": "IOPRIO_CLASS_IDLE", "priority": 1 })));
