@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::Node;
 use super::plan::Action;
 use super::pull::PullTask;
-use super::state::{Seen, Waiting};
+use super::state::{ObservedPod, Waiting};
 use crate::bounded;
 use crate::volume::Volumes;
 
@@ -32,7 +32,7 @@ const RESOLV_CONF_MAX: u64 = 10 << 20;
 pub(crate) enum Report {
     /// Cgroup and volumes are there.
     Prepared(Volumes),
-    /// The sandbox or the volumes are not to be had now; the key is one of `Memory::pod_retries`.
+    /// The sandbox or the volumes are not to be had now; the key is one of `WorkerState::pod_retries`.
     NotPrepared(&'static str),
     SandboxMade,
     /// The image of this container is being pulled since the sandbox was made.
@@ -52,12 +52,12 @@ pub(crate) enum Report {
         crashed: Option<Timestamp>,
     },
     /// A running container has to go.
-    Condemned {
+    KillRequest {
         id: String,
         why: String,
     },
     /// A container's preStop hook has run (or failed) and must not run again.
-    Hooked {
+    PreStopDone {
         id: String,
     },
     /// An ended pod holds nothing on the node any more.
@@ -82,13 +82,13 @@ pub(crate) struct Job {
     pub(crate) node: Arc<Node>,
     pub(crate) pod: Arc<Pod>,
     pub(crate) uid: String,
-    pub(crate) seen: Seen,
+    pub(crate) observed: ObservedPod,
     /// Volumes, once prepared.
     pub(crate) volumes: Option<Volumes>,
     /// Pulls that have begun ahead, by container name.
     pub(crate) pulls: HashMap<String, PullTask>,
     /// Containers whose preStop hook has run already.
-    pub(crate) hooked: std::collections::HashSet<String>,
+    pub(crate) pre_stop_done: std::collections::HashSet<String>,
     pub(crate) reports: mpsc::UnboundedSender<Report>,
     /// Cancelled when the pod has to end (or to end faster): whatever waits gives up at once.
     pub(crate) interrupt: CancellationToken,
@@ -146,7 +146,7 @@ impl Job {
             Action::Release => self.release().await,
             Action::Finish => self.finish().await,
             // The worker's own; nothing is to be done outside it.
-            Action::Condemn(_) => Ok(()),
+            Action::FailPod(_) => Ok(()),
         }
     }
 

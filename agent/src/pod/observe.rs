@@ -8,21 +8,21 @@ use k8s_openapi::api::core::v1::LinuxContainerUser;
 use k8s_openapi::jiff::Timestamp;
 
 use super::config::{MESSAGE_PATH, MESSAGE_POLICY, POD_UID, files};
-use super::state::{ContainerRun, ContainerSeen, Exit, SandboxSeen, Seen};
+use super::state::{ContainerRun, ObservedContainer, Exit, ObservedSandbox, ObservedPod};
 use crate::runtime::Runtime;
 
 /// What was seen before and stays true.
 #[derive(Default)]
 pub(crate) struct Cache {
     /// By container id.
-    containers: HashMap<String, ContainerSeen>,
+    containers: HashMap<String, ObservedContainer>,
     /// Addresses by sandbox id.
     ips: HashMap<String, Vec<String>>,
 }
 
 impl Cache {
     /// Looks at one pod, by its uid.
-    pub(crate) async fn look(&mut self, runtime: &dyn Runtime, uid: &str) -> Result<Seen, tonic::Status> {
+    pub(crate) async fn observe(&mut self, runtime: &dyn Runtime, uid: &str) -> Result<ObservedPod, tonic::Status> {
         let labels: HashMap<String, String> = [(POD_UID.to_owned(), uid.to_owned())].into();
         let filter = cri::PodSandboxFilter { label_selector: labels.clone(), ..Default::default() };
         let sandboxes = cri::ListPodSandboxRequest { filter: Some(filter) };
@@ -33,23 +33,23 @@ impl Cache {
             runtime.list_containers(containers),
         )
         .await?;
-        let seen = Seen {
+        let observed = ObservedPod {
             sandboxes: self.sandboxes(runtime, sandboxes.items).await?,
             containers: self.containers(runtime, containers.containers).await?,
         };
-        self.containers.retain(|id, _| seen.containers.iter().any(|c| c.id == *id));
-        self.ips.retain(|id, _| seen.sandboxes.iter().any(|s| s.id == *id));
-        Ok(seen)
+        self.containers.retain(|id, _| observed.containers.iter().any(|c| c.id == *id));
+        self.ips.retain(|id, _| observed.sandboxes.iter().any(|s| s.id == *id));
+        Ok(observed)
     }
 
     async fn sandboxes(
         &mut self,
         runtime: &dyn Runtime,
         mut listed: Vec<cri::PodSandbox>,
-    ) -> Result<Vec<SandboxSeen>, tonic::Status> {
+    ) -> Result<Vec<ObservedSandbox>, tonic::Status> {
         let attempt = |s: &cri::PodSandbox| s.metadata.as_ref().map_or(0, |m| m.attempt);
         listed.sort_by_key(|s| std::cmp::Reverse((attempt(s), s.created_at)));
-        let mut seen = Vec::with_capacity(listed.len());
+        let mut observed = Vec::with_capacity(listed.len());
         for sandbox in listed {
             let ready = sandbox.state() == cri::PodSandboxState::SandboxReady;
             if ready && !self.ips.contains_key(&sandbox.id) {
@@ -59,26 +59,26 @@ impl Cache {
                     Err(status) => return Err(status),
                 }
             }
-            seen.push(SandboxSeen {
+            observed.push(ObservedSandbox {
                 attempt: attempt(&sandbox),
                 ready,
                 ips: self.ips.get(&sandbox.id).cloned().unwrap_or_default(),
                 id: sandbox.id,
             });
         }
-        Ok(seen)
+        Ok(observed)
     }
 
     async fn containers(
         &mut self,
         runtime: &dyn Runtime,
         listed: Vec<cri::Container>,
-    ) -> Result<Vec<ContainerSeen>, tonic::Status> {
-        let mut seen = Vec::with_capacity(listed.len());
+    ) -> Result<Vec<ObservedContainer>, tonic::Status> {
+        let mut observed = Vec::with_capacity(listed.len());
         for container in listed {
             let state = container.state();
             if let Some(known) = self.containers.get(&container.id).filter(|known| fresh(known, state)) {
-                seen.push(known.clone());
+                observed.push(known.clone());
                 continue;
             }
             let request = cri::ContainerStatusRequest { container_id: container.id.clone(), verbose: false };
@@ -88,11 +88,11 @@ impl Cache {
                 Err(status) => return Err(status),
             };
             let Some(status) = status else { continue };
-            let found = container_seen(&container.pod_sandbox_id, status);
+            let found = observed_container(&container.pod_sandbox_id, status);
             self.containers.insert(container.id, found.clone());
-            seen.push(found);
+            observed.push(found);
         }
-        Ok(seen)
+        Ok(observed)
     }
 }
 
@@ -107,7 +107,7 @@ async fn ips(runtime: &dyn Runtime, id: &str) -> Result<Vec<String>, tonic::Stat
     }))
 }
 
-fn fresh(known: &ContainerSeen, state: cri::ContainerState) -> bool {
+fn fresh(known: &ObservedContainer, state: cri::ContainerState) -> bool {
     match known.run {
         ContainerRun::Exited(_) => true,
         ContainerRun::Running { .. } => state == cri::ContainerState::ContainerRunning,
@@ -116,7 +116,7 @@ fn fresh(known: &ContainerSeen, state: cri::ContainerState) -> bool {
     }
 }
 
-fn container_seen(sandbox: &str, status: cri::ContainerStatus) -> ContainerSeen {
+fn observed_container(sandbox: &str, status: cri::ContainerStatus) -> ObservedContainer {
     let run = match status.state() {
         cri::ContainerState::ContainerCreated => ContainerRun::Created,
         cri::ContainerState::ContainerRunning => ContainerRun::Running { started: time(status.started_at) },
@@ -131,7 +131,7 @@ fn container_seen(sandbox: &str, status: cri::ContainerStatus) -> ContainerSeen 
         supplemental_groups: (!user.supplemental_groups.is_empty()).then_some(user.supplemental_groups),
     });
     let asked = Some(image.user_specified_image).filter(|asked| !asked.is_empty());
-    ContainerSeen {
+    ObservedContainer {
         id: status.id,
         sandbox: sandbox.to_owned(),
         name: metadata.name,

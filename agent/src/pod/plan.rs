@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::state::{
-    ContainerRun, ContainerSeen, Memory, RestartPolicy, SANDBOX, Seen, Shape, VOLUMES, Verdict, Waiting,
-    Wish, is_sidecar,
+    ContainerRun, ObservedContainer, WorkerState, RestartPolicy, SANDBOX, ObservedPod, Shape, VOLUMES, Verdict, Waiting,
+    DesiredPod, is_sidecar,
 };
 
 /// How long a failed start is shown by its own reason before it counts as backing off.
@@ -34,7 +34,7 @@ pub(crate) enum Action {
     /// Everything of the pod ended, its object stays: unmount its volumes, remove its cgroup.
     Release,
     /// The pod ends with this reason.
-    Condemn(Verdict),
+    FailPod(Verdict),
 }
 
 /// A container to be started.
@@ -58,29 +58,29 @@ pub(crate) struct Plan {
 
 /// Everything that a decision depends on.
 pub(crate) struct Facts<'a> {
-    pub(crate) wish: &'a Wish,
-    pub(crate) seen: &'a Seen,
-    pub(crate) memory: &'a Memory,
+    pub(crate) desired: &'a DesiredPod,
+    pub(crate) observed: &'a ObservedPod,
+    pub(crate) state: &'a WorkerState,
     pub(crate) now: Timestamp,
 }
 
 /// Decides.
 pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     let mut plan = Plan::default();
-    let pod = facts.wish.pod();
+    let pod = facts.desired.pod();
     let Some(spec) = pod.spec.as_ref() else {
         plan.actions.push(Action::Finish);
         return plan;
     };
     let shape = Shape::of(spec);
-    if let Some(grace) = facts.wish.ending() {
+    if let Some(grace) = facts.desired.ending() {
         end(facts, grace, &mut plan);
         return plan;
     }
     if ended(pod, &shape, facts) {
-        if facts.seen.alive() {
+        if facts.observed.alive() {
             plan.actions.push(Action::StopPod { grace: grace_of(spec.termination_grace_period_seconds) });
-        } else if !facts.memory.released {
+        } else if !facts.state.released {
             plan.actions.push(Action::Release);
         }
         return plan;
@@ -88,9 +88,9 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     if deadline_passed(facts, spec.active_deadline_seconds, &mut plan) {
         return plan;
     }
-    match facts.seen.sandbox() {
+    match facts.observed.sandbox() {
         None => make_sandbox(facts, &shape, &mut plan),
-        Some(_) if !facts.memory.prepared => prepare(facts, &mut plan),
+        Some(_) if !facts.state.prepared => prepare(facts, &mut plan),
         Some(_) => run(facts, &shape, &mut plan),
     }
     remove_old(facts, &shape, &mut plan);
@@ -102,31 +102,31 @@ fn grace_of(seconds: Option<i64>) -> i64 {
 }
 
 fn end(facts: &Facts<'_>, grace: i64, plan: &mut Plan) {
-    let action = if facts.seen.alive() { Action::StopPod { grace } } else { Action::Finish };
+    let action = if facts.observed.alive() { Action::StopPod { grace } } else { Action::Finish };
     plan.actions.push(action);
 }
 
 /// Whether nothing of this pod may start again: a verdict, a final phase, or all containers done for good.
 pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
-    facts.memory.verdict.is_some()
+    facts.state.verdict.is_some()
         || matches!(phase, Some("Failed" | "Succeeded"))
-        || init_failed_for_good(shape, facts.seen)
-        || shape.mains().iter().all(|c| done_for_good(shape, facts.seen, c))
+        || init_failed_for_good(shape, facts.observed)
+        || shape.mains().iter().all(|c| done_for_good(shape, facts.observed, c))
 }
 
 /// Whether an init container failed and is not tried again.
-pub(crate) fn init_failed_for_good(shape: &Shape<'_>, seen: &Seen) -> bool {
+pub(crate) fn init_failed_for_good(shape: &Shape<'_>, observed: &ObservedPod) -> bool {
     shape.restart() == RestartPolicy::Never
         && shape
             .inits()
             .iter()
             .filter(|c| !is_sidecar(c))
-            .any(|c| seen.latest(&c.name).and_then(ContainerSeen::exit).is_some_and(|exit| exit.code != 0))
+            .any(|c| observed.latest(&c.name).and_then(ObservedContainer::exit).is_some_and(|exit| exit.code != 0))
 }
 
-fn done_for_good(shape: &Shape<'_>, seen: &Seen, container: &Container) -> bool {
-    let Some(exit) = seen.latest(&container.name).and_then(ContainerSeen::exit) else { return false };
+fn done_for_good(shape: &Shape<'_>, observed: &ObservedPod, container: &Container) -> bool {
+    let Some(exit) = observed.latest(&container.name).and_then(ObservedContainer::exit) else { return false };
     match shape.restart() {
         RestartPolicy::Always => false,
         RestartPolicy::OnFailure => exit.code == 0,
@@ -135,13 +135,13 @@ fn done_for_good(shape: &Shape<'_>, seen: &Seen, container: &Container) -> bool 
 }
 
 fn deadline_passed(facts: &Facts<'_>, seconds: Option<i64>, plan: &mut Plan) -> bool {
-    let (Some(seconds), Some(start)) = (seconds, facts.memory.start_time) else { return false };
+    let (Some(seconds), Some(start)) = (seconds, facts.state.start_time) else { return false };
     let due = start.checked_add(SignedDuration::from_secs(seconds)).unwrap_or(Timestamp::MAX);
     if facts.now < due {
         wake_at(plan, due);
         return false;
     }
-    plan.actions.push(Action::Condemn(Verdict {
+    plan.actions.push(Action::FailPod(Verdict {
         reason: "DeadlineExceeded".to_owned(),
         message: "Pod was active on the node longer than the specified deadline".to_owned(),
     }));
@@ -149,24 +149,24 @@ fn deadline_passed(facts: &Facts<'_>, seconds: Option<i64>, plan: &mut Plan) -> 
 }
 
 fn make_sandbox(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    if let Some(until) = facts.memory.pod_retries.since_failure(SANDBOX, facts.now) {
+    if let Some(until) = facts.state.pod_retries.since_failure(SANDBOX, facts.now) {
         wake_at(plan, until);
         return;
     }
-    let attempt = facts.seen.sandboxes.first().map_or(0, |s| s.attempt + 1);
+    let attempt = facts.observed.sandboxes.first().map_or(0, |s| s.attempt + 1);
     let first = match shape.inits().first() {
         Some(init) => std::slice::from_ref(init),
         None => shape.mains(),
     };
     let first = first.iter().filter(|c| {
         let image = c.image.as_deref().unwrap_or_default();
-        facts.memory.pulls.since_failure(image, facts.now).is_none()
+        facts.state.pulls.since_failure(image, facts.now).is_none()
     });
     plan.actions.push(Action::MakeSandbox { attempt, first: first.map(|c| c.name.clone()).collect() });
 }
 
 fn prepare(facts: &Facts<'_>, plan: &mut Plan) {
-    match facts.memory.pod_retries.since_failure(VOLUMES, facts.now) {
+    match facts.state.pod_retries.since_failure(VOLUMES, facts.now) {
         Some(until) => wake_at(plan, until),
         None => plan.actions.push(Action::Prepare),
     }
@@ -178,7 +178,7 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let initialized = inits(facts, shape, plan, &mut starts);
     if initialized {
         for container in shape.mains() {
-            if restarts(facts.seen.latest(&container.name), shape.restart()) {
+            if restarts(facts.observed.latest(&container.name), shape.restart()) {
                 start(facts, container, plan, &mut starts);
             }
         }
@@ -195,20 +195,20 @@ fn run(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
 
 /// Whether a container that was added to debug the pod has had its one start: seen here, or by somebody before a boot.
 fn was_there(facts: &Facts<'_>, name: &str) -> bool {
-    let told =
-        facts.wish.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
-    match facts.seen.latest(name) {
+    let reported =
+        facts.desired.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
+    match facts.observed.latest(name) {
         Some(latest) => latest.run != ContainerRun::Created,
-        None => told.into_iter().flatten().any(|one| one.name == name && one.container_id.is_some()),
+        None => reported.into_iter().flatten().any(|one| one.name == name && one.container_id.is_some()),
     }
 }
 
 fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    for container in facts.seen.containers.iter().filter(|c| c.may_run()) {
-        let in_sandbox = facts.seen.sandbox().is_some_and(|s| s.id == container.sandbox);
-        let condemned = facts.memory.condemned.get(&container.id);
-        let why = match condemned {
-            Some(condemned) => condemned.why.clone(),
+    for container in facts.observed.containers.iter().filter(|c| c.may_run()) {
+        let in_sandbox = facts.observed.sandbox().is_some_and(|s| s.id == container.sandbox);
+        let kill_request = facts.state.kill_requests.get(&container.id);
+        let why = match kill_request {
+            Some(request) => request.why.clone(),
             None if container.run == ContainerRun::Unknown => "its state is unknown".to_owned(),
             None if !in_sandbox => "its sandbox is gone".to_owned(),
             None if redefined(shape, container) => "definition changed".to_owned(),
@@ -217,7 +217,7 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         plan.actions.push(Action::Stop {
             id: container.id.clone(),
             name: container.name.clone(),
-            grace: grace_of(condemned.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds)),
+            grace: grace_of(kill_request.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds)),
             why,
         });
     }
@@ -225,17 +225,17 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
 
 /// Whether a main container's image was changed in the spec since: the one field that may change under it. Told
 /// by what the runtime was asked for; never by comparing our own serialization.
-fn redefined(shape: &Shape<'_>, seen: &ContainerSeen) -> bool {
-    let wanted = shape.mains().iter().find(|c| c.name == seen.name).and_then(|c| c.image.as_ref());
-    matches!((wanted, &seen.asked), (Some(wanted), Some(asked)) if wanted != asked)
+fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
+    let wanted = shape.mains().iter().find(|c| c.name == observed.name).and_then(|c| c.image.as_ref());
+    matches!((wanted, &observed.asked), (Some(wanted), Some(asked)) if wanted != asked)
 }
 
 /// Brings init containers on in their order; true when the main containers may start.
 fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec<StartContainer>) -> bool {
     // A main container in this sandbox proves that initialization was over once.
-    let over = shape.mains().iter().any(|c| facts.seen.current(&c.name).is_some());
+    let over = shape.mains().iter().any(|c| facts.observed.current(&c.name).is_some());
     for init in shape.inits() {
-        let current = facts.seen.current(&init.name);
+        let current = facts.observed.current(&init.name);
         if is_sidecar(init) {
             match current {
                 Some(c) if c.may_run() && (over || sidecar_started(facts, init, c)) => {}
@@ -263,11 +263,11 @@ fn inits(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan, starts: &mut Vec
     true
 }
 
-fn sidecar_started(facts: &Facts<'_>, init: &Container, seen: &ContainerSeen) -> bool {
-    init.startup_probe.is_none() || facts.memory.probed.get(&seen.id).is_some_and(|p| p.started)
+fn sidecar_started(facts: &Facts<'_>, init: &Container, observed: &ObservedContainer) -> bool {
+    init.startup_probe.is_none() || facts.state.probed.get(&observed.id).is_some_and(|p| p.started)
 }
 
-fn restarts(latest: Option<&ContainerSeen>, policy: RestartPolicy) -> bool {
+fn restarts(latest: Option<&ObservedContainer>, policy: RestartPolicy) -> bool {
     match latest.map(|c| &c.run) {
         None | Some(ContainerRun::Created) => true,
         Some(ContainerRun::Running { .. } | ContainerRun::Unknown) => false,
@@ -282,20 +282,20 @@ fn restarts(latest: Option<&ContainerSeen>, policy: RestartPolicy) -> bool {
 /// Starts a container, unless one of its back-offs says to wait.
 fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut Vec<StartContainer>) {
     let name = &container.name;
-    let latest = facts.seen.latest(name);
-    let crashed = latest.and_then(ContainerSeen::exit).map(|e| e.finished);
-    if let Some(until) = crashed.and_then(|end| facts.memory.crashes.until(name, end, facts.now)) {
+    let latest = facts.observed.latest(name);
+    let crashed = latest.and_then(ObservedContainer::exit).map(|e| e.finished);
+    if let Some(until) = crashed.and_then(|end| facts.state.crashes.until(name, end, facts.now)) {
         wake_at(plan, until);
-        let seconds = facts.memory.crashes.seconds(name);
-        plan.waiting.push((name.clone(), crash_loop(seconds, container, facts.wish.pod())));
+        let seconds = facts.state.crashes.seconds(name);
+        plan.waiting.push((name.clone(), crash_loop(seconds, container, facts.desired.pod())));
         return;
     }
     let image = container.image.as_deref().unwrap_or_default();
-    if let Some(until) = facts.memory.pulls.since_failure(image, facts.now) {
+    if let Some(until) = facts.state.pulls.since_failure(image, facts.now) {
         wait_for_pull(facts, (name, image), until, plan);
         return;
     }
-    if let Some(until) = facts.memory.retries.since_failure(name, facts.now) {
+    if let Some(until) = facts.state.retries.since_failure(name, facts.now) {
         wake_at(plan, until);
         return;
     }
@@ -309,13 +309,13 @@ fn start(facts: &Facts<'_>, container: &Container, plan: &mut Plan, starts: &mut
 }
 
 fn wait_for_pull(facts: &Facts<'_>, (name, image): (&String, &str), until: Timestamp, plan: &mut Plan) {
-    let shown = facts.memory.pulls.failed_at(image).and_then(|at| at.checked_add(SHOW_FAILURE).ok());
+    let shown = facts.state.pulls.failed_at(image).and_then(|at| at.checked_add(SHOW_FAILURE).ok());
     if let Some(shown) = shown.filter(|shown| facts.now < *shown) {
         wake_at(plan, shown);
         return;
     }
     wake_at(plan, until);
-    let cause = match facts.memory.waiting.get(name) {
+    let cause = match facts.state.waiting.get(name) {
         Some(w) if w.reason == "ImagePullBackOff" => {
             plan.waiting.push((name.clone(), w.clone()));
             return;
@@ -352,14 +352,14 @@ fn length_text(seconds: i64) -> String {
 /// Keeps the newest ended container of each name (its status and log are asked for) and drops older ones, and
 /// sandboxes' leftovers with them.
 fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
-    let old = |c: &&ContainerSeen| {
-        let Some(latest) = facts.seen.latest(&c.name) else { return false };
-        let previous = facts.seen.ended_before(&c.name, latest.attempt).map(|p| p.id.as_str());
+    let old = |c: &&ObservedContainer| {
+        let Some(latest) = facts.observed.latest(&c.name) else { return false };
+        let previous = facts.observed.ended_before(&c.name, latest.attempt).map(|p| p.id.as_str());
         let known = shape.any(&c.name).is_some();
         !known || (c.id != latest.id && previous != Some(c.id.as_str()))
     };
     let ids: Vec<String> = facts
-        .seen
+        .observed
         .containers
         .iter()
         .filter(|c| c.exit().is_some())
@@ -370,11 +370,11 @@ fn remove_old(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         plan.actions.push(Action::RemoveContainers(ids));
     }
     let empty: Vec<String> = facts
-        .seen
+        .observed
         .sandboxes
         .iter()
         .skip(1)
-        .filter(|s| !s.ready && facts.seen.containers.iter().all(|c| c.sandbox != s.id))
+        .filter(|s| !s.ready && facts.observed.containers.iter().all(|c| c.sandbox != s.id))
         .map(|s| s.id.clone())
         .collect();
     if !empty.is_empty() {

@@ -1,5 +1,5 @@
-//! What one pod's worker knows: what is wanted ([`Wish`]), what the runtime has ([`Seen`]) and what only this
-//! agent remembers ([`Memory`]).
+//! What one pod's worker knows: what is wanted ([`DesiredPod`]), what the runtime has ([`ObservedPod`]) and what only this
+//! agent remembers ([`WorkerState`]).
 //!
 //! ```text
 //!            wish: Run                        wish: Terminate, or a verdict
@@ -8,7 +8,7 @@
 //!       │          └─────────┴─────────┘ sandbox lost,     │             directories are gone)
 //!       └─ verdict (rejected)            container exited  └── newest grace period wins
 //! ```
-//! The position is never stored: every pass derives it from `Seen`, so a restarted agent is where the old one
+//! The position is never stored: every pass derives it from `ObservedPod`, so a restarted agent is where the old one
 //! was.
 
 use std::borrow::Cow;
@@ -22,14 +22,14 @@ use super::backoff::Backoff;
 
 /// What the world wants of a pod.
 #[derive(Clone, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum DesiredPod {
     /// Run it (or, when it is being deleted by the API, end it with its grace period).
     Run(Arc<Pod>),
     /// It is gone from the API: end it and leave nothing.
     Gone(Arc<Pod>),
 }
 
-impl Wish {
+impl DesiredPod {
     pub(crate) fn pod(&self) -> &Arc<Pod> {
         match self {
             Self::Run(pod) | Self::Gone(pod) => pod,
@@ -50,16 +50,16 @@ impl Wish {
 
 /// The runtime's view of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedPod {
     /// Newest first.
-    pub(crate) sandboxes: Vec<SandboxSeen>,
+    pub(crate) sandboxes: Vec<ObservedSandbox>,
     /// In no particular order.
-    pub(crate) containers: Vec<ContainerSeen>,
+    pub(crate) containers: Vec<ObservedContainer>,
 }
 
 /// A sandbox in the runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct SandboxSeen {
+pub(crate) struct ObservedSandbox {
     pub(crate) id: String,
     pub(crate) attempt: u32,
     pub(crate) ready: bool,
@@ -69,7 +69,7 @@ pub(crate) struct SandboxSeen {
 
 /// A container in the runtime.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ContainerSeen {
+pub(crate) struct ObservedContainer {
     pub(crate) id: String,
     pub(crate) sandbox: String,
     pub(crate) name: String,
@@ -106,25 +106,25 @@ pub(crate) struct Exit {
     pub(crate) message: String,
 }
 
-impl Seen {
+impl ObservedPod {
     /// The sandbox that containers belong into: the newest, if it lives.
-    pub(crate) fn sandbox(&self) -> Option<&SandboxSeen> {
+    pub(crate) fn sandbox(&self) -> Option<&ObservedSandbox> {
         self.sandboxes.first().filter(|s| s.ready)
     }
 
     /// The newest container of a name, in whatever sandbox.
-    pub(crate) fn latest(&self, name: &str) -> Option<&ContainerSeen> {
+    pub(crate) fn latest(&self, name: &str) -> Option<&ObservedContainer> {
         self.containers.iter().filter(|c| c.name == name).max_by_key(|c| c.attempt)
     }
 
     /// The newest container of a name in the sandbox that lives.
-    pub(crate) fn current(&self, name: &str) -> Option<&ContainerSeen> {
+    pub(crate) fn current(&self, name: &str) -> Option<&ObservedContainer> {
         let sandbox = self.sandbox()?;
         self.latest(name).filter(|c| c.sandbox == sandbox.id)
     }
 
     /// The newest ended container of a name before `attempt`.
-    pub(crate) fn ended_before(&self, name: &str, attempt: u32) -> Option<&ContainerSeen> {
+    pub(crate) fn ended_before(&self, name: &str, attempt: u32) -> Option<&ObservedContainer> {
         self.containers
             .iter()
             .filter(|c| c.name == name && c.attempt < attempt && matches!(c.run, ContainerRun::Exited(_)))
@@ -133,11 +133,11 @@ impl Seen {
 
     /// Whether any process of the pod may be alive.
     pub(crate) fn alive(&self) -> bool {
-        self.sandboxes.iter().any(|s| s.ready) || self.containers.iter().any(ContainerSeen::may_run)
+        self.sandboxes.iter().any(|s| s.ready) || self.containers.iter().any(ObservedContainer::may_run)
     }
 }
 
-impl ContainerSeen {
+impl ObservedContainer {
     pub(crate) fn exit(&self) -> Option<&Exit> {
         match &self.run {
             ContainerRun::Exited(exit) => Some(exit),
@@ -181,7 +181,7 @@ pub(crate) struct Probed {
 
 /// What is known nowhere else; a restarted agent begins with an empty one.
 #[derive(Clone, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
     pub(crate) start_time: Option<Timestamp>,
     pub(crate) verdict: Option<Verdict>,
@@ -200,24 +200,24 @@ pub(crate) struct Memory {
     /// By container id.
     pub(crate) probed: HashMap<String, Probed>,
     /// Running containers that have to go; by container id.
-    pub(crate) condemned: BTreeMap<String, Condemned>,
+    pub(crate) kill_requests: BTreeMap<String, KillRequest>,
     /// Whether an ended pod's volumes and cgroup were given back.
     pub(crate) released: bool,
 }
 
 /// Why a container has to go, and within how many seconds where that is not the pod's grace period.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Condemned {
+pub(crate) struct KillRequest {
     pub(crate) why: String,
     pub(crate) grace: Option<i64>,
 }
 
-/// A key of [`Memory::pod_retries`].
+/// A key of [`WorkerState::pod_retries`].
 pub(crate) const SANDBOX: &str = "sandbox";
-/// A key of [`Memory::pod_retries`].
+/// A key of [`WorkerState::pod_retries`].
 pub(crate) const VOLUMES: &str = "volumes";
 
-impl Default for Memory {
+impl Default for WorkerState {
     fn default() -> Self {
         Self {
             start_time: None,
@@ -229,7 +229,7 @@ impl Default for Memory {
             pod_retries: Backoff::quick(),
             prepared: false,
             probed: HashMap::new(),
-            condemned: BTreeMap::new(),
+            kill_requests: BTreeMap::new(),
             released: false,
         }
     }

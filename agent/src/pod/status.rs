@@ -11,13 +11,13 @@ use k8s_openapi::api::core::v1::{HostIP, Pod, PodIP, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use super::state::{Memory, Seen, Shape};
+use super::state::{WorkerState, ObservedPod, Shape};
 
 /// Everything that a status depends on.
 pub(crate) struct Facts<'a> {
     pub(crate) pod: &'a Pod,
-    pub(crate) seen: &'a Seen,
-    pub(crate) memory: &'a Memory,
+    pub(crate) observed: &'a ObservedPod,
+    pub(crate) state: &'a WorkerState,
     /// The status that was made last, for the times of its conditions.
     pub(crate) last: Option<&'a PodStatus>,
     /// The node's addresses, primary first.
@@ -40,20 +40,20 @@ pub(crate) fn status(facts: &Facts<'_>) -> PodStatus {
     container::limit_ends([&mut inits, &mut mains, &mut added].into_iter());
     // A pod that was refused at the door has no containers to tell of.
     let refused =
-        facts.memory.verdict.is_some() && *facts.seen == Seen::default() && facts.last.is_none_or(untold);
+        facts.state.verdict.is_some() && *facts.observed == ObservedPod::default() && facts.last.is_none_or(untold);
     let (inits, mains) = if refused { (Vec::new(), Vec::new()) } else { (inits, mains) };
     let phase = match api.phase.as_deref() {
         // The API server holds these two to be final, and so do we.
         Some(end @ ("Failed" | "Succeeded")) => end,
         _ => phase::phase(&shape, facts, &mains),
     };
-    let verdict = facts.memory.verdict.as_ref();
+    let verdict = facts.state.verdict.as_ref();
     let ips = addresses(facts, spec.host_network == Some(true));
     let mut status = PodStatus {
         phase: Some(phase.to_owned()),
         reason: verdict.map(|v| v.reason.clone()).or_else(|| api.reason.clone()),
         message: verdict.map(|v| v.message.clone()).or_else(|| api.message.clone()),
-        start_time: facts.memory.start_time.map(Time),
+        start_time: facts.state.start_time.map(Time),
         host_ip: facts.host_ips.first().cloned(),
         host_ips: some(facts.host_ips.iter().map(|ip| HostIP { ip: ip.clone() }).collect()),
         pod_ip: ips.first().cloned(),
@@ -79,9 +79,9 @@ fn some<T>(list: Vec<T>) -> Option<Vec<T>> {
 
 fn addresses(facts: &Facts<'_>, host_network: bool) -> Vec<String> {
     if host_network {
-        return if facts.memory.start_time.is_some() { facts.host_ips.to_vec() } else { Vec::new() };
+        return if facts.state.start_time.is_some() { facts.host_ips.to_vec() } else { Vec::new() };
     }
-    match facts.seen.sandboxes.first() {
+    match facts.observed.sandboxes.first() {
         Some(sandbox) if !sandbox.ips.is_empty() => sandbox.ips.clone(),
         Some(sandbox) if sandbox.ready => Vec::new(),
         // Where the pod was stays known after it ended.

@@ -18,7 +18,7 @@ use super::Node;
 use super::admit::{self, unsupported};
 use super::config::POD_UID;
 use super::events::Level;
-use super::state::{Verdict, Wish};
+use super::state::{Verdict, DesiredPod};
 use super::worker;
 use crate::source::PodChange;
 pub(crate) use pods::Pods;
@@ -32,7 +32,7 @@ pub(crate) struct Inputs {
 }
 
 struct Handle {
-    wish: watch::Sender<Wish>,
+    desired: watch::Sender<DesiredPod>,
     wake: Arc<Notify>,
 }
 
@@ -142,8 +142,8 @@ impl Sync {
         }
         if let Some(handle) = self.handles.get(&uid) {
             if from_api {
-                self.node.checkpoint.keep(Some(&**handle.wish.borrow().pod()), pod);
-                handle.wish.send_replace(Wish::Run(Arc::clone(pod)));
+                self.node.checkpoint.keep(Some(&**handle.desired.borrow().pod()), pod);
+                handle.desired.send_replace(DesiredPod::Run(Arc::clone(pod)));
                 self.inputs.pods.put(&uid, pod);
             }
             return;
@@ -154,7 +154,7 @@ impl Sync {
         let verdict = self.admit(&uid, pod);
         self.inputs.pods.put(&uid, pod);
         self.weigh();
-        self.start(uid, Wish::Run(Arc::clone(pod)), verdict);
+        self.start(uid, DesiredPod::Run(Arc::clone(pod)), verdict);
     }
 
     /// A pod that ran here before, or that is over or ending, is not judged again.
@@ -190,17 +190,17 @@ impl Sync {
         }
     }
 
-    fn start(&mut self, uid: String, wish: Wish, verdict: Option<Verdict>) {
+    fn start(&mut self, uid: String, desired: DesiredPod, verdict: Option<Verdict>) {
         let wake = Arc::new(Notify::new());
-        let (sender, receiver) = watch::channel(wish);
-        let start = worker::Start {
+        let (sender, receiver) = watch::channel(desired);
+        let start = worker::WorkerStart {
             node: Arc::clone(&self.node),
             uid: uid.clone(),
-            wishes: receiver,
+            desired: receiver,
             wake: Arc::clone(&wake),
             verdict,
         };
-        self.handles.insert(uid.clone(), Handle { wish: sender, wake });
+        self.handles.insert(uid.clone(), Handle { desired: sender, wake });
         self.workers.spawn(async move {
             worker::run(start).await;
             uid
@@ -209,7 +209,7 @@ impl Sync {
 
     fn gone(&mut self, uid: &str, pod: &Arc<Pod>) {
         match self.handles.get(uid) {
-            Some(handle) => drop(handle.wish.send_replace(Wish::Gone(Arc::clone(pod)))),
+            Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
                 self.inputs.pods.take(uid);
                 self.node.checkpoint.forget(uid);
@@ -224,7 +224,7 @@ impl Sync {
             .handles
             .iter()
             .filter(|(uid, _)| !uids.contains(*uid))
-            .map(|(uid, handle)| (uid.clone(), Arc::clone(handle.wish.borrow().pod())))
+            .map(|(uid, handle)| (uid.clone(), Arc::clone(handle.desired.borrow().pod())))
             .collect();
         for (uid, pod) in stale {
             self.gone(&uid, &pod);
@@ -232,7 +232,7 @@ impl Sync {
         for (uid, pod) in self.orphans.take().into_iter().flatten() {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
                 tracing::info!(uid, pod = pod.metadata.name, "ending a pod that nobody wants");
-                self.start(uid, Wish::Gone(pod), None);
+                self.start(uid, DesiredPod::Gone(pod), None);
             }
         }
         self.node.image_gc.pods_are_known();
@@ -261,8 +261,8 @@ impl Sync {
             Ok(uid) => {
                 self.inputs.pods.take(&uid);
                 self.weigh();
-                let wish = self.handles.remove(&uid).map(|handle| handle.wish.borrow().clone());
-                if matches!(wish, Some(Wish::Run(_))) {
+                let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());
+                if matches!(desired, Some(DesiredPod::Run(_))) {
                     self.finished.insert(uid);
                 }
             }

@@ -1,15 +1,17 @@
-//! One pod's task: looks, decides, does, tells; then sleeps until its wish changes, the runtime reports, a
-//! probe finds something or a timer is due.
+//! The worker of one pod: observes the runtime, plans, applies and reports the status.
+//!
+//! Between passes it sleeps until the desired pod changes, a container event or a probe result arrives, a job
+//! ends, or a timer is due.
 
-mod learn;
-mod probing;
+mod probes;
+mod reports;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -21,93 +23,121 @@ use super::observe::Cache;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
-use super::state::{Memory, Probed, Seen, Verdict, Wish};
+use super::state::{WorkerState, Probed, ObservedPod, Verdict, DesiredPod};
 use super::status::{self, write::Update};
 use crate::volume::{self, Volumes};
+use probes::Probes;
 
-/// How long to wait after the runtime did not answer, or an action failed without a back-off of its own.
-const AFTER_ERROR: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
+/// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
+const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
 
-/// What a worker starts with.
-pub(crate) struct Start {
+/// Arguments of [`run`].
+pub(crate) struct WorkerStart {
     pub(crate) node: Arc<Node>,
     pub(crate) uid: String,
-    pub(crate) wishes: watch::Receiver<Wish>,
+    pub(crate) desired: watch::Receiver<DesiredPod>,
     pub(crate) wake: Arc<Notify>,
-    /// Set when the node refused the pod.
+    /// Set when the node rejected the pod at admission.
     pub(crate) verdict: Option<Verdict>,
 }
 
-type Running = Pin<Box<dyn Future<Output = Result<(), Vec<ApplyError>>> + Send>>;
+type JobFuture = Pin<Box<dyn Future<Output = Result<(), Vec<ApplyError>>> + Send>>;
 
 struct Worker {
     node: Arc<Node>,
     uid: String,
-    wishes: watch::Receiver<Wish>,
-    memory: Memory,
+    desired: watch::Receiver<DesiredPod>,
+    state: WorkerState,
     cache: Cache,
-    seen: Seen,
+    observed: ObservedPod,
     volumes: Option<Volumes>,
     pulls: HashMap<String, PullTask>,
-    hooked: HashSet<String>,
-    told: Option<PodStatus>,
-    probes: probing::Probes,
-    reports: (mpsc::UnboundedSender<Report>, mpsc::UnboundedReceiver<Report>),
-    findings: (mpsc::UnboundedSender<Finding>, mpsc::UnboundedReceiver<Finding>),
+    /// Ids of containers whose preStop hook has run.
+    pre_stop_done: HashSet<String>,
+    /// The status that was sent last.
+    reported: Option<PodStatus>,
+    probes: Probes,
+    reports: Queue<Report>,
+    findings: Queue<Finding>,
+    /// Consecutive errors.
     failures: usize,
+    /// No job starts before this time.
     not_before: Option<Timestamp>,
     finished: bool,
 }
 
-/// An action run on its way.
-struct Doing {
-    running: Running,
-    interrupt: CancellationToken,
-    /// The grace period that it knows of, when it ends the pod.
-    ending: Option<i64>,
+/// Both ends of an unbounded queue: jobs and probes hold clones of the sender.
+struct Queue<T> {
+    sender: mpsc::UnboundedSender<T>,
+    receiver: mpsc::UnboundedReceiver<T>,
 }
 
-/// Runs a pod until nothing is left of it. Dropping the future leaves the pod as it is.
-pub(crate) async fn run(start: Start) {
+/// A status to be written.
+struct StatusChange {
+    /// The status that the API is known to have.
+    known: PodStatus,
+    status: PodStatus,
+    /// Whether the Pod object is deleted after the write.
+    delete: bool,
+}
+
+/// A job that is running.
+struct RunningJob {
+    future: JobFuture,
+    interrupt: CancellationToken,
+    /// Grace period in seconds that the job was started with, if it ends the pod.
+    grace: Option<i64>,
+}
+
+/// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
+pub(crate) async fn run(start: WorkerStart) {
+    let wake = Arc::clone(&start.wake);
     let mut worker = Worker::new(start);
-    let wake = worker.1;
-    let worker = &mut worker.0;
-    let mut doing: Option<Doing> = None;
+    let mut job: Option<RunningJob> = None;
     while !worker.finished {
-        let wish = worker.wishes.borrow_and_update().clone();
-        let plan = worker.look_and_plan(&wish, doing.is_some()).await;
-        worker.next(&wish, &plan, &mut doing);
+        let desired = worker.desired.borrow_and_update().clone();
+        let plan = worker.observe_and_plan(&desired, job.is_some()).await;
+        match &mut job {
+            Some(job) => job.shorten_grace(desired.ending()),
+            None => job = worker.start_job(&desired, &plan),
+        }
         let due = [plan.wake, worker.not_before].into_iter().flatten().min();
-        // Every arm may be dropped: channels and notifications keep what is not taken, and the job is kept.
+        // Every arm is cancel-safe: channels and notifications keep what is not taken, and `job` keeps its future.
         tokio::select! {
-            done = async { match doing.as_mut() {
-                Some(doing) => doing.running.as_mut().await,
-                None => std::future::pending().await,
-            } } => {
-                doing = None;
-                worker.done(done);
+            result = job_end(&mut job) => {
+                job = None;
+                worker.job_ended(result);
             }
-            Some(report) = worker.reports.1.recv() => worker.learn(report),
-            Some(finding) = worker.findings.1.recv() => worker.found(finding),
-            changed = worker.wishes.changed() => match changed {
+            Some(report) = worker.reports.receiver.recv() => worker.apply_report(report),
+            Some(finding) = worker.findings.receiver.recv() => worker.apply_finding(finding),
+            changed = worker.desired.changed() => match changed {
                 Ok(()) => {
                     worker.not_before = None;
-                    volume::follow(&worker.node.volumes, worker.wishes.borrow().pod());
+                    volume::follow(&worker.node.volumes, worker.desired.borrow().pod());
                 }
-                Err(_gone) => return,
+                // Pod sync has ended: the agent is stopping.
+                Err(_closed) => return,
             },
             () = wake.notified() => {}
             () = sleep_until(due) => {}
         }
         worker.not_before = worker.not_before.filter(|at| *at > Timestamp::now());
-        while let Ok(report) = worker.reports.1.try_recv() {
-            worker.learn(report);
+        while let Ok(report) = worker.reports.receiver.try_recv() {
+            worker.apply_report(report);
         }
     }
 }
 
-/// What an earlier agent's probes found; a container that is ready stays so until a probe says otherwise.
-fn probed(status: Option<&PodStatus>) -> HashMap<String, Probed> {
+/// The end of the running job; pending without one.
+async fn job_end(job: &mut Option<RunningJob>) -> Result<(), Vec<ApplyError>> {
+    match job {
+        Some(job) => job.future.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Probe results that the stored status records: a ready container stays ready until a probe fails.
+fn probe_results(status: Option<&PodStatus>) -> HashMap<String, Probed> {
     let statuses = status.into_iter().flat_map(|s| {
         s.init_container_statuses.iter().flatten().chain(s.container_statuses.iter().flatten())
     });
@@ -122,114 +152,132 @@ fn probed(status: Option<&PodStatus>) -> HashMap<String, Probed> {
 async fn sleep_until(due: Option<Timestamp>) {
     let Some(due) = due else { return std::future::pending().await };
     let left = std::time::Duration::try_from(due - Timestamp::now()).unwrap_or_default();
-    // A timer must not fire a hair early, or the plan would find nothing due.
+    // The margin makes sure that the plan finds the deadline reached.
     tokio::time::sleep(left + std::time::Duration::from_millis(2)).await;
 }
 
+// === impl Queue ===
+
+impl<T> Queue<T> {
+    fn new() -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        Self { sender, receiver }
+    }
+}
+
+// === impl RunningJob ===
+
+impl RunningJob {
+    /// Interrupts the job if the pod now has to end, or has to end within a shorter grace period.
+    fn shorten_grace(&mut self, desired: Option<i64>) {
+        let is_shorter = match (desired, self.grace) {
+            (Some(_), None) => true,
+            (Some(desired), Some(current)) => desired < current,
+            (None, _) => false,
+        };
+        if is_shorter {
+            self.grace = desired;
+            self.interrupt.cancel();
+        }
+    }
+}
+
+// === impl Worker ===
+
 impl Worker {
-    fn new(start: Start) -> (Self, Arc<Notify>) {
-        let wish = start.wishes.borrow().clone();
-        let status = wish.pod().status.as_ref();
+    fn new(start: WorkerStart) -> Self {
+        let desired = start.desired.borrow().clone();
+        let status = desired.pod().status.as_ref();
         let started = status.and_then(|s| s.start_time.as_ref()).map(|t| t.0);
         let now = Timestamp::now();
-        let memory = Memory {
+        let state = WorkerState {
             start_time: Some(started.unwrap_or(Timestamp::from_second(now.as_second()).unwrap_or(now))),
             verdict: start.verdict,
-            probed: probed(status),
-            ..Memory::default()
+            probed: probe_results(status),
+            ..WorkerState::default()
         };
-        let worker = Self {
+        Self {
             node: start.node,
             uid: start.uid,
-            wishes: start.wishes,
-            memory,
+            desired: start.desired,
+            state,
             cache: Cache::default(),
-            seen: Seen::default(),
+            observed: ObservedPod::default(),
             volumes: None,
             pulls: HashMap::new(),
-            hooked: HashSet::new(),
-            told: None,
-            probes: probing::Probes::default(),
-            reports: mpsc::unbounded_channel(),
-            findings: mpsc::unbounded_channel(),
+            pre_stop_done: HashSet::new(),
+            reported: None,
+            probes: Probes::default(),
+            reports: Queue::new(),
+            findings: Queue::new(),
             failures: 0,
             not_before: None,
             finished: false,
-        };
-        (worker, start.wake)
+        }
     }
 
-    /// Looks at the runtime, decides, and tells the API what is the case.
-    async fn look_and_plan(&mut self, wish: &Wish, busy: bool) -> Plan {
-        match self.cache.look(&*self.node.runtime, &self.uid).await {
-            Ok(seen) => self.seen = seen,
-            Err(status) => {
-                tracing::warn!(uid = self.uid, error = status.message(), "the runtime does not answer");
-                self.pause();
+    /// Observes the runtime, plans, and reports the pod's status to the API.
+    async fn observe_and_plan(&mut self, desired: &DesiredPod, has_job: bool) -> Plan {
+        match self.cache.observe(&*self.node.runtime, &self.uid).await {
+            Ok(observed) => self.observed = observed,
+            Err(error) => {
+                tracing::warn!(uid = self.uid, error = error.message(), "cannot observe a pod in the runtime");
+                self.back_off();
                 return Plan::default();
             }
         }
-        self.forget_the_absent();
+        self.forget_removed_containers();
         let now = Timestamp::now();
-        let facts = plan::Facts { wish, seen: &self.seen, memory: &self.memory, now };
+        let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
         let plan = plan::plan(&facts);
-        if !busy {
-            self.note_waiting(wish, &plan);
+        if !has_job {
+            self.record_waiting(desired, &plan);
         }
-        self.tell(wish, &plan, now);
-        self.probes.follow(&self.node, wish, (&self.seen, &self.memory.probed), &self.findings.0);
+        self.report_status(desired, &plan, now);
+        let pod = probes::ProbedPod { desired, observed: &self.observed, results: &self.state.probed };
+        self.probes.reconcile(&self.node, &pod, &self.findings.sender);
         plan
     }
 
-    /// Starts what was planned, or lets what runs know that the wish has changed.
-    fn next(&mut self, wish: &Wish, plan: &Plan, doing: &mut Option<Doing>) {
-        let ending = wish.ending();
-        if let Some(doing) = doing {
-            let faster = match (ending, doing.ending) {
-                (Some(_), None) => true,
-                (Some(now), Some(before)) => now < before,
-                (None, _) => false,
-            };
-            if faster {
-                doing.ending = ending;
-                doing.interrupt.cancel();
-            }
-            return;
-        }
-        for action in &plan.actions {
-            if let Action::Condemn(verdict) = action {
-                self.node.recorder.pod(
-                    wish.pod(),
-                    Level::Normal,
-                    "DeadlineExceeded",
-                    verdict.message.clone(),
-                );
-                self.memory.verdict = Some(verdict.clone());
-                // Looks again at once, with the verdict in mind.
-                self.not_before = Some(Timestamp::now());
-                return;
-            }
+    /// Starts a job for the planned actions. None if there are none, or a back-off is running.
+    fn start_job(&mut self, desired: &DesiredPod, plan: &Plan) -> Option<RunningJob> {
+        let failure = plan.actions.iter().find_map(|action| match action {
+            Action::FailPod(verdict) => Some(verdict),
+            _ => None,
+        });
+        if let Some(verdict) = failure {
+            self.fail_pod(desired, verdict);
+            return None;
         }
         if plan.actions.is_empty() || self.not_before.is_some() {
-            return;
+            return None;
         }
         let interrupt = CancellationToken::new();
         let job = Job {
             node: Arc::clone(&self.node),
-            pod: Arc::clone(wish.pod()),
+            pod: Arc::clone(desired.pod()),
             uid: self.uid.clone(),
-            seen: self.seen.clone(),
+            observed: self.observed.clone(),
             volumes: self.volumes.clone(),
             pulls: std::mem::take(&mut self.pulls),
-            hooked: self.hooked.clone(),
-            reports: self.reports.0.clone(),
+            pre_stop_done: self.pre_stop_done.clone(),
+            reports: self.reports.sender.clone(),
             interrupt: interrupt.clone(),
         };
-        let running = Box::pin(job.run(plan.actions.clone()));
-        *doing = Some(Doing { running, interrupt, ending });
+        let future = Box::pin(job.run(plan.actions.clone()));
+        Some(RunningJob { future, interrupt, grace: desired.ending() })
     }
 
-    fn done(&mut self, result: Result<(), Vec<ApplyError>>) {
+    /// Marks the whole pod as failed (`activeDeadlineSeconds` is over); the next pass stops it.
+    fn fail_pod(&mut self, desired: &DesiredPod, verdict: &Verdict) {
+        let recorder = &self.node.recorder;
+        recorder.pod(desired.pod(), Level::Normal, "DeadlineExceeded", verdict.message.clone());
+        self.state.verdict = Some(verdict.clone());
+        // The next pass comes at once.
+        self.not_before = Some(Timestamp::now());
+    }
+
+    fn job_ended(&mut self, result: Result<(), Vec<ApplyError>>) {
         match result {
             Ok(()) => {
                 self.failures = 0;
@@ -238,77 +286,74 @@ impl Worker {
             Err(errors) => {
                 for error in errors {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(uid = self.uid, error, "pod sync");
+                    tracing::warn!(uid = self.uid, error, "cannot sync a pod");
                 }
-                self.pause();
+                self.back_off();
             }
         }
     }
 
-    fn pause(&mut self) {
-        let seconds = AFTER_ERROR[self.failures.min(AFTER_ERROR.len() - 1)];
+    fn back_off(&mut self) {
+        let seconds = ERROR_BACKOFF[self.failures.min(ERROR_BACKOFF.len() - 1)];
         self.failures += 1;
         self.not_before = Timestamp::now().checked_add(SignedDuration::from_secs(seconds)).ok();
     }
 
-    /// Sends the status when it differs from what was told last (or from what the API has).
-    fn tell(&mut self, wish: &Wish, plan: &Plan, now: Timestamp) {
-        let Wish::Run(pod) = wish else { return };
+    /// Sends the status if it differs from the status that was sent last, or from the status in the API.
+    fn report_status(&mut self, desired: &DesiredPod, plan: &Plan, now: Timestamp) {
+        let DesiredPod::Run(pod) = desired else { return };
         let api = pod.status.clone().unwrap_or_default();
-        let over = matches!(api.phase.as_deref(), Some("Failed" | "Succeeded"));
+        let is_over = matches!(api.phase.as_deref(), Some("Failed" | "Succeeded"));
         let facts = status::Facts {
             pod,
-            seen: &self.seen,
-            memory: &self.memory,
-            last: self.told.as_ref(),
+            observed: &self.observed,
+            state: &self.state,
+            last: self.reported.as_ref(),
             host_ips: &self.node.host_ips(),
             now,
-            finished: !self.seen.alive() && self.over(wish, plan),
+            finished: !self.observed.alive() && self.has_ended(desired, plan),
         };
-        // What an ended pod was is already told; its traces here may be gone.
-        if over && facts.finished {
+        // The final status of an ended pod is in the API already, and its containers here may have been removed.
+        if is_over && facts.finished {
             return;
         }
         let status = status::status(&facts);
-        let known = self.told.as_ref().filter(|told| !status::is_overruled(told, &api)).unwrap_or(&api);
+        let known = self.reported.as_ref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {
             self.node.pods.report(&self.uid, None);
-        } else if self.told.as_ref() != Some(&status) {
+        } else if self.reported.as_ref() != Some(&status) {
             self.node.pods.report(&self.uid, Some(status.clone()));
         }
         if *known == status {
-            self.told = Some(status);
+            self.reported = Some(status);
             return;
         }
-        self.send(pod, known.clone(), (status, false));
+        let change = StatusChange { known: known.clone(), status, delete: false };
+        self.send(pod, change);
     }
 
-    fn send(
-        &mut self,
-        pod: &k8s_openapi::api::core::v1::Pod,
-        known: PodStatus,
-        (status, delete): (PodStatus, bool),
-    ) {
+    fn send(&mut self, pod: &Pod, change: StatusChange) {
         let meta = &pod.metadata;
         self.node.statuses.send(Update {
             uid: self.uid.clone(),
             namespace: meta.namespace.clone().unwrap_or_default(),
             name: meta.name.clone().unwrap_or_default(),
-            known,
-            status: status.clone(),
-            delete,
+            known: change.known,
+            status: change.status.clone(),
+            delete: change.delete,
         });
-        self.told = Some(status);
+        self.reported = Some(change.status);
     }
 
-    fn over(&self, wish: &Wish, plan: &Plan) -> bool {
+    /// Whether the pod has ended for good, by its containers or by the plan.
+    fn has_ended(&self, desired: &DesiredPod, plan: &Plan) -> bool {
         let now = Timestamp::now();
-        let facts = plan::Facts { wish, seen: &self.seen, memory: &self.memory, now };
-        let ended = wish
+        let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
+        let ended = desired
             .pod()
             .spec
             .as_ref()
-            .is_some_and(|spec| plan::ended(wish.pod(), &super::state::Shape::of(spec), &facts));
+            .is_some_and(|spec| plan::ended(desired.pod(), &super::state::Shape::of(spec), &facts));
         ended || plan.actions.contains(&Action::Finish)
     }
 }

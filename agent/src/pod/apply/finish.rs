@@ -17,13 +17,13 @@ impl Job {
 
     /// Leaves nothing of the pod. Runs to its end and returns every error; tried again until there is none.
     pub(super) async fn finish(&mut self) -> Result<(), Vec<ApplyError>> {
-        let sandboxes = self.seen.sandboxes.iter().map(|s| s.id.clone()).collect();
+        let sandboxes = self.observed.sandboxes.iter().map(|s| s.id.clone()).collect();
         let mut errors = self.remove_sandboxes(sandboxes).await.err().unwrap_or_default();
         let orphans: Vec<String> = self
-            .seen
+            .observed
             .containers
             .iter()
-            .filter(|c| self.seen.sandboxes.iter().all(|s| s.id != c.sandbox))
+            .filter(|c| self.observed.sandboxes.iter().all(|s| s.id != c.sandbox))
             .map(|c| c.id.clone())
             .collect();
         errors.extend(self.remove_containers(orphans).await.err().unwrap_or_default());

@@ -37,12 +37,12 @@ impl Job {
         attempt: u32,
         first: &[String],
     ) -> Result<(), Vec<ApplyError>> {
-        if !self.seen.sandboxes.is_empty() {
+        if !self.observed.sandboxes.is_empty() {
             // As the kubelet tells of a sandbox that it replaces (`SyncPod` of pkg/kubelet/kuberuntime).
             let message = "Pod sandbox changed, it will be killed and re-created.".to_owned();
             self.node.recorder.pod(&self.pod, Level::Normal, "SandboxChanged", message);
         }
-        for old in &self.seen.sandboxes {
+        for old in &self.observed.sandboxes {
             // Frees the network of one whose shim died; a stopped one stays stopped.
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: old.id.clone() };
             let stopped = self.node.runtime.stop_pod_sandbox(request).await;

@@ -71,7 +71,7 @@ impl Job {
         start: &StartContainer,
         image: Present,
     ) -> Result<(), NotStarted> {
-        let Some(sandbox) = self.seen.sandbox() else { return Ok(()) };
+        let Some(sandbox) = self.observed.sandbox() else { return Ok(()) };
         if let Some(old) = &start.instead_of {
             let request = cri::RemoveContainerRequest { container_id: old.clone() };
             let removed = self.node.runtime.remove_container(request).await;
@@ -110,7 +110,7 @@ impl Job {
             runtime: &*self.node.runtime,
             container,
             id,
-            ip: self.seen.sandbox().and_then(|s| s.ips.first()).or(host_ips.first()),
+            ip: self.observed.sandbox().and_then(|s| s.ips.first()).or(host_ips.first()),
         };
         let run = hook::run(&target, handler, None);
         let Some(Err(error)) = self.interrupt.run_until_cancelled(run).await else { return Ok(()) };
@@ -121,7 +121,7 @@ impl Job {
             why,
             format!("PostStartHook failed: {error}"),
         );
-        self.report(Report::Condemned { id: id.to_owned(), why: "FailedPostStartHook".to_owned() });
+        self.report(Report::KillRequest { id: id.to_owned(), why: "FailedPostStartHook".to_owned() });
         Err(NotStarted::new("PostStartHookError", error, Failed::Run))
     }
 
@@ -183,9 +183,9 @@ impl Job {
 
     /// The container that runs by the name of a target.
     fn target(&self, name: &str) -> Result<String, NotStarted> {
-        let seen = self.seen.current(name).filter(|seen| seen.running());
+        let observed = self.observed.current(name).filter(|observed| observed.running());
         let missing = || NotStarted::config(format!("unable to find target container {name:?}"));
-        seen.map(|seen| seen.id.clone()).ok_or_else(missing)
+        observed.map(|observed| observed.id.clone()).ok_or_else(missing)
     }
 
     /// Brings the images here that are volumes of this container: their ids, by volume.
@@ -241,7 +241,7 @@ impl Job {
         let links = self.pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
         let services = self.node.services.environment(links.then_some(namespace)).await;
         let services = services.map_err(NotStarted::config)?;
-        let sandbox_ips = self.seen.sandbox().map(|s| s.ips.clone()).filter(|ips| !ips.is_empty());
+        let sandbox_ips = self.observed.sandbox().map(|s| s.ips.clone()).filter(|ips| !ips.is_empty());
         Ok(Sources {
             config_maps,
             secrets: found_secrets,
@@ -269,7 +269,7 @@ impl Job {
             let text = if shape.spec.host_network == Some(true) {
                 files::host_hosts(&files::node_hosts()?, aliases)
             } else {
-                let ips = self.seen.sandbox().map(|s| s.ips.clone()).unwrap_or_default();
+                let ips = self.observed.sandbox().map(|s| s.ips.clone()).unwrap_or_default();
                 let (name, domain) = hostname(&self.pod, &self.node.config.cluster_domain);
                 files::hosts(&ips, (&name, domain.as_deref()), aliases)
             };

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{ApplyError, Job, Report};
 use crate::pod::events::Level;
 use crate::pod::hook;
-use crate::pod::state::{ContainerSeen, Shape, is_sidecar};
+use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
 
 /// What a container gets at least after its hook used its grace period up.
 const LEAST_AFTER_HOOK: i64 = 2;
@@ -37,7 +37,7 @@ impl Job {
         let stopping = self.stop_containers(grace);
         let Some(stopped) = self.interrupt.run_until_cancelled(stopping).await else { return Ok(()) };
         let mut errors = stopped;
-        for sandbox in &self.seen.sandboxes {
+        for sandbox in &self.observed.sandboxes {
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
             if let Err(status) = self.node.runtime.stop_pod_sandbox(request).await {
                 errors.push(self.runtime_error("StopPodSandbox", &sandbox.id)(status));
@@ -53,8 +53,8 @@ impl Job {
         let left = || (grace - (Timestamp::now() - began).get_seconds()).max(0);
         let sidecars: Vec<&str> =
             shape.inits().iter().filter(|c| is_sidecar(c)).map(|c| c.name.as_str()).collect();
-        let alive = |wanted: &dyn Fn(&ContainerSeen) -> bool| -> Vec<ContainerSeen> {
-            self.seen.containers.iter().filter(|c| c.may_run() && wanted(c)).cloned().collect()
+        let alive = |wanted: &dyn Fn(&ObservedContainer) -> bool| -> Vec<ObservedContainer> {
+            self.observed.containers.iter().filter(|c| c.may_run() && wanted(c)).cloned().collect()
         };
         let mut errors = Vec::new();
         let mains = alive(&|c| !sidecars.contains(&c.name.as_str()));
@@ -68,10 +68,10 @@ impl Job {
         errors
     }
 
-    async fn announce_and_stop(&self, seen: &ContainerSeen, grace: i64) -> Result<(), ApplyError> {
-        let message = format!("Stopping container {}", seen.name);
-        self.node.recorder.container(&self.pod, &seen.name, (Level::Normal, "Killing"), message);
-        self.hook_and_stop(&seen.id, &seen.name, grace).await
+    async fn announce_and_stop(&self, observed: &ObservedContainer, grace: i64) -> Result<(), ApplyError> {
+        let message = format!("Stopping container {}", observed.name);
+        self.node.recorder.container(&self.pod, &observed.name, (Level::Normal, "Killing"), message);
+        self.hook_and_stop(&observed.id, &observed.name, grace).await
     }
 
     async fn hook_and_stop(&self, id: &str, name: &str, grace: i64) -> Result<(), ApplyError> {
@@ -79,7 +79,7 @@ impl Job {
         let spec = self.spec();
         let container = Shape::of(&spec).container(name);
         let mut timeout = grace;
-        if let Some(container) = container.filter(|_| grace > 0 && !self.hooked.contains(id))
+        if let Some(container) = container.filter(|_| grace > 0 && !self.pre_stop_done.contains(id))
             && self.pre_stop(container, id, grace).await
         {
             timeout = (grace - (Timestamp::now() - began).get_seconds()).max(LEAST_AFTER_HOOK);
@@ -103,7 +103,7 @@ impl Job {
             runtime: &*self.node.runtime,
             container,
             id,
-            ip: self.seen.sandboxes.first().and_then(|s| s.ips.first()).or(host_ips.first()),
+            ip: self.observed.sandboxes.first().and_then(|s| s.ips.first()).or(host_ips.first()),
         };
         let limit = Duration::from_secs(grace.unsigned_abs());
         if let Err(error) = hook::run(&target, handler, Some(limit)).await {
@@ -115,7 +115,7 @@ impl Job {
                 format!("PreStopHook failed: {error}"),
             );
         }
-        self.report(Report::Hooked { id: id.to_owned() });
+        self.report(Report::PreStopDone { id: id.to_owned() });
         true
     }
 
@@ -133,10 +133,10 @@ impl Job {
 
     /// A removed container's log, with what rotation made of it, is nobody's.
     fn remove_log(&self, id: &str) {
-        let Some(seen) = self.seen.containers.iter().find(|c| c.id == id) else { return };
+        let Some(observed) = self.observed.containers.iter().find(|c| c.id == id) else { return };
         let pod_logs = crate::pod::config::sandbox::log_dir_name(&self.pod);
-        let dir = self.node.config.pod_log_dir.join(pod_logs).join(&seen.name);
-        let prefix = format!("{}.log", seen.attempt);
+        let dir = self.node.config.pod_log_dir.join(pod_logs).join(&observed.name);
+        let prefix = format!("{}.log", observed.attempt);
         for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with(&prefix) {
                 let _ = std::fs::remove_file(entry.path());

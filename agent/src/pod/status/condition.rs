@@ -23,7 +23,7 @@ pub(super) fn conditions(
 ) -> Vec<PodCondition> {
     let containers = containers_ready(shape, status);
     let judged = [
-        Judged { kind: OURS[0], fault: facts.seen.sandbox().is_none().then(|| ("", String::new())) },
+        Judged { kind: OURS[0], fault: facts.observed.sandbox().is_none().then(|| ("", String::new())) },
         Judged { kind: OURS[1], fault: not_initialized(shape, status, initialized) },
         Judged { kind: OURS[2], fault: containers.clone().or_else(|| gates(facts, shape)) },
         Judged { kind: OURS[3], fault: containers },
@@ -61,13 +61,13 @@ fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {
 
 /// Whether somebody else has judged the pod since it was told about: the controller of nodes' lives says that the pods
 /// of a node that it does not hear are not ready, and the node, once it is heard again, says what they are.
-pub(crate) fn is_overruled(told: &PodStatus, api: &PodStatus) -> bool {
+pub(crate) fn is_overruled(reported: &PodStatus, api: &PodStatus) -> bool {
     let of = |status: &PodStatus, type_: &str| {
         status.conditions.iter().flatten().find(|c| c.type_ == type_).cloned()
     };
-    OURS.iter().any(|type_| match (of(told, type_), of(api, type_)) {
-        (Some(told), Some(api)) => {
-            told.status != api.status && told.last_transition_time < api.last_transition_time
+    OURS.iter().any(|type_| match (of(reported, type_), of(api, type_)) {
+        (Some(reported), Some(api)) => {
+            reported.status != api.status && reported.last_transition_time < api.last_transition_time
         }
         _ => false,
     })

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Facts;
 use crate::pod::foreign_text::printable;
-use crate::pod::state::{ContainerRun, ContainerSeen, Exit, is_sidecar};
+use crate::pod::state::{ContainerRun, ObservedContainer, Exit, is_sidecar};
 
 /// Before the name of a container's runtime, as `containerID` has it.
 const SCHEME: &str = "coracle://";
@@ -39,7 +39,7 @@ pub(super) fn added(containers: &[Container], facts: &Facts<'_>) -> Vec<Containe
     for status in &mut all {
         (status.ready, status.started) = (false, None);
         let end = status.last_state.take_if(|last| last.terminated.is_some());
-        if let Some(end) = end.filter(|_| facts.seen.latest(&status.name).is_none()) {
+        if let Some(end) = end.filter(|_| facts.observed.latest(&status.name).is_none()) {
             status.state = Some(end);
         }
         status.last_state = Some(ContainerState::default());
@@ -54,56 +54,56 @@ fn one(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
         .as_ref()
         .and_then(|s| s.init_containers.as_ref())
         .is_some_and(|inits| inits.iter().any(|i| i.name == container.name));
-    let Some(seen) = facts.seen.latest(&container.name) else {
+    let Some(observed) = facts.observed.latest(&container.name) else {
         return unseen(container, facts);
     };
-    let waiting = facts.memory.waiting.get(&container.name);
+    let waiting = facts.state.waiting.get(&container.name);
     let will_run = waiting.is_some() && !facts.finished;
-    let (state, last_state) = match &seen.run {
-        ContainerRun::Running { started } => (running(*started), before(facts, seen)),
+    let (state, last_state) = match &observed.run {
+        ContainerRun::Running { started } => (running(*started), before(facts, observed)),
         ContainerRun::Exited(exit) if will_run => {
             let (reason, message) =
                 waiting.map(|w| (w.reason.clone(), w.message.clone())).unwrap_or_default();
-            (wait(reason, message), terminated(seen, exit))
+            (wait(reason, message), terminated(observed, exit))
         }
-        ContainerRun::Exited(exit) => (terminated(seen, exit), before(facts, seen)),
+        ContainerRun::Exited(exit) => (terminated(observed, exit), before(facts, observed)),
         ContainerRun::Created => {
             let reason = waiting.map_or(not_yet(facts).to_owned(), |w| w.reason.clone());
-            (wait(reason, waiting.map(|w| w.message.clone()).unwrap_or_default()), before(facts, seen))
+            (wait(reason, waiting.map(|w| w.message.clone()).unwrap_or_default()), before(facts, observed))
         }
-        ContainerRun::Unknown => (unknown_end(seen), before(facts, seen)),
+        ContainerRun::Unknown => (unknown_end(observed), before(facts, observed)),
     };
-    let started = started(container, seen, facts);
+    let started = started(container, observed, facts);
     let ready = if is_init && !is_sidecar(container) {
-        seen.succeeded()
+        observed.succeeded()
     } else {
-        seen.running() && started && (container.readiness_probe.is_none() || probed(facts, seen).ready)
+        observed.running() && started && (container.readiness_probe.is_none() || probed(facts, observed).ready)
     };
     ContainerStatus {
         name: container.name.clone(),
-        image: seen.image.clone(),
-        image_id: seen.image_id.clone(),
-        container_id: Some(format!("{SCHEME}{}", seen.id)),
-        restart_count: i32::try_from(seen.attempt).unwrap_or(i32::MAX),
+        image: observed.image.clone(),
+        image_id: observed.image_id.clone(),
+        container_id: Some(format!("{SCHEME}{}", observed.id)),
+        restart_count: i32::try_from(observed.attempt).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: Some(last_state),
         started: Some(started),
         ready,
         resources: container.resources.clone(),
         allocated_resources: container.resources.as_ref().and_then(|r| r.requests.clone()),
-        user: seen.user.clone().map(|linux| ContainerUser { linux: Some(linux) }),
+        user: observed.user.clone().map(|linux| ContainerUser { linux: Some(linux) }),
         volume_mounts: volume_mounts(container),
         ..ContainerStatus::default()
     }
 }
 
-fn probed(facts: &Facts<'_>, seen: &ContainerSeen) -> crate::pod::state::Probed {
-    facts.memory.probed.get(&seen.id).copied().unwrap_or_default()
+fn probed(facts: &Facts<'_>, observed: &ObservedContainer) -> crate::pod::state::Probed {
+    facts.state.probed.get(&observed.id).copied().unwrap_or_default()
 }
 
 /// Whether a running container is past its startup probe.
-pub(super) fn started(container: &Container, seen: &ContainerSeen, facts: &Facts<'_>) -> bool {
-    seen.running() && (container.startup_probe.is_none() || probed(facts, seen).started)
+pub(super) fn started(container: &Container, observed: &ObservedContainer, facts: &Facts<'_>) -> bool {
+    observed.running() && (container.startup_probe.is_none() || probed(facts, observed).started)
 }
 
 fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
@@ -117,7 +117,7 @@ fn unseen(container: &Container, facts: &Facts<'_>) -> ContainerStatus {
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
         return ContainerStatus { ready: false, started: Some(false), ..lost(old.clone(), facts) };
     }
-    let state = match facts.memory.waiting.get(&container.name) {
+    let state = match facts.state.waiting.get(&container.name) {
         Some(w) => wait(w.reason.clone(), w.message.clone()),
         None => wait(not_yet(facts).to_owned(), String::new()),
     };
@@ -182,24 +182,24 @@ fn lost(mut old: ContainerStatus, facts: &Facts<'_>) -> ContainerStatus {
     old
 }
 
-fn before(facts: &Facts<'_>, seen: &ContainerSeen) -> ContainerState {
+fn before(facts: &Facts<'_>, observed: &ObservedContainer) -> ContainerState {
     facts
-        .seen
-        .ended_before(&seen.name, seen.attempt)
+        .observed
+        .ended_before(&observed.name, observed.attempt)
         .and_then(|c| c.exit().map(|exit| terminated(c, exit)))
-        .or_else(|| remembered_end(facts, seen))
+        .or_else(|| remembered_end(facts, observed))
         .unwrap_or_default()
 }
 
 /// The end before this one, when the runtime has already removed the container of it.
-fn remembered_end(facts: &Facts<'_>, seen: &ContainerSeen) -> Option<ContainerState> {
-    if seen.attempt == 0 {
+fn remembered_end(facts: &Facts<'_>, observed: &ObservedContainer) -> Option<ContainerState> {
+    if observed.attempt == 0 {
         return None;
     }
     let status = facts.last.or(facts.pod.status.as_ref())?;
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
-    let old = all.into_iter().find(|s| s.name == seen.name)?;
-    let own_id = format!("{SCHEME}{}", seen.id);
+    let old = all.into_iter().find(|s| s.name == observed.name)?;
+    let own_id = format!("{SCHEME}{}", observed.id);
     let state = if old.container_id.as_deref() == Some(&own_id) { &old.last_state } else { &old.state };
     state.clone().filter(|s| s.terminated.is_some())
 }
@@ -221,7 +221,7 @@ fn wait(reason: String, message: String) -> ContainerState {
     }
 }
 
-fn terminated(seen: &ContainerSeen, exit: &Exit) -> ContainerState {
+fn terminated(observed: &ObservedContainer, exit: &Exit) -> ContainerState {
     let reason = match (exit.reason.as_str(), exit.code) {
         ("", 0) => "Completed",
         ("", _) => "Error",
@@ -229,7 +229,7 @@ fn terminated(seen: &ContainerSeen, exit: &Exit) -> ContainerState {
     };
     ContainerState {
         terminated: Some(ContainerStateTerminated {
-            container_id: Some(format!("{SCHEME}{}", seen.id)),
+            container_id: Some(format!("{SCHEME}{}", observed.id)),
             exit_code: exit.code,
             reason: Some(reason.to_owned()),
             message: (!exit.message.is_empty()).then(|| exit.message.clone()),
@@ -241,14 +241,14 @@ fn terminated(seen: &ContainerSeen, exit: &Exit) -> ContainerState {
     }
 }
 
-fn unknown_end(seen: &ContainerSeen) -> ContainerState {
+fn unknown_end(observed: &ObservedContainer) -> ContainerState {
     let exit = Exit {
         code: 137,
         reason: "ContainerStatusUnknown".to_owned(),
         message: "The container could not be located when the pod was terminated".to_owned(),
         ..Exit::default()
     };
-    terminated(seen, &exit)
+    terminated(observed, &exit)
 }
 
 /// The API's times have whole seconds; what is not sent must not count as a difference.

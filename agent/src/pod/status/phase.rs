@@ -3,25 +3,25 @@
 use k8s_openapi::api::core::v1::ContainerStatus;
 
 use super::Facts;
-use crate::pod::state::{ContainerSeen, RestartPolicy, Shape, is_sidecar};
+use crate::pod::state::{ObservedContainer, RestartPolicy, Shape, is_sidecar};
 
 /// Whether every init container has done its part in the sandbox that lives (or did before the pod ended).
 pub(super) fn initialized(shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
-    let main_was = shape.mains().iter().any(|c| match facts.seen.sandbox() {
-        Some(_) => facts.seen.current(&c.name).is_some(),
-        None => facts.seen.latest(&c.name).is_some(),
+    let main_was = shape.mains().iter().any(|c| match facts.observed.sandbox() {
+        Some(_) => facts.observed.current(&c.name).is_some(),
+        None => facts.observed.latest(&c.name).is_some(),
     });
     main_was
         || shape.inits().iter().all(|init| {
-            let seen = match facts.seen.sandbox() {
-                Some(_) => facts.seen.current(&init.name),
-                None => facts.seen.latest(&init.name),
+            let observed = match facts.observed.sandbox() {
+                Some(_) => facts.observed.current(&init.name),
+                None => facts.observed.latest(&init.name),
             };
-            seen.is_some_and(|c| {
+            observed.is_some_and(|c| {
                 if is_sidecar(init) {
                     c.running() && super::container::started(init, c, facts)
                 } else {
-                    ContainerSeen::succeeded(c)
+                    ObservedContainer::succeeded(c)
                 }
             })
         })
@@ -37,11 +37,11 @@ struct Count {
 }
 
 pub(super) fn phase(shape: &Shape<'_>, facts: &Facts<'_>, mains: &[ContainerStatus]) -> &'static str {
-    if facts.memory.verdict.is_some() {
+    if facts.state.verdict.is_some() {
         return "Failed";
     }
     let policy = shape.restart();
-    if crate::pod::plan::init_failed_for_good(shape, facts.seen) {
+    if crate::pod::plan::init_failed_for_good(shape, facts.observed) {
         return "Failed";
     }
     if !initialized(shape, facts) {

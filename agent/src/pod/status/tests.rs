@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::{ContainerState, PodCondition};
 use serde_json::json;
 
 use super::*;
-use crate::pod::state::{ContainerRun, ContainerSeen, Exit, Probed, SandboxSeen, Verdict, Waiting};
+use crate::pod::state::{ContainerRun, ObservedContainer, Exit, Probed, ObservedSandbox, Verdict, Waiting};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
@@ -13,8 +13,8 @@ fn pod(spec: serde_json::Value) -> Pod {
         .unwrap()
 }
 
-fn container(name: &str, attempt: u32, run: ContainerRun) -> ContainerSeen {
-    ContainerSeen {
+fn container(name: &str, attempt: u32, run: ContainerRun) -> ObservedContainer {
+    ObservedContainer {
         id: format!("{name}{attempt}"),
         sandbox: "s".into(),
         name: name.into(),
@@ -35,30 +35,30 @@ fn exited(code: i32) -> ContainerRun {
     ContainerRun::Exited(Exit { started: at(0), finished: at(1), code, ..Exit::default() })
 }
 
-fn seen(containers: Vec<ContainerSeen>) -> Seen {
-    let sandbox = SandboxSeen { id: "s".into(), ready: true, attempt: 0, ips: vec!["10.42.0.2".into()] };
-    Seen { sandboxes: vec![sandbox], containers }
+fn observed(containers: Vec<ObservedContainer>) -> ObservedPod {
+    let sandbox = ObservedSandbox { id: "s".into(), ready: true, attempt: 0, ips: vec!["10.42.0.2".into()] };
+    ObservedPod { sandboxes: vec![sandbox], containers }
 }
 
 struct Case {
     pod: Pod,
-    seen: Seen,
-    memory: Memory,
+    observed: ObservedPod,
+    state: WorkerState,
     last: Option<PodStatus>,
     finished: bool,
 }
 
 impl Case {
-    fn new(spec: serde_json::Value, seen: Seen) -> Self {
-        let memory = Memory { start_time: Some(at(0)), ..Memory::default() };
-        Self { pod: pod(spec), seen, memory, last: None, finished: false }
+    fn new(spec: serde_json::Value, observed: ObservedPod) -> Self {
+        let state = WorkerState { start_time: Some(at(0)), ..WorkerState::default() };
+        Self { pod: pod(spec), observed, state, last: None, finished: false }
     }
 
     fn status(&self, now: i64) -> PodStatus {
         status(&Facts {
             pod: &self.pod,
-            seen: &self.seen,
-            memory: &self.memory,
+            observed: &self.observed,
+            state: &self.state,
             last: self.last.as_ref(),
             host_ips: &["192.0.2.1".to_owned()],
             now: at(now),
@@ -85,7 +85,7 @@ fn waiting_reason(state: Option<&ContainerState>) -> Option<String> {
 
 #[test]
 fn a_running_pod_is_ready_and_says_where_it_is() {
-    let case = Case::new(one(), seen(vec![container("a", 0, running())]));
+    let case = Case::new(one(), observed(vec![container("a", 0, running())]));
     let status = case.status(5);
     assert_eq!(status.phase.as_deref(), Some("Running"));
     assert_eq!(status.pod_ip.as_deref(), Some("10.42.0.2"));
@@ -103,26 +103,26 @@ fn a_running_pod_is_ready_and_says_where_it_is() {
 fn nobody_waits_for_a_container_to_debug_with_and_it_is_not_awaited_when_it_is_lost() {
     let mut spec = one();
     spec["ephemeralContainers"] = json!([{"name": "look", "image": "busybox"}]);
-    let told = |status: PodStatus| status.ephemeral_container_statuses.unwrap()[0].clone();
-    let mut case = Case::new(spec, seen(vec![container("a", 0, running())]));
+    let reported = |status: PodStatus| status.ephemeral_container_statuses.unwrap()[0].clone();
+    let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));
     let status = case.status(5);
     assert_eq!(condition(&status, "Ready").status, "True");
-    assert_eq!(waiting_reason(told(status).state.as_ref()).as_deref(), Some("ContainerCreating"));
-    case.seen.containers.push(container("look", 0, running()));
+    assert_eq!(waiting_reason(reported(status).state.as_ref()).as_deref(), Some("ContainerCreating"));
+    case.observed.containers.push(container("look", 0, running()));
     let status = case.status(6);
-    let looks = told(status.clone());
+    let looks = reported(status.clone());
     assert!(looks.state.as_ref().is_some_and(|state| state.running.is_some()));
     assert_eq!((looks.ready, looks.started), (false, None));
     // A boot: the runtime has nothing of before.
-    case.seen.containers.pop();
+    case.observed.containers.pop();
     case.last = Some(status);
-    let ended = told(case.status(7)).state.unwrap().terminated.unwrap();
+    let ended = reported(case.status(7)).state.unwrap().terminated.unwrap();
     assert_eq!(ended.reason.as_deref(), Some("ContainerStatusUnknown"));
 }
 
 #[test]
 fn a_pod_that_is_being_made_is_pending() {
-    let case = Case::new(one(), Seen::default());
+    let case = Case::new(one(), ObservedPod::default());
     let status = case.status(5);
     assert_eq!(status.phase.as_deref(), Some("Pending"));
     assert_eq!(condition(&status, "Initialized").status, "True");
@@ -136,7 +136,7 @@ fn a_pod_that_is_being_made_is_pending() {
 #[test]
 fn main_containers_wait_for_initialization() {
     let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
-    let case = Case::new(spec, seen(vec![container("i", 0, running())]));
+    let case = Case::new(spec, observed(vec![container("i", 0, running())]));
     let status = case.status(5);
     assert_eq!(status.phase.as_deref(), Some("Pending"));
     assert_eq!(condition(&status, "Initialized").reason.as_deref(), Some("ContainersNotInitialized"));
@@ -146,9 +146,9 @@ fn main_containers_wait_for_initialization() {
 
 #[test]
 fn a_crash_loop_shows_the_wait_and_the_last_end() {
-    let mut case = Case::new(one(), seen(vec![container("a", 2, exited(1))]));
+    let mut case = Case::new(one(), observed(vec![container("a", 2, exited(1))]));
     let why = Waiting { reason: "CrashLoopBackOff".into(), message: "back-off".into() };
-    case.memory.waiting.insert("a".into(), why);
+    case.state.waiting.insert("a".into(), why);
     let status = case.status(5);
     assert_eq!(status.phase.as_deref(), Some("Running"));
     let container = &status.container_statuses.unwrap()[0];
@@ -171,15 +171,15 @@ fn phases_of_pods_that_end() {
     ] {
         let spec = json!({"restartPolicy": policy, "containers": [{"name": "a"}, {"name": "b"}]});
         let ends = vec![container("a", 0, exited(codes[0])), container("b", 0, exited(codes[1]))];
-        let case = Case { finished, ..Case::new(spec, seen(ends)) };
+        let case = Case { finished, ..Case::new(spec, observed(ends)) };
         assert_eq!(case.phase(), expected, "{policy} {codes:?} {finished}");
     }
 }
 
 #[test]
 fn a_verdict_fails_the_pod_with_its_reason() {
-    let mut case = Case::new(one(), Seen::default());
-    case.memory.verdict = Some(Verdict { reason: "OutOfcpu".into(), message: "m".into() });
+    let mut case = Case::new(one(), ObservedPod::default());
+    case.state.verdict = Some(Verdict { reason: "OutOfcpu".into(), message: "m".into() });
     let status = case.status(5);
     assert_eq!((status.phase.as_deref(), status.reason.as_deref()), (Some("Failed"), Some("OutOfcpu")));
     assert_eq!(status.container_statuses, None);
@@ -189,19 +189,19 @@ fn a_verdict_fails_the_pod_with_its_reason() {
 fn readiness_and_startup_follow_their_probes() {
     let probe = json!({"exec": {"command": ["true"]}});
     let spec = json!({"containers": [{"name": "a", "readinessProbe": probe, "startupProbe": probe}]});
-    let mut case = Case::new(spec, seen(vec![container("a", 0, running())]));
+    let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));
     let unready = case.status(5).container_statuses.unwrap().remove(0);
     assert_eq!((unready.started, unready.ready), (Some(false), false));
-    case.memory.probed.insert("a0".into(), Probed { started: true, ready: true });
+    case.state.probed.insert("a0".into(), Probed { started: true, ready: true });
     let ready = case.status(5).container_statuses.unwrap().remove(0);
     assert_eq!((ready.started, ready.ready), (Some(true), true));
 }
 
 #[test]
 fn a_condition_keeps_its_time_until_it_changes() {
-    let mut case = Case::new(one(), Seen::default());
+    let mut case = Case::new(one(), ObservedPod::default());
     case.last = Some(case.status(5));
-    case.seen = seen(vec![container("a", 0, running())]);
+    case.observed = observed(vec![container("a", 0, running())]);
     let status = case.status(9);
     assert_eq!(condition(&status, "PodScheduled").last_transition_time, Some(Time(at(5))));
     assert_eq!(condition(&status, "Ready").last_transition_time, Some(Time(at(9))));
@@ -213,7 +213,7 @@ fn a_condition_keeps_its_time_until_it_changes() {
 fn readiness_gates_hold_a_pod_back_and_conditions_of_others_stay() {
     let mut spec = one();
     spec["readinessGates"] = json!([{"conditionType": "x.io/up"}]);
-    let mut case = Case::new(spec, seen(vec![container("a", 0, running())]));
+    let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));
     assert_eq!(condition(&case.status(5), "Ready").reason.as_deref(), Some("ReadinessGatesNotReady"));
     let foreign = PodCondition { type_: "x.io/up".into(), status: "True".into(), ..PodCondition::default() };
     case.pod.status = Some(PodStatus { conditions: Some(vec![foreign.clone()]), ..PodStatus::default() });
@@ -237,24 +237,24 @@ fn a_container_tells_as_whom_it_runs_what_it_is_given_and_how_volumes_are_mounte
         gid: 0,
         supplemental_groups: Some(vec![0, 5]),
     });
-    let status = Case::new(spec, seen(vec![ended])).status(5);
-    let told = json!(status.container_statuses.unwrap()[0]);
-    assert_eq!(told["user"], json!({"linux": {"uid": 1000, "gid": 0, "supplementalGroups": [0, 5]}}));
-    assert_eq!(told["resources"]["limits"]["cpu"], "2", "also of one that does not run");
-    assert_eq!(told["allocatedResources"], json!({"cpu": "1"}));
+    let status = Case::new(spec, observed(vec![ended])).status(5);
+    let reported = json!(status.container_statuses.unwrap()[0]);
+    assert_eq!(reported["user"], json!({"linux": {"uid": 1000, "gid": 0, "supplementalGroups": [0, 5]}}));
+    assert_eq!(reported["resources"]["limits"]["cpu"], "2", "also of one that does not run");
+    assert_eq!(reported["allocatedResources"], json!({"cpu": "1"}));
     let mounts = json!([
         {"name": "rw", "mountPath": "/rw"},
         {"name": "ro", "mountPath": "/ro", "readOnly": true, "recursiveReadOnly": "Disabled"},
         {"name": "deep", "mountPath": "/deep", "readOnly": true, "recursiveReadOnly": "Enabled"},
     ]);
-    assert_eq!(told["volumeMounts"], mounts);
+    assert_eq!(reported["volumeMounts"], mounts);
 }
 
 #[test]
 fn a_container_that_is_made_waits_for_the_pod_to_be_initialized() {
     let spec = json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}]});
-    let made = ContainerSeen { run: ContainerRun::Created, ..container("i", 0, running()) };
-    let status = Case::new(spec, seen(vec![made])).status(5);
+    let made = ObservedContainer { run: ContainerRun::Created, ..container("i", 0, running()) };
+    let status = Case::new(spec, observed(vec![made])).status(5);
     let init = &status.init_container_statuses.unwrap()[0];
     assert_eq!(waiting_reason(init.state.as_ref()).as_deref(), Some("PodInitializing"));
 }
@@ -272,16 +272,16 @@ fn messages_share_the_room_of_a_status() {
         let names: Vec<String> = (0..count).map(|n| format!("c{n}")).collect();
         let list: Vec<_> = names.iter().map(|name| json!({"name": name})).collect();
         let ends = names.iter().map(|name| loud(name)).collect();
-        let status = Case::new(json!({"containers": list, "restartPolicy": "Never"}), seen(ends)).status(5);
+        let status = Case::new(json!({"containers": list, "restartPolicy": "Never"}), observed(ends)).status(5);
         let ends = status.container_statuses.unwrap().into_iter();
         ends.map(|s| s.state.unwrap().terminated.unwrap().message.unwrap().len()).collect()
     };
     assert_eq!(lengths(1), [4096]);
     assert!(lengths(100).iter().all(|length| *length == 122), "12 KiB in all");
-    let mut case = Case::new(one(), Seen::default());
+    let mut case = Case::new(one(), ObservedPod::default());
     let why =
         Waiting { reason: "CreateContainerError".into(), message: format!("\x1b{}", "x".repeat(1 << 20)) };
-    case.memory.waiting.insert("a".into(), why);
+    case.state.waiting.insert("a".into(), why);
     let status = case.status(5).container_statuses.unwrap().remove(0);
     let message = status.state.unwrap().waiting.unwrap().message.unwrap();
     assert!(message.len() <= 2048 && !message.contains('\x1b'));

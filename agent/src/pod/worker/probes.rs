@@ -8,7 +8,15 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::pod::Node;
 use crate::pod::probe::{Finding, Watched, wanted};
-use crate::pod::state::{Probed, Seen, Shape, Wish, is_sidecar};
+use crate::pod::state::{Probed, ObservedPod, Shape, DesiredPod, is_sidecar};
+
+/// The pod whose containers are probed.
+pub(super) struct ProbedPod<'a> {
+    pub(super) desired: &'a DesiredPod,
+    pub(super) observed: &'a ObservedPod,
+    /// Results so far, by container id.
+    pub(super) results: &'a HashMap<String, Probed>,
+}
 
 /// Probe tasks by container id; dropping one ends it.
 #[derive(Default)]
@@ -17,24 +25,24 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// Starts what is missing and ends what has nothing to probe any more; a pod that ends is not probed.
-    pub(super) fn follow(
+    /// Starts missing probe tasks and ends those of containers that do not run. A pod that is ending is not probed.
+    pub(super) fn reconcile(
         &mut self,
         node: &Arc<Node>,
-        wish: &Wish,
-        (seen, probed): (&Seen, &HashMap<String, Probed>),
+        pod: &ProbedPod<'_>,
         findings: &mpsc::UnboundedSender<Finding>,
     ) {
-        let running = |id: &str| seen.containers.iter().any(|c| c.id == id && c.running());
-        if wish.ending().is_some() {
+        let ProbedPod { desired, observed, results } = pod;
+        let running = |id: &str| observed.containers.iter().any(|c| c.id == id && c.running());
+        if desired.ending().is_some() {
             self.tasks.clear();
             return;
         }
         self.tasks.retain(|id, _| running(id));
-        let (Some(spec), Some(sandbox)) = (wish.pod().spec.as_ref(), seen.sandbox()) else { return };
+        let (Some(spec), Some(sandbox)) = (desired.pod().spec.as_ref(), observed.sandbox()) else { return };
         let shape = Shape::of(spec);
         for container in shape.inits().iter().filter(|c| is_sidecar(c)).chain(shape.mains()) {
-            let Some(current) = seen.current(&container.name).filter(|c| c.running()) else { continue };
+            let Some(current) = observed.current(&container.name).filter(|c| c.running()) else { continue };
             if !wanted(container) || self.tasks.contains_key(&current.id) {
                 continue;
             }
@@ -46,11 +54,11 @@ impl Probes {
                 .unwrap_or_default();
             let watched = Watched {
                 node: Arc::clone(node),
-                pod: Arc::clone(wish.pod()),
+                pod: Arc::clone(desired.pod()),
                 container: container.clone(),
                 id: current.id.clone(),
                 ip,
-                before: probed.get(&current.id).copied().unwrap_or_default(),
+                before: results.get(&current.id).copied().unwrap_or_default(),
                 findings: findings.clone(),
             };
             let task = AbortOnDropHandle::new(tokio::spawn(watched.run()));

@@ -1,0 +1,128 @@
+//! Applies the reports of jobs and probes to the worker's state.
+
+use std::collections::HashSet;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{StatusChange, Worker};
+use crate::pod::apply::{Failed, Report};
+use crate::pod::events::Level;
+use crate::pod::plan::Plan;
+use crate::pod::probe::Finding;
+use crate::pod::state::{KillRequest, SANDBOX, Shape, VOLUMES, DesiredPod};
+use crate::volume;
+
+impl Worker {
+    pub(super) fn apply_report(&mut self, report: Report) {
+        let now = Timestamp::now();
+        match report {
+            Report::Prepared(volumes) => {
+                self.volumes = Some(volumes);
+                self.state.prepared = true;
+                self.state.pod_retries.clear(VOLUMES);
+                // The pod may have changed while its volumes were made.
+                volume::follow(&self.node.volumes, self.desired.borrow().pod());
+            }
+            Report::NotPrepared(what) => self.state.pod_retries.fail(what, now, now),
+            Report::SandboxMade => self.state.pod_retries.clear(SANDBOX),
+            Report::Pulling { container, pull } => {
+                self.pulls.insert(container, pull);
+            }
+            Report::NotStarted { container, waiting, failed } => {
+                match failed {
+                    Failed::Pull { image } => self.state.pulls.fail(&image, now, now),
+                    Failed::Start => self.state.retries.fail(&container, now, now),
+                    Failed::Run => {
+                        self.state.crashes.fail(&container, now, now);
+                        self.state.retries.fail(&container, now, now);
+                    }
+                }
+                self.state.waiting.insert(container, waiting);
+            }
+            Report::Started { container, crashed } => self.started(&container, crashed, now),
+            Report::KillRequest { id, why } => {
+                self.state.kill_requests.insert(id, KillRequest { why, grace: None });
+            }
+            Report::PreStopDone { id } => {
+                self.pre_stop_done.insert(id);
+            }
+            Report::Released => self.state.released = true,
+            Report::Finished => self.finish(),
+        }
+    }
+
+    fn started(&mut self, container: &str, crashed: Option<Timestamp>, now: Timestamp) {
+        self.state.waiting.remove(container);
+        self.state.retries.clear(container);
+        let desired = self.desired.borrow().clone();
+        let spec = desired.pod().spec.as_ref();
+        let image = spec.and_then(|s| Shape::of(s).any(container)).and_then(|c| c.image.clone());
+        self.state.pulls.clear(&image.unwrap_or_default());
+        if let Some(crashed) = crashed {
+            self.state.crashes.fail(container, crashed, now);
+        }
+    }
+
+    pub(super) fn apply_finding(&mut self, finding: Finding) {
+        match finding {
+            Finding::Started { id } => self.state.probed.entry(id).or_default().started = true,
+            Finding::Ready { id, ready } => self.state.probed.entry(id).or_default().ready = ready,
+            Finding::Unhealthy { id, why, grace } => {
+                self.state.kill_requests.insert(id, KillRequest { why: why.to_owned(), grace });
+            }
+        }
+    }
+
+    /// Stores why containers wait, and records an event for each new reason.
+    pub(super) fn record_waiting(&mut self, desired: &DesiredPod, plan: &Plan) {
+        for (container, waiting) in &plan.waiting {
+            if self.state.waiting.get(container) == Some(waiting) {
+                continue;
+            }
+            let recorder = &self.node.recorder;
+            let warning = (Level::Warning, "BackOff");
+            match waiting.reason.as_str() {
+                "CrashLoopBackOff" => {
+                    let meta = &desired.pod().metadata;
+                    let text = |s: &Option<String>| s.clone().unwrap_or_default();
+                    let message = format!(
+                        "Back-off restarting failed container {container} in pod {}_{}({})",
+                        text(&meta.name),
+                        text(&meta.namespace),
+                        text(&meta.uid)
+                    );
+                    recorder.container(desired.pod(), container, warning, message);
+                }
+                "ImagePullBackOff" => {
+                    let spec = desired.pod().spec.as_ref();
+                    let image = spec.and_then(|s| Shape::of(s).any(container)).and_then(|c| c.image.clone());
+                    let message = format!("Back-off pulling image \"{}\"", image.unwrap_or_default());
+                    recorder.container(desired.pod(), container, (Level::Normal, "BackOff"), message);
+                    let failed = (Level::Warning, "Failed");
+                    recorder.container(desired.pod(), container, failed, "Error: ImagePullBackOff");
+                }
+                _ => {}
+            }
+            self.state.waiting.insert(container.clone(), waiting.clone());
+        }
+    }
+
+    /// Drops the state of containers that the runtime has removed, and reasons to wait of containers that run.
+    pub(super) fn forget_removed_containers(&mut self) {
+        let here: HashSet<&str> = self.observed.containers.iter().map(|c| c.id.as_str()).collect();
+        self.state.probed.retain(|id, _| here.contains(id.as_str()));
+        self.state.kill_requests.retain(|id, _| here.contains(id.as_str()));
+        self.pre_stop_done.retain(|id| here.contains(id.as_str()));
+        let observed = &self.observed;
+        self.state.waiting.retain(|name, _| !observed.current(name).is_some_and(|c| c.running()));
+    }
+
+    /// Ends the worker: sends the final status and lets the API delete the object.
+    fn finish(&mut self) {
+        self.finished = true;
+        let desired = self.desired.borrow().clone();
+        let DesiredPod::Run(pod) = &desired else { return };
+        let known = self.reported.clone().or_else(|| pod.status.clone()).unwrap_or_default();
+        self.send(pod, StatusChange { known: known.clone(), status: known, delete: true });
+    }
+}
