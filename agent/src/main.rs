@@ -10,7 +10,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::settings::{ControlPlaneSettings, LogSettings, NodeSettings, Places, RuntimeSettings, Settings};
+use crate::settings::{
+    AllFlags, ControlPlaneSettings, Flags, LogSettings, NodeSettings, Places, RuntimeSettings, Settings,
+};
 
 #[global_allocator]
 static ALLOCATOR: allocator::ByRole = allocator::ByRole;
@@ -20,7 +22,7 @@ static ALLOCATOR: allocator::ByRole = allocator::ByRole;
 #[command(name = "coracle", version, max_term_width = 100, disable_help_subcommand = true)]
 struct Command {
     #[command(flatten)]
-    log: LogSettings,
+    log: Flags<LogSettings>,
     #[command(subcommand)]
     role: Role,
 }
@@ -33,11 +35,11 @@ enum Role {
     #[cfg(feature = "controlplane")]
     Up {
         #[command(flatten)]
-        places: Places,
+        places: Flags<Places>,
         #[command(flatten)]
-        node: NodeSettings,
+        node: Flags<NodeSettings>,
         #[command(flatten)]
-        plane: ControlPlaneSettings,
+        plane: Flags<ControlPlaneSettings>,
     },
     /// Run the node alone, for a control plane elsewhere.
     ///
@@ -47,17 +49,17 @@ enum Role {
         #[command(flatten)]
         way: role::agent::Way,
         #[command(flatten)]
-        places: Places,
+        places: Flags<Places>,
         #[command(flatten)]
-        node: NodeSettings,
+        node: Flags<NodeSettings>,
     },
     /// Run the control plane alone: API server, controllers, scheduler and store.
     #[cfg(feature = "controlplane")]
     Controlplane {
         #[command(flatten)]
-        places: Places,
+        places: Flags<Places>,
         #[command(flatten)]
-        plane: ControlPlaneSettings,
+        plane: Flags<ControlPlaneSettings>,
         /// Also write credentials for an agent of this name on this machine, and print the command that uses them.
         #[arg(long, value_name = "NAME")]
         issue_node: Option<String>,
@@ -66,7 +68,7 @@ enum Role {
     #[cfg(feature = "controlplane")]
     Token(role::token::Arguments),
     /// Serve the container runtime interface (CRI v1) alone, for crictl, critest or a kubelet.
-    Runtime(RuntimeSettings),
+    Runtime(Flags<RuntimeSettings>),
     /// Pull, import, export, list and remove container images.
     Image(role::image::Arguments),
     /// Be a network plugin (CNI) for any runtime, or install all of them in a directory.
@@ -74,9 +76,9 @@ enum Role {
     /// Say what this machine lacks, by name, and what that costs.
     Check {
         #[command(flatten)]
-        places: Places,
+        places: Flags<Places>,
         #[command(flatten)]
-        node: NodeSettings,
+        node: Flags<NodeSettings>,
     },
     /// Stop the cluster here and remove every pod, interface, mount and cgroup of it.
     Down(role::down::Arguments),
@@ -106,7 +108,7 @@ fn main() -> ExitCode {
         return coracle_cni::plugin_main(plugin);
     }
     let command = Command::parse();
-    match command.log.start().and_then(|()| run(command.role)) {
+    match run(command.role, command.log) {
         Ok(code) => code,
         Err(error) => role::fail(&error),
     }
@@ -119,31 +121,37 @@ fn shim_dir() -> Option<std::path::PathBuf> {
     words.next().filter(|_| is_shim).map(Into::into)
 }
 
-fn run(role: Role) -> anyhow::Result<ExitCode> {
+fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
     if !matches!(role, Role::Token(_) | Role::Image(_)) {
         places::fix_umask();
     }
-    let none = ControlPlaneSettings::default;
     match role {
         #[cfg(feature = "controlplane")]
         Role::Up { places, node, plane } => {
-            role::block_on(role::up::run(Settings::load(places, node, plane)?))
+            role::block_on(role::up::run(Settings::load(AllFlags { log, places, node, plane })?))
         }
         Role::Agent { way, places, node } => {
-            role::block_on(role::agent::run(Settings::load(places, node, none())?, way))
+            let settings = Settings::load(AllFlags { log, places, node, ..AllFlags::default() })?;
+            role::block_on(role::agent::run(settings, way))
         }
         #[cfg(feature = "controlplane")]
         Role::Controlplane { places, plane, issue_node } => {
-            let settings = Settings::load(places, NodeSettings::default(), plane)?;
+            let settings = Settings::load(AllFlags { log, places, plane, ..AllFlags::default() })?;
             role::block_on(role::controlplane::run(settings, issue_node))
         }
         #[cfg(feature = "controlplane")]
-        Role::Token(arguments) => role::block_on(role::token::run(arguments)),
-        Role::Runtime(arguments) => role::block_on(role::runtime::run(arguments)),
-        Role::Image(arguments) => role::block_on(role::image::run(arguments)),
-        Role::Cni(arguments) => role::cni::run(&arguments),
-        Role::Check { places, node } => role::check::run(&Settings::load(places, node, none())?.node()?),
-        Role::Down(arguments) => role::block_on(role::down::run(arguments)),
+        Role::Token(arguments) => role::block_on(role::token::run(arguments, log)),
+        Role::Runtime(flags) => role::block_on(role::runtime::run(RuntimeSettings::load(&log, &flags)?)),
+        Role::Image(arguments) => role::block_on(role::image::run(arguments, log)),
+        Role::Cni(arguments) => {
+            settings::start_log(&log)?;
+            role::cni::run(&arguments)
+        }
+        Role::Check { places, node } => {
+            let settings = Settings::load(AllFlags { log, places, node, ..AllFlags::default() })?;
+            role::check::run(&settings.node())
+        }
+        Role::Down(arguments) => role::block_on(role::down::run(arguments, log)),
         Role::Version => role::version(),
         Role::Shim { dir } => Ok(coracle_shim::main(coracle_shim::ShimArgs { dir })),
     }

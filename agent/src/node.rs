@@ -10,6 +10,7 @@
 //! told its ranges as soon as they are seen, and Ready=True goes out with the next patch, at once.
 
 mod address;
+mod eviction;
 mod facts;
 mod images;
 mod lease;
@@ -53,10 +54,10 @@ pub struct NodeConfig {
     pub max_pods: u32,
     /// How long its lease lasts, in seconds.
     pub lease_seconds: u16,
-    /// With less of that disk free, in percent, it is under disk pressure.
-    pub disk_free_percent: u8,
-    /// Kept back from pods, by resource name.
-    pub reserved: BTreeMap<String, String>,
+    /// Thresholds below which the node is under pressure.
+    pub eviction: EvictionThresholds,
+    /// Resources reserved for the system and for the node's own processes, by name. Pods get neither.
+    pub reserved: [BTreeMap<String, String>; 2],
     /// The file system whose size is the ephemeral storage.
     pub state_dir: PathBuf,
     /// Name and version of the runtime, `coracle://0.1.0`.
@@ -277,6 +278,8 @@ impl NodeAgent {
         })
     }
 }
+
+pub use eviction::{EvictionThresholds, Threshold};
 
 pub(crate) use address::find_again as find_addresses_again;
 pub(crate) use facts::{is_ours, kib};

@@ -20,7 +20,7 @@ use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config_cache::ConfigCache;
 use crate::image_gc::{ImageGc, ImageGcPolicy, Occasion};
 use crate::join::{Membership, RequestedServing};
-use crate::node::{NodeAgent, NodeConfig, NodeError, NodeFacts, keep_images};
+use crate::node::{EvictionThresholds, NodeAgent, NodeConfig, NodeError, NodeFacts, keep_images};
 use crate::pod;
 use crate::pod::sync::{Inputs, Pods};
 use crate::runtime::{ImageNews, Runtime};
@@ -53,6 +53,8 @@ pub struct AgentConfig {
     pub resolv_conf: PathBuf,
     /// How many pods the node takes.
     pub max_pods: u32,
+    /// Maximum number of processes of a pod.
+    pub pod_pids_limit: Option<i64>,
     /// Addresses of the cluster's DNS service; empty while there is none.
     pub cluster_dns: Vec<IpAddr>,
     /// The cluster's DNS domain.
@@ -65,10 +67,12 @@ pub struct AgentConfig {
     pub node_taints: Vec<Taint>,
     /// The node is given up when its lease is not renewed for so many seconds; it is renewed four times as often.
     pub lease_seconds: u16,
-    /// With less of the state directory's disk free, in percent, the node is under disk pressure.
-    pub disk_free_percent: u8,
-    /// Resources kept back from pods, by resource name (`cpu`, `memory`, `ephemeral-storage`).
-    pub reserved: BTreeMap<String, String>,
+    /// Thresholds below which the node is under pressure.
+    pub eviction: EvictionThresholds,
+    /// Resources reserved for the system, by name (`cpu`, `memory`, `ephemeral-storage`).
+    pub system_reserved: BTreeMap<String, String>,
+    /// Resources reserved for the node's own processes, by name.
+    pub kube_reserved: BTreeMap<String, String>,
     /// What the kubelet API shows itself by.
     pub identity: Identity,
     /// The CA whose client certificates may call the kubelet API; without it certificates are not accepted.
@@ -209,7 +213,7 @@ fn assemble(
         root: config.cgroup_root.clone(),
         driver: config.cgroup_driver,
         cpu_millis: facts.cpu_millis(),
-        pod_pids_limit: None,
+        pod_pids_limit: config.pod_pids_limit,
     };
     let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
     let volumes =
@@ -274,8 +278,8 @@ async fn node_config(config: &AgentConfig, runtime: &dyn Runtime) -> Result<Node
         kubelet_port: config.kubelet_listen.port(),
         max_pods: config.max_pods,
         lease_seconds: config.lease_seconds,
-        disk_free_percent: config.disk_free_percent,
-        reserved: config.reserved.clone(),
+        eviction: config.eviction,
+        reserved: [config.system_reserved.clone(), config.kube_reserved.clone()],
         state_dir: config.state_dir.clone(),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         overlay: config.overlay.clone(),

@@ -12,6 +12,12 @@ pub fn units(quantity: &Quantity) -> i64 {
     scaled(&quantity.0, 1).unwrap_or(0)
 }
 
+/// The quantity in units, rounded up; `None` when the text is no quantity or too large.
+#[must_use]
+pub fn parse(text: &str) -> Option<i64> {
+    scaled(text, 1)
+}
+
 /// `text × scale`, rounded up; `None` when the text is no quantity or too large.
 pub(crate) fn scaled(text: &str, scale: i128) -> Option<i64> {
     let split = text.find(|c: char| !matches!(c, '0'..='9' | '.' | '+' | '-')).unwrap_or(text.len());

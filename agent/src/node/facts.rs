@@ -9,8 +9,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use nix::sys::statvfs::statvfs;
 use nix::unistd::{SysconfVar, sysconf};
 
-use super::{NodeConfig, NodeError, NodeFacts, address};
-use crate::cgroup::quantity::scaled;
+use super::{EvictionThresholds, NodeConfig, NodeError, NodeFacts, Threshold, address};
+use crate::cgroup::quantity::{scaled, units};
 
 /// The Kubernetes version whose kubelet this agent stands for, and our own behind the plus.
 pub(super) const KUBELET_VERSION: &str = concat!("v1.37.0+coracle.", env!("CARGO_PKG_VERSION"));
@@ -21,13 +21,10 @@ pub(crate) fn is_ours(node: &Node) -> bool {
     info.is_some_and(|info| info.kubelet_version.contains("+coracle."))
 }
 
-/// With less memory free, in KiB, the node is under memory pressure: the kubelet's default.
-pub(super) const MEMORY_FLOOR_KIB: u64 = 100 * 1024;
-
 pub(super) fn find(config: &NodeConfig) -> Result<NodeFacts, NodeError> {
     let meminfo = read("/proc/meminfo")?;
     let capacity = capacity(config, &meminfo)?;
-    let held_back = held_back(&capacity, config.disk_free_percent);
+    let held_back = held_back(&capacity, &config.eviction);
     let allocatable = allocatable(&capacity, &config.reserved, &held_back)?;
     let ips = if config.ips.is_empty() { address::find() } else { config.ips.clone() };
     Ok(NodeFacts { name: config.name.clone(), ips, capacity, allocatable, info: info(config, &meminfo) })
@@ -87,21 +84,28 @@ fn binary(kib: u64) -> String {
     }
 }
 
-/// What is to stay free: with less of it the node is under pressure and takes no pods, so they cannot have it. The
-/// kubelet takes the thresholds of its hard evictions off in the same way.
-fn held_back(capacity: &BTreeMap<String, Quantity>, disk_free_percent: u8) -> [(&'static str, i64); 2] {
-    let disk = capacity.get("ephemeral-storage").and_then(|size| scaled(&size.0, 1)).unwrap_or(0);
+/// Amounts below which the node is under pressure and accepts no pods, so pods cannot have them. The kubelet subtracts
+/// the thresholds of hard evictions in the same way.
+fn held_back(
+    capacity: &BTreeMap<String, Quantity>,
+    eviction: &EvictionThresholds,
+) -> [(&'static str, i64); 2] {
+    let amount = |name: &str, threshold: Threshold| {
+        let kib = capacity.get(name).map_or(0, units) / 1024;
+        // In whole kibibytes, the unit of capacity.
+        let held = threshold.of(u64::try_from(kib).unwrap_or(0) * 1024).div_ceil(1024);
+        i64::try_from(held.saturating_mul(1024)).unwrap_or(i64::MAX)
+    };
     [
-        ("memory", i64::try_from(MEMORY_FLOOR_KIB * 1024).unwrap_or(i64::MAX)),
-        // In whole kibibytes, which is what capacity is told in.
-        ("ephemeral-storage", (disk / 1024 * i64::from(disk_free_percent) + 99) / 100 * 1024),
+        ("memory", amount("memory", eviction.memory_available)),
+        ("ephemeral-storage", amount("ephemeral-storage", eviction.nodefs_available)),
     ]
 }
 
-/// Capacity without what is reserved and what is held back; huge pages are taken from the memory that others may have.
+/// Capacity without reserved and held back amounts. Huge pages are subtracted from memory.
 fn allocatable(
     capacity: &BTreeMap<String, Quantity>,
-    reserved: &BTreeMap<String, String>,
+    reserved: &[BTreeMap<String, String>],
     held_back: &[(&'static str, i64)],
 ) -> Result<BTreeMap<String, Quantity>, NodeError> {
     let mut left = capacity.clone();
@@ -112,7 +116,7 @@ fn allocatable(
         .sum();
     let mut taken: Vec<(&str, i64)> = vec![("memory", huge)];
     taken.extend(held_back);
-    for (name, value) in reserved {
+    for (name, value) in reserved.iter().flatten() {
         let scale = if name == "cpu" { 1000 } else { 1 };
         let amount = scaled(value, scale)
             .ok_or_else(|| NodeError::Reserved { name: name.clone(), value: value.clone() })?;
@@ -182,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_reserved_is_taken_from_what_pods_may_have() {
+    fn reserved_resources_are_subtracted_from_allocatable() {
         let quantity = |text: &str| Quantity(text.to_owned());
         let capacity = BTreeMap::from([
             ("cpu".to_owned(), quantity("2")),
@@ -190,23 +194,30 @@ mod tests {
             ("hugepages-2Mi".to_owned(), quantity("1Mi")),
             ("pods".to_owned(), quantity("110")),
         ]);
-        let reserved = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
-        let allocatable = |capacity: &_, reserved: &_| allocatable(capacity, reserved, &[]);
+        let reserved = |name: &str, value: &str| [BTreeMap::from([(name.to_owned(), value.to_owned())])];
+        let allocatable = |capacity: &_, reserved: &[_]| allocatable(capacity, reserved, &[]);
         let left = allocatable(&capacity, &reserved("cpu", "100m")).expect("allocatable");
         assert_eq!((&*left["cpu"].0, &*left["memory"].0, &*left["pods"].0), ("1900m", "1024Ki", "110"));
         assert_eq!(allocatable(&capacity, &reserved("memory", "1Gi")).expect("none left")["memory"].0, "0");
+        let both = [reserved("cpu", "100m"), reserved("cpu", "0.4")].concat();
+        assert_eq!(
+            allocatable(&capacity, &both).expect("allocatable")["cpu"].0,
+            "1500m",
+            "both are subtracted"
+        );
         assert!(matches!(allocatable(&capacity, &reserved("cpu", "much")), Err(NodeError::Reserved { .. })));
     }
 
     #[test]
-    fn what_the_node_keeps_free_is_not_for_pods() {
+    fn eviction_thresholds_are_subtracted_from_allocatable() {
         let capacity =
             [("cpu", "2"), ("memory", "1048576Ki"), ("ephemeral-storage", "1001Ki"), ("pods", "110")]
                 .map(|(name, value)| (name.to_owned(), Quantity(value.to_owned())));
         let capacity = BTreeMap::from(capacity);
         let left = |percent| {
-            let left = allocatable(&capacity, &BTreeMap::new(), &held_back(&capacity, percent))
-                .expect("allocatable");
+            let eviction =
+                EvictionThresholds { nodefs_available: Threshold::percent(percent), ..Default::default() };
+            let left = allocatable(&capacity, &[], &held_back(&capacity, &eviction)).expect("allocatable");
             left.into_values().map(|quantity| quantity.0).collect::<Vec<_>>()
         };
         assert_eq!(left(10), ["2", "900Ki", "946176Ki", "110"]);
@@ -224,8 +235,8 @@ mod tests {
             kubelet_port: 10250,
             max_pods: 110,
             lease_seconds: 40,
-            disk_free_percent: 10,
-            reserved: BTreeMap::new(),
+            eviction: EvictionThresholds::default(),
+            reserved: Default::default(),
             state_dir: "/var/lib/coracle-is-not-there".into(),
             runtime_version: "coracle://0".to_owned(),
             overlay: None,

@@ -268,6 +268,7 @@ fn says_same(a: &NodeCondition, b: &NodeCondition) -> bool {
 mod tests {
     use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+    use super::super::EvictionThresholds;
     use super::*;
 
     fn config() -> NodeConfig {
@@ -280,8 +281,8 @@ mod tests {
             kubelet_port: 10250,
             max_pods: 110,
             lease_seconds: 40,
-            disk_free_percent: 10,
-            reserved: BTreeMap::new(),
+            eviction: EvictionThresholds::default(),
+            reserved: Default::default(),
             state_dir: "/".into(),
             runtime_version: "coracle://0".to_owned(),
             overlay: None,

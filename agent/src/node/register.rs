@@ -16,7 +16,7 @@ use nix::sys::statvfs::statvfs;
 
 use super::network::word;
 use super::plan::{self, Pressure, Situation};
-use super::{NodeAgent, chain, facts, news};
+use super::{EvictionThresholds, NodeAgent, chain, facts, news};
 use crate::pod::Level;
 use crate::source::record;
 
@@ -175,24 +175,28 @@ fn situation(agent: &NodeAgent) -> Situation {
         ips: agent.ips.borrow().clone(),
         network: agent.network.ready().and_then(|()| word(&agent.network_said.borrow(), node.as_deref())),
         overlay: agent.overlay_state.borrow().clone(),
-        pressure: pressure(&agent.config.state_dir, agent.config.disk_free_percent),
+        pressure: pressure(&agent.config.state_dir, &agent.config.eviction),
         images: agent.images.borrow().clone(),
         now: Timestamp::now(),
     }
 }
 
-/// The kubelet's default thresholds: 100 MiB of memory, a tenth of the disk (a setting), a twentieth of its inodes;
-/// and for processes a twentieth of what the kernel can number, where upstream has none.
-fn pressure(state_dir: &std::path::Path, disk_free_percent: u8) -> Pressure {
+/// Compares what is available now with the thresholds.
+fn pressure(state_dir: &std::path::Path, eviction: &EvictionThresholds) -> Pressure {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let available = facts::kib(&read("/proc/meminfo"), "MemAvailable");
+    let meminfo = read("/proc/meminfo");
+    let (available, total) = (facts::kib(&meminfo, "MemAvailable"), facts::kib(&meminfo, "MemTotal"));
     let disk = statvfs(state_dir).is_ok_and(|found| {
-        let short = found.blocks_available() * 100 < found.blocks() * u64::from(disk_free_percent);
-        short || (found.files() > 0 && found.files_available() * 20 < found.files())
+        let size = found.fragment_size();
+        let bytes = eviction.nodefs_available.exceeds(found.blocks_available() * size, found.blocks() * size);
+        bytes || eviction.nodefs_inodes_free.exceeds(found.files_available(), found.files())
     });
     let threads =
         read("/proc/loadavg").split(' ').nth(3).and_then(|f| f.split_once('/')?.1.parse::<u64>().ok());
     let most = read("/proc/sys/kernel/pid_max").trim().parse::<u64>().ok();
-    let pids = threads.zip(most).is_some_and(|(threads, most)| threads * 20 > most * 19);
-    Pressure { memory: available > 0 && available < facts::MEMORY_FLOOR_KIB, disk, pids }
+    let pids = threads
+        .zip(most)
+        .is_some_and(|(threads, most)| eviction.pid_available.exceeds(most.saturating_sub(threads), most));
+    let memory = eviction.memory_available.exceeds(available * 1024, total * 1024);
+    Pressure { memory: available > 0 && memory, disk, pids }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Way {
 pub(crate) async fn run(settings: Settings, way: Way) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
-    let node = settings.node()?;
+    let node = settings.node();
     super::repair(&node)?;
     let _lock = Lock::take(&node.dirs.run)?;
     if let Some(kubeconfig) = way.kubeconfig {

@@ -30,7 +30,7 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
 
 /// Starts the control plane; when this returns, the API answers.
 pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> anyhow::Result<ControlPlane> {
-    let settings = settings.control_plane()?;
+    let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
     config.listen = settings.listen;
     config.advertise = settings.advertise_address;

@@ -18,7 +18,7 @@ use tonic::Request;
 
 use super::node::{self, Parts};
 use crate::lock::Lock;
-use crate::settings::{ControlPlaneSettings, Dirs, NodeSettings, Places, Settings};
+use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, Places, Settings};
 
 /// What the cgroups of a node begin with, below its root.
 const OURS: [&str; 2] = ["kubepods", "coracle"];
@@ -30,9 +30,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    places: Places,
+    places: Flags<Places>,
     #[command(flatten)]
-    node: NodeSettings,
+    node: Flags<NodeSettings>,
     /// Also remove what outlives a boot: images, volumes, keys and every object of the cluster
     #[arg(long)]
     purge: bool,
@@ -40,10 +40,11 @@ pub(crate) struct Arguments {
 
 /// Stops the process that runs the node, then removes all that it had made, to the end: each failure is
 /// reported, none stops the rest.
-pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
-    let settings = Settings::load(arguments.places, arguments.node, ControlPlaneSettings::default())?;
-    let node = settings.node()?;
+    let Arguments { places, node, purge } = arguments;
+    let settings = Settings::load(AllFlags { log, places, node, ..AllFlags::default() })?;
+    let node = settings.node();
     let was_there = node.dirs.state.exists();
     if !was_there && is_nothing_there(&node.dirs)? {
         writeln!(
@@ -81,7 +82,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     }
     note("directories", remove_dir(&node.dirs.state.join("pods")));
     note("directories", remove_dir(&node.dirs.state.join("containers")));
-    if arguments.purge || !was_there {
+    if purge || !was_there {
         // What was not there before was made only to look for pods.
         note("directories", remove_dir(&node.dirs.state));
     }

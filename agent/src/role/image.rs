@@ -14,13 +14,13 @@ use coracle_proto::node::{
 
 use super::control;
 use crate::lock::Lock;
-use crate::settings::{ControlPlaneSettings, NodeSettings, Places, Settings};
+use crate::settings::{AllFlags, Flags, LogSettings, Places, Settings};
 
 /// Flags of `coracle image`.
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    places: Places,
+    places: Flags<Places>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -62,16 +62,15 @@ enum Verb {
 }
 
 /// Does one verb on the store.
-pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
-    let settings =
-        Settings::load(arguments.places, NodeSettings::default(), ControlPlaneSettings::default())?;
+    let settings = Settings::load(AllFlags { log, places: arguments.places, ..AllFlags::default() })?;
     let dirs = settings.dirs();
     let mut store = match Lock::holder(&dirs.run) {
         Some(_) => Store::Running(control::images(&dirs.run).await?),
         None => {
             let mut config = ImagesConfig::new(&dirs.state);
-            let node = settings.node()?;
+            let node = settings.node();
             (config.registry_config_dir, config.pinned) = (node.registry_config_dir, node.pinned_images);
             Store::Here(Images::open(config).await.context("cannot open the image store")?)
         }

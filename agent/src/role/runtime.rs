@@ -7,13 +7,12 @@ use coracle_images::{Images, ImagesConfig};
 
 use crate::lock::Lock;
 use crate::places;
-use crate::settings::{self, RuntimeSettings};
+use crate::settings;
 
 /// Serves until SIGINT or SIGTERM; containers go on after it.
-pub(crate) async fn run(flags: RuntimeSettings) -> anyhow::Result<()> {
+pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
-    let settings = flags.load()?;
     places::prepare(&settings.root, &[places::RUNTIME_STATE])?;
     places::prepare(&settings.state, &[places::RUNTIME_RUN])?;
     let _lock = Lock::take(&settings.state)?;

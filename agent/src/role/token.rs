@@ -16,7 +16,7 @@ use kube::{Api, Client};
 use rand::RngExt;
 use serde_json::json;
 
-use crate::settings::{ControlPlaneSettings, NodeSettings, Places, Settings};
+use crate::settings::{AllFlags, Flags, LogSettings, Places, Settings};
 
 const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    places: Places,
+    places: Flags<Places>,
     /// Whom to ask, and as whom [default: admin.kubeconfig in the state directory]
     #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
@@ -70,9 +70,9 @@ enum Uses {
 }
 
 /// Runs the verb.
-pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     let Arguments { places, kubeconfig, verb } = arguments;
-    let settings = Settings::load(places, NodeSettings::default(), ControlPlaneSettings::default())?;
+    let settings = Settings::load(AllFlags { log, places, ..AllFlags::default() })?;
     let path = kubeconfig.unwrap_or_else(|| settings.dirs().state.join("admin.kubeconfig"));
     let client = client(&path).await?;
     match verb {

@@ -10,7 +10,7 @@ use crate::settings::{Credentials, Settings};
 pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
-    let node = settings.node()?;
+    let node = settings.node();
     super::prepare(&node)?;
     places::prepare(&node.dirs.state, &[places::PLANE_STATE])?;
     let _lock = Lock::take(&node.dirs.run)?;

@@ -1,23 +1,26 @@
-//! Who makes cgroups, as a setting.
+//! The cgroup driver, as a setting.
 
 use clap::ValueEnum;
 use coracle_cri::CgroupDriver;
-use serde::Deserialize;
 
-/// The driver's name in flags and file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+use super::value::choices;
+
+/// Name of the driver in flags and file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Driver {
-    /// We, by making directories
+    /// The node makes cgroups as directories.
     Cgroupfs,
-    /// systemd: pods are slices, containers scopes
+    /// systemd makes cgroups: pods are slices, containers are scopes.
     Systemd,
 }
 
-/// What was asked for, or the default.
-pub(crate) fn decide(asked: Option<Driver>) -> CgroupDriver {
-    match asked {
-        None | Some(Driver::Cgroupfs) => CgroupDriver::Cgroupfs,
-        Some(Driver::Systemd) => CgroupDriver::Systemd,
+choices!(Driver);
+
+impl From<Driver> for CgroupDriver {
+    fn from(driver: Driver) -> Self {
+        match driver {
+            Driver::Cgroupfs => Self::Cgroupfs,
+            Driver::Systemd => Self::Systemd,
+        }
     }
 }

@@ -1,5 +1,6 @@
-//! One line of bounded length for each event of the log, whatever text a field holds: errors quote containers, images and
-//! clients, which must not be able to forge lines or to fill the disk.
+//! Writer of the log: each event is one line of bounded length.
+//!
+//! Errors quote text of containers, images and clients, which must not be able to forge lines or to fill the disk.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -7,7 +8,7 @@ use std::io::{self, Write};
 /// Longest line in bytes.
 const LINE_MAX: usize = 8 << 10;
 
-/// Standard error, to be written to by whole events.
+/// Standard error. Each write is one whole event.
 #[derive(Debug)]
 pub(super) struct LogLine;
 

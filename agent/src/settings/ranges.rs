@@ -1,36 +1,34 @@
-//! The cluster's ranges: nodes' pod ranges are cut from one of each family, and services have one of their own. What
-//! cannot be is refused at the start; a controller could only leave nodes without a range, or give them somebody
-//! else's.
+//! Ranges of the cluster's addresses. Each node gets a part of each pod range; services have a range of their own.
+//!
+//! Invalid ranges are refused at the start. A controller would find them later, and nodes would have no range or an
+//! address of another range.
 
 use ipnetwork::IpNetwork;
 
-/// The ranges, all decided.
+/// Checked ranges.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranges {
-    /// At most one of each family, as a node's `podCIDRs` may hold.
+    /// Pod ranges, at most one of each family like a node's `podCIDRs`.
     pub(crate) cluster: Vec<IpNetwork>,
     pub(crate) service: IpNetwork,
     /// Prefix lengths of a node's ranges, of IPv4 and of IPv6.
     pub(crate) node_masks: [u8; 2],
 }
 
-/// What was asked for, and the defaults.
+/// Checks the ranges. The default of the service range depends on the families of the cluster ranges.
 pub(super) fn decide(
     cluster: Vec<IpNetwork>,
     service: Option<IpNetwork>,
-    [mask_v4, mask_v6]: [Option<u8>; 2],
+    node_masks: [u8; 2],
 ) -> anyhow::Result<Ranges> {
-    let cluster = if cluster.is_empty() { vec!["10.42.0.0/16".parse()?] } else { cluster };
-    let of_v6_alone = cluster.iter().all(IpNetwork::is_ipv6);
-    let ranges = Ranges {
-        service: match service {
-            Some(service) => service,
-            None if of_v6_alone => "fd43::/112".parse()?,
-            None => "10.43.0.0/16".parse()?,
-        },
-        cluster,
-        node_masks: [mask_v4.unwrap_or(24), mask_v6.unwrap_or(64)],
+    anyhow::ensure!(!cluster.is_empty(), "cluster-cidr is empty: name at least one range");
+    let only_v6 = cluster.iter().all(IpNetwork::is_ipv6);
+    let service = match service {
+        Some(service) => service,
+        None if only_v6 => "fd43::/112".parse()?,
+        None => "10.43.0.0/16".parse()?,
     };
+    let ranges = Ranges { cluster, service, node_masks };
     ranges.check()?;
     Ok(ranges)
 }
@@ -41,19 +39,23 @@ impl Ranges {
     fn check(&self) -> anyhow::Result<()> {
         let of_v4 = self.cluster.iter().filter(|cidr| cidr.is_ipv4()).count();
         let twice = of_v4 > 1 || self.cluster.len() - of_v4 > 1;
-        anyhow::ensure!(!twice, "cluster-cidr takes one range of each family, not {}", self.cluster.len());
+        anyhow::ensure!(
+            !twice,
+            "cluster-cidr has {} ranges: use at most one range of each family",
+            self.cluster.len()
+        );
         let service = self.service;
-        let (family, shortest_room) = if service.is_ipv4() { ("IPv4", 30) } else { ("IPv6", 126) };
+        let (family, longest) = if service.is_ipv4() { ("IPv4", 30) } else { ("IPv6", 126) };
         anyhow::ensure!(
             self.cluster.iter().any(|cluster| cluster.is_ipv4() == service.is_ipv4()),
-            "service-cidr {service} is of {family}, of which cluster-cidr gives pods no addresses"
+            "service-cidr {service} is {family}, but cluster-cidr has no {family} range: pods could not reach services"
         );
         anyhow::ensure!(
-            service.prefix() <= shortest_room,
-            "service-cidr {service} is too small: /{shortest_room} at most"
+            service.prefix() <= longest,
+            "service-cidr {service} is too small: /{longest} at most"
         );
         for cluster in &self.cluster {
-            // The longest that hold a gateway and a pod.
+            // The longest prefix that has room for a gateway and a pod.
             let (family, mask, longest) = match cluster {
                 IpNetwork::V4(_) => ("ipv4", self.node_masks[0], 30),
                 IpNetwork::V6(_) => ("ipv6", self.node_masks[1], 126),
@@ -82,13 +84,15 @@ mod tests {
     use super::*;
 
     fn of(cluster: &[&str], service: Option<&str>, masks: [Option<u8>; 2]) -> Result<Ranges, String> {
+        let cluster: &[&str] = if cluster.is_empty() { &["10.42.0.0/16"] } else { cluster };
         let cluster = cluster.iter().map(|text| text.parse().unwrap()).collect();
+        let masks = [masks[0].unwrap_or(24), masks[1].unwrap_or(64)];
         let decided = decide(cluster, service.map(|text| text.parse().unwrap()), masks);
         decided.map_err(|error| error.to_string())
     }
 
     #[test]
-    fn ranges_that_can_be_are_taken() {
+    fn valid_ranges_are_accepted() {
         let default = of(&[], None, [None; 2]).unwrap();
         assert_eq!(default.cluster, ["10.42.0.0/16".parse::<IpNetwork>().unwrap()]);
         assert_eq!((default.service.to_string().as_str(), default.node_masks), ("10.43.0.0/16", [24, 64]));
@@ -101,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_cannot_be_are_refused_with_what_where_and_why() {
+    fn invalid_ranges_are_refused_with_the_reason() {
         let small = "cluster-cidr 10.42.0.0/28 is smaller than the range of one node, a /24 (node-cidr-mask-size-ipv4)";
         let overlap = "cluster-cidr 10.0.0.0/8 and service-cidr 10.43.0.0/16 overlap: a pod would have the address of a service";
         for (cluster, masks, said) in [
@@ -112,7 +116,7 @@ mod tests {
             (&["fd00::/48"], [None, Some(127)], "node-cidr-mask-size-ipv6 127 leaves a node no room"),
             (&["10.0.0.0/8"], [None; 2], overlap),
             (&["10.43.7.0/24"], [None; 2], "and service-cidr 10.43.0.0/16 overlap"),
-            (&["10.0.0.0/16", "10.1.0.0/16"], [None; 2], "one range of each family"),
+            (&["10.0.0.0/16", "10.1.0.0/16"], [None; 2], "at most one range of each family"),
             (&["fd43::/16"], [None; 2], "and service-cidr fd43::/112 overlap"),
         ] {
             let error = of(cluster, None, masks).unwrap_err();
@@ -122,12 +126,12 @@ mod tests {
             (
                 "fd00::/48",
                 "10.43.0.0/16",
-                "service-cidr 10.43.0.0/16 is of IPv4, of which cluster-cidr gives pods no",
+                "service-cidr 10.43.0.0/16 is IPv4, but cluster-cidr has no IPv4 range",
             ),
             (
                 "10.42.0.0/16",
                 "fd43::/112",
-                "service-cidr fd43::/112 is of IPv6, of which cluster-cidr gives pods no",
+                "service-cidr fd43::/112 is IPv6, but cluster-cidr has no IPv6 range",
             ),
             ("10.42.0.0/16", "10.43.0.0/31", "service-cidr 10.43.0.0/31 is too small: /30 at most"),
         ] {

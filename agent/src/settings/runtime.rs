@@ -1,81 +1,64 @@
-//! Settings of the runtime alone: flags, the table `[runtime]` of the file, defaults.
+//! Settings of `coracle runtime`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use anyhow::Context;
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
-use serde::Deserialize;
 
 use super::cni::{self, Cni};
-use super::{File, absolute, cgroup};
+use super::sources::Sources;
+use super::table::{Flags, settings};
+use super::value::{IdleTimeout, PathOrOff};
+use super::{LogSettings, absolute, cgroup, log_unknown_variables, nri, sources};
 
-/// Flags of `coracle runtime`, and the keys of `[runtime]`. Every one is optional.
-#[derive(Args, Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct RuntimeSettings {
-    /// Configuration file (TOML, keys as the flags, in the table runtime) [default: /etc/coracle/config.toml if there]
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    config: Option<PathBuf>,
-    /// Where to listen [default: unix:///run/coracle/cri.sock]
-    #[arg(long, value_name = "unix://PATH")]
-    listen: Option<String>,
-    /// What outlives a boot: images and the containers' writable layers [default: /var/lib/coracle]
-    #[arg(long, value_name = "DIR")]
-    root: Option<PathBuf>,
-    /// What goes with a boot: records and sockets [default: /run/coracle]
-    #[arg(long, value_name = "DIR")]
-    state: Option<PathBuf>,
-    /// Network configuration lists (CNI), empty = none; without one, the built-in bridge network
-    /// [default: /etc/cni/net.d]
-    #[arg(long, value_name = "DIR")]
-    cni_conf_dir: Option<String>,
-    /// Network plugins that are not built in (CNI), may be repeated [default: /opt/cni/bin]
-    #[arg(long, value_name = "DIR")]
-    cni_bin_dir: Vec<PathBuf>,
-    /// Registry mirrors, a folder per host with a hosts.toml, as containerd has them
-    #[arg(long, value_name = "DIR")]
-    registry_config_dir: Option<PathBuf>,
-    /// Images that a kubelet is told not to collect, may be repeated: a name, its beginning and *, or a word between two *
-    #[arg(long, value_name = "PATTERN")]
-    pinned_image: Vec<PinPattern>,
-    /// Addresses of the built-in network's pods; repeat it for a second family [default: 10.88.0.0/16]
-    #[arg(long, value_name = "CIDR")]
-    pod_cidr: Vec<IpNetwork>,
-    /// The bridge that pods hang on [default: coracle0]
-    #[arg(long, value_name = "NAME")]
-    bridge: Option<String>,
-    /// The nftables table that is ours [default: coracle]
-    #[arg(long, value_name = "NAME")]
-    nft_table: Option<String>,
-    /// The cgroup below which all of ours are [default: /]
-    #[arg(long, value_name = "PATH")]
-    cgroup_root: Option<String>,
-    /// Who makes cgroups [default: cgroupfs]
-    #[arg(long, value_name = "DRIVER")]
-    cgroup_driver: Option<cgroup::Driver>,
-    /// Where NRI plugins connect; empty = none may [default: /var/run/nri/nri.sock]
-    #[arg(long, value_name = "PATH", value_parser = super::nri::place())]
-    nri_socket: Option<PathBuf>,
-    /// NRI plugins that are started with the runtime; empty = none [default: /opt/nri/plugins]
-    #[arg(long, value_name = "DIR", value_parser = super::nri::place())]
-    nri_plugin_dir: Option<PathBuf>,
-    /// Configurations of those plugins [default: /etc/nri/conf.d]
-    #[arg(long, value_name = "DIR")]
-    nri_plugin_config_dir: Option<PathBuf>,
-    /// Where streams (exec, attach, port-forward) are served; port 0 chooses one [default: 127.0.0.1:0]
-    #[arg(long, value_name = "ADDRESS")]
-    stream_listen: Option<SocketAddr>,
-    /// Seconds after which a stream on which nothing moves is given up; 0 = never [default: 14400]
-    #[arg(long, value_name = "SECONDS")]
-    stream_idle_seconds: Option<u32>,
+settings! {
+    /// Settings of `coracle runtime`.
+    pub(crate) struct RuntimeSettings = "runtime";
+
+    /// Configuration file: TOML with keys like the flags, in the table runtime.
+    config: Option<PathBuf> = unset "/etc/coracle/config.toml if it exists", "FILE";
+    /// Socket of the container runtime interface.
+    listen: String = default "unix:///run/coracle/cri.sock", "unix://PATH";
+    /// Directory of what is kept across boots: images and the containers' writable layers.
+    root: PathBuf = default "/var/lib/coracle", "DIR";
+    /// Directory of what ends with a boot: records and sockets.
+    state: PathBuf = default "/run/coracle", "DIR";
+    /// Directory of network configurations (CNI). Without a configuration, or with an empty path, pods use the built-in
+    /// bridge network.
+    cni_conf_dir: PathOrOff = default "/etc/cni/net.d", "DIR";
+    /// Directories of network plugins (CNI) that are not built in.
+    cni_bin_dir: Vec<PathBuf> = default "/opt/cni/bin", "DIR";
+    /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
+    registry_config_dir: Option<PathBuf> = unset "", "DIR";
+    /// Images that a kubelet must not remove as unused: a name, a prefix and *, or a word between two *.
+    pinned_image: Vec<PinPattern> = default "", "PATTERN";
+    /// Ranges of pod addresses of the built-in network, at most one of each family.
+    pod_cidr: Vec<IpNetwork> = default "10.88.0.0/16", "CIDR";
+    /// Name of the bridge of the built-in network.
+    bridge: String = default "coracle0", "NAME";
+    /// Name of the nftables table.
+    nft_table: String = default "coracle", "NAME";
+    /// Cgroup that contains all cgroups of pods.
+    cgroup_root: String = default "/", "PATH";
+    /// Program that makes cgroups: cgroupfs (the runtime itself) or systemd.
+    cgroup_driver: cgroup::Driver = default "cgroupfs", "DRIVER";
+    /// Socket for NRI plugins. Empty: none.
+    nri_socket: Option<PathOrOff> = unset "/var/run/nri/nri.sock", "PATH";
+    /// Directory of NRI plugins that start with the runtime. Empty: none.
+    nri_plugin_dir: Option<PathOrOff> = unset "/opt/nri/plugins", "DIR";
+    /// Directory of the configurations of these plugins.
+    nri_plugin_config_dir: PathBuf = default "/etc/nri/conf.d", "DIR";
+    /// Address of the streaming server (exec, attach, port-forward). Port 0 chooses a free port.
+    stream_listen: SocketAddr = default "127.0.0.1:0", "ADDRESS";
+    /// Time after which an idle stream is closed: a duration or seconds; 0: never.
+    streaming_connection_idle_timeout: IdleTimeout = default "4h", "DURATION", also "stream-idle-seconds";
 }
 
-/// The runtime's settings, all decided.
+/// Checked settings of the runtime.
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
     pub(crate) socket: PathBuf,
@@ -97,99 +80,101 @@ pub(crate) struct Runtime {
 // === impl RuntimeSettings ===
 
 impl RuntimeSettings {
-    /// Flags over file over defaults.
-    pub(crate) fn load(self) -> anyhow::Result<Runtime> {
-        let file = File::find(self.config.as_deref())?.runtime;
-        self.over(file).decide()
+    /// Resolves flags, environment and file, and starts the log.
+    pub(crate) fn load(log: &Flags<LogSettings>, flags: &Flags<Self>) -> anyhow::Result<Runtime> {
+        let mut sources = sources(flags)?;
+        let log = sources.resolve(log);
+        let settings = sources.resolve::<Self>(flags);
+        let file = settings.as_ref().and_then(|settings| settings.config.clone());
+        let runtime = settings.and_then(|settings| settings.decide(&mut sources));
+        sources.check()?;
+        log.context("a setting is invalid")?.start();
+        tracing::debug!(?file, "settings resolved");
+        log_unknown_variables(&sources);
+        runtime.context("a setting is invalid")
     }
 
-    fn over(self, file: Self) -> Self {
-        Self {
-            config: None,
-            listen: self.listen.or(file.listen),
-            root: self.root.or(file.root),
-            state: self.state.or(file.state),
-            cni_conf_dir: self.cni_conf_dir.or(file.cni_conf_dir),
-            cni_bin_dir: if self.cni_bin_dir.is_empty() { file.cni_bin_dir } else { self.cni_bin_dir },
-            registry_config_dir: self.registry_config_dir.or(file.registry_config_dir),
-            pinned_image: if self.pinned_image.is_empty() { file.pinned_image } else { self.pinned_image },
-            pod_cidr: if self.pod_cidr.is_empty() { file.pod_cidr } else { self.pod_cidr },
-            bridge: self.bridge.or(file.bridge),
-            nft_table: self.nft_table.or(file.nft_table),
-            cgroup_root: self.cgroup_root.or(file.cgroup_root),
-            cgroup_driver: self.cgroup_driver.or(file.cgroup_driver),
-            nri_socket: self.nri_socket.or(file.nri_socket),
-            nri_plugin_dir: self.nri_plugin_dir.or(file.nri_plugin_dir),
-            nri_plugin_config_dir: self.nri_plugin_config_dir.or(file.nri_plugin_config_dir),
-            stream_listen: self.stream_listen.or(file.stream_listen),
-            stream_idle_seconds: self.stream_idle_seconds.or(file.stream_idle_seconds),
+    fn decide(self, sources: &mut Sources) -> Option<Runtime> {
+        let socket = sources.take(socket(&self.listen));
+        let root = sources.take(absolute(&self.root));
+        let state = sources.take(absolute(&self.state));
+        if self.pod_cidr.is_empty() {
+            sources.problems.push("pod-cidr is empty: name at least one range".to_owned());
         }
-    }
-
-    fn decide(self) -> anyhow::Result<Runtime> {
-        let listen = self.listen.unwrap_or_else(|| "unix:///run/coracle/cri.sock".into());
-        let socket = listen.strip_prefix("unix://").unwrap_or(&listen);
-        anyhow::ensure!(socket.starts_with('/'), "--listen wants unix:// and an absolute path, not {listen}");
-        let state = absolute(self.state.unwrap_or_else(|| "/run/coracle".into()))?;
         let nri = (self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir);
-        let default = "10.88.0.0/16".parse::<IpNetwork>()?;
-        Ok(Runtime {
-            socket: socket.into(),
-            root: absolute(self.root.unwrap_or_else(|| "/var/lib/coracle".into()))?,
-            nri: super::nri::decide(nri, &state),
+        let state = state?;
+        Some(Runtime {
+            socket: socket?,
+            root: root?,
+            nri: nri::decide(nri, &state),
             state,
             cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir),
             registry_config_dir: self.registry_config_dir,
             pinned_images: self.pinned_image,
-            pod_cidrs: if self.pod_cidr.is_empty() { vec![default] } else { self.pod_cidr },
-            bridge: self.bridge.unwrap_or_else(|| "coracle0".into()),
-            nft_table: self.nft_table.unwrap_or_else(|| "coracle".into()),
-            cgroup_root: self.cgroup_root.unwrap_or_else(|| "/".into()),
-            cgroup_driver: cgroup::decide(self.cgroup_driver),
-            stream_listen: self.stream_listen.unwrap_or_else(|| ([127, 0, 0, 1], 0).into()),
-            stream_idle_limit: super::stream_idle_limit(self.stream_idle_seconds),
+            pod_cidrs: self.pod_cidr,
+            bridge: self.bridge,
+            nft_table: self.nft_table,
+            cgroup_root: self.cgroup_root,
+            cgroup_driver: self.cgroup_driver.into(),
+            stream_listen: self.stream_listen,
+            stream_idle_limit: self.streaming_connection_idle_timeout.0,
         })
     }
 }
 
+fn socket(listen: &str) -> anyhow::Result<PathBuf> {
+    let socket = listen.strip_prefix("unix://").unwrap_or(listen);
+    anyhow::ensure!(socket.starts_with('/'), "--listen wants unix:// and an absolute path, not {listen}");
+    Ok(socket.into())
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::FromArgMatches as _;
+    use clap::{Args as _, FromArgMatches as _};
 
+    use super::super::TABLES;
+    use super::super::file::File;
     use super::*;
+
+    fn resolve(words: &[&str], file: &str) -> Result<Runtime, String> {
+        let command = Flags::<RuntimeSettings>::augment_args(clap::Command::new("runtime"));
+        let matches = command.get_matches_from(std::iter::once("runtime").chain(words.iter().copied()));
+        let flags = Flags::<RuntimeSettings>::from_arg_matches(&matches).unwrap();
+        let mut sources =
+            Sources { file: File::parse_toml(file, "f.toml", TABLES).unwrap(), ..Sources::default() };
+        let runtime =
+            sources.resolve(&flags).and_then(|runtime: RuntimeSettings| runtime.decide(&mut sources));
+        sources.check().map_err(|problems| problems.to_string())?;
+        Ok(runtime.unwrap())
+    }
 
     #[test]
     fn a_flag_overrides_the_file_and_the_file_the_default() {
-        let text = "[runtime]\nbridge = \"fromfile\"\nroot = \"/fromfile\"\ncgroup-driver = \"systemd\"";
-        let file: File = toml::from_str(text).unwrap();
-        let flags = RuntimeSettings { bridge: Some("fromflag".into()), ..RuntimeSettings::default() };
-        let runtime = flags.over(file.runtime).decide().unwrap();
+        let file = "[runtime]\nbridge = \"fromfile\"\nroot = \"/fromfile\"\ncgroup-driver = \"systemd\"";
+        let runtime = resolve(&["--bridge", "fromflag"], file).unwrap();
         let decided = (runtime.bridge.as_str(), runtime.root, runtime.nft_table.as_str());
         assert_eq!(decided, ("fromflag", "/fromfile".into(), "coracle"));
         assert_eq!(runtime.cgroup_driver, CgroupDriver::Systemd);
     }
 
     #[test]
-    fn streams_may_be_idle_for_four_hours_or_as_long_as_is_said() {
-        let limit = |seconds| {
-            let flags = RuntimeSettings { stream_idle_seconds: seconds, ..RuntimeSettings::default() };
-            flags.decide().unwrap().stream_idle_limit.map(|limit| limit.as_secs())
-        };
-        assert_eq!([limit(None), limit(Some(7)), limit(Some(0))], [Some(4 * 3600), Some(7), None]);
+    fn the_idle_timeout_of_streams_is_four_hours_by_default() {
+        let limit =
+            |words: &[&str]| resolve(words, "").unwrap().stream_idle_limit.map(|limit| limit.as_secs());
+        assert_eq!(limit(&[]), Some(4 * 3600));
+        assert_eq!(limit(&["--stream-idle-seconds", "7"]), Some(7));
+        assert_eq!(limit(&["--streaming-connection-idle-timeout", "1h30m"]), Some(5400));
+        assert_eq!(limit(&["--stream-idle-seconds=0"]), None);
     }
 
     #[test]
-    fn an_empty_flag_keeps_plugins_out() {
-        let command = RuntimeSettings::augment_args(clap::Command::new("runtime"));
-        let words = ["runtime", "--nri-socket", "", "--nri-plugin-dir", ""];
-        let flags = RuntimeSettings::from_arg_matches(&command.get_matches_from(words)).unwrap();
-        let nri = flags.decide().unwrap().nri;
+    fn an_empty_flag_switches_plugins_off() {
+        let nri = resolve(&["--nri-socket", "", "--nri-plugin-dir", ""], "").unwrap().nri;
         assert_eq!((nri.socket, nri.plugins), (None, None));
     }
 
     #[test]
     fn a_relative_socket_is_refused() {
-        let flags = RuntimeSettings { listen: Some("cri.sock".into()), ..RuntimeSettings::default() };
-        assert!(flags.decide().unwrap_err().to_string().contains("cri.sock"));
+        assert!(resolve(&["--listen", "cri.sock"], "").unwrap_err().contains("cri.sock"));
     }
 }

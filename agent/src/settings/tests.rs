@@ -1,31 +1,141 @@
-//! How flags, file and defaults become settings.
+//! Tests of the sources of settings and their order.
 
+use clap::{Args as _, FromArgMatches as _};
+
+use super::file::FileValue;
+use super::table::Shape;
+use super::value::Value as _;
 use super::*;
 
-fn file(text: &str) -> Result<File, toml::de::Error> {
-    toml::from_str(text)
+/// Settings of a node from keys of the file.
+pub(super) fn node_settings(text: &str) -> Result<NodeSettings, String> {
+    let mut sources = sources_of(&format!("[node]\n{text}"));
+    let node = sources.resolve(&Flags::<NodeSettings>::default());
+    sources.check().map_err(|problems| problems.to_string())?;
+    Ok(node.unwrap())
+}
+
+fn sources_of(toml: &str) -> Sources {
+    Sources { file: File::parse_toml(toml, "f.toml", TABLES).unwrap(), ..Sources::default() }
+}
+
+fn node_flags(words: &[&str]) -> Flags<NodeSettings> {
+    let command = Flags::<NodeSettings>::augment_args(clap::Command::new("agent"));
+    let words = std::iter::once("agent").chain(words.iter().copied());
+    Flags::from_arg_matches(&command.get_matches_from(words)).unwrap()
+}
+
+fn with_environment(variables: &[(&str, &str)], toml: &str) -> Sources {
+    let variables = variables.iter().map(|(name, value)| (name.into(), value.into()));
+    Sources { file: sources_of(toml).file, ..Sources::new(variables) }
 }
 
 #[test]
-fn a_flag_overrides_the_file_and_the_file_the_default() {
-    let from_file = file("[node]\nbridge = \"fromfile\"\nmax-pods = 7").unwrap().node;
-    let flags = NodeSettings { bridge: Some("fromflag".into()), ..NodeSettings::default() };
-    let dirs = Dirs { state: "/s".into(), run: "/r".into() };
-    let settings = Settings { dirs, node: flags.over(from_file), plane: ControlPlaneSettings::default() };
-    let node = settings.node().unwrap();
-    assert_eq!((node.bridge.as_str(), node.max_pods, node.cgroup_root.as_str()), ("fromflag", 7, "/"));
+fn a_flag_overrides_the_environment_the_file_and_the_default() {
+    let toml = "[node]\nbridge = \"fromfile\"\nmtu = 1300\nmax-pods = 7\ncluster-domain = \"file.local\"";
+    let mut sources = with_environment(&[("CORACLE_BRIDGE", "fromenv"), ("CORACLE_MTU", "1400")], toml);
+    let node = sources.resolve(&node_flags(&["--bridge", "fromflag"])).unwrap();
+    assert_eq!((node.bridge.as_str(), node.mtu, node.max_pods), ("fromflag", Some(1400), 7));
+    assert_eq!((node.cluster_domain.as_str(), node.cgroup_root.as_str()), ("file.local", "/"));
+    assert!(sources.check().is_ok());
 }
 
 #[test]
-fn an_unknown_key_is_an_error_that_names_it() {
-    let error = file("[node]\nbrigde = \"x\"").err().unwrap().to_string();
-    assert!(error.contains("brigde"), "{error}");
+fn all_invalid_settings_are_reported_with_their_source() {
+    let toml = "[node]\nbrigde = \"x\"\nmtu = \"big\"\ncluster-dns = \"10.43.0.10\"\n[control-plane]\nlisten = \"6443\"";
+    let mut sources = with_environment(&[("CORACLE_NODE_LEASE_SECONDS", "0")], toml);
+    let node = node_flags(&["--max-pods", "many", "--register-with-taints", "a=b:Never"]);
+    let flags = AllFlags { node, ..AllFlags::default() };
+    assert!(Settings::resolve(flags, &mut sources).is_none());
+    let error = sources.check().unwrap_err().to_string();
+    for part in [
+        "flag --max-pods \"many\": expected a whole number from 0 to 4294967295",
+        "flag --register-with-taints \"a=b:Never\": \"Never\" is not NoSchedule, PreferNoSchedule or NoExecute",
+        "environment variable CORACLE_NODE_LEASE_SECONDS \"0\": expected a whole number from 1 to 65535",
+        "f.toml node.brigde: unknown key",
+        "f.toml node.mtu \"big\": expected a whole number",
+        "f.toml node.cluster-dns: expected an array",
+        "f.toml control-plane.listen \"6443\": expected an IP address and a port",
+    ] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
 }
 
 #[test]
-fn half_a_set_of_credentials_is_refused() {
-    let node = NodeSettings { tls_cert_file: Some("/c".into()), ..NodeSettings::default() };
-    let dirs = Dirs { state: "/s".into(), run: "/r".into() };
-    let settings = Settings { dirs, node, plane: ControlPlaneSettings::default() };
-    assert!(settings.node().is_err());
+fn settings_that_contradict_each_other_are_reported_together() {
+    let mut sources = sources_of(
+        "[node]\ntls-cert-file = \"/c\"\nimage-credential-provider-config = \"/p\"\noverlay-vni = 0\n\
+         [control-plane]\ncluster-cidr = [\"10.43.0.0/16\"]",
+    );
+    assert!(Settings::resolve(AllFlags::default(), &mut sources).is_none());
+    let error = sources.check().unwrap_err().to_string();
+    for part in ["tls-private-key-file", "image-credential-provider-bin-dir", "overlay-vni", "overlap"] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+}
+
+#[test]
+fn every_default_is_valid() {
+    let mut sources = Sources::default();
+    assert!(Settings::resolve(AllFlags::default(), &mut sources).is_some());
+    assert!(sources.check().is_ok());
+}
+
+#[test]
+fn lists_and_maps_are_written_with_commas_or_as_arrays_and_tables() {
+    let words = ["--node-labels", "a=b,c=", "--node-labels", "d=e", "--cluster-dns", "10.43.0.10,fd43::a"];
+    let flag = Sources::default().resolve(&node_flags(&words)).unwrap();
+    let file = node_settings(
+        "node-labels = { a = \"b\", c = \"\", d = \"e\" }\ncluster-dns = [\"10.43.0.10\", \"fd43::a\"]",
+    );
+    let file = file.unwrap();
+    assert_eq!((flag.node_labels.len(), flag.cluster_dns.len()), (3, 2));
+    assert_eq!((flag.node_labels, flag.cluster_dns), (file.node_labels, file.cluster_dns));
+    assert!(node_settings("system-reserved = { cpu = \"500m\", memory = \"1Gi\" }").is_ok());
+    assert!(node_settings("system-reserved = { pid = \"100\" }").is_err());
+}
+
+#[test]
+fn taints_are_written_as_for_the_kubelet() {
+    let words = ["--register-with-taints", "gpu=yes:NoSchedule,spot:NoExecute"];
+    let taints = Sources::default().resolve(&node_flags(&words)).unwrap().register_with_taints;
+    let taints: Vec<_> =
+        taints.iter().map(|t| (t.key.as_str(), t.value.as_deref(), t.effect.as_str())).collect();
+    assert_eq!(taints, [("gpu", Some("yes"), "NoSchedule"), ("spot", None, "NoExecute")]);
+}
+
+#[test]
+fn a_switch_needs_no_value() {
+    let of = |words: &[&str]| Sources::default().resolve(&node_flags(words)).unwrap();
+    assert!(of(&["--server-tls-bootstrap"]).server_tls_bootstrap);
+    assert!(!of(&["--register-node=false"]).register_node);
+    assert!(of(&["--overlay-direct-routing", "true"]).overlay_direct_routing);
+}
+
+#[test]
+fn a_setting_with_two_names_is_given_once() {
+    assert_eq!(node_settings("log-max-size = 1024").unwrap().container_log_max_size.0, 1024);
+    assert_eq!(node_settings("container-log-max-size = \"1Ki\"").unwrap().container_log_max_size.0, 1024);
+    assert!(node_settings("log-max-size = 1024\ncontainer-log-max-size = 1").is_err());
+    let mut sources = with_environment(&[("CORACLE_LOG_MAX_FILES", "3")], "");
+    assert_eq!(sources.resolve(&node_flags(&["--log-max-size", "7"])).unwrap().container_log_max_files, 3);
+}
+
+#[test]
+fn unknown_environment_variables_are_found() {
+    let sources =
+        with_environment(&[("CORACLE_MAXPODS", "1"), ("CORACLE_MAX_PODS", "1"), ("CORACLE_FAULT", "")], "");
+    let tables: Vec<_> = TABLES.iter().map(|(_, fields)| *fields).collect();
+    assert_eq!(sources.unknown_variables(&tables).collect::<Vec<_>>(), ["CORACLE_MAXPODS"]);
+}
+
+#[test]
+fn names_in_one_table_are_unique() {
+    for (table, fields) in TABLES {
+        let names: Vec<_> = fields.iter().flat_map(|field| field.names()).collect();
+        let unique: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(names.len(), unique.len(), "{table}");
+    }
+    assert_eq!(<Vec<String>>::SHAPE, Shape::List);
+    assert_ne!(FileValue::Single(String::new()), FileValue::List(Vec::new()));
 }

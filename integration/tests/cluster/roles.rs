@@ -99,6 +99,51 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
     });
 }
 
+/// Settings of the kubelet's file, of a flag and of the environment, as kubectl shows them. The node is not registered
+/// while a setting is wrong, and all wrong settings are named.
+#[test]
+fn a_kubelet_configuration_labels_and_taints_show_in_kubectl() {
+    on_a_machine(|machine| {
+        let file = machine.path("kubelet.yaml");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let wrong = "staticPodPath: /x\nmaxPodz: 5\nmaxPods: many\n";
+        std::fs::write(&file, format!("{head}{wrong}")).unwrap();
+        let file = file.to_str().unwrap();
+        let output = coracle(&["agent", "--config", file, "--mtu", "big"]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        for part in ["staticPodPath", "maxPodz: unknown field", "maxPods \"many\"", "flag --mtu \"big\""] {
+            assert!(!output.status.success() && errors.contains(part), "{part} is not in: {errors}");
+        }
+        let taint = "registerWithTaints: [{key: gpu, value: \"yes\", effect: NoSchedule}]";
+        let reserved = "systemReserved: {cpu: 100m}\nkubeReserved: {cpu: 150m}";
+        std::fs::write(file, format!("{head}maxPods: 17\n{taint}\n{reserved}\n")).unwrap();
+        let flags = [
+            "--config",
+            file,
+            "--image-gc-high-threshold",
+            "100",
+            "--node-labels",
+            "zone=a,example.com/rack=",
+        ];
+        let cluster = Cluster::up_with(machine, &machine.path("mirrors"), &flags);
+        let shown =
+            |path: &str| cluster.kubectl(&["get", "node", "node-1", "-o", &format!("jsonpath={{{path}}}")]);
+        assert_eq!(shown(".metadata.labels.zone"), "a");
+        assert!(shown(".metadata.labels").contains("\"example.com/rack\":\"\""));
+        assert_eq!(
+            shown(".spec.taints[?(@.key==\"gpu\")]"),
+            "{\"effect\":\"NoSchedule\",\"key\":\"gpu\",\"value\":\"yes\"}"
+        );
+        assert_eq!(shown(".status.allocatable.pods"), "17");
+        let millis = |text: String| match text.strip_suffix('m') {
+            Some(millis) => millis.parse::<u32>().unwrap(),
+            None => text.parse::<u32>().unwrap() * 1000,
+        };
+        let (capacity, allocatable) = (shown(".status.capacity.cpu"), shown(".status.allocatable.cpu"));
+        assert_eq!(millis(capacity) - millis(allocatable), 250);
+    });
+}
+
 fn import(dir: &str, layout: &Path) {
     let places = [&format!("{dir}/state"), &format!("{dir}/run")];
     let name = ["--name", "docker.io/library/busybox:latest"];

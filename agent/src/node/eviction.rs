@@ -1,0 +1,117 @@
+//! Thresholds of available resources, below which the node is under pressure.
+
+/// The thresholds of one node, by the kubelet's eviction signals.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EvictionThresholds {
+    /// `memory.available`.
+    pub memory_available: Threshold,
+    /// `nodefs.available`: the file system of the state directory.
+    pub nodefs_available: Threshold,
+    /// `nodefs.inodesFree`.
+    pub nodefs_inodes_free: Threshold,
+    /// `pid.available`.
+    pub pid_available: Threshold,
+}
+
+/// An amount that has to be available.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Threshold {
+    /// Bytes, inodes or processes.
+    Amount(u64),
+    /// Hundredths of a percent of the capacity.
+    BasisPoints(u16),
+}
+
+// === impl EvictionThresholds ===
+
+impl EvictionThresholds {
+    /// The node is never under pressure.
+    pub const NONE: Self = Self {
+        memory_available: Threshold::Amount(0),
+        nodefs_available: Threshold::Amount(0),
+        nodefs_inodes_free: Threshold::Amount(0),
+        pid_available: Threshold::Amount(0),
+    };
+}
+
+impl Default for EvictionThresholds {
+    /// The kubelet's defaults, and 5 % of the process IDs, for which the kubelet has none.
+    fn default() -> Self {
+        Self {
+            memory_available: Threshold::Amount(100 << 20),
+            nodefs_available: Threshold::percent(10),
+            nodefs_inodes_free: Threshold::percent(5),
+            pid_available: Threshold::percent(5),
+        }
+    }
+}
+
+// === impl Threshold ===
+
+impl Threshold {
+    /// A whole percentage of the capacity.
+    #[must_use]
+    pub const fn percent(percent: u8) -> Self {
+        Self::BasisPoints(percent as u16 * 100)
+    }
+
+    /// Parses a quantity (`100Mi`), or a percentage from 0 to 100 with at most two decimals (`12.5%`).
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.strip_suffix('%') {
+            None => crate::cgroup::quantity::parse(text)
+                .and_then(|amount| u64::try_from(amount).ok())
+                .map(Self::Amount),
+            Some(percent) => {
+                let (whole, decimals) = percent.split_once('.').unwrap_or((percent, "0"));
+                let is_number =
+                    |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+                if decimals.len() > 2 || !is_number(whole) || !is_number(decimals) {
+                    return None;
+                }
+                let points = whole.parse::<u16>().ok()?.checked_mul(100)?;
+                let points = points.checked_add(format!("{decimals:0<2}").parse().ok()?)?;
+                (points <= 10_000).then_some(Self::BasisPoints(points))
+            }
+        }
+    }
+
+    /// The threshold of this capacity, rounded up.
+    pub(crate) fn of(self, capacity: u64) -> u64 {
+        match self {
+            Self::Amount(amount) => amount,
+            Self::BasisPoints(points) => {
+                let amount = (u128::from(capacity) * u128::from(points)).div_ceil(10_000);
+                u64::try_from(amount).unwrap_or(u64::MAX)
+            }
+        }
+    }
+
+    /// Whether the threshold is more than what is available. A file system without inodes (capacity 0) has no threshold.
+    pub(crate) fn exceeds(self, available: u64, capacity: u64) -> bool {
+        capacity > 0 && available < self.of(capacity)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_are_quantities_or_percentages() {
+        assert_eq!(Threshold::parse("100Mi"), Some(Threshold::Amount(100 << 20)));
+        assert_eq!(Threshold::parse("10%"), Some(Threshold::percent(10)));
+        assert_eq!(Threshold::parse("12.5%"), Some(Threshold::BasisPoints(1250)));
+        assert_eq!(Threshold::parse("0.05%"), Some(Threshold::BasisPoints(5)));
+        for wrong in ["", "%", "-1%", "100.01%", "101%", "1.234%", "700%", "much", "-1Mi", "1.%"] {
+            assert_eq!(Threshold::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_node_below_a_threshold_is_under_pressure() {
+        assert!(Threshold::percent(10).exceeds(99, 1000) && !Threshold::percent(10).exceeds(100, 1000));
+        assert!(Threshold::Amount(100).exceeds(99, 1000) && !Threshold::Amount(100).exceeds(100, 1000));
+        assert!(!Threshold::Amount(0).exceeds(0, 1000) && !Threshold::percent(5).exceeds(0, 0));
+    }
+}

@@ -1,0 +1,82 @@
+//! Eviction thresholds, as settings.
+
+use coracle_agent::{EvictionThresholds, Threshold};
+
+use super::value::{Percent, Thresholds};
+
+/// Maps signals to thresholds. Without `eviction-hard` the defaults of the kubelet apply, with `disk-free-percent` for
+/// `nodefs.available`, and 5 % for `pid.available`.
+pub(super) fn decide(
+    hard: Option<&Thresholds>,
+    disk_free: Option<Percent>,
+) -> anyhow::Result<EvictionThresholds> {
+    let Some(Thresholds(signals)) = hard else {
+        let defaults = EvictionThresholds::default();
+        let nodefs_available = disk_free.map(|Percent(percent)| Threshold::percent(percent));
+        return Ok(EvictionThresholds {
+            nodefs_available: nodefs_available.unwrap_or(defaults.nodefs_available),
+            ..defaults
+        });
+    };
+    anyhow::ensure!(
+        disk_free.is_none(),
+        "eviction-hard and disk-free-percent are both set: use only one of them"
+    );
+    let mut thresholds = EvictionThresholds::NONE;
+    for (signal, threshold) in signals {
+        match signal.as_str() {
+            "memory.available" => thresholds.memory_available = *threshold,
+            "nodefs.available" => thresholds.nodefs_available = *threshold,
+            "nodefs.inodesFree" => thresholds.nodefs_inodes_free = *threshold,
+            "pid.available" => thresholds.pid_available = *threshold,
+            // The kubelet's defaults for images on a disk of their own, which is not observed.
+            "imagefs.available" if *threshold == Threshold::percent(15) => {}
+            "imagefs.inodesFree" if *threshold == Threshold::percent(5) => {}
+            other => anyhow::bail!(
+                "eviction-hard: the signal {other} is not supported; use memory.available, nodefs.available, \
+                 nodefs.inodesFree or pid.available"
+            ),
+        }
+    }
+    Ok(thresholds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::value::Value as _;
+    use super::*;
+
+    fn of(text: &str, disk_free: Option<u8>) -> anyhow::Result<EvictionThresholds> {
+        let texts: Vec<String> = text.split(',').map(str::to_owned).collect();
+        let hard = Option::<Thresholds>::parse(&texts).map_err(anyhow::Error::msg)?;
+        decide(hard.as_ref(), disk_free.map(Percent))
+    }
+
+    #[test]
+    fn without_thresholds_the_kubelets_defaults_apply() {
+        let defaults = decide(None, None).unwrap();
+        assert_eq!(defaults, EvictionThresholds::default());
+        assert_eq!(decide(None, Some(Percent(1))).unwrap().nodefs_available, Threshold::percent(1));
+    }
+
+    #[test]
+    fn a_signal_that_is_not_listed_has_no_threshold() {
+        let thresholds =
+            of("memory.available<200Mi,nodefs.available<12.5%,imagefs.available<15%", None).unwrap();
+        let expected = EvictionThresholds {
+            memory_available: Threshold::parse("200Mi").unwrap(),
+            nodefs_available: Threshold::parse("12.5%").unwrap(),
+            ..EvictionThresholds::NONE
+        };
+        assert_eq!(thresholds, expected);
+    }
+
+    #[test]
+    fn thresholds_that_have_no_effect_are_refused() {
+        for wrong in ["imagefs.available<20%", "memory.free<1Gi", "memory.available", "nodefs.available<101%"]
+        {
+            assert!(of(wrong, None).is_err(), "{wrong}");
+        }
+        assert!(of("memory.available<1Gi", Some(10)).is_err());
+    }
+}

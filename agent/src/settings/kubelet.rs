@@ -1,0 +1,218 @@
+//! The kubelet's configuration file, `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1`.
+//!
+//! Decoding is strict as in the kubelet: an unknown or repeated field is an error. A field that we do not honour may
+//! only have its default value.
+
+mod fields;
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use serde_yaml_ng::{Mapping, Value};
+
+use super::file::{File, FileValue};
+use fields::{FIELDS, Support};
+
+const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+
+/// Table of the node's settings.
+const NODE: &str = "node";
+
+/// The parsing of one file.
+struct Parser<'a> {
+    place: &'a str,
+    file: File,
+    /// `address` and `port`, which are one setting of ours.
+    listen: (Option<String>, Option<String>),
+}
+
+/// Parses a `KubeletConfiguration`. Problems of single fields are collected in the file.
+pub(super) fn parse(text: &str, place: &str) -> anyhow::Result<File> {
+    let root: Mapping = serde_yaml_ng::from_str(text).with_context(|| format!("cannot parse {place}"))?;
+    let is = |key: &str, expected: &str| root.get(key).and_then(Value::as_str) == Some(expected);
+    anyhow::ensure!(
+        is("apiVersion", API_VERSION) && is("kind", "KubeletConfiguration"),
+        "{place} is not a KubeletConfiguration of {API_VERSION}; other settings are read from TOML files"
+    );
+    let mut parser = Parser { place, file: File::default(), listen: (None, None) };
+    for (key, value) in &root {
+        match key.as_str() {
+            Some("apiVersion" | "kind") => {}
+            Some(key) => parser.field(key, value),
+            None => parser.problem("", "a key is not a string"),
+        }
+    }
+    parser.add_listen();
+    Ok(parser.file)
+}
+
+// === impl Parser ===
+
+impl Parser<'_> {
+    fn problem(&mut self, path: &str, problem: &str) {
+        self.file.problems.push(format!("{} {path}: {problem}", self.place));
+    }
+
+    /// Adds the field with this path, or those below it.
+    fn field(&mut self, path: &str, value: &Value) {
+        if value.is_null() {
+            return;
+        }
+        if let Some(field) = FIELDS.iter().find(|field| field.path == path) {
+            if field.zero_is_unset && is_zero(value) {
+                return;
+            }
+            return match field.support {
+                Support::Setting(table, name) => self.setting(path, (table, name), value),
+                Support::Address => self.listen.0 = text(value),
+                Support::Port => self.listen.1 = text(value),
+                Support::Taints => self.taints(path, value),
+                Support::Only(allowed) => self.only(path, value, allowed),
+            };
+        }
+        // Paths below the value of a known field do not reach this: `evictionHard` is one field.
+        let is_parent = FIELDS
+            .iter()
+            .any(|field| field.path.strip_prefix(path).is_some_and(|below| below.starts_with('.')));
+        match value.as_mapping().filter(|_| is_parent) {
+            Some(fields) => {
+                for (key, value) in fields {
+                    self.field(&format!("{path}.{}", key.as_str().unwrap_or_default()), value);
+                }
+            }
+            None if is_parent => self.problem(path, "expected an object"),
+            None => self.problem(path, "unknown field"),
+        }
+    }
+
+    fn setting(&mut self, path: &str, key: (&'static str, &'static str), value: &Value) {
+        match file_value(value) {
+            Some(value) => self.file.insert(key, value, format!("{} {path}", self.place)),
+            None => self.problem(path, "expected a single value, an array or an object of single values"),
+        }
+    }
+
+    fn only(&mut self, path: &str, value: &Value, allowed: &[&str]) {
+        let is_allowed = match value {
+            Value::Sequence(values) => {
+                let texts: Option<Vec<String>> = values.iter().map(text).collect();
+                texts.is_some_and(|texts| allowed.contains(&texts.join(",").as_str()))
+            }
+            Value::Mapping(pairs) => pairs.is_empty(),
+            value => text(value).is_some_and(|text| allowed.iter().any(|allowed| is_same(&text, allowed))),
+        };
+        if !is_allowed {
+            let default = match allowed {
+                [] | [""] => "leave it unset".to_owned(),
+                allowed => format!("the only value is {}", allowed.join(" or ")),
+            };
+            self.problem(path, &format!("this field is not supported; {default}"));
+        }
+    }
+
+    /// Taints are objects here, and texts as the kubelet's flag has them in our settings.
+    fn taints(&mut self, path: &str, value: &Value) {
+        let taint = |value: &Value| {
+            let fields = value.as_mapping()?;
+            let known = fields.keys().all(|key| matches!(key.as_str(), Some("key" | "value" | "effect")));
+            let of = |name: &str| fields.get(name).map_or(Some(String::new()), text);
+            known.then_some(())?;
+            Some(format!("{}={}:{}", of("key")?, of("value")?, of("effect")?))
+        };
+        let taints = value.as_sequence().and_then(|values| values.iter().map(taint).collect::<Option<_>>());
+        let Some(taints) = taints else {
+            return self.problem(path, "expected an array of taints with key, value and effect");
+        };
+        let place = format!("{} {path}", self.place);
+        self.file.insert((NODE, "register-with-taints"), FileValue::List(taints), place);
+    }
+
+    fn add_listen(&mut self) {
+        let (address, port) = match std::mem::take(&mut self.listen) {
+            (None, None) => return,
+            (address, port) => {
+                (address.unwrap_or_else(|| "0.0.0.0".to_owned()), port.unwrap_or_else(|| "10250".to_owned()))
+            }
+        };
+        let address = if address.contains(':') { format!("[{address}]") } else { address };
+        let value = FileValue::Single(format!("{address}:{port}"));
+        self.file.insert((NODE, "kubelet-listen"), value, format!("{} address and port", self.place));
+    }
+}
+
+/// A value that the kubelet replaces by the default if the field is no pointer.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => {
+            text.is_empty() || coracle_agent::duration(text).is_some_and(|duration| duration.is_zero())
+        }
+        Value::Sequence(values) => values.is_empty(),
+        Value::Mapping(pairs) => pairs.is_empty(),
+        Value::Tagged(_) => false,
+    }
+}
+
+/// Equal as text or as durations: `1m` and `60s` are the same value.
+fn is_same(text: &str, other: &str) -> bool {
+    let duration = coracle_agent::duration(text);
+    text == other || (duration.is_some() && duration == coracle_agent::duration(other))
+}
+
+fn file_value(value: &Value) -> Option<FileValue> {
+    Some(match value {
+        Value::Sequence(values) => FileValue::List(values.iter().map(text).collect::<Option<_>>()?),
+        Value::Mapping(pairs) => {
+            let pair = |(key, value): (&Value, &Value)| Some((text(key)?, text(value)?));
+            FileValue::Map(pairs.iter().map(pair).collect::<Option<BTreeMap<_, _>>>()?)
+        }
+        value => FileValue::Single(text(value)?),
+    })
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(value) => Some(value.to_string()),
+        Value::Null | Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_) => None,
+    }
+}
+
+/// The fields for the reference page.
+#[cfg(test)]
+pub(super) struct Reference {
+    /// Field and setting.
+    pub(super) honoured: Vec<(&'static str, String)>,
+    /// Field and accepted values.
+    pub(super) without_effect: Vec<(&'static str, String)>,
+}
+
+#[cfg(test)]
+pub(super) fn reference() -> Reference {
+    let mut reference = Reference { honoured: Vec::new(), without_effect: Vec::new() };
+    for field in FIELDS {
+        let setting = match field.support {
+            Support::Setting(_, name) => name,
+            Support::Address | Support::Port => "kubelet-listen",
+            Support::Taints => "register-with-taints",
+            Support::Only(allowed) => {
+                let values: Vec<_> = allowed.iter().map(|value| format!("`{value}`")).collect();
+                let unset = if values.is_empty() {
+                    "unset".to_owned()
+                } else {
+                    format!("unset, {}", values.join(", "))
+                };
+                reference.without_effect.push((field.path, unset));
+                continue;
+            }
+        };
+        reference.honoured.push((field.path, setting.to_owned()));
+    }
+    reference
+}
+
+#[cfg(test)]
+mod tests;

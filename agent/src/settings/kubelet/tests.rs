@@ -1,0 +1,107 @@
+//! Tests of the kubelet's configuration file.
+
+use super::super::tests::node_settings;
+use super::super::{AllFlags, Settings, Sources};
+use super::*;
+
+const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+fn load(yaml: &str) -> Result<Settings, String> {
+    let file = parse(&format!("{HEAD}{yaml}"), "k.yaml").map_err(|error| format!("{error:#}"))?;
+    let mut sources = Sources { file, ..Sources::default() };
+    let settings = Settings::resolve(AllFlags::default(), &mut sources);
+    sources.check().map_err(|problems| problems.to_string())?;
+    Ok(settings.unwrap().1)
+}
+
+#[test]
+fn honoured_fields_are_settings() {
+    let node = load(
+        "address: 127.0.0.1\nport: 10350\nmaxPods: 7\npodPidsLimit: 100\nclusterDNS: [10.43.0.10]\n\
+         clusterDomain: example.org\nregisterNode: false\nregisterWithTaints: [{key: gpu, value: a, effect: NoSchedule}]\n\
+         systemReserved: {cpu: 100m}\nkubeReserved: {memory: 64Mi}\nevictionHard: {memory.available: 5%}\n\
+         containerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 3\nimageMinimumGCAge: 5m\nstreamingConnectionIdleTimeout: 1h\n\
+         nodeLeaseDurationSeconds: 20\ncgroupDriver: systemd\ncgroupRoot: /x\nresolvConf: /r\npodLogsDir: /l\n\
+         authentication: {x509: {clientCAFile: /ca}, webhook: {cacheTTL: 0s}}\nserverTLSBootstrap: true\n\
+         logging: {format: json}\n",
+    );
+    let node = node.unwrap().node();
+    assert_eq!(node.kubelet_listen.to_string(), "127.0.0.1:10350");
+    assert_eq!((node.max_pods, node.pod_pids_limit, node.lease_seconds), (7, Some(100), 20));
+    assert_eq!(
+        (node.cluster_dns.len(), node.cluster_domain.as_str(), node.register),
+        (1, "example.org", false)
+    );
+    assert_eq!((node.taints[0].key.as_str(), node.taints[0].effect.as_str()), ("gpu", "NoSchedule"));
+    assert_eq!(
+        (node.system_reserved["cpu"].as_str(), node.kube_reserved["memory"].as_str()),
+        ("100m", "64Mi")
+    );
+    assert_eq!(node.eviction.memory_available, coracle_agent::Threshold::percent(5));
+    assert_eq!((node.log_max_size, node.log_max_files), (1 << 20, 3));
+    assert_eq!(node.stream_idle_limit.unwrap().as_secs(), 3600);
+    assert_eq!((node.cgroup_root.as_str(), node.pod_log_dir), ("/x", "/l".into()));
+    assert_eq!((node.serving.client_ca, node.serving.bootstrap), (Some("/ca".into()), true));
+}
+
+#[test]
+fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
+    // kubeadm writes such values into every file.
+    let node = load(
+        "syncFrequency: 0s\nmaxPods: 0\nmemorySwap: {}\nclusterDomain: \"\"\nlogging: {flushFrequency: 0, verbosity: 0, \
+         options: {json: {infoBufferSize: \"0\"}}}\nauthorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s}}\n\
+         failSwapOn: null\nhealthzPort: 10248\nevictionPressureTransitionPeriod: 5m0s\n",
+    );
+    assert_eq!(node.unwrap().node().max_pods, 110);
+    assert!(load("healthzPort: 0").err().unwrap().contains("k.yaml healthzPort: this field is not supported"));
+    let none = load("imageGCHighThresholdPercent: 0").err().unwrap();
+    assert!(none.contains("image-gc-high-threshold 0"), "{none}");
+}
+
+#[test]
+fn fields_without_effect_and_unknown_fields_are_named() {
+    let error = load(
+        "staticPodPath: /etc/kubernetes/manifests\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
+         token: {}}\nfeatureGates: {X: true}\nenforceNodeAllocatable: [pods, system-reserved]\nevictionHard: 5\n\
+         registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pid: \"5\"}\n",
+    );
+    let error = error.err().unwrap();
+    for part in [
+        "k.yaml staticPodPath: this field is not supported; leave it unset",
+        "k.yaml maxPodz: unknown field",
+        "k.yaml maxPods \"many\": expected a whole number",
+        "k.yaml authentication.anonymous.enabled: this field is not supported; the only value is false",
+        "k.yaml authentication.token: unknown field",
+        "k.yaml featureGates: this field is not supported",
+        "k.yaml enforceNodeAllocatable: this field is not supported; the only value is pods",
+        "k.yaml evictionHard: expected a table",
+        "k.yaml registerWithTaints: expected an array of taints",
+        "k.yaml systemReserved \"pid=5\": \"pid\" cannot be reserved",
+    ] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+}
+
+#[test]
+fn other_files_are_refused() {
+    assert!(
+        parse("kind: Pod\napiVersion: v1", "k.yaml")
+            .unwrap_err()
+            .to_string()
+            .contains("not a KubeletConfiguration")
+    );
+    assert!(load("maxPods: 1\nmaxPods: 2").err().unwrap().contains("duplicate"));
+    assert!(parse("[node]", "k.yaml").is_err());
+}
+
+#[test]
+fn every_setting_of_a_field_exists() {
+    assert!(node_settings("").is_ok());
+    for field in FIELDS {
+        if let Support::Setting(table, name) = field.support {
+            let known = super::super::TABLES.iter().filter(|(key, _)| *key == table);
+            let known: Vec<_> = known.flat_map(|(_, fields)| fields.iter()).collect();
+            assert!(known.iter().any(|setting| setting.name == name), "{}", field.path);
+        }
+    }
+}

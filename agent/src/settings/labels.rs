@@ -1,0 +1,106 @@
+//! Labels of the Node object, as settings.
+
+use std::collections::BTreeMap;
+
+/// Labels in reserved domains that a node may set on itself: the kubelet's list for `--node-labels`.
+const ALLOWED: [&str; 12] = [
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+    "node.kubernetes.io/windows-build",
+];
+
+/// Refuses labels that the API server would refuse: it would refuse the Node object each time.
+pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
+    for (key, value) in labels {
+        let (domain, name) = key.split_once('/').unwrap_or(("", key));
+        let has_domain = key.contains('/');
+        anyhow::ensure!(
+            is_name(name) && (!has_domain || is_domain(domain)),
+            "node-labels: {key:?} is not a label key, such as example.com/zone"
+        );
+        anyhow::ensure!(
+            value.is_empty() || is_name(value),
+            "node-labels: {value:?} of {key} is not a label value: at most 63 letters, digits, '-', '_' and '.'"
+        );
+        let is_reserved = ["kubernetes.io", "k8s.io"]
+            .iter()
+            .any(|reserved| domain == *reserved || domain.ends_with(&format!(".{reserved}")));
+        let is_allowed = ALLOWED.contains(&key.as_str())
+            || ["kubelet.kubernetes.io", "node.kubernetes.io"]
+                .iter()
+                .any(|allowed| domain == *allowed || domain.ends_with(&format!(".{allowed}")));
+        anyhow::ensure!(
+            !is_reserved || is_allowed,
+            "node-labels: a node cannot set {key} on itself; use a label outside kubernetes.io, or set it with kubectl label node"
+        );
+    }
+    Ok(())
+}
+
+/// At most 63 letters, digits, `-`, `_` and `.`; the first and last are letters or digits.
+fn is_name(text: &str) -> bool {
+    let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    bytes.len() <= 63
+        && alphanumeric(bytes.first())
+        && alphanumeric(bytes.last())
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
+/// A DNS subdomain (RFC 1123).
+fn is_domain(text: &str) -> bool {
+    let is_label = |label: &str| {
+        is_name(label)
+            && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(key: &str, value: &str) -> anyhow::Result<()> {
+        check(&BTreeMap::from([(key.to_owned(), value.to_owned())]))
+    }
+
+    #[test]
+    fn labels_that_the_api_server_accepts_are_accepted() {
+        for (key, value) in [
+            ("zone", "a"),
+            ("example.com/rack_1", ""),
+            ("topology.kubernetes.io/zone", "eu-1"),
+            ("node.kubernetes.io/pool", "blue"),
+            ("team.node.kubernetes.io/pool", "blue"),
+        ] {
+            assert!(of(key, value).is_ok(), "{key}={value}");
+        }
+    }
+
+    #[test]
+    fn labels_that_the_api_server_refuses_are_refused() {
+        for (key, value) in [
+            ("", "a"),
+            ("-zone", "a"),
+            ("Example.com/zone", "a"),
+            ("/zone", "a"),
+            ("a/b/c", "d"),
+            ("zone", "a b"),
+            ("node-role.kubernetes.io/control-plane", ""),
+            ("node-restriction.kubernetes.io/x", "y"),
+            ("kubernetes.io/x", "y"),
+        ] {
+            assert!(of(key, value).is_err(), "{key}={value}");
+        }
+        assert!(of("zone", &"x".repeat(64)).is_err());
+    }
+}

@@ -1,0 +1,235 @@
+//! Settings of a node.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use coracle_agent::{EvictionThresholds, ImageGcPolicy};
+use coracle_cri::{CgroupDriver, NriSettings};
+use coracle_images::PinPattern;
+use k8s_openapi::api::core::v1::Taint;
+
+use super::cni::{self, Cni};
+use super::eviction;
+use super::sources::Sources;
+use super::table::settings;
+use super::value::{Age, ByteSize, IdleTimeout, PathOrOff, Percent, Resources, Thresholds};
+use super::{Dirs, Serving, absolute, address_or_port, cgroup, image_gc, labels, nri, overlay};
+
+settings! {
+    /// Settings of a node. Each has a default: the defaults make a working node.
+    pub(crate) struct NodeSettings = "node";
+
+    /// Directory of the container logs, one subdirectory per pod.
+    pod_log_dir: PathBuf = default "/var/log/pods", "DIR";
+    /// Cgroup that contains kubepods.
+    cgroup_root: String = default "/", "PATH";
+    /// Program that makes cgroups: cgroupfs (the node itself) or systemd.
+    cgroup_driver: cgroup::Driver = default "cgroupfs", "DRIVER";
+    /// Name of the node.
+    node_name: Option<String> = unset "the host's name", "NAME", also "hostname-override";
+    /// Addresses of the node; the first one is the primary address.
+    node_ip: Vec<IpAddr> = unset "found from the routes", "IP";
+    /// Create the Node object if it does not exist.
+    register_node: bool = default "true", "BOOL";
+    /// Labels of the Node object: key=value.
+    node_labels: BTreeMap<String, String> = default "", "LABELS";
+    /// Taints of the Node object when the node creates it: key=value:effect.
+    register_with_taints: Vec<Taint> = default "", "TAINTS";
+    /// Address and port of the kubelet API.
+    kubelet_listen: Option<SocketAddr> = unset "port 10250 of all addresses", "ADDRESS";
+    /// Addresses of the cluster's DNS service, for pods with dnsPolicy ClusterFirst.
+    cluster_dns: Vec<IpAddr> = default "", "IP";
+    /// DNS domain of the cluster.
+    cluster_domain: String = default "cluster.local", "DOMAIN";
+    /// Resolver configuration of the host, for pods with dnsPolicy Default. Empty: none.
+    resolv_conf: PathOrOff = default "/etc/resolv.conf", "FILE";
+    /// Directory of network configurations (CNI). Without a configuration, or with an empty path, pods use the built-in
+    /// bridge network.
+    cni_conf_dir: PathOrOff = default "/etc/cni/net.d", "DIR";
+    /// Directories of network plugins (CNI) that are not built in.
+    cni_bin_dir: Vec<PathBuf> = default "/opt/cni/bin", "DIR";
+    /// Name of the bridge of the built-in network.
+    bridge: String = default "coracle0", "NAME";
+    /// Name of the nftables table.
+    nft_table: String = default "coracle", "NAME";
+    /// Largest packet of pods, in bytes.
+    mtu: Option<u32> = unset "the MTU of the path to other nodes", "BYTES";
+    /// Path to the pods of other nodes: vxlan, host-gw (routes; all nodes in one subnet), udp (a tun device) or none.
+    overlay: overlay::Overlay = default "vxlan", "BACKEND";
+    /// Name of the overlay's interface. Names of further interfaces begin with it.
+    overlay_interface: Option<String> = unset "coracle. and the VNI", "NAME";
+    /// Network identifier of VXLAN, from 1 to 16777215.
+    overlay_vni: u32 = default "1", "VNI";
+    /// UDP port of VXLAN.
+    overlay_port: u16 = default "8472", "PORT";
+    /// UDP port of the overlay on kernels without VXLAN.
+    overlay_udp_port: u16 = default "8285", "PORT";
+    /// Nodes of one subnet route to each other without VXLAN.
+    overlay_direct_routing: bool = default "false", "BOOL";
+    /// Number that marks the overlay's routes in the kernel (rtm_protocol), at least 5.
+    overlay_route_protocol: u8 = default "67", "NUMBER";
+    /// Maximum number of pods.
+    max_pods: u32 = default "110", "COUNT";
+    /// Maximum number of processes of a pod; -1: no limit.
+    pod_max_pids: i64 = default "-1", "COUNT";
+    /// Resources reserved for the system: cpu, memory and ephemeral-storage. Pods cannot request them.
+    system_reserved: Resources = default "", "RESOURCES";
+    /// Resources reserved for the node's own processes. Added to system-reserved.
+    kube_reserved: Resources = default "", "RESOURCES";
+    /// Thresholds below which the node is under pressure and accepts no pods: memory.available, nodefs.available,
+    /// nodefs.inodesFree and pid.available, each a quantity or a percentage. A signal that is not listed has no threshold.
+    eviction_hard: Option<Thresholds>
+        = unset "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,pid.available<5%", "THRESHOLDS";
+    /// Percentage of nodefs.available in the default of eviction-hard.
+    disk_free_percent: Option<Percent> = unset "10", "PERCENT";
+    /// Duration of the node's lease in seconds. The node renews it four times as often.
+    node_lease_seconds: NonZero<u16> = default "40", "SECONDS";
+    /// Disk usage in percent at which the node removes unused images; 100: never.
+    image_gc_high_threshold: Percent = default "85", "PERCENT";
+    /// Disk usage in percent at which the removal of images stops. The longest unused images are removed first.
+    image_gc_low_threshold: Option<Percent> = unset "80, or 5 less than image-gc-high-threshold", "PERCENT";
+    /// Minimum age of an image since its pull before it is removed.
+    image_minimum_gc_age: Age = default "2m", "DURATION";
+    /// Age at which an unused image is removed although the disk has room; 0: never.
+    image_maximum_gc_age: Age = default "0", "DURATION";
+    /// Images that are never removed as unused: a name, a prefix and *, or a word between two *.
+    pinned_image: Vec<PinPattern> = default "", "PATTERN";
+    /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
+    registry_config_dir: Option<PathBuf> = unset "", "DIR";
+    /// CredentialProviderConfig of the kubelet: programs that provide credentials of registries.
+    image_credential_provider_config: Option<PathBuf> = unset "", "FILE";
+    /// Directory of these programs.
+    image_credential_provider_bin_dir: Option<PathBuf> = unset "", "DIR";
+    /// Socket for NRI plugins. Empty: none.
+    nri_socket: Option<PathOrOff> = unset "/var/run/nri/nri.sock", "PATH";
+    /// Directory of NRI plugins that start with the runtime. Empty: none.
+    nri_plugin_dir: Option<PathOrOff> = unset "/opt/nri/plugins", "DIR";
+    /// Directory of the configurations of these plugins.
+    nri_plugin_config_dir: PathBuf = default "/etc/nri/conf.d", "DIR";
+    /// Size at which a container's log file is rotated.
+    container_log_max_size: ByteSize = default "10Mi", "BYTES", also "log-max-size";
+    /// Maximum number of log files of a container.
+    container_log_max_files: u32 = default "5", "COUNT", also "log-max-files";
+    /// Time after which an idle stream (exec, attach, port-forward) is closed: a duration or seconds; 0: never.
+    streaming_connection_idle_timeout: IdleTimeout = default "4h", "DURATION", also "stream-idle-seconds";
+    /// Certificate of the kubelet API (only with `agent --kubeconfig`).
+    tls_cert_file: Option<PathBuf> = unset "a self-signed certificate in cert-dir", "FILE";
+    /// Key of this certificate.
+    tls_private_key_file: Option<PathBuf> = unset "", "FILE";
+    /// CA whose client certificates may call the kubelet API (only with `agent --kubeconfig`).
+    client_ca_file: Option<PathBuf> = unset "client certificates are refused", "FILE";
+    /// Request the certificate of the kubelet API from the cluster, and renew it (only with `agent --kubeconfig`).
+    server_tls_bootstrap: bool = default "false", "BOOL";
+    /// Directory of the certificates that the node makes or requests.
+    cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
+}
+
+/// Checked settings of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) dirs: Dirs,
+    pub(crate) pod_log_dir: PathBuf,
+    pub(crate) cgroup_root: String,
+    pub(crate) cgroup_driver: CgroupDriver,
+    pub(crate) name: String,
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) register: bool,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) taints: Vec<Taint>,
+    pub(crate) kubelet_listen: SocketAddr,
+    pub(crate) cluster_dns: Vec<IpAddr>,
+    pub(crate) cluster_domain: String,
+    pub(crate) resolv_conf: Option<PathBuf>,
+    pub(crate) cni: Cni,
+    pub(crate) bridge: String,
+    pub(crate) nft_table: String,
+    pub(crate) mtu: Option<u32>,
+    pub(crate) overlay: Option<coracle_cni::OverlayConfig>,
+    pub(crate) max_pods: u32,
+    pub(crate) pod_pids_limit: Option<i64>,
+    pub(crate) system_reserved: BTreeMap<String, String>,
+    pub(crate) kube_reserved: BTreeMap<String, String>,
+    pub(crate) eviction: EvictionThresholds,
+    pub(crate) lease_seconds: u16,
+    pub(crate) image_gc: ImageGcPolicy,
+    pub(crate) pinned_images: Vec<PinPattern>,
+    pub(crate) registry_config_dir: Option<PathBuf>,
+    pub(crate) credential_providers: Option<(PathBuf, PathBuf)>,
+    pub(crate) nri: NriSettings,
+    pub(crate) log_max_size: u64,
+    pub(crate) log_max_files: u32,
+    pub(crate) stream_idle_limit: Option<Duration>,
+    pub(crate) serving: Serving,
+}
+
+// === impl NodeSettings ===
+
+impl NodeSettings {
+    /// Checks settings that depend on each other. All problems are collected in `sources`.
+    pub(super) fn decide(self, dirs: &Dirs, sources: &mut Sources) -> Option<Node> {
+        let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
+        let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
+        let image_gc = sources.take(image_gc::decide(&self));
+        let eviction = sources.take(eviction::decide(self.eviction_hard.as_ref(), self.disk_free_percent));
+        let labels = sources.take(labels::check(&self.node_labels));
+        let serving = sources.take(Serving::decide(&self, &dirs.state));
+        let credential_providers = sources.take(self.credential_providers());
+        let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
+        let nri = (self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir);
+        labels?;
+        Some(Node {
+            dirs: dirs.clone(),
+            pod_log_dir: pod_log_dir?,
+            cgroup_root: self.cgroup_root,
+            cgroup_driver: self.cgroup_driver.into(),
+            name: name?,
+            ips: self.node_ip,
+            register: self.register_node,
+            labels: self.node_labels,
+            taints: self.register_with_taints,
+            kubelet_listen: address_or_port(self.kubelet_listen, 10250),
+            cluster_dns: self.cluster_dns,
+            cluster_domain: self.cluster_domain,
+            resolv_conf: self.resolv_conf.0,
+            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir),
+            bridge: self.bridge,
+            nft_table: self.nft_table,
+            mtu: self.mtu,
+            overlay: overlay?,
+            max_pods: self.max_pods,
+            pod_pids_limit: Some(self.pod_max_pids).filter(|limit| *limit > 0),
+            system_reserved: self.system_reserved.0,
+            kube_reserved: self.kube_reserved.0,
+            eviction: eviction?,
+            lease_seconds: self.node_lease_seconds.get(),
+            image_gc: image_gc?,
+            pinned_images: self.pinned_image,
+            registry_config_dir: self.registry_config_dir,
+            credential_providers: credential_providers?,
+            nri: nri::decide(nri, &dirs.run),
+            log_max_size: self.container_log_max_size.0,
+            log_max_files: self.container_log_max_files,
+            stream_idle_limit: self.streaming_connection_idle_timeout.0,
+            serving: serving?,
+        })
+    }
+
+    fn credential_providers(&self) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
+        match (&self.image_credential_provider_config, &self.image_credential_provider_bin_dir) {
+            (Some(file), Some(programs)) => Ok(Some((file.clone(), programs.clone()))),
+            (None, None) => Ok(None),
+            _ => anyhow::bail!(
+                "only one of image-credential-provider-config and image-credential-provider-bin-dir is set: set both or none"
+            ),
+        }
+    }
+}
+
+fn host_name() -> anyhow::Result<String> {
+    let name = nix::unistd::gethostname().context("cannot read the host's name; use --node-name")?;
+    Ok(name.to_string_lossy().to_lowercase())
+}

@@ -1,0 +1,154 @@
+//! Sources of settings and their order: flag, environment variable, file, default.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use super::file::{File, FileValue};
+use super::table::{DefaultValue, Field, Flags, Shape, Table};
+use super::value::Value;
+
+/// Prefix of all environment variables of settings.
+const PREFIX: &str = "CORACLE_";
+
+/// Variables with the prefix that are no settings: credentials of `coracle image pull`, and the fault points of tests.
+const OTHER_VARIABLES: [&str; 2] = ["CORACLE_REGISTRY_CREDS", "CORACLE_FAULT"];
+
+/// The sources below the command line, and the problems found so far.
+#[derive(Debug, Default)]
+pub(crate) struct Sources {
+    pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) file: File,
+    pub(crate) problems: Vec<String>,
+}
+
+/// Resolves the settings of one table.
+pub(crate) struct Resolver<'a> {
+    table: &'static str,
+    flags: &'a BTreeMap<&'static str, Vec<String>>,
+    sources: &'a mut Sources,
+}
+
+/// All settings that are wrong, each with its source.
+#[derive(Debug, thiserror::Error)]
+#[error("invalid configuration: {}", .0.join("; "))]
+pub(crate) struct InvalidSettings(Vec<String>);
+
+// === impl Sources ===
+
+impl Sources {
+    /// The variables of `environment` with our prefix. A value that is not UTF-8 is a problem.
+    pub(crate) fn new(environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let mut sources = Self::default();
+        for (name, value) in environment {
+            let Ok(name) = name.into_string() else { continue };
+            match value.into_string() {
+                _ if !name.starts_with(PREFIX) => {}
+                Ok(value) => drop(sources.environment.insert(name, value)),
+                Err(_) => sources.problems.push(format!("environment variable {name} is not valid UTF-8")),
+            }
+        }
+        sources
+    }
+
+    /// Resolves one table. Problems are collected.
+    pub(crate) fn resolve<T: Table>(&mut self, flags: &Flags<T>) -> Option<T> {
+        T::resolve(&mut Resolver { table: T::KEY, flags: flags.given(), sources: self })
+    }
+
+    /// Takes the value, or collects the problem.
+    pub(crate) fn take<T>(&mut self, result: anyhow::Result<T>) -> Option<T> {
+        result.map_err(|error| self.problems.push(format!("{error:#}"))).ok()
+    }
+
+    /// Fails with all problems, if there are any.
+    pub(crate) fn check(&mut self) -> Result<(), InvalidSettings> {
+        self.problems.append(&mut self.file.problems);
+        // Two tables may have the same setting.
+        let mut seen = std::collections::BTreeSet::new();
+        self.problems.retain(|problem| seen.insert(problem.clone()));
+        if self.problems.is_empty() {
+            Ok(())
+        } else {
+            Err(InvalidSettings(std::mem::take(&mut self.problems)))
+        }
+    }
+
+    /// Variables with our prefix that are no setting of any table, `known`.
+    pub(crate) fn unknown_variables<'a>(
+        &'a self,
+        known: &'a [&'static [Field]],
+    ) -> impl Iterator<Item = &'a str> {
+        let is_known = |variable: &str| {
+            let mut names = known.iter().flat_map(|fields| fields.iter()).flat_map(Field::names);
+            names.any(|name| super::table::variable(name) == variable) || OTHER_VARIABLES.contains(&variable)
+        };
+        self.environment.keys().map(String::as_str).filter(move |variable| !is_known(variable))
+    }
+}
+
+// === impl Resolver ===
+
+impl Resolver<'_> {
+    /// The value of the first source that has one. An invalid value is a problem, and `None`.
+    pub(crate) fn value<V: Value>(&mut self, field: &Field) -> Option<V> {
+        let (texts, source) = match self.given(field) {
+            Some((Ok(texts), source)) => (texts, source),
+            Some((Err(problem), source)) => return self.wrong(&source, &problem),
+            None => match field.default {
+                DefaultValue::Text(text) => (split(field.shape, [text]), "the default".to_owned()),
+                DefaultValue::Unset(_) => return V::unset(),
+            },
+        };
+        match V::parse(&texts) {
+            Ok(value) => Some(value),
+            Err(problem) => self.wrong(&format!("{source} {:?}", texts.join(",")), &problem),
+        }
+    }
+
+    fn wrong<V>(&mut self, source: &str, problem: &str) -> Option<V> {
+        self.sources.problems.push(format!("{source}: {problem}"));
+        None
+    }
+
+    /// The texts of the first source that gives the setting, and a description of the source.
+    fn given(&mut self, field: &Field) -> Option<(Result<Vec<String>, String>, String)> {
+        if let Some(texts) = self.flags.get(field.name) {
+            return Some((Ok(split(field.shape, texts)), format!("flag --{}", field.name)));
+        }
+        for name in field.names() {
+            let variable = super::table::variable(name);
+            if let Some(text) = self.sources.environment.get(&variable) {
+                return Some((Ok(split(field.shape, [text])), format!("environment variable {variable}")));
+            }
+        }
+        self.sources
+            .file
+            .get(self.table, field.name)
+            .map(|(value, place)| (texts(field.shape, value), place.to_owned()))
+    }
+}
+
+/// Splits lists at commas. An empty text is an empty list.
+fn split<T: AsRef<str>>(shape: Shape, texts: impl IntoIterator<Item = T>) -> Vec<String> {
+    let texts = texts.into_iter();
+    match shape {
+        Shape::Single | Shape::Switch => texts.map(|text| text.as_ref().to_owned()).collect(),
+        Shape::List | Shape::Map => texts
+            .flat_map(|text| text.as_ref().split(',').map(|part| part.trim().to_owned()).collect::<Vec<_>>())
+            .filter(|part| !part.is_empty())
+            .collect(),
+    }
+}
+
+fn texts(shape: Shape, value: &FileValue) -> Result<Vec<String>, String> {
+    match (shape, value) {
+        (Shape::Single | Shape::Switch, FileValue::Single(text)) => Ok(vec![text.clone()]),
+        (Shape::List, FileValue::List(texts)) => Ok(texts.clone()),
+        (Shape::Map, FileValue::Map(pairs)) => {
+            Ok(pairs.iter().map(|(key, value)| format!("{key}={value}")).collect())
+        }
+        (Shape::Single | Shape::Switch, _) => Err("expected a single value".to_owned()),
+        (Shape::List, _) => Err("expected an array of single values".to_owned()),
+        (Shape::Map, _) => Err("expected a table of single values".to_owned()),
+    }
+}

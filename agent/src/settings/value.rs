@@ -1,0 +1,314 @@
+//! Types of settings, and how they are parsed from text.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZero;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use coracle_agent::Threshold;
+use coracle_images::PinPattern;
+use ipnetwork::IpNetwork;
+use k8s_openapi::api::core::v1::Taint;
+
+use super::table::Shape;
+
+/// The type of a setting: a single value, an optional one, a list or a map.
+pub(crate) trait Value: Sized {
+    const SHAPE: Shape;
+
+    /// Parses the texts of one source. The error says what is expected.
+    fn parse(texts: &[String]) -> Result<Self, String>;
+
+    /// The value if no source gives one and there is no default.
+    fn unset() -> Option<Self>;
+}
+
+/// A single value that is parsed from one text.
+pub(crate) trait Single: Sized {
+    const SHAPE: Shape = Shape::Single;
+
+    /// Parses the text. The error says what is expected.
+    fn parse(text: &str) -> Result<Self, String>;
+}
+
+/// A whole number from 0 to 100.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Percent(pub(crate) u8);
+
+/// A duration as Kubernetes writes it: `2m`, `168h`, `0`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Age(pub(crate) Duration);
+
+/// A duration, or a number of seconds. `None` for 0: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IdleTimeout(pub(crate) Option<Duration>);
+
+/// A number of bytes, or a quantity such as `10Mi`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ByteSize(pub(crate) u64);
+
+/// A directory, file or socket. An empty text switches the feature off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PathOrOff(pub(crate) Option<PathBuf>);
+
+/// Amounts of resources by name: `cpu=500m,memory=1Gi`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Resources(pub(crate) BTreeMap<String, String>);
+
+/// Eviction thresholds by signal: `memory.available<100Mi,nodefs.available<10%`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Thresholds(pub(crate) BTreeMap<String, Threshold>);
+
+// === impl Value ===
+
+impl<T: Single> Value for T {
+    const SHAPE: Shape = <T as Single>::SHAPE;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        // The last one counts, as in the kubelet.
+        texts.last().map_or_else(|| Err("a value is missing".to_owned()), |text| <T as Single>::parse(text))
+    }
+
+    fn unset() -> Option<Self> {
+        None
+    }
+}
+
+impl<T: Single> Value for Option<T> {
+    const SHAPE: Shape = <T as Single>::SHAPE;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        <T as Value>::parse(texts).map(Some)
+    }
+
+    fn unset() -> Option<Self> {
+        Some(None)
+    }
+}
+
+impl<T: Single> Value for Vec<T> {
+    const SHAPE: Shape = Shape::List;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        texts.iter().map(|text| <T as Single>::parse(text)).collect()
+    }
+
+    fn unset() -> Option<Self> {
+        Some(Vec::new())
+    }
+}
+
+impl Value for BTreeMap<String, String> {
+    const SHAPE: Shape = Shape::Map;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        let pair = |text: &String| {
+            let (key, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is not key=value"))?;
+            Ok((key.trim().to_owned(), value.trim().to_owned()))
+        };
+        texts.iter().map(pair).collect()
+    }
+
+    fn unset() -> Option<Self> {
+        Some(BTreeMap::new())
+    }
+}
+
+impl Value for Resources {
+    const SHAPE: Shape = Shape::Map;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        let amounts = <BTreeMap<String, String> as Value>::parse(texts)?;
+        for (name, amount) in &amounts {
+            // The node reports no other resource that the system or Kubernetes could use.
+            if !["cpu", "memory", "ephemeral-storage"].contains(&name.as_str()) {
+                return Err(format!("{name:?} cannot be reserved; use cpu, memory or ephemeral-storage"));
+            }
+            if coracle_agent::quantity(amount).is_none_or(|amount| amount < 0) {
+                return Err(format!("{name}={amount} is not a quantity such as 500m or 1Gi"));
+            }
+        }
+        Ok(Self(amounts))
+    }
+
+    fn unset() -> Option<Self> {
+        Some(Self::default())
+    }
+}
+
+impl Value for Option<Thresholds> {
+    const SHAPE: Shape = Shape::Map;
+
+    fn parse(texts: &[String]) -> Result<Self, String> {
+        let threshold = |text: &String| {
+            let (signal, value) = text
+                .split_once(['<', '='])
+                .ok_or_else(|| format!("{text:?} is not signal<value, such as memory.available<100Mi"))?;
+            let value = Threshold::parse(value.trim())
+                .ok_or_else(|| format!("{text:?} has neither a quantity nor a percentage"))?;
+            Ok((signal.trim().to_owned(), value))
+        };
+        let thresholds = texts.iter().map(threshold).collect::<Result<BTreeMap<_, _>, String>>()?;
+        Ok(Some(Thresholds(thresholds)))
+    }
+
+    fn unset() -> Option<Self> {
+        Some(None)
+    }
+}
+
+// === impl Single ===
+
+impl Single for String {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+}
+
+impl Single for PathBuf {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Err("a path is missing".to_owned()) } else { Ok(text.into()) }
+    }
+}
+
+impl Single for PathOrOff {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(Self(Some(PathBuf::from(text)).filter(|path| !path.as_os_str().is_empty())))
+    }
+}
+
+impl Single for bool {
+    const SHAPE: Shape = Shape::Switch;
+
+    fn parse(text: &str) -> Result<Self, String> {
+        expect(text, "true or false")
+    }
+}
+
+impl Single for IpAddr {
+    fn parse(text: &str) -> Result<Self, String> {
+        expect(text, "an IP address")
+    }
+}
+
+impl Single for SocketAddr {
+    fn parse(text: &str) -> Result<Self, String> {
+        expect(text, "an IP address and a port, such as 127.0.0.1:80 or [::1]:80")
+    }
+}
+
+impl Single for IpNetwork {
+    fn parse(text: &str) -> Result<Self, String> {
+        expect(text, "an IP range, such as 10.0.0.0/16")
+    }
+}
+
+impl Single for PinPattern {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error| format!("{error}"))
+    }
+}
+
+impl Single for Percent {
+    fn parse(text: &str) -> Result<Self, String> {
+        let expected = "a whole number from 0 to 100";
+        expect::<u8>(text, expected).and_then(|value| match value {
+            0..=100 => Ok(Self(value)),
+            _ => Err(format!("expected {expected}")),
+        })
+    }
+}
+
+impl Single for Age {
+    fn parse(text: &str) -> Result<Self, String> {
+        coracle_agent::duration(text)
+            .map(Self)
+            .ok_or_else(|| "expected a duration, such as 2m, 168h or 0".to_owned())
+    }
+}
+
+impl Single for IdleTimeout {
+    fn parse(text: &str) -> Result<Self, String> {
+        let seconds = text.parse::<u32>().ok().map(|count| Duration::from_secs(count.into()));
+        seconds
+            .or_else(|| coracle_agent::duration(text))
+            .map(|limit| Self(Some(limit).filter(|limit| !limit.is_zero())))
+            .ok_or_else(|| "expected a duration, such as 4h, or a number of seconds".to_owned())
+    }
+}
+
+impl Single for ByteSize {
+    fn parse(text: &str) -> Result<Self, String> {
+        coracle_agent::quantity(text)
+            .and_then(|bytes| u64::try_from(bytes).ok())
+            .map(Self)
+            .ok_or_else(|| "expected a number of bytes or a quantity, such as 10Mi".to_owned())
+    }
+}
+
+impl Single for Taint {
+    /// `key=value:effect` or `key:effect`, as in the kubelet's `--register-with-taints`.
+    fn parse(text: &str) -> Result<Self, String> {
+        let expected = || "expected key=value:effect or key:effect".to_owned();
+        let (name, effect) = text.rsplit_once(':').ok_or_else(expected)?;
+        if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect) {
+            return Err(format!("{effect:?} is not NoSchedule, PreferNoSchedule or NoExecute"));
+        }
+        let (key, value) = match name.split_once('=') {
+            Some((key, value)) => (key, Some(value.to_owned()).filter(|value| !value.is_empty())),
+            None => (name, None),
+        };
+        if key.is_empty() {
+            return Err(expected());
+        }
+        Ok(Taint { key: key.to_owned(), value, effect: effect.to_owned(), time_added: None })
+    }
+}
+
+macro_rules! whole_numbers {
+    ($($type:ty),+) => {
+        $(
+            impl Single for $type {
+                fn parse(text: &str) -> Result<Self, String> {
+                    expect(text, &format!("a whole number from {} to {}", <$type>::MIN, <$type>::MAX))
+                }
+            }
+        )+
+    };
+}
+whole_numbers!(u8, u16, u32, i64, NonZero<u16>, NonZero<u32>);
+
+/// Implements [`Single`] for an enumeration that clap knows.
+macro_rules! choices {
+    ($($type:ty),+ $(,)?) => {
+        $(
+            impl $crate::settings::value::Single for $type {
+                fn parse(text: &str) -> Result<Self, String> {
+                    $crate::settings::value::choose(text)
+                }
+            }
+        )+
+    };
+}
+pub(crate) use choices;
+
+/// One of the values of an enumeration.
+pub(crate) fn choose<T: ValueEnum>(text: &str) -> Result<T, String> {
+    let value = T::value_variants()
+        .iter()
+        .find(|value| value.to_possible_value().is_some_and(|possible| possible.matches(text, false)));
+    value.cloned().ok_or_else(|| {
+        let names = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        format!(
+            "expected one of {}",
+            names.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
+        )
+    })
+}
+
+fn expect<T: std::str::FromStr>(text: &str, expected: &str) -> Result<T, String> {
+    // The parsers' own errors ("invalid digit found in string") say less than what is expected.
+    text.parse().ok().ok_or_else(|| format!("expected {expected}"))
+}
