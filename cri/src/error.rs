@@ -55,6 +55,19 @@ pub enum Error {
         /// The end of its outputs, with a separator.
         last_words: String,
     },
+    /// The outputs of running commands use all the memory that they may use.
+    #[error(
+        "cannot keep the output of command {command:?}: outputs of commands in {scope} are limited to {mebibytes} MiB at \
+         a time; write less, or run fewer commands at once"
+    )]
+    OutputMemory {
+        /// The command.
+        command: String,
+        /// Whose outputs are limited.
+        scope: &'static str,
+        /// The limit.
+        mebibytes: usize,
+    },
     /// An attached client reads more slowly than the container writes.
     #[error(
         "this client reads the container's output too slowly and was disconnected; the container continues to run"

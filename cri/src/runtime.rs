@@ -29,7 +29,7 @@ use crate::recover::Recovery;
 use crate::selinux::Selinux;
 use crate::services::checkpoints::CheckpointService;
 use crate::services::containers::ContainerService;
-use crate::services::execs::ExecService;
+use crate::services::execs::{ExecService, OutputMemory};
 use crate::services::images::ImageService;
 use crate::services::sandboxes::SandboxService;
 use crate::services::status::StatusService;
@@ -260,6 +260,7 @@ impl Parts {
             tables: self.tables.clone(),
             records: self.records.clone(),
             cgroups: self.cgroups.clone(),
+            output_memory: OutputMemory::default(),
         }
     }
 

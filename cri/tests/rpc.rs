@@ -100,6 +100,7 @@ fn main() -> ExitCode {
         exec::what_was_written_is_returned_though_it_is_held_open,
         exec::a_late_command_takes_with_it_whatever_it_started,
         exec::a_full_answer_fits_into_a_message,
+        exec::outputs_of_one_pod_take_bounded_memory,
         exec::thousands_of_execs_leave_nothing,
         streams::a_client_that_has_said_its_last_word_still_hears_the_pod,
         streams::a_client_that_goes_leaves_no_connection,

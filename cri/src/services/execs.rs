@@ -1,6 +1,7 @@
 //! The exec service: commands in running containers.
 
 mod descendants;
+mod output_memory;
 mod outputs;
 mod sync;
 
@@ -19,12 +20,16 @@ use crate::services::containers::{PROCESS_FILE, read_process};
 use crate::shim_client::{self, Begun, ErrorKind, ExecStdio, Started};
 use crate::tables::Tables;
 
+pub(crate) use output_memory::OutputMemory;
+
 /// Runs commands in containers.
 #[derive(Clone)]
 pub(crate) struct ExecService {
     pub(crate) tables: Arc<Tables>,
     pub(crate) records: Arc<Records>,
     pub(crate) cgroups: Arc<Cgroups>,
+    /// Memory for the outputs of all ExecSync calls.
+    pub(crate) output_memory: OutputMemory,
 }
 
 /// A command that runs in a container.

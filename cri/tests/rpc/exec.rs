@@ -106,6 +106,39 @@ pub(crate) async fn a_full_answer_fits_into_a_message(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
 }
 
+pub(crate) async fn outputs_of_one_pod_take_bounded_memory(machine: &mut Machine) {
+    let pod = machine.pod("loud").await;
+    let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
+    let script = "head -c 15728640 /dev/zero; sleep 20";
+    let mut calls = Vec::new();
+    for _ in 0..4 {
+        let mut wire = Wire::open(machine).await;
+        let request = request(&id, script, 600);
+        calls.push(tokio::spawn(async move {
+            let answer = wire.client.exec_sync(request).await;
+            wire.close().await;
+            answer.map(|answer| answer.into_inner().stdout.len())
+        }));
+    }
+    let (mut full, mut refused) = (0, 0);
+    for call in calls {
+        match call.await.expect("no panic") {
+            Ok(length) => {
+                assert_eq!(length, 15 << 20);
+                full += 1;
+            }
+            Err(status) => {
+                assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+                assert!(status.message().contains("limited to 32 MiB"), "{status}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(full <= 2 && refused >= 2, "{full} in full, {refused} refused");
+    machine.restart(Duration::ZERO).await;
+    machine.remove_pod(&pod).await;
+}
+
 /// Descriptors, threads and kilobytes of a process.
 #[derive(Debug)]
 struct Holdings {

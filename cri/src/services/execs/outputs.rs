@@ -3,6 +3,8 @@
 use coracle_proto::cri;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use super::output_memory::{Full, Share};
+
 /// Kept of both together. Clients, the kubelet among them, refuse a message of more than 16 MiB; the rest is for
 /// its other fields.
 const LIMIT: usize = (16 << 20) - (1 << 10);
@@ -13,17 +15,25 @@ const TAIL: usize = 1 << 10;
 const READ_SIZE: usize = 32 << 10;
 
 /// Both outputs, so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outputs {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
+    /// The memory that both use.
+    share: Share,
+    full: Option<Full>,
 }
 
 // === impl Outputs ===
 
 impl Outputs {
-    /// Reads both to their ends. What does not fit is read and dropped, so that the command can go on. What was
-    /// read stays when this is given up.
+    /// No output yet; grows within the memory of this share.
+    pub(super) fn new(share: Share) -> Self {
+        Self { stdout: Vec::new(), stderr: Vec::new(), share, full: None }
+    }
+
+    /// Reads both to their ends, or until the shared memory is [full](Self::full). Bytes above the limit of one call are
+    /// read and dropped, so that the command can go on. What was read stays when this future is dropped.
     pub(super) async fn read(
         &mut self,
         mut stdout: impl AsyncRead + Unpin,
@@ -37,15 +47,26 @@ impl Outputs {
                 read = stdout.read(&mut out), if out_open => {
                     let count = read.unwrap_or_default();
                     out_open = count > 0;
-                    keep(&mut self.stdout, self.stderr.len(), &out[..count]);
+                    self.full = keep(&mut self.stdout, &self.stderr, &mut self.share, &out[..count]).err();
                 }
                 read = stderr.read(&mut err), if err_open => {
                     let count = read.unwrap_or_default();
                     err_open = count > 0;
-                    keep(&mut self.stderr, self.stdout.len(), &err[..count]);
+                    self.full = keep(&mut self.stderr, &self.stdout, &mut self.share, &err[..count]).err();
                 }
             }
+            if self.full.is_some() {
+                // Other calls get the memory now, and not when the command is killed.
+                (self.stdout, self.stderr) = (Vec::new(), Vec::new());
+                self.share.clear();
+                return;
+            }
         }
+    }
+
+    /// The limit that the outputs would exceed, if reading ended because of it.
+    pub(super) fn full(&self) -> Option<Full> {
+        self.full
     }
 
     /// The answer to a call whose command ended.
@@ -65,9 +86,18 @@ impl Outputs {
     }
 }
 
-fn keep(into: &mut Vec<u8>, other: usize, bytes: &[u8]) {
-    let room = (LIMIT - other.max(RESERVE)).saturating_sub(into.len());
-    into.extend_from_slice(&bytes[..bytes.len().min(room)]);
+fn keep(into: &mut Vec<u8>, other: &Vec<u8>, share: &mut Share, bytes: &[u8]) -> Result<(), Full> {
+    let room = (LIMIT - other.len().max(RESERVE)).saturating_sub(into.len());
+    let bytes = &bytes[..bytes.len().min(room)];
+    let length = into.len() + bytes.len();
+    if length > into.capacity() {
+        // Counted before it is allocated; doubled, as a vector grows.
+        let capacity = length.max(2 * into.capacity()).min(LIMIT);
+        share.grow(capacity + other.capacity())?;
+        into.reserve_exact(capacity - into.len());
+    }
+    into.extend_from_slice(bytes);
+    Ok(())
 }
 
 /// The end of a text on one line. Bounded when it is escaped already, which makes some characters longer.
@@ -86,10 +116,15 @@ fn tail(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::output_memory::OutputMemory;
     use super::*;
 
+    fn outputs() -> Outputs {
+        Outputs::new(OutputMemory::default().share("sandbox"))
+    }
+
     async fn written(stdout: &[u8], stderr: &[u8]) -> Outputs {
-        let mut outputs = Outputs::default();
+        let mut outputs = outputs();
         outputs.read(stdout, stderr).await;
         outputs
     }
@@ -107,10 +142,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn reading_ends_when_the_shared_memory_is_full() {
+        let (memory, long) = (OutputMemory::default(), vec![b'x'; 20 << 20]);
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            let mut outputs = Outputs::new(memory.share("sandbox"));
+            outputs.read(&long[..], tokio::io::empty()).await;
+            all.push(outputs);
+        }
+        let full: Vec<bool> = all.iter().map(|outputs| outputs.full().is_some()).collect();
+        assert_eq!(full, [false, false, true]);
+        let kept: usize = all.iter().map(|outputs| outputs.stdout.capacity()).sum();
+        assert!(kept <= 33 << 20, "{kept}");
+        let mut other = Outputs::new(memory.share("other"));
+        other.read(&b"well"[..], tokio::io::empty()).await;
+        assert_eq!((other.full(), other.stdout.as_slice()), (None, &b"well"[..]));
+    }
+
+    #[tokio::test]
     async fn what_was_read_stays_when_the_rest_does_not_come() {
         let (ours, mut theirs) = tokio::io::duplex(64);
         tokio::io::AsyncWriteExt::write_all(&mut theirs, b"so far").await.expect("write");
-        let mut outputs = Outputs::default();
+        let mut outputs = outputs();
         let reading = outputs.read(ours, tokio::io::empty());
         let late = tokio::time::timeout(std::time::Duration::from_millis(50), reading).await;
         assert!(late.is_err(), "it is still open");

@@ -9,7 +9,9 @@ use coracle_proto::{cri, shim};
 use nix::fcntl::OFlag;
 use nix::unistd::pipe2;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
+use super::output_memory::Full;
 use super::outputs::Outputs;
 use super::{Exec, ExecService, StartTask, exit_code, shim_lost};
 use crate::container::Container;
@@ -33,7 +35,7 @@ enum End {
     Over,
 }
 
-/// Resolves when the call is over: by its timeout, or because its caller disconnected.
+/// Resolves when the call is over: by its timeout, because its caller disconnected, or because its output has no room.
 type Over<'a> = Pin<&'a mut (dyn Future<Output = ()> + Send)>;
 
 impl ExecService {
@@ -51,7 +53,8 @@ impl ExecService {
         let container = self.tables.running(&request.container_id)?;
         let (out, stdout) = pipe()?;
         let (err, stderr) = pipe()?;
-        let mut over = pin!(over(request.timeout, gone));
+        let full = CancellationToken::new();
+        let mut over = pin!(over(request.timeout, gone, &full));
         let stdio = ExecStdio::Captured { stdout, stderr };
         let task = self.start(&container, request.cmd.clone(), stdio);
         let exec = match self.started(&container, task, over.as_mut()).await {
@@ -59,8 +62,19 @@ impl ExecService {
             Some(Err(error)) => return not_executable(error),
             None => return Err(timed_out(&request, String::new())),
         };
-        let mut outputs = Outputs::default();
-        match self.wait(&container, exec, outputs.read(out, err), over.as_mut()).await {
+        let share = self.output_memory.share(&container.record.sandbox_id);
+        let mut outputs = Outputs::new(share);
+        let reading = async {
+            outputs.read(out, err).await;
+            if outputs.full().is_some() {
+                full.cancel();
+            }
+        };
+        let end = self.wait(&container, exec, reading, over.as_mut()).await;
+        if let Some(Full { scope, limit }) = outputs.full() {
+            return Err(Error::OutputMemory { command: shown(&request.cmd), scope, mebibytes: limit >> 20 });
+        }
+        match end {
             End::Exited(exit) => Ok(outputs.answer(exit.code)),
             End::ShimLost => Err(shim_lost(&container)),
             End::Over => Err(timed_out(&request, outputs.last_words())),
@@ -145,12 +159,13 @@ fn pipe() -> Result<(Descriptor, OwnedFd), Error> {
     Ok((Descriptor::new(ours).map_err(kernel)?, theirs))
 }
 
-/// Resolves when the timeout is over or the caller has disconnected.
-async fn over(timeout_seconds: i64, gone: impl Future<Output = ()>) {
+/// Resolves when the timeout is over, the caller has disconnected, or the memory for outputs is full.
+async fn over(timeout_seconds: i64, gone: impl Future<Output = ()>, full: &CancellationToken) {
     tokio::select! {
-        // Both arms only wait.
+        // All arms only wait.
         () = timeout(timeout_seconds) => {}
         () = gone => {}
+        () = full.cancelled() => {}
     }
 }
 
