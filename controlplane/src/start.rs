@@ -59,6 +59,8 @@ pub struct ControlPlaneConfig {
     pub signing_duration: Duration,
     /// A node that is silent for so long is said to be Unknown, and its pods are moved.
     pub node_monitor_grace: Duration,
+    /// Maximum duration of a request that is not long-running.
+    pub request_timeout: Duration,
 }
 
 /// Why the control plane did not start.
@@ -141,6 +143,7 @@ impl ControlPlaneConfig {
             admission_file: None,
             signing_duration: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
+            request_timeout: coracle_apiserver::REQUEST_TIMEOUT,
         }
     }
 }
@@ -225,6 +228,7 @@ fn apiserver_config(
         token_file: config.token_file.clone(),
         kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
         admission_file: config.admission_file.clone(),
+        request_timeout: config.request_timeout,
     })
 }
 

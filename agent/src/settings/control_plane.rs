@@ -10,6 +10,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
+use super::value::Age;
 use super::{Dirs, address_or_port};
 
 settings! {
@@ -43,6 +44,8 @@ settings! {
     cluster_signing_seconds: NonZero<u32> = default "31536000", "SECONDS";
     /// Seconds without a lease renewal after which a node is Unknown and its pods are evicted.
     node_monitor_grace_seconds: NonZero<u32> = default "50", "SECONDS";
+    /// Maximum duration of an API request that is not a watch, a log or a stream; at least 1s.
+    request_timeout: Age = default "60s", "DURATION";
 }
 
 /// Checked settings of the control plane.
@@ -59,6 +62,7 @@ pub(crate) struct ControlPlane {
     pub(crate) own_node: Option<String>,
     pub(crate) signing_duration: Duration,
     pub(crate) node_monitor_grace: Duration,
+    pub(crate) request_timeout: Duration,
 }
 
 impl ControlPlaneSettings {
@@ -66,6 +70,7 @@ impl ControlPlaneSettings {
     pub(super) fn decide(self, dirs: &Dirs, sources: &mut Sources) -> Option<ControlPlane> {
         let masks = [self.node_cidr_mask_size_ipv4, self.node_cidr_mask_size_ipv6];
         let ranges = sources.take(ranges::decide(self.cluster_cidr, self.service_cidr, masks))?;
+        let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         Some(ControlPlane {
             dirs: dirs.clone(),
             listen: address_or_port(self.listen, 6443),
@@ -78,10 +83,27 @@ impl ControlPlaneSettings {
             own_node: self.own_node,
             signing_duration: seconds(self.cluster_signing_seconds),
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
+            request_timeout,
         })
     }
 }
 
 fn seconds(count: NonZero<u32>) -> Duration {
     Duration::from_secs(count.get().into())
+}
+
+fn at_least_a_second(Age(timeout): Age) -> anyhow::Result<Duration> {
+    anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
+    Ok(timeout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_at_least_a_second() {
+        assert!(at_least_a_second(Age(Duration::ZERO)).is_err());
+        assert_eq!(at_least_a_second(Age(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
+    }
 }

@@ -2,6 +2,7 @@
 //! the request is anonymous.
 
 mod bootstrap_token;
+pub(crate) mod legacy_use;
 pub(crate) mod service_account;
 mod token_file;
 mod x509;

@@ -15,8 +15,8 @@ use crate::{
     request::RequestInfo,
 };
 
-/// Maximum duration of a request that is not long-running, and then of its response, as upstream.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// Default of the maximum duration of a request that is not long-running, and then of its response, as upstream.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum read-only and mutating requests in flight, as upstream.
 const MAX: [usize; 2] = [400, 200];
 const READ: usize = 0;

@@ -39,6 +39,7 @@ mod write;
 
 pub use authn::User;
 pub use error::ApiError;
+pub use in_flight::REQUEST_TIMEOUT;
 pub use reply::Body;
 pub use server::{Apiserver, ApiserverConfig, KubeletTls, OpenError};
 pub use service_range::ServiceRange;

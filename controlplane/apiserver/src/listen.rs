@@ -4,6 +4,7 @@
 //! and what one HTTP/2 connection may ask for.
 
 mod activity;
+mod read_watch;
 
 use std::{
     convert::Infallible,
@@ -25,11 +26,16 @@ use tokio_util::task::TaskTracker;
 
 use crate::server::{Apiserver, PeerCertificate};
 use activity::Activity;
+use read_watch::ReadWatch;
 
 /// Requests that run when the server stops get this long to end.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// Maximum time without a request, and for the header of one, as upstream's idle timeout.
+/// Maximum time without a request, as upstream's idle timeout.
 const IDLE: Duration = Duration::from_secs(90);
+/// Maximum time from the first byte of an HTTP/1.1 request header to its end, as upstream's read header timeout.
+const HEADER: Duration = Duration::from_secs(32);
+/// ALPN name of HTTP/2, whose frames need not belong to a request.
+const H2: &[u8] = b"h2";
 /// The API's share of the process's descriptors is one in this many.
 const SHARE: u64 = 4;
 /// Maximum connections, whatever the descriptor limit.
@@ -109,8 +115,10 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
         slot.prove();
     }
     let shutdown = server.state.shutdown.clone();
-    let activity = Arc::new(Activity::default());
-    let (held, of_requests) = (Held::new(stream, slot.clone()), activity.clone());
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
+    let activity = Arc::new(Activity::new(server.state.request_timeout));
+    let held = ReadWatch::new(Held::new(stream, slot.clone()), activity.clone());
+    let of_requests = activity.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
@@ -124,6 +132,9 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, slot: Arc<Slo
     let ended = tokio::select! {
         ended = served.as_mut() => ended,
         () = activity.stuck() => return tracing::debug!("closed a connection whose client does not read"),
+        () = activity.late_header(HEADER), if !is_http2 => {
+            return tracing::debug!("closed a connection whose request header is not complete in time");
+        }
         () = activity.idle(IDLE) => {
             served.as_mut().graceful_shutdown();
             tokio::time::timeout(FAREWELL, served).await.unwrap_or(Ok(()))

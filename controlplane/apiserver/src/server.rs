@@ -1,6 +1,6 @@
 //! The server's parts and the way of a request through them.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use coracle_connections::Slot;
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     admit::{Admission, PodSecurityConfig},
-    authn::{Authenticators, User, service_account::Tokens},
+    authn::{Authenticators, User, legacy_use, service_account::Tokens},
     authz::{self, Question, impersonation},
     body, bootstrap,
     cache::Cache,
@@ -20,7 +20,7 @@ use crate::{
     documents,
     error::{ApiError, Result},
     health,
-    in_flight::{self, BodyMemory, InFlight, REQUEST_TIMEOUT},
+    in_flight::{self, BodyMemory, InFlight},
     media,
     reply::{self, Reply},
     request::RequestInfo,
@@ -45,6 +45,8 @@ pub struct ApiserverConfig {
     pub kubelet: KubeletTls,
     /// Configuration of the admission plugins, in upstream's form.
     pub admission_file: Option<PathBuf>,
+    /// Maximum duration of a request that is not long-running, and then of its response.
+    pub request_timeout: Duration,
 }
 
 /// TLS towards kubelets: our client certificate, and the authority that theirs must come from.
@@ -100,6 +102,7 @@ pub(crate) struct State {
     /// Held while a service's addresses are chosen and stored.
     pub(crate) allocating: Arc<tokio::sync::Mutex<()>>,
     pub(crate) in_flight: InFlight,
+    pub(crate) request_timeout: Duration,
     pub(crate) shutdown: CancellationToken,
 }
 
@@ -107,7 +110,7 @@ pub(crate) struct State {
 #[derive(Clone)]
 pub(crate) struct PeerCertificate(pub(crate) Arc<CertificateDer<'static>>);
 
-/// Marks a response that must be delivered within [`REQUEST_TIMEOUT`]; it counts as in flight until then.
+/// Marks a response that must be delivered within the request timeout; it counts as in flight until then.
 #[derive(Clone, Default)]
 pub(crate) struct ShortLived {
     _permit: Option<Arc<in_flight::Permit>>,
@@ -127,7 +130,8 @@ impl Apiserver {
         let cache = Arc::new(cache);
         tokio::spawn(Arc::clone(&cache).follow(watch));
         let audiences = vec![config.issuer.clone()];
-        let tokens = Tokens::new(&config.service_account_key, config.issuer, audiences);
+        let (legacy_uses, used) = legacy_use::queue();
+        let tokens = Tokens::new(&config.service_account_key, config.issuer, audiences, legacy_uses);
         let tokens = tokens.ok_or(OpenError::SigningKey)?;
         let path = config.token_file.clone().unwrap_or_default();
         let authenticators = Authenticators::new(config.token_file.as_deref(), tokens)
@@ -143,9 +147,11 @@ impl Apiserver {
             kubelet: config.kubelet,
             allocating: Arc::default(),
             in_flight: InFlight::new(),
+            request_timeout: config.request_timeout,
             shutdown,
         });
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
+        tokio::spawn(legacy_use::record(Arc::downgrade(&state), used));
         Ok(Self { state })
     }
 
@@ -203,7 +209,7 @@ impl Apiserver {
         let mut reply = if is_long {
             answer.await
         } else {
-            tokio::time::timeout(REQUEST_TIMEOUT, answer).await.unwrap_or_else(|_elapsed| {
+            tokio::time::timeout(state.request_timeout, answer).await.unwrap_or_else(|_elapsed| {
                 Err(ApiError::timeout("request did not complete within the allotted timeout", 1))
             })
         }

@@ -6,6 +6,7 @@ use ring::signature::{self, EcdsaKeyPair, KeyPair as _};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::legacy_use::{self, Uses};
 use super::{CREDENTIAL, User};
 use crate::{
     cache::Cache,
@@ -25,6 +26,7 @@ pub(crate) struct Tokens {
     key_id: String,
     pub(crate) issuer: String,
     pub(crate) audiences: Vec<String>,
+    legacy_uses: Uses,
 }
 
 /// What a new token is for.
@@ -40,12 +42,17 @@ pub(crate) struct Claims<'a> {
 
 impl Tokens {
     /// From a PKCS#8 key on the P-256 curve.
-    pub(crate) fn new(pkcs8: &[u8], issuer: String, audiences: Vec<String>) -> Option<Self> {
+    pub(crate) fn new(
+        pkcs8: &[u8],
+        issuer: String,
+        audiences: Vec<String>,
+        legacy_uses: Uses,
+    ) -> Option<Self> {
         let random = ring::rand::SystemRandom::new();
         let algorithm = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
         let key = EcdsaKeyPair::from_pkcs8(algorithm, pkcs8, &random).ok()?;
         let key_id = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(key.public_key().as_ref()));
-        Some(Self { key, key_id, issuer, audiences })
+        Some(Self { key, key_id, issuer, audiences, legacy_uses })
     }
 
     /// A signed token and the second when it ends.
@@ -65,12 +72,17 @@ impl Tokens {
             "sub": format!("system:serviceaccount:{}:{}", claims.namespace, claims.name),
         });
         let header = json!({"alg": "ES256", "kid": self.key_id, "typ": "JWT"});
-        let encode = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
-        let signed = format!("{}.{}", encode(&header), encode(&payload));
+        Ok((self.sign(&header, &payload)?, until))
+    }
+
+    /// A JSON web token with this header and payload.
+    pub(crate) fn sign(&self, header: &Value, payload: &Value) -> Result<String> {
         let random = ring::rand::SystemRandom::new();
+        let encode = |value: &Value| BASE64_URL_SAFE_NO_PAD.encode(value.to_string());
+        let signed = format!("{}.{}", encode(header), encode(payload));
         let signature = self.key.sign(&random, signed.as_bytes());
         let signature = signature.map_err(|_unspecified| ApiError::internal("cannot sign a token"))?;
-        Ok((format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)), until))
+        Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
     }
 
     /// The service account behind a token, if the token is ours, of now, and its objects still live.
@@ -118,6 +130,8 @@ impl Tokens {
         let is_live = secret["metadata"]["deletionTimestamp"].is_null();
         (is_live && secret["type"] == LEGACY_TYPE && stored == token.as_bytes()).then_some(())?;
         lives(cache, "serviceaccounts", (namespace, name, uid))?;
+        (!legacy_use::is_invalid(&secret)).then_some(())?;
+        self.legacy_uses.note(&secret);
         Some(account(namespace, name, uid))
     }
 

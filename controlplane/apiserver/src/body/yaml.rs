@@ -1,6 +1,9 @@
 //! YAML bodies, with limits that JSON needs none of: time by nesting and memory by aliases.
 
-use std::{cell::Cell, fmt};
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+};
 
 use coracle_kinds::schema::{self, Parsed};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -14,7 +17,13 @@ const MAX_STEPS: usize = 1 << 28;
 /// Bytes that aliases may always expand a document to.
 const MIN_EXPANSION: usize = 64 << 10;
 
+/// Maximum noted duplicate keys.
+const MAX_DUPLICATES: usize = 100;
+
 /// Parses YAML; a document that is JSON is parsed as such.
+///
+/// Duplicate keys are noted in the order of the document. Unknown fields are reported in alphabetical order, as upstream,
+/// which converts the document to JSON with sorted keys.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     if bytes.trim_ascii_start().first() == Some(&b'{')
         && let Ok(parsed) = schema::parse_json(bytes)
@@ -33,17 +42,39 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     let text = std::str::from_utf8(bytes).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let left = Cell::new(bytes.len().saturating_mul(2).max(MIN_EXPANSION));
     let document = serde_yaml_ng::Deserializer::from_str(text);
-    let value = Budget { left: &left }.deserialize(document).map_err(invalid)?;
-    Ok(Parsed { value, duplicates: Vec::new(), keys: Vec::new() })
+    let duplicates = RefCell::new(Vec::new());
+    let tree = Tree { left: &left, duplicates: &duplicates, path: &Path::Root };
+    let value = tree.deserialize(document).map_err(invalid)?;
+    Ok(Parsed { value, duplicates: duplicates.into_inner(), keys: Vec::new() })
+}
+
+/// Place of a value in the document, as a chain on the stack.
+enum Path<'a> {
+    Root,
+    Field(&'a Path<'a>, &'a str),
+    Item(&'a Path<'a>, usize),
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Path::Root => Ok(()),
+            Path::Field(Path::Root, name) => f.write_str(name),
+            Path::Field(parent, name) => write!(f, "{parent}.{name}"),
+            Path::Item(parent, index) => write!(f, "{parent}[{index}]"),
+        }
+    }
 }
 
 /// Reads a tree whose nodes and texts together are bounded: an alias may stand for any of them, many times.
 #[derive(Clone, Copy)]
-struct Budget<'a> {
+struct Tree<'a> {
     left: &'a Cell<usize>,
+    duplicates: &'a RefCell<Vec<String>>,
+    path: &'a Path<'a>,
 }
 
-impl Budget<'_> {
+impl Tree<'_> {
     fn spend<E: Error>(self, bytes: usize) -> std::result::Result<(), E> {
         let left = self.left.get().checked_sub(bytes + 1);
         self.left.set(left.ok_or_else(|| E::custom("document contains excessive aliasing"))?);
@@ -51,7 +82,7 @@ impl Budget<'_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Budget<'_> {
+impl<'de> DeserializeSeed<'de> for Tree<'_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Value, D::Error> {
@@ -59,7 +90,7 @@ impl<'de> DeserializeSeed<'de> for Budget<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Budget<'_> {
+impl<'de> Visitor<'de> for Tree<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -99,7 +130,9 @@ impl<'de> Visitor<'de> for Budget<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> std::result::Result<Value, A::Error> {
         self.spend(0)?;
         let mut list = Vec::new();
-        while let Some(item) = items.next_element_seed(self)? {
+        loop {
+            let path = Path::Item(self.path, list.len());
+            let Some(item) = items.next_element_seed(Tree { path: &path, ..self })? else { break };
             list.push(item);
         }
         Ok(Value::Array(list))
@@ -110,7 +143,12 @@ impl<'de> Visitor<'de> for Budget<'_> {
         let mut map = Map::new();
         while let Some(name) = entries.next_key::<String>()? {
             self.spend(name.len())?;
-            map.insert(name, entries.next_value_seed(self)?);
+            let path = Path::Field(self.path, &name);
+            let value = entries.next_value_seed(Tree { path: &path, ..self })?;
+            if map.contains_key(&name) && self.duplicates.borrow().len() < MAX_DUPLICATES {
+                self.duplicates.borrow_mut().push(format!("duplicate field \"{path}\""));
+            }
+            map.insert(name, value);
         }
         Ok(Value::Object(map))
     }
@@ -144,6 +182,17 @@ mod tests {
         assert!(error(&many).contains("excessive aliasing"));
         let parsed = parse(b"a: &a {x: 1}\nb: *a\n1: on").unwrap();
         assert_eq!(parsed.value, json!({"a": {"x": 1}, "b": {"x": 1}, "1": "on"}));
+    }
+
+    #[test]
+    fn duplicate_keys_are_noted_with_their_place() {
+        let parsed = parse(b"spec:\n  z: 1\n  a: [{b: 1, b: 2}]\n  z: 2\nkind: A\nkind: B\n").unwrap();
+        let expected =
+            ["duplicate field \"spec.a[0].b\"", "duplicate field \"spec.z\"", "duplicate field \"kind\""];
+        assert_eq!(parsed.duplicates, expected);
+        assert_eq!(parsed.value, json!({"spec": {"z": 2, "a": [{"b": 2}]}, "kind": "B"}));
+        let many = "a: 1\n".repeat(1000);
+        assert_eq!(parse(many.as_bytes()).unwrap().duplicates.len(), MAX_DUPLICATES);
     }
 
     #[test]

@@ -14,14 +14,17 @@ use http_body_util::BodyExt as _;
 use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{in_flight::REQUEST_TIMEOUT, reply::Body, server::ShortLived, verb::watch::WatchEnd};
+use crate::{reply::Body, server::ShortLived, verb::watch::WatchEnd};
 
 /// The requests of one connection.
-#[derive(Default)]
 pub(super) struct Activity {
     /// Requests that are not answered in full.
     running: watch::Sender<usize>,
+    /// Whether bytes were received that belong to no request yet.
+    header: watch::Sender<bool>,
     stuck: CancellationToken,
+    /// Maximum duration of a short-lived response.
+    response_limit: Duration,
 }
 
 /// One request, until its response is sent in full.
@@ -40,8 +43,41 @@ struct Tracked {
 // === impl Activity ===
 
 impl Activity {
+    /// A new connection, on which the client owes a request header.
+    pub(super) fn new(response_limit: Duration) -> Self {
+        Self {
+            running: watch::Sender::default(),
+            header: watch::Sender::new(true),
+            stuck: CancellationToken::new(),
+            response_limit,
+        }
+    }
+
+    /// Bytes were received.
+    pub(super) fn received(&self) {
+        if *self.running.borrow() == 0 {
+            self.header.send_if_modified(|header| !std::mem::replace(header, true));
+        }
+    }
+
+    /// Returns when the header of a request has not been complete for that long since its first byte, or since the
+    /// connection was made.
+    pub(super) async fn late_header(&self, limit: Duration) {
+        let mut header = self.header.subscribe();
+        loop {
+            // The sender is our own: it does not close.
+            let _ = header.wait_for(|header| *header).await;
+            tokio::select! {
+                // Both only wait.
+                () = sleep(limit) => return,
+                _ = header.wait_for(|header| !header) => {}
+            }
+        }
+    }
+
     /// A request begins.
     pub(super) fn begin(self: &Arc<Self>) -> Running {
+        self.header.send_if_modified(std::mem::take);
         self.running.send_modify(|running| *running += 1);
         Running { activity: self.clone() }
     }
@@ -86,10 +122,11 @@ impl Running {
         };
         let ended = begins.map(|begins| {
             let (ended, stuck) = (CancellationToken::new(), self.activity.stuck.clone());
+            let limit = self.activity.response_limit;
             let over = ended.clone().drop_guard();
             tokio::spawn(ended.run_until_cancelled_owned(async move {
                 begins.cancelled().await;
-                sleep(REQUEST_TIMEOUT).await;
+                sleep(limit).await;
                 stuck.cancel();
             }));
             over
@@ -131,9 +168,11 @@ mod tests {
     use super::*;
     use crate::reply::full;
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
     #[tokio::test(start_paused = true)]
     async fn a_connection_is_idle_between_requests_only() {
-        let activity = Arc::new(Activity::default());
+        let activity = Arc::new(Activity::new(MINUTE));
         let running = activity.begin();
         let idle = Duration::from_secs(90);
         assert!(tokio::time::timeout(idle * 10, activity.idle(idle)).await.is_err());
@@ -142,8 +181,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_header_has_its_time_from_its_first_byte() {
+        let (activity, limit) = (Arc::new(Activity::new(MINUTE)), Duration::from_secs(32));
+        let late = || tokio::time::timeout(limit * 10, activity.late_header(limit));
+        let begin = tokio::time::Instant::now();
+        late().await.expect("a connection without a request");
+        assert!(begin.elapsed() < limit * 2);
+        let running = activity.begin();
+        activity.received();
+        assert!(late().await.is_err(), "bytes of a body are no header");
+        drop(running);
+        assert!(late().await.is_err(), "an idle connection owes no header");
+        activity.received();
+        late().await.expect("a header that is never complete");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_response_that_is_not_read_ends_the_connection() {
-        let activity = Arc::new(Activity::default());
+        let activity = Arc::new(Activity::new(MINUTE));
         let short = || {
             let mut response = Response::new(full("x"));
             response.extensions_mut().insert(ShortLived::default());
@@ -151,7 +206,7 @@ mod tests {
         };
         drop(activity.begin().until_sent(short()));
         let long = activity.begin().until_sent(Response::new(full("x")));
-        assert!(tokio::time::timeout(REQUEST_TIMEOUT * 10, activity.stuck()).await.is_err());
+        assert!(tokio::time::timeout(MINUTE * 10, activity.stuck()).await.is_err());
         let unread = activity.begin().until_sent(short());
         activity.stuck().await;
         drop((long, unread));

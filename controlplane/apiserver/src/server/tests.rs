@@ -134,6 +134,7 @@ async fn open_with(directory: &std::path::Path, admission_file: Option<std::path
         token_file: Some(token_file),
         kubelet: KubeletTls(Arc::new(kubelet)),
         admission_file,
+        request_timeout: in_flight::REQUEST_TIMEOUT,
     };
     Apiserver::open(config, Arc::new(store), CancellationToken::new()).await.unwrap()
 }

@@ -1,6 +1,7 @@
 //! The way to a node's kubelet: where it listens, and one HTTPS request to it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use coracle_kinds::kind::by_resource;
 use http::{HeaderValue, Request, Response, header};
@@ -9,6 +10,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
@@ -33,7 +35,7 @@ impl std::fmt::Display for Address {
 }
 
 /// Maximum time to connect to a kubelet, as upstream: the caller may wait for as long as it likes.
-const CONNECT: std::time::Duration = std::time::Duration::from_secs(30);
+const CONNECT: Duration = Duration::from_secs(30);
 
 /// Sends a request without a body to the kubelet of a node; upgrades stay possible.
 pub(crate) async fn send(
@@ -56,6 +58,23 @@ pub(crate) async fn send(
     };
     let connected = tokio::time::timeout(CONNECT, connecting).await;
     let stream = connected.unwrap_or_else(|elapsed| Err(failed("cannot connect to", &elapsed)))?;
+    let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
+    request.headers_mut().insert(header::HOST, host);
+    exchange(stream, request, (&target, call.state.request_timeout)).await
+}
+
+/// Sends the request and waits for the head of the response, which may take until `limit`; its body may take longer.
+async fn exchange<I>(
+    stream: I,
+    request: Request<Empty<bytes::Bytes>>,
+    (target, limit): (&str, Duration),
+) -> Result<Response<Incoming>>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let failed = |what: &str, error: &dyn std::fmt::Display| {
+        ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
+    };
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
         .await
         .map_err(|error| failed("no HTTP with", &error))?;
@@ -63,9 +82,11 @@ pub(crate) async fn send(
         // The caller sees the failure as a broken body.
         let _ = connection.with_upgrades().await;
     });
-    let host = HeaderValue::from_str(&target).map_err(|error| failed("bad name", &error))?;
-    request.headers_mut().insert(header::HOST, host);
-    sender.send_request(request).await.map_err(|error| failed("request to", &error))
+    let answered = tokio::time::timeout(limit, sender.send_request(request)).await;
+    let late = |_elapsed| {
+        ApiError::timeout(format!("the kubelet at {target} does not answer within {} s", limit.as_secs()), 1)
+    };
+    answered.map_err(late)?.map_err(|error| failed("request to", &error))
 }
 
 fn address(call: &Call, node: &str) -> Result<Address> {
@@ -89,6 +110,17 @@ fn preferred_address(status: &Value) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kubelet_that_does_not_answer_ends_the_request() {
+        let (ours, theirs) = tokio::io::duplex(1 << 10);
+        let request = Request::get("/containerLogs/ns/pod/c").body(Empty::new()).unwrap();
+        let limit = Duration::from_secs(60);
+        let exchange = tokio::time::timeout(2 * limit, exchange(ours, request, ("n1:10250", limit)));
+        let error = exchange.await.expect("an end").expect_err("no answer");
+        assert_eq!(error.status()["code"], 504, "{}", error.status());
+        drop(theirs);
+    }
 
     #[test]
     fn an_address_is_told_as_in_a_url() {

@@ -12,6 +12,7 @@ use super::{Attributes, Level, LevelVersion, Operation, PodSecurityConfig, Polic
 use crate::{
     cache::prefix_of,
     error::{ApiError, Result},
+    offload,
     server::State,
 };
 
@@ -51,7 +52,8 @@ pub(super) fn validate(
             ));
         }
     } else if before.is_some() {
-        warn_about_pods(config, state, attributes, new.enforce);
+        // Up to a second of parsing and checking.
+        offload::run(true, || warn_about_pods(config, state, attributes, new.enforce));
     }
     Ok(())
 }

@@ -67,3 +67,48 @@ async fn a_token_dies_with_the_pod_that_it_is_bound_to() {
     server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await;
     assert_eq!(server.api.handle(request(), None).await.status(), 401);
 }
+
+#[tokio::test]
+async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refused() {
+    let server = Fixture::new().await;
+    let account = server.get("/api/v1/namespaces/default/serviceaccounts/default").await.body;
+    let claim = |name: &str| format!("kubernetes.io/serviceaccount/{name}");
+    let payload = json!({
+        "iss": "kubernetes/serviceaccount",
+        claim("namespace"): "default",
+        claim("secret.name"): "old",
+        claim("service-account.name"): "default",
+        claim("service-account.uid"): account["metadata"]["uid"],
+    });
+    let header = json!({"alg": "ES256", "typ": "JWT"});
+    let token = server.api.state.authenticators.tokens.sign(&header, &payload).unwrap();
+    let secret = json!({
+        "metadata": {"name": "old", "annotations": {"kubernetes.io/service-account.name": "default"}},
+        "type": "kubernetes.io/service-account-token",
+        "stringData": {"token": token},
+    });
+    assert_eq!(server.post("/api/v1/namespaces/default/secrets", secret).await.code, 201);
+    let path = "/api/v1/namespaces/default/secrets/old";
+    let request = || {
+        let header = format!("Bearer {token}");
+        Request::get("/api/v1").header("authorization", header).body(Full::<Bytes>::default()).unwrap()
+    };
+    assert_eq!(server.api.handle(request(), None).await.status(), 200);
+    let mut used = server.get(path).await.body;
+    for _ in 0..200 {
+        if used["metadata"]["labels"].is_object() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        used = server.get(path).await.body;
+    }
+    let day = used["metadata"]["labels"]["kubernetes.io/legacy-token-last-used"].as_str().expect("a day");
+    assert!(day.len() == 10 && *jiff::Timestamp::now().to_string() >= *day, "{day}");
+    let version = used["metadata"]["resourceVersion"].clone();
+    assert_eq!(server.api.handle(request(), None).await.status(), 200);
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+    assert_eq!(server.get(path).await.body["metadata"]["resourceVersion"], version, "once a day");
+    let invalid = json!({"metadata": {"labels": {"kubernetes.io/legacy-token-invalid-since": "2026-11-23"}}});
+    assert_eq!(server.merge(path, invalid).await.code, 200);
+    assert_eq!(server.api.handle(request(), None).await.status(), 401);
+}

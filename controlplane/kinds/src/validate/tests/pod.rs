@@ -63,6 +63,22 @@ fn pods_need_containers_names_and_images() {
 }
 
 #[test]
+fn names_of_sysctls_are_checked() {
+    let regex = "^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$";
+    let list = |name: &str| json!({"sysctls": [{"name": name, "value": "1"}]});
+    for name in ["foo-", "foo-.bar", "-foo", "foo_", "foo..bar", "Foo", "foo/", &"a".repeat(254)] {
+        let expected = format!(
+            "spec.securityContext.sysctls[0].name: Invalid value: \"{name}\": must have at most 253 characters and \
+             match regex {regex}"
+        );
+        check("Pod", "/spec/securityContext", list(name), &[&expected]);
+    }
+    for name in ["kernel.shm_rmid_forced", "net/ipv4/ip_local_port_range", "a-b.c_d", "a"] {
+        check("Pod", "/spec/securityContext", list(name), &[]);
+    }
+}
+
+#[test]
 fn ports_and_environment_are_checked() {
     let c = "/spec/containers/0";
     let port = |port: Value| json!([port]);

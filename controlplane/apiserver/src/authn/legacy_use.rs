@@ -1,0 +1,113 @@
+//! The last use of tokens in Secrets: a label of the Secret, written at most once a day.
+//!
+//! Source: `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`. An administrator finds unused tokens by the label.
+
+use std::sync::Weak;
+
+use bytes::Bytes;
+use coracle_kinds::kind::by_resource;
+use http::{Request, header};
+use http_body_util::Full;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::User;
+use crate::server::{Apiserver, State};
+
+/// Label with the day (UTC) of the last use.
+const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
+/// Label with the day since which the token is invalid.
+const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
+/// Capacity of the queue. A use that does not fit is recorded with the next request.
+const QUEUE: usize = 64;
+
+/// A Secret whose token was used.
+#[derive(Debug)]
+pub(crate) struct Use {
+    namespace: String,
+    name: String,
+    uid: Value,
+}
+
+/// The sending end of the uses.
+#[derive(Clone, Debug)]
+pub(crate) struct Uses(mpsc::Sender<Use>);
+
+/// A queue of uses for [`record`].
+pub(crate) fn queue() -> (Uses, mpsc::Receiver<Use>) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    (Uses(sender), receiver)
+}
+
+/// Whether an administrator or the cleaner of unused tokens has marked the Secret's token as invalid.
+pub(super) fn is_invalid(secret: &Value) -> bool {
+    secret["metadata"]["labels"][INVALID_SINCE].as_str().is_some_and(|since| !since.is_empty())
+}
+
+// === impl Uses ===
+
+impl Uses {
+    /// Notes the use of a Secret's token, unless the label has today's day.
+    pub(super) fn note(&self, secret: &Value) {
+        if is_recorded(secret, jiff::Timestamp::now()) {
+            return;
+        }
+        let metadata = &secret["metadata"];
+        let text = |field: &str| metadata[field].as_str().unwrap_or_default().to_owned();
+        // When the queue is full, the next request notes the use again.
+        let _ = self.0.try_send(Use {
+            namespace: text("namespace"),
+            name: text("name"),
+            uid: metadata["uid"].clone(),
+        });
+    }
+}
+
+/// Whether the label has the day of `now`, or the next one: another server's clock may be ahead.
+fn is_recorded(secret: &Value, now: jiff::Timestamp) -> bool {
+    let label = secret["metadata"]["labels"][LAST_USED].as_str().unwrap_or_default();
+    let tomorrow = now + jiff::SignedDuration::from_hours(24);
+    label == day(now) || label == day(tomorrow)
+}
+
+fn day(at: jiff::Timestamp) -> String {
+    at.to_string().chars().take(10).collect()
+}
+
+/// Writes the labels, until the server is dropped.
+pub(crate) async fn record(state: Weak<State>, mut uses: mpsc::Receiver<Use>) {
+    while let Some(Use { namespace, name, uid }) = uses.recv().await {
+        let Some(state) = state.upgrade() else { return };
+        let Some(kind) = by_resource("", "v1", "secrets") else { return };
+        let now = jiff::Timestamp::now();
+        // Several requests of one moment note the same use.
+        let secret = state.cache.get(kind, &namespace, &name);
+        if secret.is_none_or(|secret| is_recorded(&secret.value(), now)) {
+            continue;
+        }
+        let patch = json!({"metadata": {"uid": uid, "labels": {LAST_USED: day(now)}}});
+        let request = Request::patch(format!("/api/v1/namespaces/{namespace}/secrets/{name}"))
+            .header(header::CONTENT_TYPE, "application/merge-patch+json")
+            .body(Full::<Bytes>::from(patch.to_string()));
+        let Ok(request) = request else { continue };
+        let answer = Apiserver { state }.handle(request, Some(User::controllers())).await;
+        if !answer.status().is_success() {
+            let code = answer.status().as_u16();
+            tracing::warn!(namespace, name, code, "cannot record the use of a token");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_is_recorded_once_a_day() {
+        let now: jiff::Timestamp = "2026-11-23T23:59:59Z".parse().unwrap();
+        let secret = |day: &str| json!({"metadata": {"labels": {LAST_USED: day}}});
+        let recorded = |day: &str| is_recorded(&secret(day), now);
+        assert!(recorded("2026-11-23") && recorded("2026-11-24"));
+        assert!(!recorded("2026-11-22") && !recorded("") && !is_recorded(&json!({}), now));
+    }
+}
