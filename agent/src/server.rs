@@ -102,6 +102,8 @@ pub struct Backend {
     pub streams: Arc<dyn Streams>,
     /// What the API server says of callers.
     pub access: Arc<Access>,
+    /// The agent's settings in the form of a KubeletConfiguration.
+    pub configuration: Arc<serde_json::Value>,
 }
 
 /// Why the API cannot be served.
@@ -246,6 +248,7 @@ async fn answer(backend: &Backend, caller: &Caller, request: Request<Incoming>) 
     }
     match route {
         Route::Healthz => text(StatusCode::OK, "ok"),
+        Route::Configz => json(&serde_json::json!({"kubeletconfig": *backend.configuration})),
         Route::Pods => pods(backend),
         Route::Logs { namespace, pod, container } => {
             let query = request.uri().query().unwrap_or_default().to_owned();

@@ -77,6 +77,7 @@ impl Needed {
         };
         let (verb, subresources): (_, &[&str]) = match route {
             Some(Route::Healthz) => (verb, &["healthz", "proxy"]),
+            Some(Route::Configz) => (verb, &["configz", "proxy"]),
             Some(Route::Pods) => (verb, &["pods", "proxy"]),
             Some(Route::StatsSummary) => (verb, &["stats"]),
             Some(Route::Metrics | Route::MetricsResource) => (verb, &["metrics"]),

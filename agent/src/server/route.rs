@@ -6,6 +6,7 @@ use percent_encoding::percent_decode_str;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     Healthz,
+    Configz,
     Pods,
     Logs { namespace: String, pod: String, container: String },
     Exec(Target),
@@ -40,6 +41,7 @@ impl Route {
         }
         Some(match parts[..] {
             ["healthz"] | ["healthz", "ping" | "syncloop"] => Route::Healthz,
+            ["configz"] => Route::Configz,
             ["pods" | "runningpods"] => Route::Pods,
             ["containerLogs", namespace, pod, container] => {
                 Route::Logs { namespace: own(namespace), pod: own(pod), container: own(container) }

@@ -109,6 +109,7 @@ impl Running {
             runtime: Arc::new(Remote::new(nowhere)),
             streams: Arc::new(Proxy),
             access: Arc::new(Access::new(reviews(), "n1")),
+            configuration: Arc::new(serde_json::json!({"kind": "KubeletConfiguration", "maxPods": 110})),
         };
         let shutdown = CancellationToken::new();
         tokio::spawn(server.run(backend, shutdown.clone()));
@@ -165,6 +166,7 @@ async fn only_the_clusters_own_parts_get_an_answer_and_health_is_for_all() {
     let own = |user: &str, group: &str| Some(server.authority.issue(user, group));
     assert_eq!(server.status("/healthz", None).await.as_deref(), Some("200"));
     assert_eq!(server.status("/pods", None).await.as_deref(), Some("401"));
+    assert_eq!(server.status("/configz", None).await.as_deref(), Some("401"));
     assert_eq!(server.status("/pods", own("system:node:n2", "system:nodes")).await.as_deref(), Some("403"));
     assert_eq!(
         server.status("/pods", own("kube-apiserver-kubelet-client", "x")).await.as_deref(),
@@ -186,6 +188,7 @@ async fn tokens_and_other_certificates_are_reviewed() {
     assert_eq!(bearer("/pods", "good").await, "200");
     assert_eq!(bearer("/pods", "bad").await, "401");
     assert_eq!(bearer("/stats/summary", "good").await, "403");
+    assert_eq!(bearer("/configz", "good").await, "403");
     assert_eq!(bearer("/exec/ns/p/c?command=id&output=1", "good").await, "403");
     let scraper = |path: &'static str| server.status(path, Some(server.authority.issue("scraper", "x")));
     assert_eq!(scraper("/pods").await.as_deref(), Some("403"));
@@ -204,6 +207,9 @@ async fn what_is_not_there_is_said_as_the_kubelet_says_it() {
         serde_json::from_str::<serde_json::Value>(&pods).expect("json")["items"][0]["metadata"]["name"],
         "p"
     );
+    let (_, configuration) = get("/configz").await;
+    let configuration: serde_json::Value = serde_json::from_str(&configuration).expect("json");
+    assert_eq!(configuration["kubeletconfig"]["maxPods"], 110);
     assert!(get("/nowhere").await.0.contains("404"));
     assert!(get("/containerLogs/ns/other/c").await.1.contains("pod \"other\" does not exist"));
     assert!(get("/containerLogs/ns/p/x").await.1.contains("container \"x\" not found in pod \"p\""));

@@ -1,0 +1,52 @@
+//! The agent's settings in the form of a `KubeletConfiguration`, for `/configz` of the kubelet API.
+//!
+//! Only fields that hold for this agent are present. No field has a secret.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::run::AgentConfig;
+
+/// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
+pub(crate) fn shown(config: &AgentConfig) -> Value {
+    let seconds = |time: Duration| format!("{}s", time.as_secs());
+    let mut shown = json!({
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "enableServer": true,
+        "address": config.kubelet_listen.ip(),
+        "port": config.kubelet_listen.port(),
+        "readOnlyPort": 0,
+        "healthzPort": 0,
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true, "cacheTTL": "2m0s"},
+            "x509": {},
+        },
+        "authorization": {
+            "mode": "Webhook",
+            "webhook": {"cacheAuthorizedTTL": "5m0s", "cacheUnauthorizedTTL": "30s"},
+        },
+        "registerNode": config.register_node,
+        "clusterDomain": config.cluster_domain,
+        "clusterDNS": config.cluster_dns,
+        "resolvConf": config.resolv_conf,
+        "maxPods": config.max_pods,
+        "podPidsLimit": -1,
+        "cgroupRoot": config.cgroup_root,
+        "cgroupDriver": config.cgroup_driver.to_string(),
+        "podLogsDir": config.pod_log_dir,
+        "nodeLeaseDurationSeconds": config.lease_seconds,
+        "imageGCHighThresholdPercent": config.image_gc.high_threshold,
+        "imageGCLowThresholdPercent": config.image_gc.low_threshold,
+        "imageMinimumGCAge": seconds(config.image_gc.minimum_age),
+        "imageMaximumGCAge": seconds(config.image_gc.maximum_age),
+        "evictionHard": {"nodefs.available": format!("{}%", config.disk_free_percent)},
+        "systemReserved": config.reserved,
+    });
+    if let Some(client_ca) = &config.client_ca {
+        shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
+    }
+    shown
+}
