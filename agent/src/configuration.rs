@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::node::Threshold;
 use crate::run::AgentConfig;
 
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
@@ -42,11 +43,37 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "imageGCLowThresholdPercent": config.image_gc.low_threshold,
         "imageMinimumGCAge": seconds(config.image_gc.minimum_age),
         "imageMaximumGCAge": seconds(config.image_gc.maximum_age),
-        "evictionHard": {"nodefs.available": format!("{}%", config.disk_free_percent)},
+        "evictionHard": {
+            "memory.available": threshold(config.eviction.memory_available),
+            "nodefs.available": threshold(config.eviction.nodefs_available),
+            "nodefs.inodesFree": threshold(config.eviction.nodefs_inodes_free),
+            "pid.available": threshold(config.eviction.pid_available),
+        },
         "systemReserved": config.reserved,
     });
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }
     shown
+}
+
+/// A threshold as the kubelet writes it: a quantity or a percentage.
+fn threshold(threshold: Threshold) -> String {
+    match threshold {
+        Threshold::Amount(amount) => amount.to_string(),
+        Threshold::BasisPoints(points) if points % 100 == 0 => format!("{}%", points / 100),
+        Threshold::BasisPoints(points) => format!("{}.{:02}%", points / 100, points % 100),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds_are_quantities_or_percentages() {
+        assert_eq!(threshold(Threshold::Amount(100)), "100");
+        assert_eq!(threshold(Threshold::percent(10)), "10%");
+        assert_eq!(threshold(Threshold::BasisPoints(1205)), "12.05%");
+    }
 }

@@ -13,6 +13,7 @@ pub mod cgroup;
 mod checkpoint;
 mod client;
 mod config_cache;
+mod configuration;
 mod duration;
 mod image_gc;
 pub mod join;

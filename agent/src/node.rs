@@ -10,6 +10,7 @@
 //! told its ranges as soon as they are seen, and Ready=True goes out with the next patch, at once.
 
 mod address;
+mod disk;
 mod eviction;
 mod facts;
 mod images;
@@ -204,6 +205,11 @@ impl NodeAgent {
         self.node.subscribe()
     }
 
+    /// Changes with each renewal of the node's lease.
+    pub(crate) fn pulse(&self) -> watch::Receiver<()> {
+        self.pulse.subscribe()
+    }
+
     /// The node's addresses, the primary one first, as they change.
     pub fn ips(&self) -> watch::Receiver<Vec<IpAddr>> {
         self.ips.subscribe()
@@ -282,6 +288,7 @@ impl NodeAgent {
 pub use eviction::{EvictionThresholds, Threshold};
 
 pub(crate) use address::find_again as find_addresses_again;
+pub(crate) use disk::{Resource, Shortage, disk_shortage};
 pub(crate) use facts::{is_ours, kib};
 pub(crate) use images::keep as keep_images;
 pub(crate) use register::pod_cidrs;

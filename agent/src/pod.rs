@@ -9,6 +9,7 @@ mod backoff;
 mod config;
 mod env;
 mod events;
+mod eviction;
 mod foreign_text;
 mod hook;
 mod observe;
@@ -38,6 +39,7 @@ use crate::source::checkpoint::PodCheckpoint;
 use crate::volume::VolumeContext;
 
 pub(crate) use events::{Level, Recorder, channel as events};
+pub(crate) use eviction::{Eviction, Evictions};
 pub use pull::ProviderError;
 pub(crate) use pull::Providers;
 pub(crate) use status::write::StatusWriter;
@@ -65,6 +67,7 @@ pub(crate) struct Node {
     pub(crate) user_ids: UserIds,
     /// What may let an image go, or need one to.
     pub(crate) image_gc: Occasion,
+    pub(crate) evictions: Evictions,
 }
 
 impl Node {

@@ -18,6 +18,7 @@ use crate::cgroup::quantity::milli;
 use crate::cgroup::{CgroupConfig, CgroupError, Cgroups, Machine};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::config_cache::ConfigCache;
+use crate::configuration;
 use crate::image_gc::{ImageGc, ImageGcPolicy, Occasion};
 use crate::join::{Membership, RequestedServing};
 use crate::node::{EvictionThresholds, NodeAgent, NodeConfig, NodeError, NodeFacts, keep_images};
@@ -147,18 +148,21 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
     let pods = Pods::default();
     let images = (Arc::clone(&shared), runtime.image_news());
     let collected = (Arc::clone(&shared), pods.clone(), recorder.clone());
+    let (evictions, evicted) = pod::Evictions::new();
     let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
     let node = Arc::new(assemble(
         config,
         configs,
         (Arc::clone(&shared), &facts, agent.ips()),
-        (recorder, pods.clone()),
+        (recorder, pods.clone(), evictions),
     )?);
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let access = Arc::new(Access::new(client.clone(), &node.config.node_name));
-    let backend = Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime, access };
+    let configuration = Arc::new(configuration::shown(&node.config));
+    let backend =
+        Backend { pods: Arc::new(pods.clone()), runtime: shared, streams: runtime, access, configuration };
     let (changes, received) = mpsc::channel(256);
-    let inputs = Inputs { changes: received, node_object, pods };
+    let inputs = Inputs { changes: received, node_object, pods, evicted };
     let statuses = node.statuses.clone();
     let name = node.config.node_name.clone();
     tracing::info!(node = name, "agent started");
@@ -170,6 +174,7 @@ pub async fn run<R: Runtime + Streams + ImageNews>(
         Identity::Requested(serving) => drop(parts.spawn(async move { serving.keep(addresses).await })),
     }
     parts.spawn(keep_images(images.0, images.1, agent.images()));
+    parts.spawn(pod::Eviction::new(Arc::clone(&node), agent.pulse()).run());
     parts.spawn(agent.run(shutdown.clone()));
     parts.spawn(server.run(backend, shutdown.clone()));
     parts.spawn(async move { statuses.run().await });
@@ -206,7 +211,7 @@ fn assemble(
     config: AgentConfig,
     configs: ConfigCache,
     (runtime, facts, ips): (Arc<dyn Runtime>, &Arc<NodeFacts>, watch::Receiver<Vec<IpAddr>>),
-    (recorder, pods): (pod::Recorder, Pods),
+    (recorder, pods, evictions): (pod::Recorder, Pods, pod::Evictions),
 ) -> Result<pod::Node, Error> {
     let (client, checkpoint) = (configs.client().clone(), configs.checkpoint().clone());
     let cgroups = CgroupConfig {
@@ -238,6 +243,7 @@ fn assemble(
         ips,
         user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
         image_gc: Occasion::default(),
+        evictions,
         checkpoint: PodCheckpoint::new(checkpoint),
         volumes: volumes.map_err(Error::Volumes)?,
         cgroups,

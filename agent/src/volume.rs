@@ -236,6 +236,11 @@ impl VolumeContext {
         self.shared.config.pods_dir.join(uid)
     }
 
+    /// Where an `emptyDir` of a pod is.
+    pub(crate) fn empty_dir(&self, uid: &str, volume: &str) -> PathBuf {
+        self.pod_dir(uid).join("volumes").join(empty_dir::PLUGIN).join(volume)
+    }
+
     fn memory_dir(&self, uid: &str) -> PathBuf {
         self.shared.config.memory_dir.join(uid)
     }

@@ -16,6 +16,8 @@ mod api_load;
 mod container;
 #[path = "hostile/cve.rs"]
 mod cve;
+#[path = "hostile/disk.rs"]
+mod disk;
 #[path = "hostile/files.rs"]
 mod files;
 #[path = "hostile/node.rs"]

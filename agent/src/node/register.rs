@@ -12,8 +12,8 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::watch_object;
-use nix::sys::statvfs::statvfs;
 
+use super::disk::disk_shortage;
 use super::network::word;
 use super::plan::{self, Pressure, Situation};
 use super::{EvictionThresholds, NodeAgent, chain, facts, news};
@@ -186,11 +186,7 @@ fn pressure(state_dir: &std::path::Path, eviction: &EvictionThresholds) -> Press
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let meminfo = read("/proc/meminfo");
     let (available, total) = (facts::kib(&meminfo, "MemAvailable"), facts::kib(&meminfo, "MemTotal"));
-    let disk = statvfs(state_dir).is_ok_and(|found| {
-        let size = found.fragment_size();
-        let bytes = eviction.nodefs_available.exceeds(found.blocks_available() * size, found.blocks() * size);
-        bytes || eviction.nodefs_inodes_free.exceeds(found.files_available(), found.files())
-    });
+    let disk = disk_shortage(state_dir, eviction).is_some();
     let threads =
         read("/proc/loadavg").split(' ').nth(3).and_then(|f| f.split_once('/')?.1.parse::<u64>().ok());
     let most = read("/proc/sys/kernel/pid_max").trim().parse::<u64>().ok();

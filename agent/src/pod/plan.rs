@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::state::{
-    ContainerRun, ObservedContainer, WorkerState, RestartPolicy, SANDBOX, ObservedPod, Shape, VOLUMES, Verdict, Waiting,
-    DesiredPod, is_sidecar,
+    ContainerRun, DesiredPod, EVICTED, ObservedContainer, ObservedPod, RestartPolicy, SANDBOX, Shape,
+    VOLUMES, Verdict, Waiting, WorkerState, is_sidecar,
 };
 
 /// How long a failed start is shown by its own reason before it counts as backing off.
@@ -79,7 +79,10 @@ pub(crate) fn plan(facts: &Facts<'_>) -> Plan {
     }
     if ended(pod, &shape, facts) {
         if facts.observed.alive() {
-            plan.actions.push(Action::StopPod { grace: grace_of(spec.termination_grace_period_seconds) });
+            let evicted = facts.state.verdict.as_ref().is_some_and(|verdict| verdict.reason == EVICTED);
+            // An evicted pod gets no grace, as upstream, where the least is a second.
+            let grace = if evicted { 1 } else { grace_of(spec.termination_grace_period_seconds) };
+            plan.actions.push(Action::StopPod { grace });
         } else if !facts.state.released {
             plan.actions.push(Action::Release);
         }
@@ -118,11 +121,9 @@ pub(crate) fn ended(pod: &Pod, shape: &Shape<'_>, facts: &Facts<'_>) -> bool {
 /// Whether an init container failed and is not tried again.
 pub(crate) fn init_failed_for_good(shape: &Shape<'_>, observed: &ObservedPod) -> bool {
     shape.restart() == RestartPolicy::Never
-        && shape
-            .inits()
-            .iter()
-            .filter(|c| !is_sidecar(c))
-            .any(|c| observed.latest(&c.name).and_then(ObservedContainer::exit).is_some_and(|exit| exit.code != 0))
+        && shape.inits().iter().filter(|c| !is_sidecar(c)).any(|c| {
+            observed.latest(&c.name).and_then(ObservedContainer::exit).is_some_and(|exit| exit.code != 0)
+        })
 }
 
 fn done_for_good(shape: &Shape<'_>, observed: &ObservedPod, container: &Container) -> bool {
@@ -217,7 +218,9 @@ fn stop_condemned(facts: &Facts<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         plan.actions.push(Action::Stop {
             id: container.id.clone(),
             name: container.name.clone(),
-            grace: grace_of(kill_request.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds)),
+            grace: grace_of(
+                kill_request.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds),
+            ),
             why,
         });
     }

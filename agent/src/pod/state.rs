@@ -165,6 +165,9 @@ pub(crate) struct Verdict {
     pub(crate) message: String,
 }
 
+/// The reason of a verdict that is an eviction.
+pub(crate) const EVICTED: &str = "Evicted";
+
 /// Why a container is not there yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
@@ -185,6 +188,8 @@ pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
     pub(crate) start_time: Option<Timestamp>,
     pub(crate) verdict: Option<Verdict>,
+    /// Whether the verdict is an eviction because the node is short of a resource.
+    pub(crate) disrupted: bool,
     /// By container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
     /// By container name.
@@ -222,6 +227,7 @@ impl Default for WorkerState {
         Self {
             start_time: None,
             verdict: None,
+            disrupted: false,
             waiting: BTreeMap::new(),
             crashes: Backoff::default(),
             pulls: Backoff::default(),

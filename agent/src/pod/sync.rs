@@ -18,7 +18,7 @@ use super::Node;
 use super::admit::{self, unsupported};
 use super::config::POD_UID;
 use super::events::Level;
-use super::state::{Verdict, DesiredPod};
+use super::state::{DesiredPod, Verdict};
 use super::worker;
 use crate::source::PodChange;
 pub(crate) use pods::Pods;
@@ -29,6 +29,8 @@ pub(crate) struct Inputs {
     /// This node as the API has it.
     pub(crate) node_object: watch::Receiver<Option<Arc<k8s_openapi::api::core::v1::Node>>>,
     pub(crate) pods: Pods,
+    /// The uids of evicted pods.
+    pub(crate) evicted: mpsc::UnboundedReceiver<String>,
 }
 
 struct Handle {
@@ -76,6 +78,7 @@ pub(crate) async fn run(node: Arc<Node>, inputs: Inputs) {
                 None => break,
             },
             Some(woken) = wakes.recv() => sync.wake(&woken),
+            Some(evicted) = sync.inputs.evicted.recv() => sync.wake(&Woken::Pod(evicted)),
             Some(ended) = sync.workers.join_next() => sync.ended(ended),
         }
     }

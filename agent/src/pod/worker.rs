@@ -23,7 +23,7 @@ use super::observe::Cache;
 use super::plan::{self, Action, Plan};
 use super::probe::Finding;
 use super::pull::PullTask;
-use super::state::{WorkerState, Probed, ObservedPod, Verdict, DesiredPod};
+use super::state::{DesiredPod, EVICTED, ObservedPod, Probed, Verdict, WorkerState};
 use super::status::{self, write::Update};
 use crate::volume::{self, Volumes};
 use probes::Probes;
@@ -221,12 +221,17 @@ impl Worker {
         match self.cache.observe(&*self.node.runtime, &self.uid).await {
             Ok(observed) => self.observed = observed,
             Err(error) => {
-                tracing::warn!(uid = self.uid, error = error.message(), "cannot observe a pod in the runtime");
+                tracing::warn!(
+                    uid = self.uid,
+                    error = error.message(),
+                    "cannot observe a pod in the runtime"
+                );
                 self.back_off();
                 return Plan::default();
             }
         }
         self.forget_removed_containers();
+        self.take_eviction(desired);
         let now = Timestamp::now();
         let facts = plan::Facts { desired, observed: &self.observed, state: &self.state, now };
         let plan = plan::plan(&facts);
@@ -237,6 +242,17 @@ impl Worker {
         let pod = probes::ProbedPod { desired, observed: &self.observed, results: &self.state.probed };
         self.probes.reconcile(&self.node, &pod, &self.findings.sender);
         plan
+    }
+
+    /// Takes the eviction of the pod as its verdict, if one was requested.
+    fn take_eviction(&mut self, desired: &DesiredPod) {
+        let Some(evicted) = self.node.evictions.take(&self.uid) else { return };
+        if self.state.verdict.is_some() {
+            return;
+        }
+        self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, evicted.message.clone());
+        self.state.disrupted = evicted.by_pressure;
+        self.state.verdict = Some(Verdict { reason: EVICTED.to_owned(), message: evicted.message });
     }
 
     /// Starts a job for the planned actions. None if there are none, or a back-off is running.
@@ -318,7 +334,8 @@ impl Worker {
             return;
         }
         let status = status::status(&facts);
-        let known = self.reported.as_ref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
+        let known =
+            self.reported.as_ref().filter(|reported| !status::is_overruled(reported, &api)).unwrap_or(&api);
         if api == status {
             self.node.pods.report(&self.uid, None);
         } else if self.reported.as_ref() != Some(&status) {

@@ -72,7 +72,10 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
             let changes: Vec<_> = sources.iter().flat_map(Source::changes).collect();
             let Some(shared) = weak.upgrade() else { return };
             let pod = Arc::clone(&of.borrow_and_update());
-            let renew_in = refresh(&VolumeContext { shared }, &pod, &sources).await;
+            // On the heap: requests for tokens take kilobytes, and the task waits for most of its life.
+            let renew_in = Box::pin(refresh(&VolumeContext { shared }, &pod, &sources)).await;
+            // The task holds no version of the pod while it waits.
+            drop(pod);
             tokio::select! {
                 // Both only wait: nothing is lost by dropping either.
                 () = wait(changes, renew_in) => {}
@@ -83,17 +86,15 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, sources: Vec<Source>) {
     refreshing.insert(uid, Refreshing { pod: newest, shows_pod, task });
 }
 
-/// Tells the pod's task of a newer version of the pod, if files show what differs.
+/// Gives the pod's task a newer version of the pod, and wakes it if files show what differs. The older version is dropped:
+/// a pod takes some ten kilobytes.
 pub(super) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     let refreshing = lock(&ctx.shared.refreshing);
-    let held = pod.metadata.uid.as_deref().and_then(|uid| refreshing.get(uid));
-    if let Some(held) = held.filter(|held| held.shows_pod) {
+    if let Some(held) = pod.metadata.uid.as_deref().and_then(|uid| refreshing.get(uid)) {
         held.pod.send_if_modified(|shown| {
-            let is_new = !Arc::ptr_eq(shown, pod) && !is_same(shown, pod);
-            if is_new {
-                *shown = Arc::clone(pod);
-            }
-            is_new
+            let wakes = held.shows_pod && !Arc::ptr_eq(shown, pod) && !is_same(shown, pod);
+            *shown = Arc::clone(pod);
+            wakes
         });
     }
 }

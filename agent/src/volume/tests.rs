@@ -322,6 +322,28 @@ fn an_agent_that_died_leaves_nothing_that_the_next_one_cannot_take_up_or_away() 
 }
 
 #[test]
+fn an_older_version_of_a_pod_is_not_kept_in_memory() {
+    apart(async {
+        let machine = Machine::new("versions");
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        let ctx = machine.context();
+        let old = std::sync::Arc::new(pod(json!([{"name": "v", "configMap": {"name": "c"}}])));
+        mount_all(&ctx, &old).await.expect("mounted");
+        follow(&ctx, &old);
+        let mut new = (*old).clone();
+        new.status = Some(k8s_openapi::api::core::v1::PodStatus::default());
+        follow(&ctx, &std::sync::Arc::new(new));
+        let dropped = async {
+            while std::sync::Arc::strong_count(&old) > 1 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), dropped).await.expect("nobody holds the older version");
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
+
+#[test]
 fn what_cannot_be_mounted_is_told_in_upstreams_words() {
     apart(async {
         let machine = Machine::new("failures");

@@ -9,12 +9,14 @@ mod read;
 mod remove;
 #[cfg(test)]
 mod scratch;
+mod usage;
 mod walk;
 
 use rustix::fs::OFlags;
 
 pub use read::{read, read_end};
 pub use remove::{remove, remove_at};
+pub use usage::usage;
 pub use walk::{Found, walk};
 
 /// How directories are opened.

@@ -10,6 +10,9 @@ use crate::pod::state::{Shape, is_sidecar};
 const OURS: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
+/// Type of the condition of a pod that is ended by something other than itself.
+const DISRUPTION: &str = "DisruptionTarget";
+
 struct Judged {
     kind: &'static str,
     fault: Option<(&'static str, String)>,
@@ -33,8 +36,24 @@ pub(super) fn conditions(
     let mut conditions: Vec<PodCondition> =
         judged.into_iter().map(|judged| dated(judged, facts, completed)).collect();
     let foreign = facts.pod.status.iter().filter_map(|s| s.conditions.as_ref()).flatten();
-    conditions.extend(foreign.filter(|c| !OURS.contains(&c.type_.as_str())).cloned());
+    let disruption = disruption(facts);
+    let is_foreign = |c: &&PodCondition| {
+        !OURS.contains(&c.type_.as_str()) && (disruption.is_none() || c.type_ != DISRUPTION)
+    };
+    conditions.extend(foreign.filter(is_foreign).cloned());
+    conditions.extend(disruption);
     conditions
+}
+
+/// The condition of a pod that is evicted because the node is short of a resource.
+fn disruption(facts: &Facts<'_>) -> Option<PodCondition> {
+    let verdict = facts.state.verdict.as_ref().filter(|_| facts.state.disrupted)?;
+    let condition = dated(Judged { kind: DISRUPTION, fault: None }, facts, false);
+    Some(PodCondition {
+        reason: Some("TerminationByKubelet".to_owned()),
+        message: Some(verdict.message.clone()),
+        ..condition
+    })
 }
 
 fn dated(judged: Judged, facts: &Facts<'_>, completed: bool) -> PodCondition {

@@ -5,11 +5,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use tokio::sync::watch;
 
 use super::over;
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
 use crate::pod::admit::{HostPort, Taken, host_ports};
+use crate::pod::eviction::is_limited;
 use crate::server::PodView;
 
 /// The desired pods of this node. Cheap to clone.
@@ -29,6 +31,8 @@ struct State {
     ports: HashMap<String, Vec<HostPort>>,
     /// Statuses that the API server does not have yet, by uid.
     statuses: HashMap<String, PodStatus>,
+    /// The number of pods with limits on their disk usage.
+    limited: watch::Sender<usize>,
 }
 
 #[derive(Debug)]
@@ -43,6 +47,8 @@ struct Share {
     /// None when the pod is over.
     requested: Option<Amount>,
     burstable_millis: i64,
+    /// Whether the pod has a limit on its disk usage.
+    limited: bool,
 }
 
 // === impl Pods ===
@@ -67,6 +73,11 @@ impl Pods {
             },
             ports: others.flat_map(|(_, ports)| ports).cloned().collect(),
         }
+    }
+
+    /// The number of pods with limits on their disk usage, as it changes.
+    pub(crate) fn limited(&self) -> watch::Receiver<usize> {
+        self.read().limited.subscribe()
     }
 
     /// What the burstable pods request of the processor, in thousandths of a core.
@@ -137,6 +148,9 @@ impl State {
         self.requested.cpu_millis += amount.cpu_millis;
         self.requested.memory += amount.memory;
         self.burstable_millis += share.burstable_millis;
+        if share.limited {
+            self.limited.send_modify(|pods| *pods += 1);
+        }
     }
 
     fn subtract(&mut self, share: &Share) {
@@ -145,6 +159,9 @@ impl State {
         self.requested.cpu_millis -= amount.cpu_millis;
         self.requested.memory -= amount.memory;
         self.burstable_millis -= share.burstable_millis;
+        if share.limited {
+            self.limited.send_modify(|pods| *pods -= 1);
+        }
     }
 }
 
@@ -157,6 +174,7 @@ impl Share {
         Self {
             requested: (!over(pod)).then_some(requested),
             burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
+            limited: !over(pod) && is_limited(pod),
         }
     }
 }
@@ -178,6 +196,25 @@ mod tests {
     fn sums(pods: &Pods) -> (usize, i64, usize, i64) {
         let taken = pods.taken_beside("");
         (taken.places, taken.requested.cpu_millis, taken.ports.len(), pods.burstable_millis())
+    }
+
+    #[test]
+    fn pods_with_limits_on_their_disk_are_counted_while_they_run() {
+        let pods = Pods::default();
+        let limited = |phase: &str| {
+            let pod = json!({"metadata": {"uid": "l"}, "status": {"phase": phase}, "spec": {"containers": [
+                {"name": "c", "resources": {"limits": {"ephemeral-storage": "1Mi"}}}]}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let count = pods.limited();
+        pods.put("l", &limited("Running"));
+        pods.put("free", &pod("free", "1", 0, "s", "Running"));
+        pods.put("l", &limited("Running"));
+        assert_eq!(*count.borrow(), 1);
+        pods.put("l", &limited("Failed"));
+        assert_eq!(*count.borrow(), 0);
+        pods.take("l");
+        assert_eq!(*count.borrow(), 0);
     }
 
     #[test]

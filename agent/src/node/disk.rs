@@ -1,0 +1,45 @@
+//! The node's disk: whether bytes or inodes are short.
+
+use std::path::Path;
+
+use nix::sys::statvfs::statvfs;
+
+use super::EvictionThresholds;
+
+/// A resource of the disk that is short on the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    pub(crate) resource: Resource,
+    /// The least that must stay available.
+    pub(crate) threshold: u64,
+    pub(crate) available: u64,
+}
+
+/// What can be short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resource {
+    Bytes,
+    Inodes,
+}
+
+/// What is short on the file system of the state directory. None when nothing is, or when it cannot be told.
+pub(crate) fn disk_shortage(state_dir: &Path, thresholds: &EvictionThresholds) -> Option<Shortage> {
+    let found = statvfs(state_dir).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
+    let checks = [
+        (
+            Resource::Bytes,
+            thresholds.nodefs_available,
+            bytes(found.blocks_available()),
+            bytes(found.blocks()),
+        ),
+        (Resource::Inodes, thresholds.nodefs_inodes_free, found.files_available(), found.files()),
+    ];
+    let short =
+        checks.into_iter().find(|(_, threshold, available, total)| threshold.exceeds(*available, *total));
+    short.map(|(resource, threshold, available, total)| Shortage {
+        resource,
+        threshold: threshold.of(total),
+        available,
+    })
+}

@@ -1,0 +1,318 @@
+//! Which pods are evicted for disk usage, and why. Pure.
+//!
+//! Source: `pkg/kubelet/eviction` (`localStorageEviction`, `rankDiskPressureFunc`, `evictionMessage`).
+
+use std::cmp::Reverse;
+
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+
+use crate::cgroup::quantity::{scaled, units};
+use crate::node::{Resource, Shortage};
+
+/// Name of the resource that limits and requests of disk space have.
+const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+/// Pods of this priority and above are critical to the node and never evicted.
+const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+
+/// Bytes and inodes on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Disk {
+    pub(crate) bytes: u64,
+    pub(crate) inodes: u64,
+}
+
+/// Disk usage of one pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// By container name: writable layer and logs.
+    pub(crate) containers: Vec<(String, Disk)>,
+    /// By volume name: `emptyDir` volumes on disk.
+    pub(crate) empty_dirs: Vec<(String, Disk)>,
+    /// `/etc/hosts` and termination messages, which containers write.
+    pub(crate) own_files: Disk,
+}
+
+// === impl Disk ===
+
+impl Disk {
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+
+    fn of(self, resource: Resource) -> u64 {
+        match resource {
+            Resource::Bytes => self.bytes,
+            Resource::Inodes => self.inodes,
+        }
+    }
+}
+
+// === impl Usage ===
+
+impl Usage {
+    /// All that the pod has on disk.
+    pub(crate) fn total(&self) -> Disk {
+        let parts = self.containers.iter().chain(&self.empty_dirs).map(|(_, disk)| *disk);
+        parts.fold(self.own_files, Disk::plus)
+    }
+}
+
+/// Whether the pod has a limit on its disk usage.
+pub(crate) fn is_limited(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let limited = |container: &Container| limit_of(container).is_some();
+    let volumes = spec.volumes.iter().flatten().filter_map(|volume| volume.empty_dir.as_ref());
+    volumes.into_iter().any(|empty| is_on_disk(empty.medium.as_deref()) && empty.size_limit.is_some())
+        || spec.containers.iter().any(limited)
+        || spec.init_containers.iter().flatten().any(limited)
+}
+
+/// Whether an `emptyDir` of this medium is on the disk of the node.
+pub(crate) fn is_on_disk(medium: Option<&str>) -> bool {
+    medium.unwrap_or_default().is_empty()
+}
+
+/// Whether the node must keep the pod.
+pub(crate) fn is_critical(pod: &Pod) -> bool {
+    priority(pod) >= CRITICAL_PRIORITY
+}
+
+/// The message of the eviction when the pod uses more than one of its own limits.
+pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<String> {
+    let spec = pod.spec.as_ref()?;
+    for volume in spec.volumes.iter().flatten() {
+        let limit = volume.empty_dir.as_ref().and_then(|empty| empty.size_limit.as_ref());
+        let used = usage.empty_dirs.iter().find(|(name, _)| *name == volume.name);
+        if let (Some(limit), Some((name, used))) = (limit, used)
+            && exceeds(used.bytes, units(limit))
+        {
+            return Some(format!("Usage of EmptyDir volume \"{name}\" exceeds the limit \"{}\". ", limit.0));
+        }
+    }
+    if let Some(limit) = pod_limit(pod)
+        && exceeds(usage.total().bytes, limit)
+    {
+        let limit = quantity(limit.unsigned_abs());
+        return Some(format!(
+            "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
+        ));
+    }
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    for container in containers {
+        let used = usage.containers.iter().find(|(name, _)| *name == container.name);
+        if let (Some(limit), Some((name, used))) = (limit_of(container), used)
+            && exceeds(used.bytes, scaled(limit, 1).unwrap_or(i64::MAX))
+        {
+            return Some(format!(
+                "Container {name} exceeded its local ephemeral storage limit \"{limit}\". "
+            ));
+        }
+    }
+    None
+}
+
+/// The pod to evict first for a shortage on the node: one above its request first, then the lowest priority, then the one
+/// furthest above its request. No critical pod, and none that uses nothing.
+pub(crate) fn first<'a, P: AsRef<Pod>>(pods: &'a [(P, Usage)], resource: Resource) -> Option<&'a (P, Usage)> {
+    let candidates =
+        pods.iter().filter(|(pod, usage)| !is_critical(pod.as_ref()) && usage.total().of(resource) > 0);
+    candidates.min_by_key(|(pod, usage)| {
+        let pod = pod.as_ref();
+        let used = i128::from(usage.total().of(resource));
+        // Inodes cannot be requested.
+        let requested = match resource {
+            Resource::Bytes => i128::from(pod_request(pod)),
+            Resource::Inodes => 0,
+        };
+        (used <= requested, priority(pod), Reverse(used - requested))
+    })
+}
+
+/// The message of an eviction for a shortage on the node.
+pub(crate) fn message(pod: &Pod, usage: &Usage, shortage: Shortage) -> String {
+    let name = name_of(shortage.resource);
+    let amount = |amount: u64| match shortage.resource {
+        Resource::Bytes => quantity(amount),
+        Resource::Inodes => amount.to_string(),
+    };
+    let mut message = format!(
+        "The node was low on resource: {name}. Threshold quantity: {}, available: {}. ",
+        amount(shortage.threshold),
+        amount(shortage.available)
+    );
+    if shortage.resource == Resource::Bytes {
+        for (container, used) in &usage.containers {
+            let requested = request_of(pod, container);
+            if exceeds(used.bytes, requested) {
+                message.push_str(&format!(
+                    "Container {container} was using {}, request is {}, has larger consumption of {name}. ",
+                    quantity(used.bytes),
+                    quantity(requested.unsigned_abs())
+                ));
+            }
+        }
+    }
+    message
+}
+
+/// Name of the resource in messages.
+pub(crate) fn name_of(resource: Resource) -> &'static str {
+    match resource {
+        Resource::Bytes => EPHEMERAL_STORAGE,
+        Resource::Inodes => "inodes",
+    }
+}
+
+fn exceeds(used: u64, limit: i64) -> bool {
+    u64::try_from(limit).is_ok_and(|limit| used > limit)
+}
+
+fn priority(pod: &Pod) -> i32 {
+    pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
+}
+
+/// Bytes as a quantity: in Ki, Mi or Gi where they are whole ones.
+fn quantity(bytes: u64) -> String {
+    let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
+    let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes % (1 << bits) == 0);
+    unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
+}
+
+fn limit_of(container: &Container) -> Option<&str> {
+    let limits = container.resources.as_ref()?.limits.as_ref()?;
+    limits.get(EPHEMERAL_STORAGE).map(|limit| limit.0.as_str())
+}
+
+fn request_of(pod: &Pod, container: &str) -> i64 {
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    containers.filter(|c| c.name == container).map(|c| amount(c.resources.as_ref(), true).unwrap_or(0)).sum()
+}
+
+fn amount(resources: Option<&ResourceRequirements>, requests: bool) -> Option<i64> {
+    let resources = resources?;
+    let limits = resources.limits.as_ref().and_then(|limits| limits.get(EPHEMERAL_STORAGE));
+    let found = if requests {
+        resources.requests.as_ref().and_then(|requests| requests.get(EPHEMERAL_STORAGE)).or(limits)
+    } else {
+        limits
+    };
+    found.map(units)
+}
+
+fn pod_request(pod: &Pod) -> i64 {
+    total(pod, true).unwrap_or(0)
+}
+
+fn pod_limit(pod: &Pod) -> Option<i64> {
+    total(pod, false)
+}
+
+/// The larger of the sum over the containers and of the largest init container; none if no container says anything.
+fn total(pod: &Pod, requests: bool) -> Option<i64> {
+    let spec = pod.spec.as_ref()?;
+    let of = |container: &Container| amount(container.resources.as_ref(), requests);
+    let is_sidecar = |init: &&Container| init.restart_policy.as_deref() == Some("Always");
+    let inits = || spec.init_containers.iter().flatten();
+    let running = spec.containers.iter().chain(inits().filter(is_sidecar)).filter_map(of);
+    let sum = running.fold(None, |sum: Option<i64>, one| Some(sum.unwrap_or(0).saturating_add(one)));
+    sum.max(inits().filter(|init| !is_sidecar(init)).filter_map(of).max())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const MI: u64 = 1 << 20;
+
+    fn pod(spec: Value) -> Arc<Pod> {
+        Arc::new(serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap())
+    }
+
+    fn disk(mebibytes: u64) -> Disk {
+        Disk { bytes: mebibytes * MI, inodes: mebibytes }
+    }
+
+    fn usage(containers: &[(&str, u64)], empty_dirs: &[(&str, u64)]) -> Usage {
+        let named = |list: &[(&str, u64)]| list.iter().map(|(n, m)| ((*n).to_owned(), disk(*m))).collect();
+        Usage { containers: named(containers), empty_dirs: named(empty_dirs), own_files: Disk::default() }
+    }
+
+    fn limited(limit: &str) -> Value {
+        json!({"limits": {"ephemeral-storage": limit}})
+    }
+
+    #[test]
+    fn a_pod_above_one_of_its_limits_is_evicted_with_the_reason() {
+        let volume = json!([{"name": "cache", "emptyDir": {"sizeLimit": "5Mi"}}]);
+        let volumes = pod(json!({"containers": [{"name": "a"}], "volumes": volume}));
+        let message = "Usage of EmptyDir volume \"cache\" exceeds the limit \"5Mi\". ";
+        assert_eq!(exceeded(&volumes, &usage(&[], &[("cache", 6)])).as_deref(), Some(message));
+        assert_eq!(exceeded(&volumes, &usage(&[("a", 900)], &[("cache", 5)])), None);
+
+        let two =
+            json!([{"name": "a", "resources": limited("10Mi")}, {"name": "b", "resources": limited("20Mi")}]);
+        let two = pod(json!({"containers": two}));
+        let message = "Container a exceeded its local ephemeral storage limit \"10Mi\". ";
+        assert_eq!(exceeded(&two, &usage(&[("a", 11), ("b", 1)], &[])).as_deref(), Some(message));
+        let message = "Pod ephemeral local storage usage exceeds the total limit of containers 30Mi. ";
+        assert_eq!(exceeded(&two, &usage(&[("a", 10), ("b", 20)], &[("v", 1)])).as_deref(), Some(message));
+        assert_eq!(exceeded(&two, &usage(&[("a", 10), ("b", 20)], &[])), None);
+        let mut hosts = usage(&[("a", 1)], &[]);
+        hosts.own_files = disk(40);
+        assert_eq!(exceeded(&two, &hosts).as_deref(), Some(message), "/etc/hosts counts");
+        assert!(is_limited(&two) && is_limited(&volumes));
+    }
+
+    #[test]
+    fn a_pod_without_limits_is_not_measured() {
+        let volumes = json!([{"name": "a", "emptyDir": {}},
+            {"name": "b", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]);
+        let free = pod(json!({"containers": [{"name": "a"}], "volumes": volumes}));
+        assert!(!is_limited(&free));
+        assert_eq!(exceeded(&free, &usage(&[("a", 1 << 20)], &[("a", 1 << 20)])), None);
+    }
+
+    #[test]
+    fn pods_above_their_request_go_first_then_by_priority_then_by_usage() {
+        let with = |priority: i32, request: &str| {
+            let resources = json!({"requests": {"ephemeral-storage": request}});
+            pod(json!({"priority": priority, "containers": [{"name": "a", "resources": resources}]}))
+        };
+        let within = (with(0, "100Mi"), usage(&[("a", 99)], &[]));
+        let important = (with(10, "1Mi"), usage(&[("a", 500)], &[]));
+        let small = (with(5, "1Mi"), usage(&[("a", 10)], &[]));
+        let large = (with(5, "1Mi"), usage(&[("a", 20)], &[]));
+        let critical = (with(CRITICAL_PRIORITY, "1Mi"), usage(&[("a", 900)], &[]));
+        let empty = (with(-1, "0"), usage(&[], &[]));
+        let mut pods = vec![within, important, small, large, critical, empty];
+        let mut order = Vec::new();
+        while let Some(next) = first(&pods, Resource::Bytes) {
+            let at = pods.iter().position(|pod| std::ptr::eq(pod, next)).unwrap();
+            order.push(pods.remove(at).1.total().bytes / MI);
+        }
+        assert_eq!(order, [20, 10, 500, 99]);
+    }
+
+    #[test]
+    fn the_message_names_the_threshold_and_the_containers_above_their_request() {
+        let shortage = Shortage { resource: Resource::Bytes, threshold: 3 << 30, available: 123 << 10 };
+        let pod = pod(json!({"containers": [{"name": "a"}]}));
+        assert_eq!(
+            message(&pod, &usage(&[("a", 7)], &[]), shortage),
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 3Gi, available: 123Ki. Container a was \
+             using 7Mi, request is 0, has larger consumption of ephemeral-storage. "
+        );
+        let inodes = Shortage { resource: Resource::Inodes, threshold: 1024, available: 5 };
+        assert_eq!(
+            message(&pod, &usage(&[("a", 7)], &[]), inodes),
+            "The node was low on resource: inodes. Threshold quantity: 1024, available: 5. "
+        );
+    }
+}

@@ -1,0 +1,153 @@
+//! Disk usage of pods: a walk of their directories, which follows no link and enters no mount.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use coracle_proto::cri::{ContainerStatsFilter, ListContainerStatsRequest};
+use k8s_openapi::api::core::v1::Pod;
+
+use super::plan::{Disk, Usage, is_on_disk};
+use crate::pod::Node;
+use crate::pod::config::POD_UID;
+use crate::pod::config::sandbox::log_dir_name;
+
+/// The directories of one pod.
+struct Places {
+    logs: PathBuf,
+    empty_dirs: Vec<(String, PathBuf)>,
+    hosts: PathBuf,
+    messages: PathBuf,
+}
+
+/// The usage of one pod. Directories that are not there count as empty.
+pub(super) async fn of(node: &Node, pod: &Arc<Pod>) -> Usage {
+    let uid = pod.metadata.uid.clone().unwrap_or_default();
+    let layers = layers(node, &uid).await;
+    let places = Places::of(node, pod, &uid);
+    // A walk takes as long as a container has files.
+    let walked = tokio::task::spawn_blocking(move || places.measure(layers)).await;
+    walked.unwrap_or_default()
+}
+
+/// Writable layers of the pod's containers by name, as the runtime counts them.
+async fn layers(node: &Node, uid: &str) -> Vec<(String, Disk)> {
+    let label_selector = [(POD_UID.to_owned(), uid.to_owned())].into();
+    let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });
+    let listed = match node.runtime.list_container_stats(ListContainerStatsRequest { filter }).await {
+        Ok(listed) => listed.stats,
+        Err(status) => {
+            tracing::warn!(uid, error = status.message(), "cannot measure the writable layers of a pod");
+            return Vec::new();
+        }
+    };
+    let named = listed.into_iter().filter_map(|stats| {
+        let name = stats.attributes?.metadata?.name;
+        let layer = stats.writable_layer?;
+        let value = |value: Option<coracle_proto::cri::UInt64Value>| value.map_or(0, |value| value.value);
+        Some((name, Disk { bytes: value(layer.used_bytes), inodes: value(layer.inodes_used) }))
+    });
+    named.collect()
+}
+
+// === impl Places ===
+
+impl Places {
+    fn of(node: &Node, pod: &Pod, uid: &str) -> Self {
+        let dir = node.volumes.pod_dir(uid);
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let empty_dirs = volumes.filter_map(|volume| {
+            let empty = volume.empty_dir.as_ref()?;
+            let place = node.volumes.empty_dir(uid, &volume.name);
+            is_on_disk(empty.medium.as_deref()).then(|| (volume.name.clone(), place))
+        });
+        Self {
+            logs: node.config.pod_log_dir.join(log_dir_name(pod)),
+            empty_dirs: empty_dirs.collect(),
+            hosts: dir.join("etc-hosts"),
+            messages: dir.join("containers"),
+        }
+    }
+
+    fn measure(self, layers: Vec<(String, Disk)>) -> Usage {
+        let mut usage = Usage::default();
+        for (name, layer) in layers {
+            add(&mut usage.containers, &name, layer);
+        }
+        for name in names_in(&self.logs) {
+            add(&mut usage.containers, &name, walk(&self.logs.join(&name)));
+        }
+        for (name, dir) in self.empty_dirs {
+            usage.empty_dirs.push((name, walk(&dir)));
+        }
+        usage.own_files = walk(&self.messages).plus(file(&self.hosts));
+        usage
+    }
+}
+
+fn add(containers: &mut Vec<(String, Disk)>, name: &str, disk: Disk) {
+    match containers.iter_mut().find(|(known, _)| known == name) {
+        Some((_, known)) => *known = known.plus(disk),
+        None => containers.push((name.to_owned(), disk)),
+    }
+}
+
+/// Directories of the containers' logs. Only the node writes there.
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+fn walk(dir: &Path) -> Disk {
+    match coracle_tree::usage(dir) {
+        Ok((bytes, inodes)) => Disk { bytes, inodes },
+        Err(error) => {
+            if error.kind() != io::ErrorKind::NotFound {
+                tracing::warn!(dir = %dir.display(), %error, "cannot measure a directory of a pod");
+            }
+            Disk::default()
+        }
+    }
+}
+
+/// A single file; a link counts as itself.
+fn file(path: &Path) -> Disk {
+    let found = path.symlink_metadata().ok();
+    found.map_or_else(Disk::default, |found| Disk { bytes: found.blocks() * 512, inodes: 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_layers_volumes_hosts_and_messages_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, bytes: usize| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, vec![1; bytes]).unwrap();
+        };
+        write("logs/a/0.log", 1 << 20);
+        write("volume/file", 2 << 20);
+        write("etc-hosts", 3 << 20);
+        write("containers/a/0.message", 4 << 20);
+        let places = Places {
+            logs: dir.path().join("logs"),
+            empty_dirs: vec![
+                ("v".to_owned(), dir.path().join("volume")),
+                ("gone".to_owned(), dir.path().join("gone")),
+            ],
+            hosts: dir.path().join("etc-hosts"),
+            messages: dir.path().join("containers"),
+        };
+        let usage = places.measure(vec![("a".to_owned(), Disk { bytes: 5 << 20, inodes: 1 })]);
+        let mebibytes = |disk: Disk| disk.bytes >> 20;
+        assert_eq!(mebibytes(usage.containers[0].1), 6);
+        assert_eq!(mebibytes(usage.empty_dirs[0].1), 2);
+        assert_eq!(usage.empty_dirs[1].1, Disk::default());
+        assert_eq!(mebibytes(usage.own_files), 7);
+        assert_eq!(mebibytes(usage.total()), 15);
+    }
+}

@@ -1,0 +1,80 @@
+//! Disk usage of a directory tree.
+
+use std::io;
+use std::path::Path;
+
+use rustix::fs::FileType;
+
+use crate::walk::walk;
+
+/// Parts are counted in so many to a file.
+const WHOLE: u128 = 1 << 60;
+
+/// Bytes and inodes below a directory. A file with several names counts once: each name counts as its part of the file,
+/// so that no inode number is kept in memory; there may be millions. Of a file that also has names elsewhere, only the
+/// part of the names below the directory counts.
+///
+/// # Errors
+/// As [`walk`].
+pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
+    let (mut bytes, mut inodes) = (0, 0);
+    walk(dir, |found| {
+        let stat = found.stat;
+        // A directory's names are its own `..` and those of the directories in it.
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let names = if is_directory { 1 } else { u128::from(stat.st_nlink).max(1) };
+        let part = WHOLE / names;
+        inodes += part;
+        bytes += u128::from(stat.st_blocks.unsigned_abs()) * 512 * part;
+    })?;
+    Ok((whole(bytes), whole(inodes)))
+}
+
+/// To the nearest: the parts of one file are less than a whole by a last bit of each.
+fn whole(parts: u128) -> u64 {
+    u64::try_from((parts + WHOLE / 2) / WHOLE).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_counts_once_by_however_many_names() {
+        let dir = tempfile::tempdir().expect("directory");
+        for (file, names) in [("a", 1), ("b", 3), ("c", 7), ("d", 1001)] {
+            std::fs::write(dir.path().join(file), vec![1; 10_000]).expect("write");
+            for name in 1..names {
+                let name = dir.path().join(format!("{file}{name}"));
+                std::fs::hard_link(dir.path().join(file), name).expect("link");
+            }
+        }
+        let one = std::os::unix::fs::MetadataExt::blocks(&dir.path().join("a").metadata().expect("there"));
+        assert_eq!(usage(dir.path()).expect("usage"), (4 * 512 * one, 4));
+    }
+
+    #[test]
+    fn a_link_counts_as_itself_and_is_not_followed() {
+        let (dir, other) = (tempfile::tempdir().expect("directory"), tempfile::tempdir().expect("directory"));
+        std::fs::write(other.path().join("large"), vec![1; 1 << 20]).expect("write");
+        std::os::unix::fs::symlink(other.path(), dir.path().join("out")).expect("link");
+        let (bytes, inodes) = usage(dir.path()).expect("usage");
+        assert!(bytes < 1 << 16 && inodes == 1, "{bytes} bytes, {inodes} inodes");
+    }
+
+    #[test]
+    fn what_no_path_leads_to_counts_too() {
+        let dir = tempfile::tempdir().expect("directory");
+        let (down, next) = (dir.path().join("down"), dir.path().join("next"));
+        std::fs::create_dir(&down).expect("make");
+        std::fs::write(down.join("file"), vec![1; 100_000]).expect("write");
+        for _ in 0..30 {
+            std::fs::create_dir(&next).expect("make");
+            std::fs::rename(&down, next.join("d".repeat(200))).expect("rename");
+            std::fs::rename(&next, &down).expect("rename");
+        }
+        let (bytes, inodes) = usage(dir.path()).expect("usage");
+        assert_eq!(inodes, 32);
+        assert!(bytes >= 100_000, "{bytes}");
+    }
+}

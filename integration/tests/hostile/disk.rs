@@ -1,0 +1,115 @@
+//! Pods that fill the node's disk, and commands that fill the node's memory with their output.
+
+use coracle_integration::{Cluster, eventually, on_a_machine};
+use serde_json::{Value, json};
+
+fn with_cluster(test: impl FnOnce(&mut Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(&mut cluster);
+    });
+}
+
+/// Creates a pod with one container that runs the script, with more fields of the pod and of the container.
+fn create(cluster: &Cluster, name: &str, script: &str, pod: &Value, container: &Value) {
+    let mut first = json!({"name": "c", "image": "busybox", "command": ["sh", "-c", script]});
+    first.as_object_mut().unwrap().extend(container.as_object().unwrap().clone());
+    let mut spec = json!({"containers": [first]});
+    spec.as_object_mut().unwrap().extend(pod.as_object().unwrap().clone());
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+    cluster.apply(&pod.to_string());
+}
+
+/// The status of a pod once it is evicted.
+fn evicted(cluster: &Cluster, name: &str) -> Value {
+    eventually(&format!("{name} to be evicted"), 90, || {
+        let status = cluster.get(&["pod", name])["status"].clone();
+        (status["phase"] == "Failed" && status["reason"] == "Evicted").then_some(status)
+    })
+}
+
+#[test]
+fn a_pod_that_fills_the_disk_beyond_its_limits_is_evicted() {
+    with_cluster(|cluster| {
+        let limits = json!({"resources": {"limits": {"ephemeral-storage": "4Mi"}}});
+        let write = |path: &str| format!("dd if=/dev/zero of={path} bs=1M count=8; sleep 1000");
+        let volume = |limit: Value| json!({"volumes": [{"name": "v", "emptyDir": limit}]});
+        let mounted = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+        let both = |one: &Value, other: &Value| {
+            let mut both = one.clone();
+            both.as_object_mut().unwrap().extend(other.as_object().unwrap().clone());
+            both
+        };
+        create(cluster, "layer", &write("/file"), &json!({}), &limits);
+        create(cluster, "hosts", &write("/etc/hosts"), &json!({}), &limits);
+        create(cluster, "message", &write("/dev/termination-log"), &json!({}), &limits);
+        create(cluster, "volume", &write("/v/file"), &volume(json!({"sizeLimit": "4Mi"})), &mounted);
+        create(cluster, "sum", &write("/v/file"), &volume(json!({})), &both(&mounted, &limits));
+        create(cluster, "free", &write("/v/file"), &volume(json!({})), &mounted);
+        create(cluster, "within", "echo x > /file; sleep 1000", &json!({}), &limits);
+        let pod = "Pod ephemeral local storage usage exceeds the total limit of containers 4Mi. ";
+        for (name, message) in [
+            ("layer", pod),
+            // CVE-2020-8557: what containers write into these files counts.
+            ("hosts", pod),
+            ("message", pod),
+            ("volume", "Usage of EmptyDir volume \"v\" exceeds the limit \"4Mi\". "),
+            ("sum", pod),
+        ] {
+            let status = evicted(cluster, name);
+            assert_eq!(status["message"], message, "{name}");
+            let events =
+                ["events", "--field-selector", &format!("involvedObject.name={name},reason=Evicted")];
+            let events = eventually("the event", 30, || {
+                let events = cluster.get(&events)["items"].clone();
+                (!events.as_array().unwrap().is_empty()).then_some(events)
+            });
+            assert_eq!((&events[0]["type"], &events[0]["message"]), (&json!("Warning"), &json!(message)));
+        }
+        for name in ["free", "within"] {
+            assert_eq!(cluster.get(&["pod", name])["status"]["phase"], "Running", "{name}");
+        }
+    });
+}
+
+/// Kilobytes of a process's memory.
+fn memory(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_outputs_of_many_commands_at_once_take_bounded_memory() {
+    with_cluster(|cluster| {
+        // Twenty probes of one pod that write 15 MiB each and do not end: 300 MiB without a limit.
+        let exec = json!({"exec": {"command": ["sh", "-c", "head -c 15728640 /dev/zero; sleep 60"]},
+            "periodSeconds": 1, "timeoutSeconds": 50, "failureThreshold": 100});
+        let loud = |number: usize| {
+            json!({"name": format!("c{number}"), "image": "busybox", "command": ["sleep", "1000"],
+                "livenessProbe": exec})
+        };
+        let containers: Vec<Value> = (0..20).map(loud).collect();
+        let spec = json!({"terminationGracePeriodSeconds": 0, "containers": containers});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "loud"}, "spec": spec});
+        let before = memory(cluster.pid());
+        cluster.apply(&pod.to_string());
+        eventually("the pod to run", 120, || {
+            (cluster.get(&["pod", "loud"])["status"]["phase"] == "Running").then_some(())
+        });
+        let mut most = 0;
+        for _ in 0..40 {
+            most = most.max(memory(cluster.pid()));
+            std::thread::sleep(std::time::Duration::from_millis(500));
+        }
+        assert!(most < before + (150 << 10), "{before} kB before, {most} kB with the commands");
+        // Another pod's small probes are not affected.
+        let ready = json!({"readinessProbe": {"exec": {"command": ["echo", "ok"]}, "periodSeconds": 1}});
+        create(cluster, "calm", "sleep 1000", &json!({}), &ready);
+        eventually("the calm pod to be ready", 60, || {
+            let status = cluster.get(&["pod", "calm"])["status"].clone();
+            (status["containerStatuses"][0]["ready"] == true).then_some(())
+        });
+    });
+}
